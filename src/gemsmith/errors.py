@@ -1,0 +1,60 @@
+"""The tree of errors. Whatever a user can cause is an `InputError`: one line, exit code 2."""
+
+import difflib
+from collections.abc import Iterable
+
+
+class GemsmithError(Exception):
+    """Anything that Gemsmith raises on purpose. The message is one line for a person to act on."""
+
+    exit_code = 1
+
+
+class InputError(GemsmithError):
+    """What the user gave cannot be used: says what was given, what is allowed, what to do."""
+
+    exit_code = 2
+
+
+class RecipeError(InputError):
+    """A recipe, or an override of it, that cannot be used; names the key."""
+
+
+class DataError(InputError):
+    """A dataset that cannot be used; names the file and the line."""
+
+
+class CheckpointError(InputError):
+    """Weights, tokenizer or config that are missing, damaged, or contradict each other."""
+
+
+class RunError(InputError):
+    """A run directory that cannot be used: another recipe's, or a stage that has not been run."""
+
+
+class MachineError(InputError):
+    """The machine lacks something: space, a free port, an accelerator, an installed extra."""
+
+
+class EngineError(GemsmithError):
+    """An engine that Gemsmith started (vLLM, its bench client) failed; the message ends with its last lines."""
+
+
+class VerifyError(GemsmithError):
+    """The exported weights are not what training produced."""
+
+
+class Preempted(GemsmithError):
+    """SIGTERM: the state was saved and the run can be continued."""
+
+    exit_code = 143
+
+
+def nearest(word: str, allowed: Iterable[str]) -> str:
+    """Returns ` (did you mean X?)` for the allowed word closest to `word`, or an empty string.
+
+    >>> nearest("gemma4-31", ["gemma4-31b", "gemma4-12b"])
+    ' (did you mean gemma4-31b?)'
+    """
+    matches = difflib.get_close_matches(word, list(allowed), n=1, cutoff=0.6)
+    return f" (did you mean {matches[0]}?)" if matches else ""

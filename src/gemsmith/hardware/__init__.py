@@ -1,0 +1,1 @@
+"""Facts about chips, machines and prices, each with its source and date."""

@@ -1,0 +1,281 @@
+"""The recipe: one YAML that every stage reads. Load, override, resolve with reasons, dump.
+
+Defaults live here and nowhere else; where arXiv 2605.25645 gives a value, it is that one.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from gemsmith.errors import RecipeError, nearest
+from gemsmith.zoo import LORA_KINDS, find_variant, lora_targets, variant_of_hub_id
+
+Positive = Annotated[int, Field(gt=0)]
+Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
+
+
+class Section(BaseModel):
+    """Base of every part of the recipe: frozen, and unknown keys are an error."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class Made(Section):
+    """Rows made by a seeded generator that ships with Gemsmith, instead of a file."""
+
+    task: Literal["verilog"] = Field(description="The generator: `verilog` makes specs of small modules with canonical answers.")
+    rows: Positive = Field(description="How many rows to make.")
+    split: Literal["train", "held-out"] = Field("train", description="The two splits share no specification.")
+
+
+class Data(Section):
+    train: str | Made = Field(description="JSONL or parquet file, a Hugging Face dataset folder, or rows to make.")
+    eval: str | Made | None = Field(None, description="Held-out rows, in the same forms; null: no evaluation.")
+    format: Literal["auto", "messages", "prompt-response"] = Field("auto", description="`auto` looks at the columns.")
+    template: str | None = Field(None, description="A chat template file; default: the checkpoint's own.")
+    max_length: Positive = Field(4096, description="Tokens in a row, packed or not.")
+    packing: bool = Field(True, description="Several documents in a row, kept apart by segments; never a document over two rows.")
+    too_long: Literal["drop", "error"] = Field("drop", description="What happens to a document longer than max_length.")
+
+
+class Lora(Section):
+    rank: Positive = 64
+    alpha: Annotated[float, Field(gt=0)] = 64.0
+    dropout: Fraction = 0.05
+    targets: tuple[str, ...] = Field(LORA_KINDS, description="Kinds of projection that get an adapter.", strict=False)
+
+
+class Optimizer(Section):
+    learning_rate: Annotated[float, Field(gt=0)] = 1e-4
+    schedule: Literal["cosine", "linear", "constant"] = Field("cosine", description="After warm-up; cosine and linear end at 0.")
+    warmup_steps: Annotated[int, Field(ge=0)] = 100
+    weight_decay: Annotated[float, Field(ge=0)] = 0.001
+    clip_norm: Annotated[float, Field(gt=0)] | None = Field(1.0, description="Global gradient norm; null: no clipping.")
+    beta1: Fraction = 0.9
+    beta2: Fraction = 0.999
+    epsilon: Annotated[float, Field(gt=0)] = 1e-8
+
+
+class Mesh(Section):
+    fsdp: Positive = 1
+    tp: Positive = 1
+
+
+class Train(Section):
+    backend: Literal["tunix", "trl"] = Field("tunix", description="JAX on TPU, GPU or CPU; or TRL on GPU.")
+    epochs: Positive = 1
+    steps: Positive | None = Field(None, description="Stop after this many steps; default: epochs decide.")
+    rows_per_step: Positive = Field(8, description="Rows of max_length in one optimizer step, over all devices.")
+    remat: Literal["none", "layer"] = Field("layer", description="What the backward pass computes again instead of keeping.")
+    mesh: Literal["auto"] | Mesh = "auto"
+    dtype: Literal["bfloat16", "float32"] = Field("bfloat16", description="Of the frozen base; adapters and moments are float32.")
+    checkpoint_every: Positive = Field(100, description="Steps.")
+    keep_checkpoints: Positive = 3
+
+
+class Export(Section):
+    step: Positive | None = Field(None, description="The saved step to export; default: the last.")
+
+
+class Serve(Section):
+    host: str = "127.0.0.1"
+    port: Annotated[int, Field(gt=0, lt=65_536)] | None = Field(None, description="Default: a free one.")
+    max_model_len: Positive | None = Field(None, description="Tokens; default: data.max_length, or what bench and eval need.")
+    dtype: Literal["auto", "bfloat16", "float32"] = "auto"
+    python: str | None = Field(
+        None, description="The Python of the environment that holds vLLM; default: .venv-serve beside Gemsmith's own."
+    )
+    start_timeout_s: Positive = 900
+    arguments: tuple[str, ...] = Field((), description="Further arguments to vLLM's server.", strict=False)
+
+
+class Bench(Section):
+    input_tokens: tuple[Positive, ...] = Field((512, 4096), strict=False)
+    output_tokens: Positive = 256
+    request_rates: tuple[Annotated[float, Field(gt=0)], ...] = Field((1.0, 4.0, 16.0), description="Requests a second.", strict=False)
+    prompts: Positive = Field(128, description="Requests in a cell.")
+
+
+class Eval(Section):
+    scorer: Literal["exact", "verilog-exact"] = Field("exact", description="`verilog-exact` normalises white space and comments first.")
+    max_tokens: Positive = 512
+    limit: Positive | None = Field(None, description="Score only the first rows.")
+    concurrency: Positive = 16
+
+
+class Hardware(Section):
+    machines: tuple[str, ...] = Field(("v5p-8", "v6e-8", "2xh100"), description="Machines to plan for, of the catalogue.", strict=False)
+    catalogue: str | None = Field(None, description="A YAML of chips and machines that replaces or adds to the shipped one.")
+
+
+class Recipe(Section):
+    """Everything a run needs to know."""
+
+    model: str | None = Field(None, description="gemma4-e2b, -e4b, -12b, -26b-a4b, -31b, a tiny one; default: what the checkpoint is.")
+    checkpoint: str = Field(description="A folder, a Hugging Face hub id, or gs://bucket/folder.")
+    seed: int = 0
+    data: Data
+    lora: Lora = Lora()
+    optimizer: Optimizer = Optimizer()
+    train: Train = Train()
+    export: Export = Export()
+    serve: Serve = Serve()
+    bench: Bench = Bench()
+    eval: Eval = Eval()
+    hardware: Hardware = Hardware()
+
+
+class Derived(NamedTuple):
+    """A value that the user did not write, and why it is what it is."""
+
+    key: str
+    value: Any
+    reason: str
+
+
+def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
+    """The recipe in a YAML file, with `key=value` overrides applied and checked.
+
+    Raises RecipeError for a file that cannot be read, an unknown key (with a near match), a wrong type or an unknown model.
+    """
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise RecipeError(f"recipe {path}: cannot be read ({error.strerror or error})") from None
+    except UnicodeDecodeError:
+        raise RecipeError(f"recipe {path}: is not UTF-8 text") from None
+    try:
+        values = _load_yaml(text)
+    except yaml.YAMLError as error:
+        where = getattr(error, "problem_mark", None)
+        line = f" line {where.line + 1}" if where else ""
+        raise RecipeError(f"recipe {path}{line}: is not YAML ({getattr(error, 'problem', None) or error})") from None
+    if not isinstance(values, dict):
+        raise RecipeError(f"recipe {path}: must be a mapping with at least checkpoint and data.train")
+    return build_recipe(values, overrides, source=f"recipe {path}")
+
+
+def build_recipe(values: Mapping[str, Any], overrides: Sequence[str] = (), *, source: str = "recipe") -> Recipe:
+    """A recipe from plain values, with overrides applied and every key checked."""
+    merged = json.loads(json.dumps(values, default=str))
+    for override in overrides:
+        _apply_override(merged, override)
+    try:
+        recipe = Recipe.model_validate(merged)
+    except ValidationError as error:
+        raise RecipeError(f"{source}: {_first_problem(error)}") from None
+    if recipe.model is not None:
+        find_variant(recipe.model)
+        named = variant_of_hub_id(recipe.checkpoint)
+        if named and named.name != recipe.model:
+            raise RecipeError(f"model: {recipe.model} was given, but checkpoint {recipe.checkpoint} is {named.name}; set one of them")
+        lora_targets(find_variant(recipe.model), recipe.lora.targets)
+    return recipe
+
+
+def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted keys and their values.
+
+    >>> dict(flatten({"lora": {"rank": 8}, "seed": 0}))
+    {'lora.rank': 8, 'seed': 0}
+    """
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from flatten(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def differing_keys(one: Recipe, other: Recipe) -> dict[str, tuple[Any, Any]]:
+    """Dotted keys in which two recipes differ, with both values."""
+    left, right = (dict(flatten(recipe.model_dump(mode="json"))) for recipe in (one, other))
+    return {key: (left.get(key), right.get(key)) for key in sorted(left.keys() | right.keys()) if left.get(key) != right.get(key)}
+
+
+def dump_recipe(recipe: Recipe, derived: Sequence[Derived] = ()) -> str:
+    """The recipe as YAML that loads to the same recipe, each derived value followed by its reason as a comment."""
+    reasons = {item.key: item.reason for item in derived}
+    return "\n".join(_yaml_lines(recipe.model_dump(mode="json"), reasons)) + "\n"
+
+
+def recipe_schema() -> dict[str, Any]:
+    """The JSON schema that editors check a recipe with."""
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **Recipe.model_json_schema()}
+
+
+class _Loader(yaml.SafeLoader):
+    """Reads 1e-4 as a number, as YAML 1.2 and every user does; PyYAML follows YAML 1.1, where it is text."""
+
+
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789"))
+
+
+def _load_yaml(text: str) -> Any:
+    return yaml.load(text, Loader=_Loader)  # a SafeLoader
+
+
+def _apply_override(values: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    if not equals or not key.strip():
+        raise RecipeError(f"--set {override!r}: must be key=value, such as lora.rank=16")
+    try:
+        value = _load_yaml(text)
+    except yaml.YAMLError:
+        raise RecipeError(f"--set {override!r}: the value is not YAML; quote it") from None
+    *parents, last = key.strip().split(".")
+    place = values
+    for parent in parents:
+        if not isinstance(place.get(parent), dict):
+            place[parent] = {}
+        place = place[parent]
+    place[last] = value
+
+
+def _first_problem(error: ValidationError) -> str:
+    """The most telling of pydantic's complaints, in our words."""
+    problems = error.errors(include_url=False)
+    # A value that may be of two kinds gets a complaint for each: the one that went deepest knew what was meant.
+    problem = max(problems, key=lambda item: (item["type"] == "extra_forbidden", len(item["loc"])))
+    place = [str(part) for part in problem["loc"]]
+    if problem["type"] == "extra_forbidden":
+        allowed, key = _keys_at(place[:-1]), ".".join(part for part in place if part not in ("Made", "Mesh"))
+        return f"unknown key {key}{nearest(place[-1], allowed)}; allowed there: {', '.join(allowed)}"
+    key = ".".join(part for part in place if part not in ("Made", "Mesh", "str", "int", "float") and not part.startswith("literal["))
+    if problem["type"] == "missing":
+        return f"{key} is missing; it must be given"
+    message = problem["msg"][0].lower() + problem["msg"][1:]
+    return f"{key}: {problem['input']!r} was given, {message}"
+
+
+def _keys_at(place: Sequence[str]) -> list[str]:
+    model: Any = Recipe
+    named = {"Made": Made, "Mesh": Mesh}
+    for part in place:
+        model = named.get(part) or model.model_fields[part].annotation
+    return list(model.model_fields)
+
+
+def _yaml_lines(values: Mapping[str, Any], reasons: Mapping[str, str], prefix: str = "", indent: str = "") -> Iterator[str]:
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield f"{indent}{key}:"
+            yield from _yaml_lines(value, reasons, f"{prefix}{key}.", indent + "  ")
+            continue
+        reason = reasons.get(prefix + key)
+        comment = f"  # {reason}" if reason else ""
+        # One line a value, so that a reason can follow it; JSON's scalars and lists are YAML's.
+        yield f"{indent}{key}: {_yaml_scalar(value)}{comment}"
+
+
+def _yaml_scalar(value: Any) -> str:
+    if isinstance(value, float):
+        # PyYAML reads 1e-08 as text: YAML 1.1 wants a point in it.
+        text = repr(value)
+        return text if "e" not in text or "." in text else text.replace("e", ".0e")
+    return json.dumps(value, ensure_ascii=False)

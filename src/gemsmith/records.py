@@ -1,0 +1,218 @@
+"""What each stage writes into the run directory, to and from JSON. Scripts rely on the field names.
+
+Units are in the names: `_s` seconds, `_ms` milliseconds, `_bytes`, `usd`.
+"""
+
+from typing import Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+SCHEMA_VERSION = 1
+STAGES = ("plan", "data", "train", "export", "verify", "serve", "bench", "eval")
+
+
+class Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Machine(Part):
+    """The computer a stage ran on."""
+
+    system: str
+    processor: str
+    cores: int
+    memory_bytes: int
+    accelerators: tuple[str, ...] = ()
+
+
+class Origin(Part):
+    """When, where and from what a record was made: the same in every record."""
+
+    started: str
+    """UTC, ISO 8601."""
+    duration_s: float
+    gemsmith: str
+    versions: dict[str, str]
+    machine: Machine
+    seed: int
+    made_from: dict[str, str]
+    """What the stage read -> its SHA-256."""
+
+
+class Record(Part):
+    """Base of the stages' records. `status` is `complete` only once the stage has ended well."""
+
+    stage: ClassVar[str]
+    schema_version: int = SCHEMA_VERSION
+    status: Literal["complete"] = "complete"
+    origin: Origin
+
+
+class MachinePlan(Part):
+    name: str
+    chips: int
+    fits: bool
+    hbm_bytes_per_chip: int
+    """Modelled peak."""
+    hbm_limit_bytes_per_chip: int
+    step_s: tuple[float, float]
+    """Low, high; modelled."""
+    hours: tuple[float, float] | None
+    usd: tuple[float, float] | None
+    mesh: dict[str, int]
+    notes: tuple[str, ...] = ()
+
+
+class PlanRecord(Record):
+    stage: ClassVar[str] = "plan"
+    model: str
+    parameters: int
+    trained_parameters: int
+    steps: int | None
+    """None where the number of rows is not known before the data stage."""
+    tokens_per_step: int
+    machines: tuple[MachinePlan, ...]
+    assumptions: tuple[str, ...]
+
+
+class DataRecord(Record):
+    stage: ClassVar[str] = "data"
+    rows: int
+    """Documents that are trained on."""
+    dropped: dict[str, int]
+    packed_rows: int
+    tokens: int
+    supervised_tokens: int
+    packing_efficiency: float
+    """Real tokens over all positions of the packed rows."""
+    length_percentiles: dict[str, int]
+    """p50, p90, p99, p100 of documents' tokens, dropped ones counted."""
+    template_sha256: str
+    steps: int
+    rows_sha256: str
+
+
+class TrainStep(Part):
+    step: int
+    """From 1."""
+    loss: float
+    """Mean over the step's supervised tokens."""
+    grad_norm: float
+    """Before clipping."""
+    learning_rate: float
+    """The one this step's update used."""
+    real_tokens: int
+    """Tokens that are not padding."""
+    step_s: float
+
+
+class TrainRecord(Record):
+    stage: ClassVar[str] = "train"
+    backend: str
+    model: str
+    steps: tuple[TrainStep, ...]
+    adapted: dict[str, int]
+    trained_parameters: int
+    mesh: dict[str, int]
+    resumed_at: tuple[int, ...] = ()
+    """Steps after which the run was continued from a checkpoint."""
+    real_tokens_per_s: float
+    """Over the steps but the first, which compiles."""
+    peak_memory_bytes: int
+    last_checkpoint: str
+
+
+class FileSum(Part):
+    name: str
+    bytes: int
+    sha256: str
+
+
+class ExportRecord(Record):
+    stage: ClassVar[str] = "export"
+    step: int
+    adapter: tuple[FileSum, ...]
+    merged: tuple[FileSum, ...]
+    merged_tensors: int
+    copied_tensors: int
+
+
+class Check(Part):
+    name: str
+    passed: bool
+    detail: str
+
+
+class VerifyRecord(Record):
+    stage: ClassVar[str] = "verify"
+    passed: bool
+    checks: tuple[Check, ...]
+    changed_tensors: int
+    expected_tensors: int
+    logits_max_abs_difference: float | None
+    """Merged against base + adapter; None where the model is too large to load, which a check then says."""
+
+
+class ServeRecord(Record):
+    stage: ClassVar[str] = "serve"
+    url: str
+    model: str
+    command: tuple[str, ...]
+    start_s: float
+    vllm: str
+    answer: str
+    """What the server answered to a first prompt."""
+
+
+class Percentiles(Part):
+    mean: float
+    p50: float
+    p90: float
+    p99: float
+
+
+class BenchCell(Part):
+    input_tokens: int
+    """Asked for; the real mean is beside it."""
+    output_tokens: int
+    request_rate: float
+    completed: int
+    failed: int
+    real_input_tokens: float
+    real_output_tokens: float
+    duration_s: float
+    ttft_ms: Percentiles
+    tpot_ms: Percentiles
+    itl_ms: Percentiles
+    output_tokens_per_s: float
+    requests_per_s: float
+
+
+class BenchRecord(Record):
+    stage: ClassVar[str] = "bench"
+    cells: tuple[BenchCell, ...]
+    prefix_caching: bool
+    command: tuple[str, ...]
+
+
+class Score(Part):
+    score: float
+    low: float
+    """95 % Wilson interval."""
+    high: float
+    n: int
+
+
+class EvalRecord(Record):
+    stage: ClassVar[str] = "eval"
+    scorer: str
+    base: Score
+    tuned: Score
+    examples: tuple[dict[str, Any], ...]
+    """A few rows: prompt, expected, base, tuned."""
+
+
+RECORDS: dict[str, type[Record]] = {
+    record.stage: record
+    for record in (PlanRecord, DataRecord, TrainRecord, ExportRecord, VerifyRecord, ServeRecord, BenchRecord, EvalRecord)
+}

@@ -1,0 +1,276 @@
+"""The run directory: the only place that names its files.
+
+    recipe.yaml  plan.json data.json train.json export.json verify.json serve.json bench.json eval.json
+    data/  checkpoints/  adapter/  merged/  logs/  tensorboard/  report.html
+
+A stage is complete when its record is there and was made from the same recipe keys and the same upstream records as a record made now.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import platform
+import shutil
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import IO, Any, TypeVar
+
+from pydantic import ValidationError
+
+from gemsmith import __version__
+from gemsmith.errors import RunError
+from gemsmith.recipe import Derived, Recipe, differing_keys, dump_recipe, flatten, load_recipe
+from gemsmith.records import RECORDS, STAGES, Machine, Origin, Record
+
+RecordT = TypeVar("RecordT", bound=Record)
+
+# What each stage reads: keys of the recipe (or whole sections of it), and the records of earlier stages.
+_KEYS: dict[str, tuple[str, ...]] = {
+    "plan": ("model", "checkpoint", "data", "lora", "train", "hardware"),
+    "data": ("checkpoint", "seed", "data", "train.epochs", "train.steps", "train.rows_per_step"),
+    "train": ("model", "checkpoint", "seed", "data", "lora", "optimizer", "train"),
+    "export": ("export",),
+    "verify": (),
+    "serve": ("serve",),
+    "bench": ("seed", "serve", "bench"),
+    "eval": ("seed", "serve", "eval"),
+}
+UPSTREAM: dict[str, tuple[str, ...]] = {
+    "plan": (),
+    "data": (),
+    "train": ("data",),
+    "export": ("train",),
+    "verify": ("export",),
+    "serve": ("export",),
+    "bench": ("export",),
+    "eval": ("export",),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A run directory and the resolved recipe in it."""
+
+    path: Path
+    recipe: Recipe
+
+    @property
+    def recipe_file(self) -> Path:
+        return self.path / "recipe.yaml"
+
+    @property
+    def data(self) -> Path:
+        return self.path / "data"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def adapter(self) -> Path:
+        return self.path / "adapter"
+
+    @property
+    def merged(self) -> Path:
+        return self.path / "merged"
+
+    @property
+    def logs(self) -> Path:
+        return self.path / "logs"
+
+    @property
+    def tensorboard(self) -> Path:
+        return self.path / "tensorboard"
+
+    @property
+    def report(self) -> Path:
+        return self.path / "report.html"
+
+    def record_file(self, stage: str) -> Path:
+        return self.path / f"{stage}.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clock:
+    """When a stage began, for its record."""
+
+    started: str
+    _begin_s: float
+
+    def elapsed_s(self) -> float:
+        return time.monotonic() - self._begin_s
+
+
+def start_clock() -> Clock:
+    return Clock(started=datetime.now(UTC).isoformat(timespec="seconds"), _begin_s=time.monotonic())
+
+
+def open_run(path: Path, recipe: Recipe, derived: Sequence[Derived] = (), *, redo: str | None = None) -> Run:
+    """A run directory for a resolved recipe, made if it is not there.
+
+    Keys that no begun stage has read may change; raises RunError naming those that some stage has read, unless it is `redo`, which is
+    about to be run again, or one that depends on it.
+    """
+    run = Run(path=path, recipe=recipe)
+    if run.recipe_file.exists():
+        _refuse_another_recipe(run, redo)
+    elif path.exists() and any(path.iterdir()):
+        raise RunError(f"run directory {path}: is not empty and holds no recipe.yaml; name another with --run")
+    path.mkdir(parents=True, exist_ok=True)
+    run.logs.mkdir(exist_ok=True)
+    write_text(run.recipe_file, dump_recipe(recipe, derived))
+    return run
+
+
+def find_run(path: Path, overrides: Sequence[str] = ()) -> Recipe:
+    """The recipe of an existing run directory, with overrides applied. Raises RunError where there is none."""
+    if not (path / "recipe.yaml").exists():
+        raise RunError(f"run directory {path}: holds no recipe.yaml; start one with: gemsmith run RECIPE --run {path}")
+    return load_recipe(path / "recipe.yaml", overrides)
+
+
+def is_complete(run: Run, stage: str) -> bool:
+    """Whether the stage's record is there and was made from what is there now."""
+    try:
+        record = read_record(run, stage)
+    except RunError:
+        return False
+    return record.origin.made_from == made_from(run, stage) | _own_sources(record, run, stage)
+
+
+def has_begun(run: Run, stage: str) -> bool:
+    """Whether the stage left anything that another recipe's run must not be mixed with."""
+    if stage == "train" and run.checkpoints.exists() and any(run.checkpoints.iterdir()):
+        return True
+    return run.record_file(stage).exists()
+
+
+def read_record(run: Run, stage: str) -> Any:
+    """The stage's record. Raises RunError naming the command that makes it, where it is missing or unreadable."""
+    file = run.record_file(stage)
+    command = f"gemsmith {stage} {run.path}"
+    try:
+        return RECORDS[stage].model_validate_json(file.read_bytes())
+    except FileNotFoundError:
+        raise RunError(f"{file}: is not there; run first: {command}") from None
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise RunError(
+            f"{file}: is not a record of this version ({'.'.join(map(str, first['loc']))}: {first['msg']}); run: {command}"
+        ) from None
+
+
+def write_record(run: Run, record: Record) -> None:
+    """Writes the record whole or not at all."""
+    write_text(run.record_file(record.stage), record.model_dump_json(indent=1) + "\n")
+
+
+def make_origin(run: Run, stage: str, clock: Clock, *, packages: Sequence[str] = (), sources: Mapping[str, str] | None = None) -> Origin:
+    """Where a record comes from. `sources`: name -> SHA-256 of what was read beside the recipe and earlier records."""
+    return Origin(
+        started=clock.started,
+        duration_s=round(clock.elapsed_s(), 3),
+        gemsmith=__version__,
+        versions={"python": platform.python_version()} | {name: metadata.version(name) for name in packages},
+        machine=this_machine(),
+        seed=run.recipe.seed,
+        made_from=made_from(run, stage) | dict(sources or {}),
+    )
+
+
+def made_from(run: Run, stage: str) -> dict[str, str]:
+    """What the stage depends on -> SHA-256: its keys of the recipe, and the records before it."""
+    hashes = {"recipe": hashlib.sha256(json.dumps(stage_keys(run.recipe, stage), sort_keys=True).encode()).hexdigest()}
+    for upstream in UPSTREAM[stage]:
+        file = run.record_file(upstream)
+        hashes[file.name] = sha256_file(file) if file.exists() else "missing"
+    return hashes
+
+
+def stage_keys(recipe: Recipe, stage: str) -> dict[str, Any]:
+    """The dotted keys of the recipe that the stage reads."""
+    return {key: value for key, value in flatten(recipe.model_dump(mode="json")) if _reads(stage, key)}
+
+
+def this_machine() -> Machine:
+    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return Machine(
+        system=f"{platform.system()} {platform.release()}",
+        processor=platform.machine(),
+        cores=os.cpu_count() or 1,
+        memory_bytes=memory_bytes,
+    )
+
+
+def sha256_file(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes beside the file and renames, so that a reader never sees half of it."""
+    with replacing(path) as file:
+        file.write(text)
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[IO[str]]:
+    """A text file that takes the place of `path` once it is complete and on disk; on any error `path` stays as it was."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with beside.open("w", encoding="utf-8") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def replacing_folder(path: Path) -> Iterator[Path]:
+    """An empty folder beside `path` that takes its place once the block has ended well; on any error `path` stays as it was."""
+    beside = path.with_name(f".{path.name}.partial")
+    shutil.rmtree(beside, ignore_errors=True)
+    beside.mkdir(parents=True)
+    try:
+        yield beside
+        old = path.with_name(f".{path.name}.old")
+        shutil.rmtree(old, ignore_errors=True)
+        if path.exists():
+            path.rename(old)
+        beside.rename(path)
+        shutil.rmtree(old, ignore_errors=True)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+
+
+def _reads(stage: str, key: str) -> bool:
+    return any(key == name or key.startswith(f"{name}.") for name in _KEYS[stage])
+
+
+def _own_sources(record: Record, run: Run, stage: str) -> dict[str, str]:
+    """What the stage itself added to made_from: files that it hashed when it ran."""
+    known = made_from(run, stage)
+    return {name: value for name, value in record.origin.made_from.items() if name not in known}
+
+
+def _depends_on(stage: str, other: str) -> bool:
+    return stage == other or any(_depends_on(upstream, other) for upstream in UPSTREAM[stage])
+
+
+def _refuse_another_recipe(run: Run, redo: str | None) -> None:
+    there = load_recipe(run.recipe_file)
+    for key, (old, new) in differing_keys(there, run.recipe).items():
+        readers = [stage for stage in STAGES if _reads(stage, key) and has_begun(run, stage)]
+        readers = [stage for stage in readers if redo is None or not _depends_on(stage, redo)]
+        if readers:
+            raise RunError(
+                f"run directory {run.path}: belongs to another recipe: {key} is {json.dumps(old)} there and {json.dumps(new)} here, "
+                f"and {readers[0]} has used it; name another directory with --run"
+            )

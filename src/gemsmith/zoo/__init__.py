@@ -1,0 +1,18 @@
+"""Facts about Gemma 4: its variants and every weight tensor they have. No machine-learning library is imported."""
+
+from gemsmith.zoo.gemma4 import VARIANTS, find_variant, variant_of_hub_id
+from gemsmith.zoo.tensors import LORA_KINDS, Tensor, lora_targets, parameter_count, text_tensors
+from gemsmith.zoo.variant import Variant, read_variant
+
+__all__ = [
+    "LORA_KINDS",
+    "VARIANTS",
+    "Tensor",
+    "Variant",
+    "find_variant",
+    "lora_targets",
+    "parameter_count",
+    "read_variant",
+    "text_tensors",
+    "variant_of_hub_id",
+]

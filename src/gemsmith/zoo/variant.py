@@ -1,0 +1,212 @@
+"""One Gemma 4 text model as a set of numbers, to and from a Hugging Face config.json.
+
+Letters for axes, here and everywhere: B batch, L length, H heads, K kv heads, D head dim, E model, F hidden (ffn), R rank, V vocabulary.
+"""
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+from gemsmith.errors import CheckpointError
+
+MODEL_TYPES = ("gemma4", "gemma4_unified")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """The numbers that fix a Gemma 4 text model. Defaults are what every published variant shares."""
+
+    name: str
+    layers: int
+    global_every: int
+    hidden: int
+    ffn: int
+    heads: int
+    kv_heads: int
+    global_kv_heads: int
+    head_dim: int = 256
+    global_head_dim: int = 512
+    sliding_window: int = 1024
+    k_is_v: bool = False
+    per_layer_input: int = 0
+    kv_shared_layers: int = 0
+    wide_shared_mlp: bool = False
+    experts: int = 0
+    experts_per_token: int = 0
+    expert_ffn: int = 0
+    vocabulary: int = 262_144
+    context: int = 262_144
+    softcap: float = 30.0
+    rope_theta_local: float = 1e4
+    rope_theta_global: float = 1e6
+    rotary_fraction_global: float = 0.25
+    rms_eps: float = 1e-6
+    bidirectional_images: bool = False
+    model_type: str = "gemma4"
+    hub_ids: tuple[str, ...] = ()
+
+    def is_global(self, layer: int) -> bool:
+        """Whether the layer attends to the whole context; the last one always does."""
+        return (layer + 1) % self.global_every == 0 or layer == self.layers - 1
+
+    def shares_kv(self, layer: int) -> bool:
+        """Whether the layer takes keys and values from an earlier layer of its kind."""
+        return self.kv_shared_layers > 0 and layer >= self.layers - self.kv_shared_layers
+
+    def head_dim_of(self, layer: int) -> int:
+        return self.global_head_dim if self.is_global(layer) else self.head_dim
+
+    def kv_heads_of(self, layer: int) -> int:
+        return self.global_kv_heads if self.is_global(layer) else self.kv_heads
+
+    def ffn_of(self, layer: int) -> int:
+        return 2 * self.ffn if self.wide_shared_mlp and self.shares_kv(layer) else self.ffn
+
+    def has_v(self, layer: int) -> bool:
+        """Whether the layer has a value projection of its own; where K = V it has none."""
+        return not self.shares_kv(layer) and not (self.k_is_v and self.is_global(layer))
+
+    @property
+    def layer_types(self) -> list[str]:
+        """HF's names of the layers' kinds, in order."""
+        return ["full_attention" if self.is_global(n) else "sliding_attention" for n in range(self.layers)]
+
+    def to_config(self) -> dict[str, Any]:
+        """The HF `text_config` of this variant, in the layout of the published checkpoints."""
+        text: dict[str, Any] = {
+            "model_type": f"{self.model_type}_text",
+            "attention_bias": False,
+            "attention_dropout": 0.0,
+            "attention_k_eq_v": self.k_is_v,
+            "bos_token_id": 2,
+            "eos_token_id": 1,
+            "pad_token_id": 0,
+            "dtype": "bfloat16",
+            "final_logit_softcapping": self.softcap,
+            "global_head_dim": self.global_head_dim,
+            "head_dim": self.head_dim,
+            "hidden_activation": "gelu_pytorch_tanh",
+            "hidden_size": self.hidden,
+            "intermediate_size": self.ffn,
+            "layer_types": self.layer_types,
+            "max_position_embeddings": self.context,
+            "num_attention_heads": self.heads,
+            "num_global_key_value_heads": self.global_kv_heads if self.k_is_v else None,
+            "num_hidden_layers": self.layers,
+            "num_key_value_heads": self.kv_heads,
+            "num_kv_shared_layers": self.kv_shared_layers,
+            "rms_norm_eps": self.rms_eps,
+            "rope_parameters": {
+                "full_attention": {
+                    "partial_rotary_factor": self.rotary_fraction_global,
+                    "rope_theta": self.rope_theta_global,
+                    "rope_type": "proportional",
+                },
+                "sliding_attention": {"rope_theta": self.rope_theta_local, "rope_type": "default"},
+            },
+            "sliding_window": self.sliding_window,
+            "tie_word_embeddings": True,
+            "use_bidirectional_attention": "vision" if self.bidirectional_images else None,
+            "use_double_wide_mlp": self.wide_shared_mlp,
+            "vocab_size": self.vocabulary,
+        }
+        if self.model_type == "gemma4":
+            text |= {
+                "enable_moe_block": self.experts > 0,
+                "hidden_size_per_layer_input": self.per_layer_input,
+                "moe_intermediate_size": self.expert_ffn or None,
+                "num_experts": self.experts or None,
+                "top_k_experts": self.experts_per_token or None,
+                "vocab_size_per_layer_input": self.vocabulary,
+            }
+        return text
+
+
+def read_variant(config: dict[str, Any], *, name: str = "custom") -> Variant:
+    """The variant that an HF config.json (whole, or its text_config) describes.
+
+    Raises CheckpointError where the config is not Gemma 4's, lacks a key, or asks for something no Gemma 4 has.
+    """
+    model_type = config.get("model_type")
+    if "text_config" in config and model_type not in MODEL_TYPES:
+        raise CheckpointError(f"config.json has model_type {model_type!r}; allowed: {', '.join(MODEL_TYPES)}")
+    text = config.get("text_config", config)
+    text_type = str(text.get("model_type", "")).removesuffix("_text")
+    if text_type not in MODEL_TYPES:
+        raise CheckpointError(f"config.json has model_type {text.get('model_type')!r}; allowed: Gemma 4's, such as gemma4_text")
+    try:
+        variant = _from_text_config(text, name=name, model_type=text_type)
+    except KeyError as missing:
+        raise CheckpointError(f"config.json lacks the key {missing.args[0]!r} of text_config") from None
+    _check_supported(text, variant)
+    return variant
+
+
+def _from_text_config(text: dict[str, Any], *, name: str, model_type: str) -> Variant:
+    layer_types = text["layer_types"]
+    if len(layer_types) != text["num_hidden_layers"]:
+        raise CheckpointError(f"config.json lists {len(layer_types)} layer_types for {text['num_hidden_layers']} num_hidden_layers")
+    first_global = layer_types.index("full_attention") if "full_attention" in layer_types else len(layer_types) - 1
+    rope, k_is_v = text["rope_parameters"], bool(text["attention_k_eq_v"])
+    return Variant(
+        name=name,
+        model_type=model_type,
+        layers=text["num_hidden_layers"],
+        global_every=first_global + 1,
+        hidden=text["hidden_size"],
+        ffn=text["intermediate_size"],
+        heads=text["num_attention_heads"],
+        kv_heads=text["num_key_value_heads"],
+        global_kv_heads=(text.get("num_global_key_value_heads") if k_is_v else None) or text["num_key_value_heads"],
+        head_dim=text["head_dim"],
+        global_head_dim=_global_head_dim(text),
+        sliding_window=text["sliding_window"],
+        k_is_v=k_is_v,
+        per_layer_input=text.get("hidden_size_per_layer_input") or 0,
+        kv_shared_layers=text.get("num_kv_shared_layers") or 0,
+        wide_shared_mlp=bool(text.get("use_double_wide_mlp")),
+        experts=(text.get("num_experts") or 0) if text.get("enable_moe_block") else 0,
+        experts_per_token=text.get("top_k_experts") or 0,
+        expert_ffn=text.get("moe_intermediate_size") or 0,
+        vocabulary=text["vocab_size"],
+        context=text["max_position_embeddings"],
+        softcap=text["final_logit_softcapping"] or 0.0,
+        rope_theta_local=float(rope["sliding_attention"]["rope_theta"]),
+        rope_theta_global=float(rope["full_attention"]["rope_theta"]),
+        rotary_fraction_global=float(rope["full_attention"].get("partial_rotary_factor", 1.0)),
+        rms_eps=text["rms_norm_eps"],
+        bidirectional_images=text.get("use_bidirectional_attention") == "vision",
+    )
+
+
+def _global_head_dim(text: dict[str, Any]) -> int:
+    """transformers 5.23 writes the global layers' head_dim under per_layer_config; older ones as global_head_dim."""
+    if "global_head_dim" in text:
+        return int(text["global_head_dim"])
+    per_layer = text["per_layer_config"]
+    entries = per_layer.values() if isinstance(per_layer, dict) else per_layer
+    dims = {entry["head_dim"] for entry in entries if isinstance(entry, dict) and "head_dim" in entry}
+    dims.discard(text["head_dim"])
+    if len(dims) != 1:
+        raise CheckpointError(f"config.json's per_layer_config names {len(dims)} head_dims beside {text['head_dim']}; one is expected")
+    return int(dims.pop())
+
+
+def _check_supported(text: dict[str, Any], variant: Variant) -> None:
+    if text["layer_types"] != variant.layer_types:
+        raise CheckpointError("config.json's layer_types are not a repeated pattern that ends in full_attention, as every Gemma 4's are")
+    for key, expected in (("hidden_activation", "gelu_pytorch_tanh"), ("attention_bias", False), ("tie_word_embeddings", True)):
+        if text.get(key, expected) != expected:
+            raise CheckpointError(f"config.json has {key} = {text[key]!r}; every Gemma 4 has {expected!r}")
+    if variant.heads % variant.kv_heads or variant.heads % variant.global_kv_heads:
+        raise CheckpointError(
+            f"config.json has {variant.heads} heads, which {variant.kv_heads} kv heads or {variant.global_kv_heads} global ones do not divide"
+        )
+
+
+def differing_fields(one: Variant, other: Variant) -> list[str]:
+    """The numbers in which two variants differ, as `field a != b`; names and hub ids aside."""
+    return [
+        f"{field.name} {getattr(one, field.name)} != {getattr(other, field.name)}"
+        for field in fields(Variant)
+        if field.name not in ("name", "hub_ids") and getattr(one, field.name) != getattr(other, field.name)
+    ]
