@@ -217,7 +217,7 @@ _Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[-+]?(\d+\
 
 
 def _load_yaml(text: str) -> Any:
-    return yaml.load(text, Loader=_Loader)  # a SafeLoader
+    return yaml.load(text, Loader=_Loader)  # noqa: S506  # a SafeLoader
 
 
 def _apply_override(values: dict[str, Any], override: str) -> None:

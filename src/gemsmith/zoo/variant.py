@@ -179,7 +179,7 @@ def _from_text_config(text: dict[str, Any], *, name: str, model_type: str) -> Va
 
 
 def _global_head_dim(text: dict[str, Any]) -> int:
-    """transformers 5.23 writes the global layers' head_dim under per_layer_config; older ones as global_head_dim."""
+    """The global layers' head_dim: transformers 5.23 writes it under per_layer_config, older ones as global_head_dim."""
     if "global_head_dim" in text:
         return int(text["global_head_dim"])
     per_layer = text["per_layer_config"]
@@ -199,7 +199,7 @@ def _check_supported(text: dict[str, Any], variant: Variant) -> None:
             raise CheckpointError(f"config.json has {key} = {text[key]!r}; every Gemma 4 has {expected!r}")
     if variant.heads % variant.kv_heads or variant.heads % variant.global_kv_heads:
         raise CheckpointError(
-            f"config.json has {variant.heads} heads, which {variant.kv_heads} kv heads or {variant.global_kv_heads} global ones do not divide"
+            f"config.json has {variant.heads} heads, which {variant.kv_heads} kv heads or {variant.global_kv_heads} global do not divide"
         )
 
 
