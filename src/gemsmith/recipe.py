@@ -170,7 +170,7 @@ def build_recipe(values: Mapping[str, Any], overrides: Sequence[str] = (), *, so
         recipe = Recipe.model_validate(merged)
     except ValidationError as error:
         raise RecipeError(f"{source}: {_first_problem(error)}") from None
-    if recipe.model is not None:
+    if recipe.model not in (None, "custom"):
         find_variant(recipe.model)
         named = variant_of_hub_id(recipe.checkpoint)
         if named and named.name != recipe.model:
@@ -202,6 +202,19 @@ def dump_recipe(recipe: Recipe, derived: Sequence[Derived] = ()) -> str:
     """The recipe as YAML that loads to the same recipe, each derived value followed by its reason as a comment."""
     reasons = {item.key: item.reason for item in derived}
     return "\n".join(_yaml_lines(recipe.model_dump(mode="json"), reasons)) + "\n"
+
+
+def read_reasons(text: str) -> list[Derived]:
+    """The derived values of a dumped recipe, from the comments behind them."""
+    derived, path = [], []
+    for line in text.splitlines():
+        key, _, rest = line.strip().partition(":")
+        depth = (len(line) - len(line.lstrip())) // 2
+        path[depth:] = [key]
+        value, mark, reason = rest.rpartition("  # ")
+        if mark:
+            derived.append(Derived(".".join(path), _load_yaml(value), reason))
+    return derived
 
 
 def recipe_schema() -> dict[str, Any]:

@@ -24,7 +24,7 @@ from pydantic import ValidationError
 
 from gemsmith import __version__
 from gemsmith.errors import RunError
-from gemsmith.recipe import Derived, Recipe, differing_keys, dump_recipe, flatten, load_recipe
+from gemsmith.recipe import Derived, Recipe, differing_keys, dump_recipe, flatten, load_recipe, read_reasons
 from gemsmith.records import RECORDS, STAGES, Machine, Origin, Record
 
 RecordT = TypeVar("RecordT", bound=Record)
@@ -119,11 +119,13 @@ def open_run(path: Path, recipe: Recipe, derived: Sequence[Derived] = (), *, red
     run = Run(path=path, recipe=recipe)
     if run.recipe_file.exists():
         _refuse_another_recipe(run, redo)
+        derived = [*read_reasons(run.recipe_file.read_text(encoding="utf-8")), *derived]
     elif path.exists() and any(path.iterdir()):
         raise RunError(f"run directory {path}: is not empty and holds no recipe.yaml; name another with --run")
     path.mkdir(parents=True, exist_ok=True)
     run.logs.mkdir(exist_ok=True)
-    write_text(run.recipe_file, dump_recipe(recipe, derived))
+    values = dict(flatten(recipe.model_dump(mode="json")))
+    write_text(run.recipe_file, dump_recipe(recipe, [item for item in derived if values.get(item.key) == item.value]))
     return run
 
 

@@ -1,0 +1,46 @@
+# make demo, make test, make check: each makes the environments that it needs.
+SHELL := bash
+PYTHON ?= python3
+export PYTHON
+BIN := .venv/bin
+RUN ?= runs/demo
+
+.PHONY: help env serve-env demo test test-vllm check bench clean
+
+help:
+	@echo "make demo       the whole pipeline on a tiny Gemma 4, into $(RUN)"
+	@echo "make test       the tests that need no vLLM;  make test-vllm: those that do"
+	@echo "make check      format, lint, types"
+	@echo "make clean      environments, caches and runs"
+
+.venv/.done: requirements/train.lock requirements/dev.lock scripts/make_env.sh
+	@scripts/make_env.sh .venv requirements/train.lock requirements/dev.lock
+
+.venv/.gemsmith: .venv/.done pyproject.toml
+	@$(BIN)/pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e . > .venv/gemsmith.log 2>&1 || { cat .venv/gemsmith.log >&2; exit 2; }
+	@touch $@
+
+.venv-serve/.done: requirements/serve.lock scripts/make_env.sh
+	@scripts/make_env.sh .venv-serve requirements/serve.lock
+
+env: .venv/.gemsmith
+
+serve-env: .venv-serve/.done
+
+demo: env serve-env
+	$(BIN)/gemsmith run recipes/demo.yaml --run $(RUN)
+
+test: env
+	$(BIN)/python -m pytest -m "not vllm"
+
+test-vllm: env serve-env
+	$(BIN)/python -m pytest -m vllm
+
+check: env
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+clean:
+	rm -rf .venv .venv-serve .venv.log .venv-serve.log .mypy_cache .ruff_cache .pytest_cache build runs
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,26 @@
+#!/usr/bin/env bash
+# Makes a virtual environment from lock files: scripts/make_env.sh FOLDER LOCK [LOCK ...]
+# A finished one has FOLDER/.done, which is newer than the locks it was made from; a half-made one is made again.
+set -euo pipefail
+folder=$1; shift
+python=${PYTHON:-python3}
+
+complain() { printf 'error: %s\n' "$1" >&2; exit 2; }
+
+"$python" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' ||
+    complain "$("$python" -V 2>&1) was found as $python; the lock files are for Python 3.11: make PYTHON=/path/to/python3.11"
+if ! "$python" -c 'import ensurepip, venv' 2>/dev/null; then
+    [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null || complain "Python has no venv module; run: sudo apt-get install -y python3-venv"
+    { apt-get update && apt-get install -y --no-install-recommends python3-venv; } >&2
+fi
+
+locks=()
+for lock in "$@"; do locks+=(-r "$lock"); done
+log=$folder.log
+rm -rf "$folder"
+echo "Making $folder from $* (a few minutes; log in $log)"
+if ! { "$python" -m venv "$folder" && "$folder/bin/pip" install --disable-pip-version-check --no-deps "${locks[@]}"; } >"$log" 2>&1; then
+    tail -n 15 "$log" >&2
+    complain "$folder could not be made; the lines above are the end of $log"
+fi
+touch "$folder/.done"

@@ -1,0 +1,288 @@
+"""The command line: one function per verb, which reads its arguments, calls one function and prints.
+
+Nothing heavy is imported before a verb needs it.
+"""
+
+import errno
+import importlib
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import FrameType, ModuleType
+from typing import Any, NoReturn
+
+import click
+
+from gemsmith import __version__
+from gemsmith.errors import GemsmithError, InputError, MachineError, Preempted, RunError
+
+_RECIPE_OR_RUN = "SOURCE is a recipe (YAML) or a run directory."
+
+
+def _source_options(function: Callable[..., None]) -> Callable[..., None]:
+    """The arguments that every verb takes."""
+    for option in (
+        click.option("--json", "as_json", is_flag=True, help="Print the stage's record as JSON on stdout."),
+        click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key of the recipe; may be repeated."),
+        click.option("--run", "run_path", metavar="DIR", type=click.Path(path_type=Path), help="The run directory; default: runs/<recipe's name>."),
+        click.argument("source", type=click.Path(path_type=Path)),
+    ):
+        function = option(function)
+    return function
+
+
+_force = click.option("--force", is_flag=True, help="Do the stage again although its record is complete.")
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+@click.version_option(__version__, prog_name="gemsmith")
+def cli() -> None:
+    """Plan, fine-tune, export, verify, serve and compare Gemma 4 on TPU and GPU, from one recipe.
+
+    \b
+    gemsmith run recipes/demo.yaml                     every stage, into runs/demo
+    gemsmith run my.yaml --set lora.rank=16            the same with one key changed
+    gemsmith run runs/my                               go on with a run that was stopped
+    gemsmith plan recipes/verilog_31b.yaml             what fits, how long, what it costs
+    gemsmith data my.yaml --show 3                     three rows, trained tokens coloured
+    gemsmith serve runs/my                             keep the tuned model up
+    """
+
+
+@cli.command()
+@_source_options
+def run(source: Path, run_path: Path | None, overrides: Sequence[str], as_json: bool) -> None:
+    """Run every stage that is not complete: plan, data, train, export, verify, serve, bench, eval, report.
+
+    SOURCE is a recipe (YAML) or a run directory. A run that was stopped goes on where it was.
+    """
+    opened = _open(source, run_path, overrides)
+    pipeline = _part("pipeline")
+    records = pipeline.run_stages(opened)
+    if as_json:
+        click.echo("{" + ",\n".join(f'"{record.stage}": {record.model_dump_json(indent=1)}' for record in records) + "}")
+        return
+    _part("report.summary").print_summary(opened)
+
+
+@cli.command()
+@_source_options
+def plan(source: Path, run_path: Path | None, overrides: Sequence[str], as_json: bool) -> None:
+    """Say what fits on which machine, how long it takes and what it costs; by formula.
+
+    SOURCE is a recipe (YAML) or a run directory. A recipe without --run is planned and nothing is written.
+    """
+    stage = _part("plan.stage")
+    if source.is_dir() or run_path is not None:
+        record = stage.plan(_open(source, run_path, overrides))
+    else:
+        record = stage.plan_only(_resolved(source, overrides)[0])
+    if as_json:
+        click.echo(record.model_dump_json(indent=1))
+    else:
+        _part("plan.table").print_plan(record)
+
+
+@cli.command()
+@_source_options
+@_force
+@click.option("--show", type=click.IntRange(min=1), metavar="N", help="Print N packed rows with the trained tokens coloured.")
+def data(source: Path, run_path: Path | None, overrides: Sequence[str], as_json: bool, force: bool, show: int | None) -> None:
+    """Read, render, mask and pack the rows.
+
+    SOURCE is a recipe (YAML) or a run directory.
+    """
+    opened = _run_stage("data", source, run_path, overrides, as_json=as_json and show is None, force=force)
+    if show is not None:
+        _part("data.show").show(opened, show)
+
+
+@cli.command()
+@_source_options
+@_force
+def train(source: Path, run_path: Path | None, overrides: Sequence[str], as_json: bool, force: bool) -> None:
+    """Train the adapter; a run that was stopped goes on from its last checkpoint.
+
+    SOURCE is a recipe (YAML) or a run directory. --force starts again from step 0 and deletes the checkpoints.
+    """
+    _run_stage("train", source, run_path, overrides, as_json=as_json, force=force)
+
+
+@cli.command()
+@_source_options
+@_force
+def export(source: Path, run_path: Path | None, overrides: Sequence[str], as_json: bool, force: bool) -> None:
+    """Write the PEFT adapter and the merged safetensors.
+
+    SOURCE is a recipe (YAML) or a run directory.
+    """
+    _run_stage("export", source, run_path, overrides, as_json=as_json, force=force)
+
+
+@cli.command()
+@_source_options
+@_force
+def verify(source: Path, run_path: Path | None, overrides: Sequence[str], as_json: bool, force: bool) -> None:
+    """Check that the exported weights are exactly what training produced.
+
+    SOURCE is a recipe (YAML) or a run directory.
+    """
+    _run_stage("verify", source, run_path, overrides, as_json=as_json, force=force)
+
+
+@cli.command()
+@_source_options
+def serve(source: Path, run_path: Path | None, overrides: Sequence[str], as_json: bool) -> None:
+    """Keep the tuned model up behind vLLM's OpenAI API until Ctrl-C; prints a curl line.
+
+    SOURCE is a recipe (YAML) or a run directory. With --json the server is started, asked once, recorded and stopped.
+    """
+    if as_json:
+        _run_stage("serve", source, run_path, overrides, as_json=True, force=True)
+        return
+    _part("serve.stage").keep_serving(_open(source, run_path, overrides, redo="serve"))
+
+
+@cli.command()
+@_source_options
+@_force
+def bench(source: Path, run_path: Path | None, overrides: Sequence[str], as_json: bool, force: bool) -> None:
+    """Load-test the tuned model: TTFT, TPOT, ITL and throughput at each input length and request rate.
+
+    SOURCE is a recipe (YAML) or a run directory.
+    """
+    _run_stage("bench", source, run_path, overrides, as_json=as_json, force=force)
+
+
+@cli.command(name="eval")
+@_source_options
+@_force
+def evaluate(source: Path, run_path: Path | None, overrides: Sequence[str], as_json: bool, force: bool) -> None:
+    """Score base and tuned model on the held-out rows, greedily, through the served API.
+
+    SOURCE is a recipe (YAML) or a run directory.
+    """
+    _run_stage("eval", source, run_path, overrides, as_json=as_json, force=force)
+
+
+@cli.command()
+@_source_options
+def report(source: Path, run_path: Path | None, overrides: Sequence[str], as_json: bool) -> None:
+    """Write report.html from the records alone.
+
+    SOURCE is a recipe (YAML) or a run directory.
+    """
+    opened = _open(source, run_path, overrides)
+    page = _part("report.stage").report(opened)
+    click.echo(f'{{"report": "{page}"}}' if as_json else str(page))
+
+
+@cli.command()
+def schema() -> None:
+    """Print the recipe's JSON schema, for editors."""
+    import json
+
+    from gemsmith.recipe import recipe_schema
+
+    click.echo(json.dumps(recipe_schema(), indent=2))
+
+
+@cli.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print the completion script of a shell.
+
+    \b
+    eval "$(gemsmith completion bash)"
+    """
+    from click.shell_completion import get_completion_class
+
+    complete = get_completion_class(shell)
+    assert complete is not None
+    click.echo(complete(cli, {}, "gemsmith", "_GEMSMITH_COMPLETE").source())
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Runs a command line and exits: 0 done, 1 our failure, 2 the user's input, 130 Ctrl-C, 143 SIGTERM."""
+    signal.signal(signal.SIGTERM, _stop_on_sigterm)
+    try:
+        # Returns None after a verb, an exit code after --help or --version.
+        code = cli.main(args=arguments, prog_name="gemsmith", standalone_mode=False) or 0
+    except click.ClickException as error:
+        code = _complain(error.format_message(), 2)
+    except (KeyboardInterrupt, click.Abort):
+        code = _complain("stopped by Ctrl-C; the same command goes on where it was", 130)
+    except GemsmithError as error:
+        code = _complain(str(error), error.exit_code)
+    except OSError as error:
+        if error.errno not in _USERS_ERRNOS:
+            raise
+        code = _complain(_explain(error), 2)
+    sys.exit(code)
+
+
+_USERS_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG)
+
+
+def _explain(error: OSError) -> str:
+    place = f" ({error.filename})" if error.filename else ""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"no space left on the disk{place}; free some and run the same command again, what is complete was kept"
+    return f"{os.strerror(error.errno or 0).lower()}{place}; name another place, or change its permissions"
+
+
+def _complain(message: str, code: int) -> int:
+    kind = "error" if code in (1, 2) else "note"
+    click.echo(f"{kind}: {message}", err=True)
+    return code
+
+
+def _stop_on_sigterm(_signal: int, _frame: FrameType | None) -> NoReturn:
+    raise Preempted("stopped by SIGTERM; the same command goes on where it was")
+
+
+def _part(name: str) -> ModuleType:
+    """A module of Gemsmith, imported when it is needed; a missing extra is one line."""
+    try:
+        return importlib.import_module(f"gemsmith.{name}")
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("gemsmith"):
+            raise
+        raise MachineError(f"{error.name} is not installed, which this needs; run: pip install 'gemsmith[train]'") from None
+
+
+def _resolved(source: Path, overrides: Sequence[str]) -> tuple[Any, Any]:
+    from gemsmith.recipe import load_recipe
+    from gemsmith.resolve import resolve
+
+    return resolve(load_recipe(source, overrides))
+
+
+def _open(source: Path, run_path: Path | None, overrides: Sequence[str], *, redo: str | None = None) -> Any:
+    """The run that SOURCE and --run name, made where it is not there."""
+    from gemsmith.resolve import resolve
+    from gemsmith.run import find_run, open_run
+
+    if source.is_dir():
+        if run_path is not None and run_path.resolve() != source.resolve():
+            raise RunError(f"--run {run_path}: {source} is a run directory itself; give a recipe, or leave --run out")
+        recipe, derived = resolve(find_run(source, overrides))
+        return open_run(source, recipe, derived, redo=redo)
+    if not source.exists():
+        raise InputError(f"{source}: is neither a recipe nor a run directory; give one of the two, such as recipes/demo.yaml")
+    recipe, derived = _resolved(source, overrides)
+    return open_run(run_path or Path("runs") / source.stem, recipe, derived, redo=redo)
+
+
+def _run_stage(name: str, source: Path, run_path: Path | None, overrides: Sequence[str], *, as_json: bool, force: bool) -> Any:
+    opened = _open(source, run_path, overrides, redo=name if force else None)
+    record = _part("pipeline").run_stage(opened, name, force=force)
+    if as_json:
+        click.echo(record.model_dump_json(indent=1))
+    return opened
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,86 @@
+"""All stages in order. Each is skipped where its record is complete, and knows the others only by the files they left."""
+
+import contextlib
+import importlib
+import shutil
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from gemsmith.errors import RunError
+from gemsmith.records import STAGES, Record
+from gemsmith.run import UPSTREAM, Run, is_complete, read_record
+
+if TYPE_CHECKING:
+    from gemsmith.serve.stage import Servers
+
+# Stage -> module and function; imported one at a time, so that jax, torch and matplotlib are there only while they are needed.
+_FUNCTIONS = {
+    "plan": ("gemsmith.plan.stage", "plan"),
+    "data": ("gemsmith.data.stage", "prepare_data"),
+    "train": ("gemsmith.train.stage", "train"),
+    "export": ("gemsmith.export.stage", "export"),
+    "verify": ("gemsmith.export.verify", "verify"),
+    "serve": ("gemsmith.serve.stage", "serve"),
+    "bench": ("gemsmith.bench.stage", "bench"),
+    "eval": ("gemsmith.evals.stage", "evaluate"),
+}
+_SERVED = ("serve", "bench", "eval")
+
+
+def run_stages(run: Run) -> list[Record]:
+    """Runs every stage that is not complete and writes the report; returns the records in order."""
+    console = Console(stderr=True, highlight=False)
+    records: list[Record] = []
+    with contextlib.ExitStack() as stack:
+        servers = _open_servers(run, stack)
+        for stage in STAGES:
+            if stage == "eval" and run.recipe.data.eval is None:
+                console.print("eval     [dim]left out: data.eval names no held-out rows[/]")
+                continue
+            if is_complete(run, stage):
+                console.print(f"{stage:8} [dim]complete, kept[/]")
+            else:
+                console.print(f"[bold]{stage}[/]")
+                _call(run, stage, servers)
+            records.append(read_record(run, stage))
+    importlib.import_module("gemsmith.report.stage").report(run)
+    return records
+
+
+def run_stage(run: Run, stage: str, *, force: bool = False) -> Record:
+    """Runs one stage, unless its record is complete; `force` does it again."""
+    for upstream in UPSTREAM[stage]:
+        read_record(run, upstream)
+        if not is_complete(run, upstream):
+            raise RunError(f"{run.record_file(upstream)}: was made from other settings; run first: gemsmith {upstream} {run.path}")
+    if force:
+        _clear(run, stage)
+    elif is_complete(run, stage):
+        Console(stderr=True, highlight=False).print(f"{stage} is complete in {run.path}; --force does it again")
+        record: Record = read_record(run, stage)
+        return record
+    with contextlib.ExitStack() as stack:
+        return _call(run, stage, _open_servers(run, stack))
+
+
+def _call(run: Run, stage: str, servers: "Servers") -> Record:
+    module, name = _FUNCTIONS[stage]
+    function: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    record: Record = function(run, servers) if stage in _SERVED else function(run)
+    return record
+
+
+def _open_servers(run: Run, stack: contextlib.ExitStack) -> "Servers":
+    from gemsmith.serve.stage import Servers
+
+    return stack.enter_context(Servers(run))
+
+
+def _clear(run: Run, stage: str) -> None:
+    """Takes away what a stage made, so that it starts from nothing."""
+    run.record_file(stage).unlink(missing_ok=True)
+    if stage == "train":
+        shutil.rmtree(run.checkpoints, ignore_errors=True)
+        shutil.rmtree(run.tensorboard, ignore_errors=True)

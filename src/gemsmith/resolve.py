@@ -1,0 +1,84 @@
+"""What the user left out, filled in, each value with its reason. No weights are read, and nothing is asked of the network."""
+
+from pathlib import Path
+from typing import Any
+
+from gemsmith.checkpoint.fetch import is_hub_id
+from gemsmith.checkpoint.folder import name_variant, read_config
+from gemsmith.errors import RecipeError
+from gemsmith.recipe import Derived, Recipe
+from gemsmith.zoo import VARIANTS, Variant, find_variant, lora_targets, read_variant, variant_of_hub_id
+
+
+def resolve(recipe: Recipe) -> tuple[Recipe, list[Derived]]:
+    """The recipe with every derivable value written out, and the list of those values with their reasons.
+
+    A resolved recipe resolves to itself. Raises RecipeError or CheckpointError where a value cannot be derived or contradicts another.
+    """
+    derived: list[Derived] = []
+    for key in ("checkpoint", "data.train", "data.eval", "data.template", "hardware.catalogue"):
+        _make_absolute(recipe, key, derived)
+    variant, reason = _find_model(recipe)
+    if recipe.model is None:
+        derived.append(Derived("model", variant.name, reason))
+    lora_targets(variant, recipe.lora.targets)
+    if recipe.data.max_length > variant.context:
+        raise RecipeError(f"data.max_length: {recipe.data.max_length} was given; {variant.name} reads at most {variant.context} tokens")
+    if recipe.serve.max_model_len is None:
+        derived.append(_max_model_len(recipe, variant))
+    return _with_values(recipe, derived), derived
+
+
+def recipe_variant(recipe: Recipe) -> Variant:
+    """The numbers of a resolved recipe's model."""
+    if recipe.model in VARIANTS:
+        return find_variant(recipe.model)
+    return read_variant(read_config(Path(recipe.checkpoint)))
+
+
+def _find_model(recipe: Recipe) -> tuple[Variant, str]:
+    folder = Path(recipe.checkpoint).expanduser()
+    if recipe.model is not None and recipe.model != "custom":
+        return find_variant(recipe.model), "given"
+    if folder.is_dir():
+        return name_variant(read_variant(read_config(folder))), "read from the checkpoint's config.json"
+    if named := variant_of_hub_id(recipe.checkpoint):
+        return named, "known from the hub id"
+    if is_hub_id(recipe.checkpoint) or "://" in recipe.checkpoint:
+        raise RecipeError(f"model: is missing and {recipe.checkpoint} is not here to read it from; set model, such as model=gemma4-31b")
+    raise RecipeError(f"checkpoint: {recipe.checkpoint!r} is not a folder, a Hugging Face hub id (owner/name) or gs://bucket/folder")
+
+
+def _make_absolute(recipe: Recipe, key: str, derived: list[Derived]) -> None:
+    value = _value_at(recipe, key)
+    if not isinstance(value, str) or "://" in value or Path(value).is_absolute():
+        return
+    path = Path(value).expanduser()
+    if path.exists():
+        derived.append(Derived(key, str(path.resolve()), f"{value}, seen from the folder the run was started in"))
+
+
+def _max_model_len(recipe: Recipe, variant: Variant) -> Derived:
+    wanted = max(recipe.data.max_length, max(recipe.bench.input_tokens) + recipe.bench.output_tokens)
+    # Random prompts of the bench client come out a few tokens longer than asked for.
+    wanted = -(-(wanted + 64) // 64) * 64
+    reason = f"the longest of data.max_length and bench's input + output, with 64 to spare, at most {variant.name}'s {variant.context}"
+    return Derived("serve.max_model_len", min(wanted, variant.context), reason)
+
+
+def _value_at(recipe: Recipe, key: str) -> Any:
+    value: Any = recipe
+    for part in key.split("."):
+        value = getattr(value, part)
+    return value
+
+
+def _with_values(recipe: Recipe, derived: list[Derived]) -> Recipe:
+    values = recipe.model_dump()
+    for item in derived:
+        *parents, last = item.key.split(".")
+        place = values
+        for parent in parents:
+            place = place[parent]
+        place[last] = item.value
+    return Recipe.model_validate(values)
