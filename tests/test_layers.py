@@ -1,0 +1,98 @@
+"""Who may import whom, by name; and that the command line stays light."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[1] / "src" / "gemsmith"
+
+# Top imports down; a part never imports another of its own line.
+LAYERS = [
+    {"cli"},
+    {"pipeline"},
+    {"report"},
+    {"plan", "evals", "bench"},
+    {"train", "export", "serve"},
+    {"models", "data"},
+    {"run"},
+    {"resolve"},
+    {"checkpoint"},
+    {"recipe", "records"},
+    {"zoo", "hardware"},
+    {"errors"},
+]
+RANK = {part: rank for rank, layer in enumerate(reversed(LAYERS)) for part in layer}
+
+# Heavy libraries, and the only parts that may import each.
+HEAVY = {
+    "jax": {"models", "train"},
+    "flax": {"models", "train"},
+    "qwix": {"models", "train"},
+    "tunix": {"train"},
+    "optax": {"train"},
+    "orbax": {"train", "export"},
+    "grain": {"data"},
+    "torch": {"export"},
+    "transformers": {"data", "export"},
+    "peft": {"export"},
+    "matplotlib": {"report"},
+    "trl": set(),
+    "datasets": {"data"},
+}
+
+
+def part_of(file: Path) -> str:
+    return file.relative_to(SOURCE).parts[0].removesuffix(".py")
+
+
+def imports_of(file: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file}: relative import"
+            yield str(node.module)
+            if node.module == "gemsmith":
+                yield from (f"gemsmith.{alias.name}" for alias in node.names)
+
+
+FILES = sorted(file for file in SOURCE.rglob("*.py") if file.name != "__init__.py" or file.parent != SOURCE)
+
+
+def test_the_source_files_are_found():
+    assert len(FILES) > 30
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(SOURCE)))
+def test_imports_go_down_and_never_sideways(file):
+    part = part_of(file)
+    for name in imports_of(file):
+        if not name.startswith("gemsmith.") or name == "gemsmith.__version__":
+            continue
+        other = name.split(".")[1]
+        if other in RANK and other != part:
+            assert RANK[other] < RANK[part], f"{file} imports {name}"
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(SOURCE)))
+def test_heavy_libraries_stay_in_their_parts(file):
+    for name in imports_of(file):
+        library = name.split(".")[0]
+        assert part_of(file) in HEAVY.get(library, {part_of(file)}), f"{file} imports {name}"
+
+
+def loaded_by(code: str) -> set[str]:
+    script = f"import sys; {code}; print(' '.join({{name.split('.')[0] for name in sys.modules}}))"
+    return set(subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split())
+
+
+def test_importing_the_command_line_loads_nothing_heavy():
+    assert not loaded_by("import gemsmith.cli") & (HEAVY.keys() | {"numpy", "pydantic", "rich", "yaml"})
+
+
+def test_planning_loads_nothing_heavy():
+    assert not loaded_by("import gemsmith.plan.stage, gemsmith.resolve, gemsmith.run") & (HEAVY.keys() | {"numpy", "rich"})

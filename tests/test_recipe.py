@@ -1,0 +1,124 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from gemsmith.errors import RecipeError
+from gemsmith.recipe import Derived, build_recipe, differing_keys, dump_recipe, load_recipe, read_reasons, recipe_schema
+
+MINIMAL = {"checkpoint": "folder", "data": {"train": "rows.jsonl"}}
+SCHEMA = Path(__file__).parents[1] / "recipes" / "recipe.schema.json"
+
+
+def refused(values: object, *overrides: str) -> str:
+    with pytest.raises(RecipeError) as error:
+        build_recipe(values, overrides)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def with_value(key: str, value: object) -> dict:
+    values = json.loads(json.dumps(MINIMAL))
+    *parents, last = key.split(".")
+    place = values
+    for parent in parents:
+        place = place.setdefault(parent, {})
+    place[last] = value
+    return values
+
+
+@pytest.mark.parametrize(
+    ("key", "expected"),
+    [
+        ("data.pakcing", "data.pakcing (did you mean packing?)"),
+        ("lorra", "unknown key lorra (did you mean lora?)"),
+        ("train.mesh.fdsp", "train.mesh.fdsp (did you mean fsdp?)"),
+        ("nothing_like_it", "unknown key nothing_like_it; allowed there: model, checkpoint"),
+    ],
+)
+def test_an_unknown_key_is_refused_with_a_near_match(key, expected):
+    assert expected in refused(with_value(key, 1))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        ("lora.rank", "big", "lora.rank: 'big' was given"),
+        ("lora.rank", 0, "lora.rank: 0 was given"),
+        ("lora.rank", 1.5, "lora.rank: 1.5 was given"),
+        ("data.packing", "yes please", "data.packing: 'yes please' was given"),
+        ("lora.dropout", 1.0, "lora.dropout: 1.0 was given"),
+        ("train.backend", "torch", "train.backend: 'torch' was given"),
+        ("data.train", 3, "data.train: 3 was given"),
+        ("data.train", {"task": "verilog", "rows": "many"}, "data.train.rows: 'many' was given"),
+        ("lora", 5, "lora: 5 was given"),
+        ("lora.targets", ["q", "vv"], "lora.targets: 'vv' matches nothing (did you mean v?)"),
+        ("model", "gemma4-31", "model: 'gemma4-31' is not known (did you mean gemma4-31b?)"),
+    ],
+)
+def test_a_wrong_value_is_refused_by_its_key(key, value, expected):
+    values = with_value(key, value)
+    if key == "lora.targets":
+        values["model"] = "tiny-31b"
+    assert expected in refused(values)
+
+
+def test_a_missing_key_is_named():
+    assert "checkpoint is missing" in refused({"data": {"train": "x"}})
+
+
+def test_a_model_that_contradicts_the_hub_id_is_refused():
+    assert "is gemma4-31b" in refused(MINIMAL | {"checkpoint": "google/gemma-4-31B-it", "model": "gemma4-12b"})
+
+
+@pytest.mark.parametrize("text", ["a: [1", "- 1\n- 2", "", "just text"])
+def test_a_file_that_is_no_recipe_is_refused(tmp_path, text):
+    file = tmp_path / "recipe.yaml"
+    file.write_text(text)
+    with pytest.raises(RecipeError, match="recipe"):
+        load_recipe(file)
+
+
+def test_a_file_that_is_not_utf8_is_refused(tmp_path):
+    file = tmp_path / "recipe.yaml"
+    file.write_bytes(b"checkpoint: \xff\xfe")
+    with pytest.raises(RecipeError, match="not UTF-8"):
+        load_recipe(file)
+
+
+def test_numbers_may_be_written_as_1e_4(tmp_path):
+    file = tmp_path / "recipe.yaml"
+    file.write_text("checkpoint: x\ndata: {train: y}\noptimizer: {learning_rate: 1e-4, epsilon: 1.0e-8}\n")
+    recipe = load_recipe(file, ["optimizer.learning_rate=2e-4"])
+    assert (recipe.optimizer.learning_rate, recipe.optimizer.epsilon) == (2e-4, 1e-8)
+
+
+@pytest.mark.parametrize("override", ["lora.rank", "=3", "lora.rank=[1", "lora.rank=x"])
+def test_a_bad_override_is_refused(override):
+    refused(MINIMAL, override)
+
+
+def test_overrides_reach_nested_keys_and_replace_made_rows():
+    values = with_value("data.train", {"task": "verilog", "rows": 5})
+    recipe = build_recipe(values, ["data.train=rows.jsonl", "lora.targets=[q, v]", "train.mesh.tp=2"])
+    assert (recipe.data.train, recipe.lora.targets, recipe.train.mesh.tp) == ("rows.jsonl", ("q", "v"), 2)
+
+
+def test_a_dumped_recipe_loads_to_itself_with_its_reasons(tmp_path):
+    values = with_value("data.train", {"task": "verilog", "rows": 5}) | {"model": "tiny-31b"}
+    recipe = build_recipe(values, ["checkpoint='a: b # c'", "train.mesh.fsdp=2"])
+    derived = [Derived("model", "tiny-31b", "read from config.json"), Derived("train.mesh.fsdp", 2, "two: because # so")]
+    file = tmp_path / "recipe.yaml"
+    file.write_text(dump_recipe(recipe, derived[:1]))
+    assert load_recipe(file) == recipe
+    assert read_reasons(file.read_text()) == derived[:1]
+
+
+def test_differing_keys_are_named_with_both_values():
+    one, two = (build_recipe(MINIMAL, [f"lora.rank={rank}"]) for rank in (8, 16))
+    assert differing_keys(one, two) == {"lora.rank": (8, 16)}
+
+
+def test_the_shipped_schema_is_the_recipes_own():
+    """Made again with: gemsmith schema > recipes/recipe.schema.json."""
+    assert json.loads(SCHEMA.read_text()) == recipe_schema()

@@ -1,0 +1,184 @@
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from gemsmith.errors import RunError
+from gemsmith.recipe import Derived, build_recipe
+from gemsmith.records import Check, DataRecord, VerifyRecord
+from gemsmith.run import (
+    find_run,
+    has_begun,
+    is_complete,
+    made_from,
+    make_origin,
+    open_run,
+    read_record,
+    replacing,
+    replacing_folder,
+    start_clock,
+    write_record,
+)
+
+
+def recipe(*overrides: str):
+    return build_recipe({"checkpoint": "folder", "data": {"train": "rows.jsonl"}, "model": "tiny-31b"}, overrides)
+
+
+def data_record(run) -> DataRecord:
+    return DataRecord(
+        origin=make_origin(run, "data", start_clock()),
+        rows=3,
+        dropped={},
+        packed_rows=1,
+        tokens=30,
+        supervised_tokens=10,
+        packing_efficiency=0.5,
+        length_percentiles={"p50": 10},
+        template_sha256="0",
+        steps=1,
+        rows_sha256="0",
+    )
+
+
+def verify_record(run) -> VerifyRecord:
+    return VerifyRecord(
+        origin=make_origin(run, "verify", start_clock()),
+        passed=True,
+        checks=(Check(name="names", passed=True, detail=""),),
+        changed_tensors=1,
+        expected_tensors=1,
+        logits_max_abs_difference=None,
+    )
+
+
+@pytest.fixture
+def run(tmp_path):
+    return open_run(tmp_path / "run", recipe())
+
+
+def test_a_record_comes_back_as_it_was_written(run):
+    record = data_record(run)
+    write_record(run, record)
+    assert read_record(run, "data") == record
+    assert is_complete(run, "data")
+
+
+def test_a_missing_record_names_the_command_that_makes_it(run):
+    with pytest.raises(RunError, match=f"run first: gemsmith train {run.path}"):
+        read_record(run, "train")
+
+
+def test_a_damaged_record_is_refused_and_not_complete(run):
+    write_record(run, data_record(run))
+    run.record_file("data").write_text('{"status": "complete"}')
+    with pytest.raises(RunError, match="is not a record of this version"):
+        read_record(run, "data")
+    assert not is_complete(run, "data")
+
+
+def test_a_stage_is_no_longer_complete_once_an_earlier_record_changed(run):
+    write_record(run, verify_record(run))
+    assert is_complete(run, "verify")
+    run.record_file("export").write_text("{}")
+    assert not is_complete(run, "verify")
+
+
+def test_a_key_that_a_begun_stage_has_read_cannot_change(run):
+    write_record(run, data_record(run))
+    with pytest.raises(RunError, match="belongs to another recipe: data.max_length is 4096 there and 128 here, and data has used it"):
+        open_run(run.path, recipe("data.max_length=128"))
+    assert "4096" in run.recipe_file.read_text()
+
+
+def test_training_that_left_only_checkpoints_has_begun(run):
+    (run.checkpoints / "10").mkdir(parents=True)
+    assert has_begun(run, "train")
+    with pytest.raises(RunError, match=r"lora.rank is 64 there and 8 here, and train has used it"):
+        open_run(run.path, recipe("lora.rank=8"))
+
+
+def test_a_key_that_no_begun_stage_has_read_may_change(run):
+    write_record(run, data_record(run))
+    assert open_run(run.path, recipe("bench.prompts=7")).recipe.bench.prompts == 7
+    assert find_run(run.path).bench.prompts == 7
+
+
+def test_a_stage_that_is_done_again_may_have_other_keys(run):
+    write_record(run, data_record(run))
+    assert open_run(run.path, recipe("data.max_length=128"), redo="data").recipe.data.max_length == 128
+
+
+def test_reasons_stay_in_the_recipe_when_the_run_is_opened_again(tmp_path):
+    open_run(tmp_path / "run", recipe(), [Derived("model", "tiny-31b", "read from config.json")])
+    open_run(tmp_path / "run", recipe("bench.prompts=7"))
+    assert 'model: "tiny-31b"  # read from config.json' in (tmp_path / "run" / "recipe.yaml").read_text()
+
+
+def test_a_folder_with_other_files_is_not_taken_for_a_run(tmp_path):
+    (tmp_path / "thesis.doc").touch()
+    with pytest.raises(RunError, match="is not empty"):
+        open_run(tmp_path, recipe())
+
+
+def test_a_folder_that_is_no_run_is_named(tmp_path):
+    with pytest.raises(RunError, match="holds no recipe.yaml"):
+        find_run(tmp_path)
+
+
+def test_every_stage_depends_on_its_own_keys(run):
+    for stage, key in {
+        "plan": "hardware.machines=[cpu]",
+        "data": "data.packing=false",
+        "train": "optimizer.learning_rate=1.0",
+        "export": "export.step=3",
+        "serve": "serve.port=81",
+        "bench": "bench.prompts=2",
+        "eval": "eval.max_tokens=2",
+    }.items():
+        changed = type(run)(path=run.path, recipe=recipe(key))
+        assert made_from(run, stage) != made_from(changed, stage), stage
+
+
+def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):
+    file = tmp_path / "file"
+    file.write_text("old")
+    with pytest.raises(ZeroDivisionError), replacing(file) as stream:
+        stream.write("half")
+        _ = 1 / 0
+    assert file.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_a_folder_is_replaced_whole_or_not_at_all(tmp_path):
+    folder = tmp_path / "merged"
+    for text in ("first", "second"):
+        with replacing_folder(folder) as beside:
+            (beside / "file").write_text(text)
+    with pytest.raises(ZeroDivisionError), replacing_folder(folder) as beside:
+        (beside / "file").write_text("half")
+        _ = 1 / 0
+    assert (folder / "file").read_text() == "second"
+    assert list(tmp_path.iterdir()) == [folder]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a tmpfs takes root")
+def test_a_full_disk_leaves_the_old_record(tmp_path):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(disk)], check=False, capture_output=True)
+    if mounted.returncode:
+        pytest.skip("this machine does not let a tmpfs be mounted")
+    try:
+        run = open_run(disk / "run", recipe())
+        write_record(run, data_record(run))
+        before = run.record_file("data").read_bytes()
+        filler = Path(disk / "filler")
+        with pytest.raises(OSError, match="No space left"):
+            filler.write_bytes(b"0" * 65536)
+        with pytest.raises(OSError, match="No space left"):
+            write_record(run, data_record(run).model_copy(update={"dropped": {"x" * 20000: 1}}))
+        assert run.record_file("data").read_bytes() == before
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
