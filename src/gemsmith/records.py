@@ -201,6 +201,8 @@ class Score(Part):
     """95 % Wilson interval."""
     high: float
     n: int
+    cut: int = 0
+    """Answers that reached eval.max_tokens before they had ended."""
 
 
 class EvalRecord(Record):
