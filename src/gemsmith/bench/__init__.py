@@ -1,0 +1,1 @@
+"""Load tests of the tuned model with vLLM's own client."""

@@ -1,0 +1,47 @@
+"""Whether an answer is right, and how sure a share of right answers is."""
+
+import math
+from collections.abc import Sequence
+
+from gemsmith.data.verilog import normalise_module
+from gemsmith.records import Score
+
+Z_95 = 1.959963984540054
+"""The 97.5 % quantile of the normal distribution: 2.5 % left out on each side."""
+
+
+def is_right(answer: str, expected: str, scorer: str) -> bool:
+    r"""Whether an answer is the expected one, by a scorer of the recipe.
+
+    `exact` ignores white space at both ends; `verilog-exact` compares the modules without comments and spacing.
+
+    >>> is_right("module m(input a);endmodule", "module m (input a); // one\nendmodule", "verilog-exact")
+    True
+    """
+    match scorer:
+        case "exact":
+            return answer.strip() == expected.strip()
+        case "verilog-exact":
+            return normalise_module(answer) == normalise_module(expected)
+    raise AssertionError(f"the recipe let an unknown scorer through: {scorer}")
+
+
+def score(right: Sequence[bool], *, cut: int = 0) -> Score:
+    """The share of right answers with its 95 % interval. `cut`: how many answers reached the limit of tokens."""
+    low, high = wilson_interval(sum(right), len(right))
+    return Score(score=sum(right) / len(right), low=low, high=high, n=len(right), cut=cut)
+
+
+def wilson_interval(right: int, n: int) -> tuple[float, float]:
+    """The 95 % interval of Wilson (1927, JASA 22:209) for a share of `right` in `n`.
+
+    With z the normal quantile and p = right / n: (p + z²/2n ± z sqrt(p(1-p)/n + z²/4n²)) / (1 + z²/n).
+    Unlike the normal interval it stays inside [0, 1], and has a width where p is 0 or 1.
+    """
+    assert 0 <= right <= n and n > 0
+    share, z2 = right / n, Z_95**2
+    centre = share + z2 / (2 * n)
+    spread = Z_95 * math.sqrt(share * (1 - share) / n + z2 / (4 * n * n))
+    low, high = ((centre + sign * spread) / (1 + z2 / n) for sign in (-1, 1))
+    # Rounding alone would put the ends at 1e-17 and 1 - 1e-16 there.
+    return (0.0 if right == 0 else low, 1.0 if right == n else high)
