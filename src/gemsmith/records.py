@@ -58,7 +58,9 @@ class MachinePlan(Part):
     step_s: tuple[float, float]
     """Low, high; modelled."""
     hours: tuple[float, float] | None
+    """Of `priced_steps`; None where the machine does not fit."""
     usd: tuple[float, float] | None
+    """Of `hours`; None also where the catalogue has no on-demand price."""
     mesh: dict[str, int]
     notes: tuple[str, ...] = ()
 
@@ -70,6 +72,8 @@ class PlanRecord(Record):
     trained_parameters: int
     steps: int | None
     """None where the number of rows is not known before the data stage."""
+    priced_steps: int
+    """What `hours` and `usd` are for: `steps`, or 1,000 where that is None."""
     tokens_per_step: int
     machines: tuple[MachinePlan, ...]
     assumptions: tuple[str, ...]
