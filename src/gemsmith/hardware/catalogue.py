@@ -1,0 +1,214 @@
+"""The catalogue of chips and machines: a dated data file that ships with Gemsmith, and a user's own merged over it."""
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+
+from gemsmith.errors import RecipeError, nearest
+
+SHIPPED = Path(__file__).with_name("catalogue.yaml")
+KINDS = ("tpu", "gpu", "cpu")
+RowT = TypeVar("RowT")
+# Parsing is most of the time that a catalogue costs, and LibYAML is ten times faster; not every PyYAML is built with it.
+_Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chip:
+    """One accelerator chip, or for kind `cpu` this machine's processor."""
+
+    name: str
+    kind: str
+    hbm_bytes: int
+    """What a program gets of one chip."""
+    flops_per_s: float
+    """Peak, dense, bfloat16, of one chip."""
+    hbm_bytes_per_s: float
+    devices: int = 1
+    """What JAX calls devices, in one chip."""
+    efficiency_low: float
+    """Share of the peak that matmuls are assumed to reach, at worst."""
+    efficiency_high: float
+    efficiency_source: str
+    source: str
+    date: str
+    checked: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Price:
+    """What a machine costs an hour in one region; None where that way of buying it has no price."""
+
+    provider: str
+    region: str
+    usd_per_hour: float | None = None
+    usd_per_hour_spot: float | None = None
+    source: str
+    date: str
+    checked: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """A slice or a server that can be rented whole."""
+
+    name: str
+    chip: Chip
+    chips: int
+    hosts: int = 1
+    interconnect_bytes_per_s: float | None = None
+    """What one chip can receive from the others; None for a single chip."""
+    source: str
+    date: str
+    checked: bool = True
+    prices: tuple[Price, ...] = ()
+
+    @property
+    def devices(self) -> int:
+        return self.chips * self.chip.devices
+
+
+@dataclass(frozen=True, kw_only=True)
+class Catalogue:
+    chips: Mapping[str, Chip]
+    machines: Mapping[str, Machine]
+
+
+def load_catalogue(path: Path | str | None = None) -> Catalogue:
+    """The shipped catalogue, with the rows of the user's file, if one is given, merged over it by name.
+
+    Raises RecipeError naming hardware.catalogue for a file that cannot be read, an unknown key, a wrong type or a missing source.
+    """
+    rows = _read_rows(SHIPPED)
+    origin: dict[tuple[str, str], Path] = {}
+    if path is not None:
+        for section, own in _read_rows(Path(path)).items():
+            for name, row in own.items():
+                _refuse_without_source(row, f"hardware.catalogue {path}: {section}.{name}")
+                rows[section][name] = {**rows[section].get(name, {}), **row}
+                origin[section, name] = Path(path)
+
+    def where(section: str, name: str) -> str:
+        return f"hardware.catalogue {origin.get((section, name), SHIPPED)}: {section}.{name}"
+
+    chips = {name: _chip(name, row, where("chips", name)) for name, row in rows["chips"].items()}
+    machines = {name: _machine(name, row, chips, where("machines", name)) for name, row in rows["machines"].items()}
+    return Catalogue(chips=chips, machines=machines)
+
+
+def find_machine(catalogue: Catalogue, name: str) -> Machine:
+    """The machine of that name. Raises RecipeError with the names that exist."""
+    if name not in catalogue.machines:
+        known = catalogue.machines
+        raise RecipeError(
+            f"hardware.machines: {name!r} is not in the catalogue{nearest(name, known)}; allowed: {', '.join(known)}; "
+            "add others in hardware.catalogue"
+        )
+    return catalogue.machines[name]
+
+
+class _Loader(_Base):
+    """Reads 1e12 as a number, as a recipe does; YAML 1.1 takes it for text."""
+
+
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789"))
+
+
+def _read_rows(path: Path) -> dict[str, dict[str, dict[str, Any]]]:
+    try:
+        values = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)  # noqa: S506 - a safe loader
+    except OSError as error:
+        raise RecipeError(f"hardware.catalogue {path}: cannot be read ({error.strerror or error})") from None
+    except UnicodeDecodeError:
+        raise RecipeError(f"hardware.catalogue {path}: is not UTF-8 text") from None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f" line {mark.line + 1}" if mark else ""
+        raise RecipeError(f"hardware.catalogue {path}{line}: is not YAML ({getattr(error, 'problem', None) or error})") from None
+    if not isinstance(values, dict):
+        raise RecipeError(f"hardware.catalogue {path}: must be a mapping of chips and machines")
+    rows: dict[str, dict[str, dict[str, Any]]] = {"chips": {}, "machines": {}}
+    for section, named in values.items():
+        if section not in rows:
+            raise RecipeError(f"hardware.catalogue {path}: unknown key {section}{nearest(str(section), rows)}; allowed: chips, machines")
+        if not isinstance(named, dict) or not all(isinstance(row, dict) for row in named.values()):
+            raise RecipeError(f"hardware.catalogue {path}: {section} must map names to rows of key: value")
+        rows[section] = {str(name): row for name, row in named.items()}
+    return rows
+
+
+def _refuse_without_source(row: Mapping[str, Any], where: str) -> None:
+    """A changed number must not pass under the shipped row's source. Prices carry their own."""
+    if set(row) - {"prices"} and not {"source", "date"} <= set(row):
+        raise RecipeError(f"{where}: must say source and date, since it gives {', '.join(sorted(map(str, set(row) - {'prices'})))}")
+
+
+def _chip(name: str, row: Mapping[str, Any], where: str) -> Chip:
+    row = dict(row)
+    if row.get("kind") not in KINDS:
+        raise RecipeError(f"{where}.kind: {row.get('kind')!r} was given; allowed: {', '.join(KINDS)}")
+    if row["kind"] == "cpu":
+        row = _complete_cpu(row)
+    chip = _build(Chip, {"name": name, **row}, where)
+    if not 0 < chip.efficiency_low <= chip.efficiency_high <= 1:
+        raise RecipeError(f"{where}: efficiency_low and efficiency_high must be in order, above 0 and at most 1")
+    return chip
+
+
+def _complete_cpu(row: dict[str, Any]) -> dict[str, Any]:
+    if row.get("hbm_bytes") is None:
+        row["hbm_bytes"] = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if isinstance(row.get("flops_per_s"), float):
+        row["flops_per_s"] *= os.cpu_count() or 1
+    return row
+
+
+def _machine(name: str, row: Mapping[str, Any], chips: Mapping[str, Chip], where: str) -> Machine:
+    if row.get("chip") not in chips:
+        raise RecipeError(
+            f"{where}.chip: {row.get('chip')!r} is not in the catalogue{nearest(str(row.get('chip')), chips)}; allowed: {', '.join(chips)}"
+        )
+    prices = row.get("prices", [])
+    if not isinstance(prices, list) or not all(isinstance(price, dict) for price in prices):
+        raise RecipeError(f"{where}.prices: must be a list of rows with provider, region, usd_per_hour, source and date")
+    built = tuple(_build(Price, price, f"{where}.prices[{index}]") for index, price in enumerate(prices))
+    machine = _build(Machine, {"name": name, **row, "chip": chips[row["chip"]], "prices": built}, where)
+    if machine.devices > 1 and machine.interconnect_bytes_per_s is None:
+        raise RecipeError(f"{where}.interconnect_bytes_per_s is missing; a machine of {machine.devices} devices must have it")
+    return machine
+
+
+def _build(kind: type[RowT], values: Mapping[str, Any], where: str) -> RowT:
+    """A row as its dataclass, each key and type checked; numbers must be above zero, prices not below."""
+    known = {field.name: field for field in fields(kind)}  # type: ignore[arg-type]
+    for key in values:
+        if key not in known:
+            allowed = [name for name in known if name != "name"]
+            raise RecipeError(f"{where}: unknown key {key}{nearest(str(key), allowed)}; allowed: {', '.join(allowed)}")
+    for name, field in known.items():
+        if name not in values and field.default is MISSING:
+            raise RecipeError(f"{where}.{name} is missing; it must be given")
+    return kind(**{name: _value(known[name].type, value, f"{where}.{name}") for name, value in values.items()})
+
+
+def _value(kind: Any, value: Any, where: str) -> Any:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if kind in (float, float | None) and number:
+        if value < 0 or (value == 0 and "usd" not in where):
+            raise RecipeError(f"{where}: {value!r} was given; must be above zero")
+        return float(value)
+    if kind is int and number and (value != int(value) or value <= 0):
+        raise RecipeError(f"{where}: {value!r} was given; must be a whole number above zero")
+    if kind is int and number:
+        return int(value)
+    if kind == float | None and value is None:
+        return None
+    words = {int: "a whole number", float: "a number", str: "text; quote it", bool: "true or false", float | None: "a number or null"}
+    if kind in (int, float, float | None) or (kind in (str, bool) and not isinstance(value, kind)):
+        raise RecipeError(f"{where}: {value!r} was given; must be {words[kind]}")
+    return value

@@ -1,0 +1,121 @@
+"""The plan stage: memory, step time, hours and dollars of the recipe on each of its machines."""
+
+from pathlib import Path
+
+from gemsmith.hardware import Catalogue, Machine, find_machine, load_catalogue
+from gemsmith.plan import memory, time
+from gemsmith.plan.mesh import choose_mesh
+from gemsmith.plan.steps import PRICED_STEPS, StepCount, count_steps
+from gemsmith.plan.work import Work, work_of
+from gemsmith.recipe import Recipe
+from gemsmith.records import DataRecord, MachinePlan, Origin, PlanRecord
+from gemsmith.resolve import recipe_variant
+from gemsmith.run import Run, is_complete, make_origin, read_record, sha256_file, start_clock, write_record
+from gemsmith.zoo import Variant
+
+
+def plan(run: Run) -> PlanRecord:
+    """The run's plan, also written to plan.json. Uses the data stage's record where there is one."""
+    data: DataRecord | None = read_record(run, "data") if is_complete(run, "data") else None
+    record = _plan(run, count_steps(run.recipe, data), {} if data is None else {"data.json": sha256_file(run.record_file("data"))})
+    write_record(run, record)
+    return record
+
+
+def plan_only(recipe: Recipe) -> PlanRecord:
+    """The plan of a resolved recipe that has no run directory. Nothing is written."""
+    return _plan(Run(path=Path(), recipe=recipe), count_steps(recipe), {})
+
+
+def plan_recipe(recipe: Recipe, variant: Variant, *, steps: StepCount, origin: Origin, catalogue: Catalogue | None = None) -> PlanRecord:
+    """The plan as a pure function of the recipe, the model, the number of steps and the catalogue (default: the recipe's own).
+
+    Raises RecipeError for a machine that the catalogue does not have, or LoRA targets that do not exist.
+    """
+    catalogue = catalogue or load_catalogue(recipe.hardware.catalogue)
+    work = work_of(recipe, variant)
+    priced_steps = steps.steps or PRICED_STEPS
+    machines = [find_machine(catalogue, name) for name in recipe.hardware.machines]
+    return PlanRecord(
+        origin=origin,
+        model=variant.name,
+        parameters=work.parameters,
+        trained_parameters=work.trained_parameters,
+        steps=steps.steps,
+        priced_steps=priced_steps,
+        tokens_per_step=work.tokens,
+        machines=tuple(_plan_machine(work, machine, recipe, priced_steps) for machine in machines),
+        assumptions=(steps.reason, *_assumptions(work)),
+    )
+
+
+def _plan(run: Run, steps: StepCount, sources: dict[str, str]) -> PlanRecord:
+    clock = start_clock()
+    catalogue = load_catalogue(run.recipe.hardware.catalogue)
+    if run.recipe.hardware.catalogue is not None:
+        sources = {**sources, "catalogue": sha256_file(Path(run.recipe.hardware.catalogue))}
+    origin = make_origin(run, "plan", clock, sources=sources)
+    record = plan_recipe(run.recipe, recipe_variant(run.recipe), steps=steps, origin=origin, catalogue=catalogue)
+    return record.model_copy(update={"origin": origin.model_copy(update={"duration_s": round(clock.elapsed_s(), 3)})})
+
+
+def _plan_machine(work: Work, machine: Machine, recipe: Recipe, steps: int) -> MachinePlan:
+    choice = choose_mesh(work, machine, recipe.train.mesh)
+    fits = not choice.problems
+    step_s = (_rounded(choice.time.low_s), _rounded(choice.time.high_s))
+    hours = (_rounded(steps * step_s[0] / 3600), _rounded(steps * step_s[1] / 3600)) if fits else None
+    rate = machine.prices[0].usd_per_hour if machine.prices else None
+    return MachinePlan(
+        name=machine.name,
+        chips=machine.chips,
+        fits=fits,
+        hbm_bytes_per_chip=choice.hbm_bytes_per_chip,
+        hbm_limit_bytes_per_chip=machine.chip.hbm_bytes,
+        step_s=step_s,
+        hours=hours,
+        usd=None if hours is None or rate is None else (_rounded(hours[0] * rate), _rounded(hours[1] * rate)),
+        mesh=choice.mesh.model_dump(),
+        notes=(*choice.problems, _price_note(machine), _speed_note(machine)),
+    )
+
+
+def _price_note(machine: Machine) -> str:
+    """What the dollars were reckoned with, and the cheapest spot price, whichever region has it."""
+    spot = min((price for price in machine.prices if price.usd_per_hour_spot), key=lambda price: price.usd_per_hour_spot or 0, default=None)
+    also = f"; spot from {spot.usd_per_hour_spot:.2f} in {spot.region}" if spot else ""
+    price = machine.prices[0] if machine.prices else None
+    if price is None or price.usd_per_hour is None:
+        return f"the catalogue has no on-demand price{also}; add one in hardware.catalogue"
+    unchecked = "" if price.checked else ", not checked"
+    return f"{price.usd_per_hour:.2f} USD/h on demand, {price.provider} {price.region} ({price.source}, {price.date}{unchecked}){also}"
+
+
+def _speed_note(machine: Machine) -> str:
+    chip = machine.chip
+    peak = f"{chip.flops_per_s / 1e12:,.3g} TFLOP/s a chip ({chip.source}, {chip.date}{'' if chip.checked else ', not checked'})"
+    return f"matmuls at {chip.efficiency_low:.0%} to {chip.efficiency_high:.0%} of {peak}: {chip.efficiency_source}"
+
+
+def _assumptions(work: Work) -> tuple[str, ...]:
+    remat = "every layer is computed again in the backward pass" if work.remat == "layer" else "every activation is kept"
+    sentences = [
+        "Everything here is modelled by formula; nothing was measured on these machines.",
+        f"All {work.rows} rows of {work.length:,} tokens of a step go through at once, without accumulation; {remat}.",
+        "Attention on accelerators holds no score matrix and skips what the causal mask and the window exclude; on processors it is dense.",
+        "Documents packed into a row are reckoned as one document of its length, which is an upper bound.",
+        f"The logits of {memory.LOGIT_CHUNK} tokens are held at once.",
+        "Base weights, adapters and moments are split over all devices; adapters, gradients and moments are float32.",
+        "Low: traffic between chips hidden and matmuls at their best; high: none hidden and matmuls at their worst.",
+        f"Attention reaches {time.ATTENTION_SHARE:.0%} of the share of the peak that matmuls reach.",
+        "Hours leave out compilation, reading the weights, checkpoints and waiting for a machine.",
+    ]
+    if work.dtype_bytes == 4:
+        sentences.append(f"float32 matmuls run at {time.FLOAT32_SHARE:.0%} of an accelerator's bfloat16 peak.")
+    if work.variant.experts:
+        sentences.append("Experts compute only the tokens sent to them, evenly spread.")
+    return tuple(sentences)
+
+
+def _rounded(value: float) -> float:
+    """Four digits: a formula knows no more."""
+    return float(f"{value:.4g}")

@@ -1,0 +1,77 @@
+"""How many optimizer steps a recipe takes, as far as that can be told, and how it was told."""
+
+import math
+from pathlib import Path
+from typing import NamedTuple
+
+from gemsmith.recipe import Made, Recipe
+from gemsmith.records import DataRecord
+
+PRICED_STEPS = 1000
+"""What hours and dollars are for where the number of steps cannot be told."""
+BYTES_PER_TOKEN = 3.5
+"""Of a JSONL file of text and code, its keys and quotes counted; assumed."""
+FILLED_SHARE = 0.95
+"""Of the positions of packed rows; assumed."""
+SAMPLE_BYTES = 1 << 22
+
+
+class StepCount(NamedTuple):
+    """The steps of the whole run, or None, and a sentence that says why."""
+
+    steps: int | None
+    reason: str
+
+
+def count_steps(recipe: Recipe, data: DataRecord | None = None) -> StepCount:
+    """Steps from the recipe, else from the data stage's record, else estimated from the rows; never by tokenising."""
+    if recipe.train.steps is not None:
+        return StepCount(recipe.train.steps, f"{recipe.train.steps:,} steps: train.steps says so.")
+    if data is not None:
+        return StepCount(data.steps, f"{data.steps:,} steps: counted by the data stage from {data.packed_rows:,} rows of tokens.")
+    source = recipe.data.train
+    return _from_made(recipe, source) if isinstance(source, Made) else _from_file(recipe, source)
+
+
+def _from_made(recipe: Recipe, made: Made) -> StepCount:
+    if recipe.data.packing:
+        return _unknown("how many packed rows the made documents fill is known after the data stage")
+    return _from_rows(recipe, made.rows, f"{made.rows:,} rows to make, one document each")
+
+
+def _from_file(recipe: Recipe, source: str) -> StepCount:
+    path = Path(source).expanduser()
+    if path.suffix != ".jsonl":
+        return _unknown(f"the rows of data.train {source} are counted by the data stage")
+    try:
+        return _from_jsonl(recipe, path)
+    except OSError:
+        return _unknown(f"data.train {source} is not there yet")
+
+
+def _from_jsonl(recipe: Recipe, path: Path) -> StepCount:
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        sample = file.read(SAMPLE_BYTES)
+    documents = sum(1 for line in sample.splitlines() if line.strip())
+    if not documents:
+        return _unknown(f"data.train {path} is empty")
+    how = f"{path.name} has {documents:,} documents"
+    if size > len(sample):
+        documents = round(documents * size / len(sample))
+        how = f"{path.name} has about {documents:,} documents, judged by its first {SAMPLE_BYTES >> 20} MiB of {size >> 20}"
+    if not recipe.data.packing:
+        return _from_rows(recipe, documents, how)
+    tokens = size / BYTES_PER_TOKEN
+    rows = min(documents, max(1, math.ceil(tokens / (recipe.data.max_length * FILLED_SHARE))))
+    packed = f"packed into about {rows:,} rows at an assumed {BYTES_PER_TOKEN} bytes a token and {FILLED_SHARE:.0%} of each row filled"
+    return _from_rows(recipe, rows, f"{how}, {packed}")
+
+
+def _from_rows(recipe: Recipe, rows: int, how: str) -> StepCount:
+    steps = math.ceil(recipe.train.epochs * rows / recipe.train.rows_per_step)
+    return StepCount(steps, f"{steps:,} steps, estimated: {how}; no document is counted as too long.")
+
+
+def _unknown(why: str) -> StepCount:
+    return StepCount(None, f"Hours and dollars are for {PRICED_STEPS:,} steps, since the run's own number is not known: {why}.")

@@ -1,0 +1,88 @@
+"""Seconds of one training step, by formula: FLOPs at an assumed share of the peak, bytes through HBM, bytes between chips."""
+
+from dataclasses import dataclass
+
+from gemsmith.hardware import Machine
+from gemsmith.plan.memory import ADAPTER_BYTES, rows_per_device
+from gemsmith.plan.work import Work, attended_pairs
+from gemsmith.recipe import Mesh
+
+ATTENTION_SHARE = 0.7
+"""Attention kernels reach this much of the share that matmuls reach; 50 % of the peak is what splash is assumed to reach on v5p."""
+FLOAT32_SHARE = 0.5
+"""Of an accelerator's bfloat16 peak, as TF32 has on GPUs; a processor's peak in the catalogue is float32's already."""
+OPTIMIZER_PASSES = 7
+"""Times that AdamW reads or writes a number as large as the adapters: parameter, gradient and two moments in, all but the gradient out."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepTime:
+    """Seconds of one step. `low`: all traffic between chips hidden, matmuls at their best; `high`: none hidden, at their worst."""
+
+    flops: float
+    """Of the whole step, over all devices, recomputation counted."""
+    low_s: float
+    high_s: float
+    hbm_s: float
+    interconnect_s: float
+
+
+def step_time(work: Work, machine: Machine, mesh: Mesh) -> StepTime:
+    chip = machine.chip
+    # Rows that do not fill the mesh cost as much as if they did.
+    filled = rows_per_device(work, mesh) * mesh.fsdp / work.rows
+    matmul, attention = filled * matmul_flops(work), filled * attention_flops(work)
+    share = FLOAT32_SHARE if work.dtype_bytes == 4 and chip.kind != "cpu" else 1.0
+    ideal_s = (matmul + attention / ATTENTION_SHARE) / (chip.flops_per_s * share * machine.chips)
+    hbm_s = _hbm_bytes(work, mesh) / (chip.hbm_bytes_per_s / chip.devices)
+    interconnect_s = 0.0
+    if machine.interconnect_bytes_per_s is not None:
+        interconnect_s = _received_bytes(work, mesh) / (machine.interconnect_bytes_per_s / chip.devices)
+    return StepTime(
+        flops=matmul + attention,
+        low_s=max(ideal_s / chip.efficiency_high + hbm_s, interconnect_s),
+        high_s=ideal_s / chip.efficiency_low + hbm_s + interconnect_s,
+        hbm_s=hbm_s,
+        interconnect_s=interconnect_s,
+    )
+
+
+def matmul_flops(work: Work) -> float:
+    """Of one step, a weight and token: 2 forward, 2 for the activations' gradient, 2 for an adapter's own, and 2 for recomputing.
+
+    The head is not computed again.
+    """
+    again = 2 if work.remat == "layer" else 0
+    base = (4 + again) * work.layer_matmul_parameters + 4 * work.head_parameters
+    return float(work.tokens * (base + (6 + again) * work.trained_parameters))
+
+
+def attention_flops(work: Work) -> float:
+    """Of one step: scores and their product with V forward, twice that backward, and again what remat and flash recompute."""
+    variant, forward = work.variant, 0
+    for layer in range(variant.layers):
+        window = None if variant.is_global(layer) else variant.sliding_window
+        pairs = attended_pairs(work.length, window, work.attention)
+        forward += 4 * variant.heads * variant.head_dim_of(layer) * pairs
+    passes = 3.0 + (0.5 if work.attention == "flash" else 0.0) + (1.0 if work.remat == "layer" else 0.0)
+    return work.rows * forward * passes
+
+
+def _hbm_bytes(work: Work, mesh: Mesh) -> float:
+    """On one device: the weights once a pass, each pass's activations in and out of matmul and adapter, AdamW."""
+    passes = 3 if work.remat == "layer" else 2
+    weights = passes * work.parameters * work.dtype_bytes / mesh.tp
+    tokens = rows_per_device(work, mesh) * work.length
+    numbers = sum(width.split / mesh.tp + width.whole for width in work.widths)
+    activations = 2 * passes * tokens * numbers * work.dtype_bytes
+    return weights + activations + OPTIMIZER_PASSES * work.trained_parameters * ADAPTER_BYTES / (mesh.fsdp * mesh.tp)
+
+
+def _received_bytes(work: Work, mesh: Mesh) -> float:
+    """By one device: fsdp's gathered weights once a pass and the adapters' gradients; tp's two sums a layer and direction."""
+    passes = 3 if work.remat == "layer" else 2
+    others = (mesh.fsdp - 1) / mesh.fsdp
+    gathered = others / mesh.tp * (passes * work.parameters * work.dtype_bytes + 2 * work.trained_parameters * ADAPTER_BYTES)
+    tokens = rows_per_device(work, mesh) * work.length
+    one_sum = 2 * (mesh.tp - 1) / mesh.tp * tokens * work.variant.hidden * work.dtype_bytes
+    return gathered + 2 * passes * work.variant.layers * one_sum

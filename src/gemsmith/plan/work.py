@@ -1,0 +1,113 @@
+"""What one training step has to do, in counts that derive from the zoo's tensors and do not depend on the machine.
+
+Letters: B rows, L length, H heads, D head dim, E model, F hidden (ffn), R rank, V vocabulary.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from gemsmith.recipe import Recipe
+from gemsmith.zoo import Tensor, Variant, lora_targets, text_tensors
+
+Attention = Literal["flash", "dense"]
+# Split by tp along what they put out; the others along what they take in, so that their outputs are whole on every device.
+_COLUMN = ("q", "k", "v", "gate", "up")
+_IN_LAYER = (*_COLUMN, "o", "down", "per_layer_gate", "per_layer_out", "router")
+_EXPERTS = ("expert_gate_up", "expert_down")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Widths:
+    """Numbers that one token leaves in one layer for its backward pass: those that tp splits, and those that it does not."""
+
+    split: int
+    whole: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """One optimizer step of LoRA training: rows of `length` tokens, all in one pass."""
+
+    variant: Variant
+    rows: int
+    length: int
+    remat: Literal["none", "layer"]
+    attention: Attention
+    dtype_bytes: int
+    parameters: int
+    trained_parameters: int
+    layer_matmul_parameters: int
+    """Weights of the layers that each token is multiplied with: of the experts, only those it is sent to."""
+    head_parameters: int
+    largest_layer_parameters: int
+    widths: tuple[Widths, ...]
+    """Of each layer."""
+
+    @property
+    def tokens(self) -> int:
+        return self.rows * self.length
+
+
+def work_of(recipe: Recipe, variant: Variant, *, attention: Attention = "flash") -> Work:
+    """The work of one step of the recipe. Raises RecipeError for LoRA targets that do not exist."""
+    layers: dict[int, list[Tensor]] = {layer: [] for layer in range(variant.layers)}
+    outside: list[Tensor] = []
+    for tensor in text_tensors(variant):
+        (outside if tensor.layer is None else layers[tensor.layer]).append(tensor)
+    projection = sum(tensor.size for tensor in outside if tensor.role == "per_layer_projection")
+    rank = recipe.lora.rank
+    sizes = {layer: sum(tensor.size for tensor in tensors) for layer, tensors in layers.items()}
+    return Work(
+        variant=variant,
+        rows=recipe.train.rows_per_step,
+        length=recipe.data.max_length,
+        remat=recipe.train.remat,
+        attention=attention,
+        dtype_bytes=2 if recipe.train.dtype == "bfloat16" else 4,
+        parameters=sum(sizes.values()) + sum(tensor.size for tensor in outside),
+        trained_parameters=sum(rank * sum(tensor.shape) for tensor in lora_targets(variant, recipe.lora.targets)),
+        layer_matmul_parameters=projection + sum(_met_by_a_token(variant, tensor) for group in layers.values() for tensor in group),
+        head_parameters=variant.vocabulary * variant.hidden,
+        largest_layer_parameters=max(sizes.values()),
+        widths=tuple(_widths(variant, tensors, recipe.lora.targets) for tensors in layers.values()),
+    )
+
+
+def attended_pairs(length: int, window: int | None, attention: Attention) -> int:
+    """Query-key pairs that one head of one row computes.
+
+    Flash attention skips blocks outside the causal triangle or the window; the dense form computes the whole square.
+
+    >>> attended_pairs(4, None, "flash"), attended_pairs(4, 2, "flash"), attended_pairs(4, 2, "dense")
+    (10, 7, 16)
+    """
+    if attention == "dense":
+        return length * length
+    reach = min(length, window or length)
+    return reach * (reach + 1) // 2 + (length - reach) * reach
+
+
+def _met_by_a_token(variant: Variant, tensor: Tensor) -> int:
+    if tensor.role in _EXPERTS:
+        return tensor.size // variant.experts * variant.experts_per_token
+    return tensor.size if tensor.role in _IN_LAYER else 0
+
+
+def _widths(variant: Variant, tensors: list[Tensor], adapted: tuple[str, ...]) -> Widths:
+    """What a layer's backward pass reads: each matmul's output, once more from its adapter, and what stands between the matmuls."""
+    split = whole = 0
+    ffn = 0
+    for tensor in tensors:
+        if tensor.role not in (*_COLUMN, "o", "down"):
+            continue
+        width = tensor.shape[0] * (2 if tensor.role in adapted else 1)
+        if tensor.role in _COLUMN:
+            split += width
+        else:
+            whole += width
+        ffn = tensor.shape[0] if tensor.role == "up" else ffn
+        split += tensor.shape[1] if tensor.role == "o" else 0  # what attention puts out
+    split += 2 * ffn  # gelu(gate) and its product with up
+    split += 4 * variant.experts_per_token * variant.expert_ffn
+    whole += 6 * variant.hidden + 2 * variant.experts_per_token * variant.hidden  # norms and residuals; what goes to experts and back
+    return Widths(split=split, whole=whole)
