@@ -1,0 +1,97 @@
+"""Batches of packed rows: the batch of a step follows from the recipe and the step alone, so a run continues where it stopped."""
+
+import hashlib
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gemsmith.data.pack import ARRAYS, PackedRows
+from gemsmith.errors import RunError
+from gemsmith.recipe import Train
+from gemsmith.run import Run, read_record
+
+if TYPE_CHECKING:
+    import grain
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Batch:
+    """The rows of one optimizer step: arrays of shape (rows_per_step, L), as in `gemsmith.data.pack`; rows of zeros are padding."""
+
+    tokens: np.ndarray
+    segments: np.ndarray
+    positions: np.ndarray
+    loss_mask: np.ndarray
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Batches:
+    """`steps` batches. Each epoch has every row once, in an order of its own; a batch may hold the end of one and the start of the next."""
+
+    steps: int
+    rows_per_step: int
+    total_rows: int
+    """Rows of all steps; the last batch is filled up with rows of padding."""
+    rows: PackedRows
+    order: "grain.MapDataset[int]"
+
+    def batch(self, step: int) -> Batch:
+        """The batch of a step, from 1."""
+        assert 1 <= step <= self.steps, f"step {step} of {self.steps}"
+        begin = (step - 1) * self.rows_per_step
+        chosen = [int(self.order[index]) for index in range(begin, min(begin + self.rows_per_step, self.total_rows))]
+        return Batch(**{name: _take(getattr(self.rows, name), chosen, self.rows_per_step) for name in ARRAYS})
+
+
+def count_steps(train: Train, packed_rows: int) -> int:
+    """Optimizer steps: those of the recipe, or as many as all rows of all epochs need."""
+    return train.steps or math.ceil(train.epochs * packed_rows / train.rows_per_step)
+
+
+def load_batches(run: Run) -> Batches:
+    """The batches of the run's data stage. Raises RunError where that has not run, or its files are not what its record says."""
+    record = read_record(run, "data")
+    train = run.recipe.train
+    shape = (record.packed_rows, run.recipe.data.max_length)
+    rows = open_rows(run.data)
+    if rows.tokens.shape != shape:
+        raise RunError(f"{run.data}: holds rows of shape {rows.tokens.shape}, its record says {shape}; run: gemsmith data {run.path}")
+    steps = count_steps(train, record.packed_rows)
+    total_rows = steps * train.rows_per_step if train.steps else train.epochs * record.packed_rows
+    return Batches(
+        steps=steps,
+        rows_per_step=train.rows_per_step,
+        total_rows=total_rows,
+        rows=rows,
+        order=shuffled_order(record.packed_rows, run.recipe.seed),
+    )
+
+
+def shuffled_order(rows: int, seed: int) -> "grain.MapDataset[int]":
+    """Row numbers without end: element k is the row at place k, `rows` places to an epoch."""
+    import grain
+
+    # Grain adds the epoch to the seed: of two runs with neighbouring seeds, one would see the other's epochs.
+    spread = int.from_bytes(hashlib.sha256(f"rows {seed}".encode()).digest()[:4], "big")
+    return grain.MapDataset.range(rows).shuffle(seed=spread).repeat()
+
+
+def open_rows(folder: Path) -> PackedRows:
+    """The packed rows in a run's data folder, mapped from their files. Raises RunError where one is missing or damaged."""
+    try:
+        arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="r") for name in ARRAYS}
+    except (OSError, ValueError) as error:
+        raise RunError(f"{folder}: its arrays cannot be read ({error}); run: gemsmith data {folder.parent}") from None
+    if len({array.shape for array in arrays.values()}) != 1 or any(array.dtype != ARRAYS[name] for name, array in arrays.items()):
+        raise RunError(f"{folder}: its arrays do not belong together; run: gemsmith data {folder.parent}")
+    return PackedRows(**arrays)
+
+
+def _take(array: np.ndarray, rows: list[int], count: int) -> np.ndarray:
+    """[[a], [b], [c]], rows [2, 0], count 3 → [[c], [a], [0]]"""
+    taken = np.zeros((count, *array.shape[1:]), array.dtype)
+    taken[: len(rows)] = array[rows]
+    return taken

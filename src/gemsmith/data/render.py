@@ -1,0 +1,210 @@
+r"""Documents rendered to token ids, each token marked as trained or not: the loss mask is decided here and nowhere else.
+
+    <bos><|turn>user\nhi<turn|>\n<|turn>model\nhello<turn|>\n
+    .......................................^^^^^^^^^^^^..        ^ trained: the answer, and the token that ends the turn
+
+What comes before an answer must be, letter for letter, what a server would prompt the model with; that is checked for every turn. Prompt
+and answer are tokenised apart and joined, as they are when the model answers: a token over the border would be one it never has to write.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
+
+import jinja2
+import numpy as np
+from tokenizers import Tokenizer
+
+from gemsmith.data.rows import Document
+from gemsmith.data.template import ChatTemplate, load_template
+from gemsmith.errors import CheckpointError, DataError
+
+SPECIAL_IDS = {"<pad>": 0, "<eos>": 1, "<bos>": 2, "<|turn>": 105, "<turn|>": 106}
+TURN_END = "<turn|>"
+EMPTY_THOUGHT = "<|channel>thought\n<channel|>"
+_BATCH = 1024
+
+
+class Piece(NamedTuple):
+    """A stretch of rendered text that is trained as a whole or not at all."""
+
+    text: str
+    trained: bool
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Rendered:
+    """One document in tokens: `ids` int32 and `trained` bool, both of shape (L,)."""
+
+    ids: np.ndarray
+    trained: np.ndarray
+    origin: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Renderer:
+    """A checkpoint's chat template and tokenizer."""
+
+    template: ChatTemplate
+    tokenizer: Tokenizer
+
+
+def open_renderer(folder: Path, template: str | None = None) -> Renderer:
+    """The renderer of a checkpoint folder, with the folder's own chat template or the file given.
+
+    Raises CheckpointError where there is no template, or the tokenizer's special ids are not Gemma 4's.
+    """
+    return Renderer(template=load_template(folder, template), tokenizer=open_tokenizer(folder))
+
+
+def open_tokenizer(folder: Path) -> Tokenizer:
+    """The folder's tokenizer.json. Raises CheckpointError where it is damaged or not Gemma 4's."""
+    file = folder / "tokenizer.json"
+    try:
+        tokenizer = Tokenizer.from_file(str(file))
+    except Exception as error:  # noqa: BLE001 (tokenizers raises plain Exception)
+        raise CheckpointError(f"{file}: cannot be read ({error}); copy it again from where the weights came from") from None
+    for token, expected in SPECIAL_IDS.items():
+        if (found := tokenizer.token_to_id(token)) != expected:
+            raise CheckpointError(f"{file}: {token} is id {found}, Gemma 4's is {expected}; give Gemma 4's own tokenizer")
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def render_documents(renderer: Renderer, documents: Iterable[Document]) -> Iterator[Rendered]:
+    """Every document in tokens, in order; one whose turns cannot stand in one sequence gives one for each assistant turn.
+
+    Raises DataError naming the row where the mask cannot be decided exactly.
+    """
+    sequences = ((pieces, document.origin) for document in documents for pieces in split_document(renderer.template, document))
+    # Tokenizing runs outside Python's lock, so the next batch renders meanwhile.
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        waiting: Future[list[Rendered]] | None = None
+        while batch := list(islice(sequences, _BATCH)):
+            started = pool.submit(_tokenize, renderer.tokenizer, batch)
+            if waiting is not None:
+                yield from waiting.result()
+            waiting = started
+        if waiting is not None:
+            yield from waiting.result()
+
+
+def split_document(template: ChatTemplate, document: Document) -> list[tuple[Piece, ...]]:
+    r"""The document's text cut into trained and untrained pieces, as one sequence or, with some templates, one for each assistant turn.
+
+    Some templates put an empty thought channel before an answer only when the model is to write it, not when it is history. A sequence
+    with several answers could then not be what the model sees when serving, so each answer gets its own: prompt with channel, answer.
+
+        [("<bos><|turn>user\nhi<turn|>\n<|turn>model\n", False), ("hello<turn|>", True), ("\n", False)]
+    """
+    _refuse_control_tokens(document)
+    messages = [message._asdict() for message in document.messages]
+    answers = [index for index, message in enumerate(document.messages) if message.role == "assistant"]
+    try:
+        full = template.render(messages)
+        upto = [full if index + 1 == len(messages) else template.render(messages[: index + 1]) for index in answers]
+        prompts = [template.render(messages[:index], generation_prompt=True) for index in answers]
+    except (jinja2.TemplateError, TypeError, ValueError, KeyError) as error:
+        raise DataError(f"{document.origin}: chat template {template.source} refuses it: {error}") from None
+    turns = [_cut_turn(document, *cut) for cut in zip(answers, prompts, upto, strict=True)]
+    if any(turn.apart for turn in turns):
+        return [(Piece(turn.prompt, False), Piece(turn.answer, True), Piece(turn.rest, False)) for turn in turns]
+    return [_join_turns(full, turns, document)]
+
+
+class _Turn(NamedTuple):
+    """One assistant turn: what prompts it, the answer with its end token, what the template writes after it.
+
+    `apart`: the prompt ends in an empty thought channel that the rendered conversation does not have.
+    """
+
+    prompt: str
+    answer: str
+    rest: str
+    apart: bool
+
+
+def _cut_turn(document: Document, index: int, prompt: str, upto: str) -> _Turn:
+    """Cuts `upto`, the conversation up to and including this answer, behind its generation prompt."""
+    where = f"{document.origin}: messages[{index}]"
+    content = document.messages[index].content
+    apart = not upto.startswith(prompt) and prompt.endswith(EMPTY_THOUGHT)
+    shared = prompt.removesuffix(EMPTY_THOUGHT) if apart else prompt
+    if not upto.startswith(shared):
+        raise DataError(
+            f"{where}: the chat template's generation prompt {_tail(prompt)} is not how the rendered row goes on "
+            f"({_tail(upto[: len(prompt)])}), so the mask cannot be decided; let user and assistant take turns, or set data.template"
+        )
+    answer = upto[len(shared) :]
+    if not apart and answer.startswith(EMPTY_THOUGHT) and not content.lstrip().startswith(EMPTY_THOUGHT):
+        prompt += EMPTY_THOUGHT
+        answer = answer.removeprefix(EMPTY_THOUGHT)
+    body, end, rest = answer.rpartition(TURN_END)
+    if not end or rest.strip():
+        raise DataError(f"{where}: the chat template does not end the answer with {TURN_END} ({_tail(answer)}); set data.template")
+    if body.strip() != content.strip():
+        raise DataError(
+            f"{where}: the chat template changes the answer {_tail(content)} to {_tail(body)} (it takes thoughts out, for one); "
+            "write the answer as it is to be trained"
+        )
+    return _Turn(prompt, body + end, rest, apart)
+
+
+def _join_turns(full: str, turns: Sequence[_Turn], document: Document) -> tuple[Piece, ...]:
+    """One sequence for the whole conversation: every answer trained, everything between untrained."""
+    pieces: list[Piece] = []
+    done = 0
+    for turn in turns:
+        if not full.startswith(turn.prompt + turn.answer):
+            raise DataError(
+                f"{document.origin}: the chat template renders an earlier turn otherwise once later ones follow "
+                f"({_tail(turn.answer)}), so one sequence cannot train all answers; set data.template, or keep one answer a row"
+            )
+        pieces += [Piece(turn.prompt[done:], False), Piece(turn.answer, True)]
+        done = len(turn.prompt) + len(turn.answer)
+    if full[done:]:
+        pieces.append(Piece(full[done:], False))
+    return tuple(pieces)
+
+
+def _refuse_control_tokens(document: Document) -> None:
+    """Content must not hold the tokens that end turns and texts: they would forge a turn, or train the model to stop in the middle."""
+    for index, message in enumerate(document.messages):
+        token = next((token for token in SPECIAL_IDS if token in message.content), None)
+        if token:
+            raise DataError(
+                f"{document.origin}: messages[{index}] holds the control token {token}; take it out, or write it in another way"
+            )
+
+
+def _tokenize(tokenizer: Tokenizer, batch: Sequence[tuple[tuple[Piece, ...], str]]) -> list[Rendered]:
+    # The line feed after an answer, and whatever else is the same in many rows, once.
+    texts = list(dict.fromkeys(piece.text for pieces, _ in batch for piece in pieces))
+    encodings = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+    ids = {text: np.array(encoding.ids, np.int32) for text, encoding in zip(texts, encodings, strict=True)}
+    return [_check_ids(_join_ids(pieces, [ids[piece.text] for piece in pieces], origin)) for pieces, origin in batch]
+
+
+def _join_ids(pieces: Sequence[Piece], ids: Sequence[np.ndarray], origin: str) -> Rendered:
+    """Prompt [2, 105, 9], answer [7, 106] → ids [2, 105, 9, 7, 106], trained [0, 0, 0, 1, 1]"""
+    trained = np.repeat([piece.trained for piece in pieces], [len(part) for part in ids])
+    return Rendered(ids=np.concatenate(ids), trained=trained, origin=origin)
+
+
+def _check_ids(rendered: Rendered) -> Rendered:
+    """The same document. Raises DataError where it is not <bos> … with a turn's end in what is trained."""
+    ids, trained = rendered.ids, rendered.trained
+    if ids[0] != SPECIAL_IDS["<bos>"] or np.count_nonzero(ids == SPECIAL_IDS["<bos>"]) != 1:
+        raise DataError(f"{rendered.origin}: the chat template does not write <bos> once, at the start; set data.template to Gemma 4's")
+    if not trained.any():
+        raise DataError(f"{rendered.origin}: no token of it is trained; take the row out")
+    assert ids[trained][-1] == SPECIAL_IDS[TURN_END]
+    return rendered
+
+
+def _tail(text: str) -> str:
+    return repr(text if len(text) <= 60 else "…" + text[-60:])

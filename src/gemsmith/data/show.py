@@ -1,0 +1,59 @@
+"""Rows for a person's eyes: what is trained on stands out, so that no mistake in the mask survives."""
+
+from itertools import pairwise
+
+import numpy as np
+from rich.console import Console
+from rich.text import Text
+from tokenizers import Tokenizer
+
+from gemsmith.checkpoint.fetch import fetch_folder
+from gemsmith.data.batches import open_rows
+from gemsmith.data.pack import PackedRows
+from gemsmith.data.render import open_tokenizer
+from gemsmith.run import Run, read_record
+
+
+def show(run: Run, count: int, *, console: Console | None = None) -> None:
+    """Prints the first packed rows to stdout: trained tokens in colour, or within ⟦ ⟧ where there is no terminal."""
+    console = console or Console(highlight=False)
+    read_record(run, "data")
+    rows = open_rows(run.data)
+    tokenizer = open_tokenizer(fetch_folder(run.recipe.checkpoint))
+    mark = "in colour" if console.is_terminal else "within ⟦ ⟧"
+    console.print(f"{len(rows.tokens)} packed rows of {rows.tokens.shape[1]} tokens; what is trained on is {mark}", soft_wrap=True)
+    for row in range(min(count, len(rows.tokens))):
+        console.print(row_text(rows, row, tokenizer, coloured=console.is_terminal), soft_wrap=True)
+
+
+def row_text(rows: PackedRows, row: int, tokenizer: Tokenizer, *, coloured: bool) -> Text:
+    """One row: a line for each document's border, its text with the trained part marked, a line for the padding."""
+    segments = np.asarray(rows.segments[row])
+    padding = int(np.count_nonzero(segments == 0))
+    text = Text()
+    text.append(f"\n━━ row {row + 1}: {segments.max()} documents, {int(rows.loss_mask[row].sum())} trained tokens\n", style="bold")
+    for segment in range(1, int(segments.max()) + 1):
+        chosen = segments == segment
+        tokens, trained = rows.tokens[row][chosen], rows.loss_mask[row][chosen] != 0
+        text.append(f"── document {segment}: {len(tokens)} tokens, {int(trained.sum())} trained\n", style="cyan")
+        text.append_text(document_text(tokens, trained, tokenizer, coloured=coloured))
+        text.append("" if text.plain.endswith("\n") else "\n")
+    if padding:
+        text.append(f"── padding: {padding} tokens", style="cyan")
+    return text
+
+
+def document_text(tokens: np.ndarray, trained: np.ndarray, tokenizer: Tokenizer, *, coloured: bool) -> Text:
+    """The document's text, special tokens spelled out.
+
+    ids [2, 105, 9, 7, 106], trained [0, 0, 0, 1, 1] → `<bos><|turn>a⟦b<turn|>⟧`
+    """
+    text = Text()
+    borders = [0, *(np.flatnonzero(np.diff(trained)) + 1).tolist(), len(tokens)]
+    for begin, end in pairwise(borders):
+        part = tokenizer.decode(tokens[begin:end].tolist(), skip_special_tokens=False)
+        if not trained[begin]:
+            text.append(part, style="dim")
+        else:
+            text.append(part if coloured else f"⟦{part}⟧", style="bold green")
+    return text
