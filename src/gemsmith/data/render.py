@@ -102,8 +102,8 @@ def split_document(template: ChatTemplate, document: Document) -> list[tuple[Pie
         [("<bos><|turn>user\nhi<turn|>\n<|turn>model\n", False), ("hello<turn|>", True), ("\n", False)]
     """
     _refuse_control_tokens(document)
-    messages = [message._asdict() for message in document.messages]
-    answers = [index for index, message in enumerate(document.messages) if message.role == "assistant"]
+    messages = document.messages
+    answers = [index for index, message in enumerate(document.messages) if message["role"] == "assistant"]
     try:
         full = template.render(messages)
         upto = [full if index + 1 == len(messages) else template.render(messages[: index + 1]) for index in answers]
@@ -131,7 +131,7 @@ class _Turn(NamedTuple):
 def _cut_turn(document: Document, index: int, prompt: str, upto: str) -> _Turn:
     """Cuts `upto`, the conversation up to and including this answer, behind its generation prompt."""
     where = f"{document.origin}: messages[{index}]"
-    content = document.messages[index].content
+    content = document.messages[index]["content"]
     apart = not upto.startswith(prompt) and prompt.endswith(EMPTY_THOUGHT)
     shared = prompt.removesuffix(EMPTY_THOUGHT) if apart else prompt
     if not upto.startswith(shared):
@@ -174,7 +174,7 @@ def _join_turns(full: str, turns: Sequence[_Turn], document: Document) -> tuple[
 def _refuse_control_tokens(document: Document) -> None:
     """Content must not hold the tokens that end turns and texts: they would forge a turn, or train the model to stop in the middle."""
     for index, message in enumerate(document.messages):
-        token = next((token for token in SPECIAL_IDS if token in message.content), None)
+        token = next((token for token in SPECIAL_IDS if token in message["content"]), None)
         if token:
             raise DataError(
                 f"{document.origin}: messages[{index}] holds the control token {token}; take it out, or write it in another way"

@@ -5,28 +5,25 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from gemsmith.errors import DataError, nearest
 from gemsmith.recipe import Made
 
 ROLES = ("system", "user", "assistant")
 _FORMS = {"messages": ("messages",), "prompt-response": ("prompt", "response")}
+_FIELDS = ("role", "content")
 _SUFFIXES = (".jsonl", ".parquet")
-
-
-class Message(NamedTuple):
-    """One turn. `content` is text; content given in parts has been joined."""
-
-    role: str
-    content: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Document:
-    """One checked row. `origin` says where it stands, for messages to the user: `rows.jsonl line 12`."""
+    """One checked row. `origin` says where it stands, for messages to the user: `rows.jsonl line 12`.
 
-    messages: tuple[Message, ...]
+    Each message is {"role": one of ROLES, "content": text}; content that was given in parts has been joined.
+    """
+
+    messages: tuple[Mapping[str, str], ...]
     origin: str
 
 
@@ -195,7 +192,7 @@ def _check_form(row: Any, origin: str, form: str | None, *, chosen: bool) -> str
     return form
 
 
-def _read_messages(row: Mapping[str, Any], origin: str, form: str) -> tuple[Message, ...]:
+def _read_messages(row: Mapping[str, Any], origin: str, form: str) -> tuple[Mapping[str, str], ...]:
     if form == "prompt-response":
         turns: Any = [{"role": "user", "content": row["prompt"]}, {"role": "assistant", "content": row["response"]}]
         names: tuple[str, ...] = ("prompt", "response")
@@ -205,32 +202,34 @@ def _read_messages(row: Mapping[str, Any], origin: str, form: str) -> tuple[Mess
             raise DataError(f"{origin}: messages is {_kind(turns)}; must be a list of {{role, content}}")
         names = tuple(f"messages[{index}]" for index in range(len(turns)))
     messages = tuple(_read_message(turn, f"{origin}: {name}") for turn, name in zip(turns, names, strict=True))
-    roles = [message.role for message in messages]
+    roles = [message["role"] for message in messages]
     if "assistant" not in roles:
         raise DataError(f"{origin}: has no assistant turn, so nothing to train on; add one, or take the row out")
     if roles[0] == "assistant":
         raise DataError(f"{origin}: begins with an assistant turn; put what it answers before it")
-    empty = next((name for name, turn in zip(names, messages, strict=True) if turn.role == "assistant" and not turn.content.strip()), None)
+    empty = next(
+        (name for name, turn in zip(names, messages, strict=True) if turn["role"] == "assistant" and not turn["content"].strip()), None
+    )
     if empty:
         raise DataError(f"{origin}: {empty} is an empty answer; fill it, or take the row out")
     return messages
 
 
-def _read_message(turn: Any, where: str) -> Message:
+def _read_message(turn: Any, where: str) -> dict[str, str]:
     if not isinstance(turn, Mapping):
         raise DataError(f"{where} is {_kind(turn)}; must be an object with role and content")
     # Tables fill a field that only some messages have with null.
-    fields = [name for name, value in turn.items() if value is not None or name in Message._fields]
-    unknown = next((name for name in fields if name not in Message._fields), None)
+    fields = [name for name, value in turn.items() if value is not None or name in _FIELDS]
+    unknown = next((name for name in fields if name not in _FIELDS), None)
     if unknown is not None:
-        raise DataError(f"{where} has an unknown field {unknown}{nearest(unknown, Message._fields)}; allowed: role, content")
-    missing = next((name for name in Message._fields if name not in turn), None)
+        raise DataError(f"{where} has an unknown field {unknown}{nearest(unknown, _FIELDS)}; allowed: role, content")
+    missing = next((name for name in _FIELDS if name not in turn), None)
     if missing:
         raise DataError(f"{where} has no {missing}; must have role and content")
     role = turn["role"]
     if role not in ROLES:
         raise DataError(f"{where} has the role {role!r}{nearest(str(role), ROLES)}; allowed: {', '.join(ROLES)}")
-    return Message(role=role, content=_read_content(turn["content"], where))
+    return {"role": role, "content": _read_content(turn["content"], where)}
 
 
 def _read_content(content: Any, where: str) -> str:
