@@ -66,7 +66,7 @@ def test_a_record_comes_back_as_it_was_written(run):
 
 
 def test_a_missing_record_names_the_command_that_makes_it(run):
-    with pytest.raises(RunError, match=f"run first: gemsmith train {run.path}"):
+    with pytest.raises(RunError, match="run first: gemsmith train "):
         read_record(run, "train")
 
 
@@ -87,7 +87,7 @@ def test_a_stage_is_no_longer_complete_once_an_earlier_record_changed(run):
 
 def test_a_key_that_a_begun_stage_has_read_cannot_change(run):
     write_record(run, data_record(run))
-    with pytest.raises(RunError, match="belongs to another recipe: data.max_length is 4096 there and 128 here, and data has used it"):
+    with pytest.raises(RunError, match=r"data\.max_length is 4096 there and 128 here, and data has used it"):
         open_run(run.path, recipe("data.max_length=128"))
     assert "4096" in run.recipe_file.read_text()
 
@@ -95,7 +95,7 @@ def test_a_key_that_a_begun_stage_has_read_cannot_change(run):
 def test_training_that_left_only_checkpoints_has_begun(run):
     (run.checkpoints / "10").mkdir(parents=True)
     assert has_begun(run, "train")
-    with pytest.raises(RunError, match=r"lora.rank is 64 there and 8 here, and train has used it"):
+    with pytest.raises(RunError, match=r"lora\.rank is 64 there and 8 here, and train has used it"):
         open_run(run.path, recipe("lora.rank=8"))
 
 
@@ -123,7 +123,7 @@ def test_a_folder_with_other_files_is_not_taken_for_a_run(tmp_path):
 
 
 def test_a_folder_that_is_no_run_is_named(tmp_path):
-    with pytest.raises(RunError, match="holds no recipe.yaml"):
+    with pytest.raises(RunError, match=r"holds no recipe\.yaml"):
         find_run(tmp_path)
 
 

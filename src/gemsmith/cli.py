@@ -26,7 +26,9 @@ def _source_options(function: Callable[..., None]) -> Callable[..., None]:
     for option in (
         click.option("--json", "as_json", is_flag=True, help="Print the stage's record as JSON on stdout."),
         click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key of the recipe; may be repeated."),
-        click.option("--run", "run_path", metavar="DIR", type=click.Path(path_type=Path), help="The run directory; default: runs/<recipe's name>."),
+        click.option(
+            "--run", "run_path", metavar="DIR", type=click.Path(path_type=Path), help="The run directory; default: runs/<recipe's name>."
+        ),
         click.argument("source", type=click.Path(path_type=Path)),
     ):
         function = option(function)
@@ -39,7 +41,7 @@ _force = click.option("--force", is_flag=True, help="Do the stage again although
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
 @click.version_option(__version__, prog_name="gemsmith")
 def cli() -> None:
-    """Plan, fine-tune, export, verify, serve and compare Gemma 4 on TPU and GPU, from one recipe.
+    r"""Plan, fine-tune, export, verify, serve and compare Gemma 4 on TPU and GPU, from one recipe.
 
     \b
     gemsmith run recipes/demo.yaml                     every stage, into runs/demo
@@ -192,7 +194,7 @@ def schema() -> None:
 @cli.command()
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
-    """Print the completion script of a shell.
+    r"""Print the completion script of a shell.
 
     \b
     eval "$(gemsmith completion bash)"

@@ -44,7 +44,7 @@ class VerifyError(GemsmithError):
     """The exported weights are not what training produced."""
 
 
-class Preempted(GemsmithError):
+class Preempted(GemsmithError):  # noqa: N818
     """SIGTERM: the state was saved and the run can be continued."""
 
     exit_code = 143

@@ -1,0 +1,138 @@
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from gemsmith.cli import cli, main
+
+RECIPE = "checkpoint: {checkpoint}\ndata: {{train: {{task: verilog, rows: 20}}, max_length: 128}}\n"
+VERBS = ["run", "plan", "data", "train", "export", "verify", "serve", "bench", "eval", "report"]
+
+
+@pytest.fixture
+def recipe(tmp_path, tiny_checkpoint, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "my.yaml"
+    file.write_text(RECIPE.format(checkpoint=tiny_checkpoint("tiny-31b")))
+    return file
+
+
+@pytest.fixture
+def gemsmith(capfd):
+    """Runs a command line in this process; returns its exit code, stdout and stderr."""
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as end:
+            main([str(argument) for argument in arguments])
+        out, err = capfd.readouterr()
+        return int(end.value.code or 0), out, err
+
+    return run
+
+
+def test_every_verb_is_there_and_has_help(gemsmith):
+    assert set(VERBS) <= set(cli.commands)
+    for verb in VERBS:
+        code, out, _ = gemsmith(verb, "--help")
+        assert code == 0
+        assert "--set" in out and "--json" in out and "--run" in out, verb
+
+
+def test_the_version_is_printed(gemsmith):
+    assert gemsmith("--version")[:2] == (0, "gemsmith, version 0.1.0\n")
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_is_printed_for_a_shell(gemsmith, shell):
+    if shell == "bash" and sys.platform != "linux":
+        pytest.skip("click asks the machine's bash for its version")
+    code, out, _ = gemsmith("completion", shell)
+    assert code == 0 and "_GEMSMITH_COMPLETE" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["plan", "nothing.yaml"], "nothing.yaml: is neither a recipe nor a run directory"),
+        (["plan", "my.yaml", "--set", "lora.rnak=3"], "unknown key lora.rnak (did you mean rank?)"),
+        (["plan", "my.yaml", "--set", "model=gemma4-31"], "did you mean gemma4-31b?"),
+        (["plan", "my.yaml", "--set", "lora.rank=many"], "lora.rank: 'many' was given"),
+        (["plan", "my.yaml", "--set", "model=tiny-12b"], "tiny-12b"),
+        (["plan", "my.yaml", "--set", "hardware.machines=[v5p-9]"], "did you mean v5p-8?"),
+        (["plan", "my.yaml", "--set", "checkpoint=no/such/folder"], "is not a folder"),
+        (["plan", "my.yaml", "--set", "data.max_length=1000000"], "reads at most 2048 tokens"),
+        (["data", "my.yaml", "--set", "data.train=missing.jsonl"], "missing.jsonl"),
+        (["export", "my.yaml"], "train.json: is not there; run first: gemsmith train runs/my"),
+        (["report", "."], "holds no recipe.yaml"),
+        (["frobnicate"], "No such command 'frobnicate'"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(gemsmith, recipe, arguments, expected):
+    code, out, err = gemsmith(*arguments)
+    assert code == 2
+    assert out == ""
+    assert err.startswith("error: ") and err.count("\n") == 1
+    assert expected in err
+
+
+def test_a_plan_without_a_run_directory_writes_nothing(gemsmith, recipe, tmp_path):
+    before = set(tmp_path.iterdir())
+    code, out, _ = gemsmith("plan", recipe, "--json")
+    assert code == 0
+    assert {machine["name"] for machine in json.loads(out)["machines"]} == {"v5p-8", "v6e-8", "2xh100"}
+    assert set(tmp_path.iterdir()) == before
+
+
+def test_data_writes_its_record_and_the_resolved_recipe(gemsmith, recipe, tmp_path):
+    code, out, _ = gemsmith("data", recipe, "--json", "--run", "out")
+    record = json.loads(out)
+    assert (code, record["rows"], record["dropped"]) == (0, 20, {})
+    assert json.loads((tmp_path / "out" / "data.json").read_text()) == record
+    assert 'model: "tiny-31b"  # read from the checkpoint\'s config.json' in (tmp_path / "out" / "recipe.yaml").read_text()
+
+
+def test_a_complete_stage_is_not_done_again_unless_forced(gemsmith, recipe, tmp_path):
+    gemsmith("data", recipe)
+    file = tmp_path / "runs" / "my" / "data.json"
+    before = file.read_bytes()
+    assert "--force" in gemsmith("data", recipe)[2]
+    assert file.read_bytes() == before
+    gemsmith("data", "runs/my", "--force")
+    assert json.loads(file.read_bytes())["rows_sha256"] == json.loads(before)["rows_sha256"]
+
+
+def test_another_recipe_in_the_same_run_directory_is_refused(gemsmith, recipe):
+    gemsmith("data", recipe)
+    code, _, err = gemsmith("data", recipe, "--set", "data.max_length=64")
+    assert code == 2 and "data.max_length is 128 there and 64 here, and data has used it" in err
+    assert gemsmith("data", recipe, "--set", "data.max_length=256", "--force")[0] == 0
+
+
+def test_rows_are_shown_with_what_is_trained_on(gemsmith, recipe):
+    code, out, _ = gemsmith("data", recipe, "--show", 1)
+    assert code == 0
+    assert "module" in out and "<turn|>" in out
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(gemsmith, recipe, tmp_path):
+    (tmp_path / "file").touch()
+    code, _, err = gemsmith("data", recipe, "--run", "file/run")
+    assert code == 2 and err.count("\n") == 1 and "not a directory" in err
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a tmpfs takes root")
+@pytest.mark.parametrize("size", ["48k", "200k"])
+def test_a_full_disk_is_one_line_and_the_run_goes_on_once_there_is_space(gemsmith, recipe, tmp_path, size):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(disk)], check=False, capture_output=True).returncode:
+        pytest.skip("this machine does not let a tmpfs be mounted")
+    try:
+        code, _, err = gemsmith("data", recipe, "--set", "data.train.rows=3000", "--run", disk / "run")
+        assert code == 2 and "no space left" in err and err.count("\n") == 1
+        subprocess.run(["mount", "-o", "remount,size=50m", str(disk)], check=True)
+        assert gemsmith("data", recipe, "--set", "data.train.rows=3000", "--run", disk / "run")[0] == 0
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
