@@ -1,22 +1,32 @@
 """Bytes that one device needs at the peak of a training step, by formula.
 
-Against the peaks that XLA gives for the 31B, LoRA rank 64 (jax 0.10.2, libtpu 0.0.42.1, compiled without a device, GiB a chip):
+Against the peaks that XLA gives for the 31B with rank 64 (jax 0.10.2, libtpu 0.0.42.1, compiled with no device; GiB a chip). Training here
+keeps adapters and moments in float32; those builds may have had them in bfloat16, Qwix's default, and then the formula is nearer.
 
-    machine, mesh, rows x length, attention           XLA   formula
-    v5p-8  tp 4            1 x 4096  dense           19.8
+    machine, fsdp x tp, rows x length, attention   XLA   formula, ratio   with bfloat16 adapters
+    v5p-8  1 x 4  1 x 4096  dense                 19.8    22.8  1.15       20.7  1.05
+    v5p-8  1 x 4  1 x 4096  flash                 18.3    21.3  1.17       19.2  1.05
+    v5p-8  4 x 1  4 x 4096  dense                 29.9    33.0  1.10       29.4  0.98
+    v5p-8  4 x 1  4 x 4096  flash                 23.2    27.0  1.16       23.4  1.01
+    v5p-8  4 x 1  8 x 4096  flash                 27.7    31.2  1.13       27.7  1.00
+    v5p-8  4 x 1  4 x 8192  flash                 27.2    31.2  1.15       27.7  1.02
+    v6e-8  2 x 4  2 x 4096  flash                 11.6    13.5  1.16       12.0  1.04
+
+Without remat XLA's nearest build, which kept every matmul's output, came to 102.4; the formula, which keeps all that the backward pass
+reads, to 130.3.
 """
 
 from dataclasses import asdict, dataclass
 
-from gemsmith.plan.work import Work
+from gemsmith.plan.work import QUERY_BLOCK, Work, keys_of_a_block
 from gemsmith.recipe import Mesh
 
 ADAPTER_BYTES = 4
 """Adapters, their gradients and both moments are float32."""
-LOGIT_CHUNK = 512
-"""Tokens whose logits are held at once."""
+LOGIT_CHUNK = 256
+"""Positions of each row whose logits are held at once, by the JAX loss."""
 SCORE_BUFFERS = 3
-"""Of dense attention, in float32: scores, probabilities, and the gradient of one of them."""
+"""Of blocked or dense attention, in float32: scores, probabilities, and the gradient of one of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +35,7 @@ class Memory:
 
     base: float
     adapters: float
-    """With gradients and both moments."""
+    """With gradients, both moments, and the copy in the base's dtype that the matmuls use."""
     kept: float
     """Activations kept from the forward to the backward pass."""
     workspace: float
@@ -38,10 +48,10 @@ class Memory:
 
 def memory_of(work: Work, mesh: Mesh) -> Memory:
     """What one device of the mesh holds at the peak of a step."""
-    devices = mesh.fsdp * mesh.tp
+    copy_bytes = work.dtype_bytes if work.dtype_bytes != ADAPTER_BYTES else 0
     return Memory(
-        base=work.parameters * work.dtype_bytes / devices,
-        adapters=work.trained_parameters * ADAPTER_BYTES * 4 / devices,
+        base=work.parameters * work.dtype_bytes / (mesh.fsdp * mesh.tp),
+        adapters=(work.adapters_along_fsdp / mesh.fsdp + work.adapters_along_tp / mesh.tp) * (4 * ADAPTER_BYTES + copy_bytes),
         kept=_kept(work, mesh),
         workspace=max(_layer_workspace(work, mesh), _head_workspace(work, mesh)),
     )
@@ -61,7 +71,7 @@ def _kept(work: Work, mesh: Mesh) -> float:
         numbers += sum(width.split / mesh.tp + width.whole for width in work.widths)
     kept = tokens * numbers * work.dtype_bytes
     if work.remat == "none":
-        kept += sum(_scores(work, mesh) for _ in range(variant.layers))
+        kept += variant.layers * _scores(work, mesh) if work.attention == "dense" else 0
     return kept
 
 
@@ -75,13 +85,15 @@ def _layer_workspace(work: Work, mesh: Mesh) -> float:
 
 def _head_workspace(work: Work, mesh: Mesh) -> float:
     """A chunk's logits and their gradient in float32, and under fsdp the gathered head."""
-    logits = 2 * min(LOGIT_CHUNK, work.tokens) * work.variant.vocabulary * 4 / mesh.tp
+    logits = 2 * rows_per_device(work, mesh) * min(LOGIT_CHUNK, work.length) * work.variant.vocabulary * 4 / mesh.tp
     gathered = work.head_parameters * work.dtype_bytes / mesh.tp if mesh.fsdp > 1 else 0.0
     return logits + gathered
 
 
 def _scores(work: Work, mesh: Mesh) -> float:
+    """One block's scores in a global layer, where they are largest. Flash keeps them on the chip."""
     if work.attention == "flash":
         return 0.0
-    heads = work.variant.heads / mesh.tp
-    return SCORE_BUFFERS * rows_per_device(work, mesh) * heads * work.length**2 * 4
+    queries = min(QUERY_BLOCK, work.length) if work.attention == "blocked" else work.length
+    pairs = queries * keys_of_a_block(work.length, None, work.attention)
+    return SCORE_BUFFERS * rows_per_device(work, mesh) * work.variant.heads / mesh.tp * pairs * 4

@@ -1,6 +1,6 @@
 """Which mesh a machine gets: every one that the model allows is tried, and of those that fit the fastest is taken."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from gemsmith.hardware import Machine
@@ -11,7 +11,7 @@ from gemsmith.recipe import Mesh
 from gemsmith.zoo import Variant
 
 USABLE_SHARE = 0.95
-"""Of a chip's memory: the formula is 6 % off at most where it was compared, and allocators lose some to fragments."""
+"""Of a chip's memory: allocators lose some to fragments, and the formula knows nothing finer."""
 GIB = 2**30
 
 
@@ -37,8 +37,6 @@ def allowed_tp(variant: Variant) -> list[int]:
 
 def choose_mesh(work: Work, machine: Machine, wanted: Mesh | Literal["auto"]) -> Choice:
     """The wanted mesh, or for `auto` the fastest of those that fit; where none fits, the one that comes closest."""
-    if machine.chip.kind == "cpu":
-        work = replace(work, attention="dense")  # there is no flash kernel for processors
     if wanted != "auto":
         return _weigh(work, machine, wanted)
     devices = machine.devices
@@ -65,7 +63,7 @@ def _weigh(work: Work, machine: Machine, mesh: Mesh) -> Choice:
         problems.append(f"train.rows_per_step is {work.rows}; fsdp {mesh.fsdp} needs a multiple of it")
     if hbm_bytes > USABLE_SHARE * chip.hbm_bytes:
         problems.append(
-            f"needs {hbm_bytes / GIB:.1f} GiB a chip of {chip.hbm_bytes / GIB:.1f}, of which {USABLE_SHARE:.0%} can be used; "
+            f"needs {hbm_bytes / GIB:.1f} GiB a chip of {chip.hbm_bytes / GIB:.1f}, of which {100 * USABLE_SHARE:.0f} % can be used; "
             "a larger machine, fewer train.rows_per_step or train.remat: layer need less"
         )
     return Choice(mesh=mesh, memory=memory, time=step_time(work, machine, mesh), hbm_bytes_per_chip=hbm_bytes, problems=tuple(problems))

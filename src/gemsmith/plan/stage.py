@@ -4,9 +4,9 @@ from pathlib import Path
 
 from gemsmith.hardware import Catalogue, Machine, find_machine, load_catalogue
 from gemsmith.plan import memory, time
-from gemsmith.plan.mesh import choose_mesh
+from gemsmith.plan.mesh import Choice, choose_mesh
 from gemsmith.plan.steps import PRICED_STEPS, StepCount, count_steps
-from gemsmith.plan.work import Work, work_of
+from gemsmith.plan.work import QUERY_BLOCK, Work, work_of
 from gemsmith.recipe import Recipe
 from gemsmith.records import DataRecord, MachinePlan, Origin, PlanRecord
 from gemsmith.resolve import recipe_variant
@@ -75,8 +75,16 @@ def _plan_machine(work: Work, machine: Machine, recipe: Recipe, steps: int) -> M
         hours=hours,
         usd=None if hours is None or rate is None else (_rounded(hours[0] * rate), _rounded(hours[1] * rate)),
         mesh=choice.mesh.model_dump(),
-        notes=(*choice.problems, _price_note(machine), _speed_note(machine)),
+        notes=(*choice.problems, *_mesh_note(choice, recipe), _price_note(machine), _speed_note(machine)),
     )
+
+
+def _mesh_note(choice: Choice, recipe: Recipe) -> tuple[str, ...]:
+    """What to write into the recipe, where training's own choice, all devices in fsdp, is slower or does not fit."""
+    if recipe.train.mesh != "auto" or choice.mesh.tp == 1 or choice.problems:
+        return ()
+    fsdp, tp = choice.mesh.fsdp, choice.mesh.tp
+    return (f"set train.mesh to {{fsdp: {fsdp}, tp: {tp}}} to get this; auto trains with fsdp {fsdp * tp}, tp 1: slower, or too large",)
 
 
 def _price_note(machine: Machine) -> str:
@@ -93,7 +101,7 @@ def _price_note(machine: Machine) -> str:
 def _speed_note(machine: Machine) -> str:
     chip = machine.chip
     peak = f"{chip.flops_per_s / 1e12:,.3g} TFLOP/s a chip ({chip.source}, {chip.date}{'' if chip.checked else ', not checked'})"
-    return f"matmuls at {chip.efficiency_low:.0%} to {chip.efficiency_high:.0%} of {peak}: {chip.efficiency_source}"
+    return f"matmuls at {100 * chip.efficiency_low:.0f} to {100 * chip.efficiency_high:.0f} % of {peak}; {chip.efficiency_source}"
 
 
 def _assumptions(work: Work) -> tuple[str, ...]:
@@ -101,16 +109,17 @@ def _assumptions(work: Work) -> tuple[str, ...]:
     sentences = [
         "Everything here is modelled by formula; nothing was measured on these machines.",
         f"All {work.rows} rows of {work.length:,} tokens of a step go through at once, without accumulation; {remat}.",
-        "Attention on accelerators holds no score matrix and skips what the causal mask and the window exclude; on processors it is dense.",
+        f"Attention takes {QUERY_BLOCK} queries at a time against all keys of the row or window; flash would need about half.",
         "Documents packed into a row are reckoned as one document of its length, which is an upper bound.",
-        f"The logits of {memory.LOGIT_CHUNK} tokens are held at once.",
-        "Base weights, adapters and moments are split over all devices; adapters, gradients and moments are float32.",
+        f"The logits of {memory.LOGIT_CHUNK} positions of each row are held at once.",
+        "Base weights are split over all devices, each adapter matrix along one axis of the mesh.",
+        "Adapters, their gradients and moments are float32.",
         "Low: traffic between chips hidden and matmuls at their best; high: none hidden and matmuls at their worst.",
-        f"Attention reaches {time.ATTENTION_SHARE:.0%} of the share of the peak that matmuls reach.",
+        f"Attention reaches {100 * time.ATTENTION_SHARE:.0f} % of the share of the peak that matmuls reach.",
         "Hours leave out compilation, reading the weights, checkpoints and waiting for a machine.",
     ]
     if work.dtype_bytes == 4:
-        sentences.append(f"float32 matmuls run at {time.FLOAT32_SHARE:.0%} of an accelerator's bfloat16 peak.")
+        sentences.append(f"float32 matmuls run at {100 * time.FLOAT32_SHARE:.0f} % of an accelerator's bfloat16 peak.")
     if work.variant.experts:
         sentences.append("Experts compute only the tokens sent to them, evenly spread.")
     return tuple(sentences)

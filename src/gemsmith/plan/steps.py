@@ -64,7 +64,9 @@ def _from_jsonl(recipe: Recipe, path: Path) -> StepCount:
         return _from_rows(recipe, documents, how)
     tokens = size / BYTES_PER_TOKEN
     rows = min(documents, max(1, math.ceil(tokens / (recipe.data.max_length * FILLED_SHARE))))
-    packed = f"packed into about {rows:,} rows at an assumed {BYTES_PER_TOKEN} bytes a token and {FILLED_SHARE:.0%} of each row filled"
+    packed = (
+        f"packed into about {rows:,} rows at an assumed {BYTES_PER_TOKEN} bytes a token and {100 * FILLED_SHARE:.0f} % of each row filled"
+    )
     return _from_rows(recipe, rows, f"{how}, {packed}")
 
 

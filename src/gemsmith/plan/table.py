@@ -10,17 +10,24 @@ GIB = 2**30
 def print_plan(record: PlanRecord, file: IO[str] | None = None) -> None:
     """Prints the machines, then what the numbers rest on, to stdout or a file."""
     from rich.console import Console  # imported here, so that importing the stage stays quick
+    from rich.box import SIMPLE
     from rich.table import Table
 
     console = Console(file=file, highlight=False)
     trained = f"{record.trained_parameters / 1e6:,.1f} M trained of {record.parameters / 1e9:,.2f} B"
     per = f"{record.steps:,} steps" if record.steps is not None else f"per {record.priced_steps:,} steps"
-    table = Table(title=f"{record.model}: {trained}, {record.tokens_per_step:,} tokens a step, {per}", title_justify="left")
-    table.add_column("machine")
-    table.add_column("mesh")
+    table = Table(
+        box=SIMPLE,
+        padding=(0, 1),
+        pad_edge=False,
+        title=f"{record.model}: {trained}, {record.tokens_per_step:,} tokens a step, {per}",
+        title_justify="left",
+    )
+    table.add_column("machine", no_wrap=True)
+    table.add_column("fsdp x tp", no_wrap=True)
     table.add_column("fits")
-    for heading in ("GiB/chip", "step s", "hours", "USD"):
-        table.add_column(heading, justify="right")
+    for heading in ("GiB a chip", "step s", "hours", "USD"):
+        table.add_column(heading, justify="right", no_wrap=True)
     for machine in record.machines:
         table.add_row(*_cells(machine), style=None if machine.fits else "dim")
     console.print(table)
@@ -34,10 +41,10 @@ def print_plan(record: PlanRecord, file: IO[str] | None = None) -> None:
 def _cells(machine: MachinePlan) -> list[str]:
     return [
         machine.name,
-        " x ".join(f"{axis} {size}" for axis, size in machine.mesh.items()),
+        f"{machine.mesh['fsdp']} x {machine.mesh['tp']}",
         "yes" if machine.fits else "no",
         f"{machine.hbm_bytes_per_chip / GIB:.1f} of {machine.hbm_limit_bytes_per_chip / GIB:.1f}",
-        _range(machine.step_s),
+        _range(machine.step_s if machine.fits else None),
         _range(machine.hours),
         _range(machine.usd),
     ]

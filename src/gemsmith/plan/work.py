@@ -9,7 +9,10 @@ from typing import Literal
 from gemsmith.recipe import Recipe
 from gemsmith.zoo import Tensor, Variant, lora_targets, text_tensors
 
-Attention = Literal["flash", "dense"]
+Attention = Literal["blocked", "flash", "dense"]
+"""`blocked` is the JAX model's: a block of queries at a time against every key that it may see. The others are what it is compared with."""
+QUERY_BLOCK = 512
+"""Of the JAX model's attention."""
 # Split by tp along what they put out; the others along what they take in, so that their outputs are whole on every device.
 _COLUMN = ("q", "k", "v", "gate", "up")
 _IN_LAYER = (*_COLUMN, "o", "down", "per_layer_gate", "per_layer_out", "router")
@@ -35,7 +38,10 @@ class Work:
     attention: Attention
     dtype_bytes: int
     parameters: int
-    trained_parameters: int
+    adapters_along_fsdp: int
+    """Adapter parameters that fsdp splits: the matrices' sides of the model's width E, as their kernels are split."""
+    adapters_along_tp: int
+    """Those that tp splits: the sides of heads and hidden units. Under fsdp alone every device has all of them."""
     layer_matmul_parameters: int
     """Weights of the layers that each token is multiplied with: of the experts, only those it is sent to."""
     head_parameters: int
@@ -44,18 +50,23 @@ class Work:
     """Of each layer."""
 
     @property
+    def trained_parameters(self) -> int:
+        return self.adapters_along_fsdp + self.adapters_along_tp
+
+    @property
     def tokens(self) -> int:
         return self.rows * self.length
 
 
-def work_of(recipe: Recipe, variant: Variant, *, attention: Attention = "flash") -> Work:
+def work_of(recipe: Recipe, variant: Variant, *, attention: Attention = "blocked") -> Work:
     """The work of one step of the recipe. Raises RecipeError for LoRA targets that do not exist."""
     layers: dict[int, list[Tensor]] = {layer: [] for layer in range(variant.layers)}
     outside: list[Tensor] = []
     for tensor in text_tensors(variant):
         (outside if tensor.layer is None else layers[tensor.layer]).append(tensor)
     projection = sum(tensor.size for tensor in outside if tensor.role == "per_layer_projection")
-    rank = recipe.lora.rank
+    targets = lora_targets(variant, recipe.lora.targets)
+    along_model = sum(tensor.shape[1] if tensor.role in _COLUMN else tensor.shape[0] for tensor in targets)
     sizes = {layer: sum(tensor.size for tensor in tensors) for layer, tensors in layers.items()}
     return Work(
         variant=variant,
@@ -65,7 +76,8 @@ def work_of(recipe: Recipe, variant: Variant, *, attention: Attention = "flash")
         attention=attention,
         dtype_bytes=2 if recipe.train.dtype == "bfloat16" else 4,
         parameters=sum(sizes.values()) + sum(tensor.size for tensor in outside),
-        trained_parameters=sum(rank * sum(tensor.shape) for tensor in lora_targets(variant, recipe.lora.targets)),
+        adapters_along_fsdp=recipe.lora.rank * along_model,
+        adapters_along_tp=recipe.lora.rank * (sum(sum(tensor.shape) for tensor in targets) - along_model),
         layer_matmul_parameters=projection + sum(_met_by_a_token(variant, tensor) for group in layers.values() for tensor in group),
         head_parameters=variant.vocabulary * variant.hidden,
         largest_layer_parameters=max(sizes.values()),
@@ -76,15 +88,23 @@ def work_of(recipe: Recipe, variant: Variant, *, attention: Attention = "flash")
 def attended_pairs(length: int, window: int | None, attention: Attention) -> int:
     """Query-key pairs that one head of one row computes.
 
-    Flash attention skips blocks outside the causal triangle or the window; the dense form computes the whole square.
+    Flash attention skips what the causal triangle or the window excludes, blocked attention what lies before a block's windows, the
+    dense form nothing.
 
-    >>> attended_pairs(4, None, "flash"), attended_pairs(4, 2, "flash"), attended_pairs(4, 2, "dense")
-    (10, 7, 16)
+    >>> [attended_pairs(4096, 1024, kind) for kind in ("flash", "blocked", "dense")]
+    [3670528, 6291456, 16777216]
     """
-    if attention == "dense":
-        return length * length
-    reach = min(length, window or length)
-    return reach * (reach + 1) // 2 + (length - reach) * reach
+    if attention == "flash":
+        reach = min(length, window or length)
+        return reach * (reach + 1) // 2 + (length - reach) * reach
+    return length * keys_of_a_block(length, window, attention)
+
+
+def keys_of_a_block(length: int, window: int | None, attention: Attention) -> int:
+    """Keys that each query is compared with, whether it sees them or not."""
+    if attention == "dense" or window is None or length <= QUERY_BLOCK:
+        return length
+    return min(QUERY_BLOCK + window, length)
 
 
 def _met_by_a_token(variant: Variant, tensor: Tensor) -> int:
