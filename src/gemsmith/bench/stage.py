@@ -13,6 +13,7 @@ from typing import Any
 
 from rich.console import Console
 
+from gemsmith.bench.prompts import make_prompts
 from gemsmith.errors import EngineError, RecipeError
 from gemsmith.recipe import Recipe
 from gemsmith.records import BenchCell, BenchRecord, Percentiles
@@ -41,8 +42,16 @@ class Ask:
     seed: int
 
     @property
-    def file(self) -> str:
-        return f"{self.number:02d}-{self.input_tokens}in-{self.request_rate:g}rps.json"
+    def result_file(self) -> str:
+        return f"{self._stem}.json"
+
+    @property
+    def prompts_file(self) -> str:
+        return f"{self._stem}-prompts.jsonl"
+
+    @property
+    def _stem(self) -> str:
+        return f"{self.number:02d}-{self.input_tokens}in-{self.request_rate:g}rps"
 
 
 def bench(run: Run, servers: Servers) -> BenchRecord:
@@ -56,6 +65,8 @@ def bench(run: Run, servers: Servers) -> BenchRecord:
     folder = run.logs / "bench"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
+    for ask in asks:
+        write_text(folder / ask.prompts_file, _prompt_rows(server.folder, ask))
     cells = [client_arguments(server, ask, folder) for ask in asks]
     write_text(folder / "cells.json", json.dumps(cells, indent=1))
     measured = _run_client(server, [str(server.python), str(CLIENT), str(folder / "cells.json")], asks, folder)
@@ -100,9 +111,9 @@ def client_arguments(server: Server, ask: Ask, folder: Path) -> list[str]:
         "model": server.model,
         "served-model-name": server.model,
         "tokenizer": server.folder,
-        "dataset-name": "random",
-        "random-input-len": ask.input_tokens,
-        "random-output-len": ask.output_tokens,
+        "dataset-name": "custom",
+        "dataset-path": folder / ask.prompts_file,
+        "custom-output-len": ask.output_tokens,
         "num-prompts": ask.prompts,
         "request-rate": ask.request_rate,
         "seed": ask.seed,
@@ -112,10 +123,17 @@ def client_arguments(server: Server, ask: Ask, folder: Path) -> list[str]:
         "percentile-metrics": ",".join(METRICS),
         "metric-percentiles": "50,90,99",
         "result-dir": folder,
-        "result-filename": ask.file,
+        "result-filename": ask.result_file,
     }
     pairs = [[f"--{key}", str(value)] for key, value in asked.items()]
-    return [*itertools.chain.from_iterable(pairs), "--ignore-eos", "--save-result", "--disable-tqdm"]
+    return [
+        *itertools.chain.from_iterable(pairs),
+        "--skip-chat-template",
+        "--disable-shuffle",
+        "--ignore-eos",
+        "--save-result",
+        "--disable-tqdm",
+    ]
 
 
 def read_cell(ask: Ask, result: Mapping[str, Any]) -> BenchCell:
@@ -136,18 +154,23 @@ def read_cell(ask: Ask, result: Mapping[str, Any]) -> BenchCell:
     )
 
 
+def _prompt_rows(checkpoint: Path, ask: Ask) -> str:
+    prompts = make_prompts(checkpoint, tokens=ask.input_tokens, prompts=ask.prompts, seed=ask.seed)
+    return "".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts)
+
+
 def _percentiles(metric: str, result: Mapping[str, Any]) -> Percentiles:
     return Percentiles(**{name: round(result[f"{name}_{metric}_ms"], 3) for name in ("mean", "p50", "p90", "p99")})
 
 
 def _run_client(server: Server, command: Sequence[str], asks: Sequence[Ask], folder: Path) -> list[BenchCell]:
     """Runs the client and reads each cell as it is saved."""
-    log, console = folder / "client.log", Console(stderr=True, highlight=False)
+    log, console = folder / "client.log", Console(stderr=True, highlight=False, soft_wrap=True)
     cells: list[BenchCell] = []
     with guarded(command, environment=_client_environment(), log=log) as process, console.status("") as status:
         for ask in asks:
             status.update(f"bench {ask.number}/{len(asks)}: {ask.input_tokens} tokens in, {ask.request_rate:g} requests/s")
-            result = _wait_for(folder / ask.file, process, server, log)
+            result = _wait_for(folder / ask.result_file, process, server, log)
             if not result["completed"]:
                 raise EngineError(
                     f"bench: none of {ask.prompts} requests of {ask.input_tokens} tokens at {ask.request_rate:g} requests/s was completed; "

@@ -85,7 +85,8 @@ def ask_all(server: Server, questions: Sequence[Question], run: Run) -> list[Ans
     limits = httpx.Limits(max_connections=settings.concurrency, max_keepalive_connections=settings.concurrency)
     client = httpx.Client(base_url=server.url, headers=api_headers(), timeout=TIMEOUT_S, limits=limits, trust_env=False)
     pool = ThreadPoolExecutor(settings.concurrency)
-    with client, Progress(console=Console(stderr=True), transient=True) as progress:
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    with client, Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task(f"eval {server.model}", total=len(questions))
         asked = [
             pool.submit(_ask, client, server, question, number, settings.max_tokens) for number, question in enumerate(questions, start=1)
@@ -98,7 +99,7 @@ def ask_all(server: Server, questions: Sequence[Question], run: Run) -> list[Ans
                 progress.advance(task)
         finally:
             pool.shutdown(cancel_futures=True)
-    Console(stderr=True, highlight=False).print(_describe(server.model, _score(answers)))
+    console.print(_describe(server.model, _score(answers)))
     return answers
 
 

@@ -70,7 +70,7 @@ def running_server(model_folder: Path, *, name: str, settings: ServeSettings, lo
 
 def _wait_until_healthy(process: subprocess.Popen[bytes], url: str, name: str, log: Path, timeout_s: float) -> None:
     begin_s = time.monotonic()
-    console = Console(stderr=True, highlight=False)
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
     # trust_env=False: a proxy set for the outside must not be asked for our own machine.
     with httpx.Client(trust_env=False, timeout=5.0) as client, console.status("") as status:
         while not _is_healthy(client, url):
