@@ -259,6 +259,8 @@ def _resolved(source: Path, overrides: Sequence[str]) -> tuple[Any, Any]:
     from gemsmith.recipe import load_recipe
     from gemsmith.resolve import resolve
 
+    if not source.exists():
+        raise InputError(f"{source}: is neither a recipe nor a run directory; give one of the two, such as recipes/demo.yaml")
     return resolve(load_recipe(source, overrides))
 
 
@@ -272,8 +274,6 @@ def _open(source: Path, run_path: Path | None, overrides: Sequence[str], *, redo
             raise RunError(f"--run {run_path}: {source} is a run directory itself; give a recipe, or leave --run out")
         recipe, derived = resolve(find_run(source, overrides))
         return open_run(source, recipe, derived, redo=redo)
-    if not source.exists():
-        raise InputError(f"{source}: is neither a recipe nor a run directory; give one of the two, such as recipes/demo.yaml")
     recipe, derived = _resolved(source, overrides)
     return open_run(run_path or Path("runs") / source.stem, recipe, derived, redo=redo)
 

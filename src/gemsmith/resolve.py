@@ -8,6 +8,7 @@ from gemsmith.checkpoint.folder import name_variant, read_config
 from gemsmith.errors import RecipeError
 from gemsmith.recipe import Derived, Recipe
 from gemsmith.zoo import VARIANTS, Variant, find_variant, lora_targets, read_variant, variant_of_hub_id
+from gemsmith.zoo.variant import differing_fields
 
 
 def resolve(recipe: Recipe) -> tuple[Recipe, list[Derived]]:
@@ -38,10 +39,16 @@ def recipe_variant(recipe: Recipe) -> Variant:
 
 def _find_model(recipe: Recipe) -> tuple[Variant, str]:
     folder = Path(recipe.checkpoint).expanduser()
-    if recipe.model is not None and recipe.model != "custom":
-        return find_variant(recipe.model), "given"
+    given = None if recipe.model in (None, "custom") else find_variant(recipe.model)
     if folder.is_dir():
-        return name_variant(read_variant(read_config(folder))), "read from the checkpoint's config.json"
+        found = name_variant(read_variant(read_config(folder)))
+        if given and (differences := differing_fields(given, found)):
+            raise RecipeError(
+                f"model: {given.name} was given, but the checkpoint {folder} is {found.name} ({', '.join(differences[:3])}); leave model out"
+            )
+        return found, "read from the checkpoint's config.json"
+    if given:
+        return given, "given"
     if named := variant_of_hub_id(recipe.checkpoint):
         return named, "known from the hub id"
     if is_hub_id(recipe.checkpoint) or "://" in recipe.checkpoint:
