@@ -1,0 +1,345 @@
+"""Charts as SVG for a page: text stays text, colours are the page's CSS variables, and the same numbers give the same bytes."""
+
+import io
+import math
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gemsmith.records import BenchCell, EvalRecord, Percentiles, TrainRecord
+from gemsmith.report.numbers import count, decimal, fraction
+
+# Drawn in these stand-ins, which become var(--...) in the page, so that a chart follows light, dark and print.
+_COLOURS = {
+    "ink": "#010101",
+    "muted": "#020202",
+    "line": "#030303",
+    "paper": "#040404",
+    **{f"s{index}": f"#0500{index:02x}" for index in range(1, 7)},
+}
+SERIES = tuple(name for name in _COLOURS if name.startswith("s"))
+_MARKERS = ("o", "s", "D", "^", "v", "P")
+# In units of the SVG. On a phone it is drawn at four fifths, on a desk at six fifths of this; the text is readable at both.
+_WIDTH, _HEIGHT = 440, 236
+_MOST_POINTS = 800
+_STYLE: dict[str, Any] = {
+    "svg.fonttype": "none",
+    "text.parse_math": False,
+    "font.size": 11.5,
+    "axes.facecolor": "none",
+    "axes.edgecolor": _COLOURS["line"],
+    "axes.labelcolor": _COLOURS["muted"],
+    "axes.linewidth": 1.0,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.spines.left": False,
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "axes.axisbelow": True,
+    "axes.xmargin": 0.02,
+    "grid.color": _COLOURS["line"],
+    "grid.linewidth": 0.8,
+    "xtick.color": _COLOURS["line"],
+    "ytick.color": _COLOURS["line"],
+    "xtick.labelcolor": _COLOURS["muted"],
+    "ytick.labelcolor": _COLOURS["muted"],
+    "ytick.major.size": 0,
+    "ytick.minor.size": 0,
+    "text.color": _COLOURS["muted"],
+    "lines.linewidth": 1.9,
+    "lines.solid_capstyle": "round",
+    "lines.solid_joinstyle": "round",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chart:
+    """An SVG with what a reader needs around it."""
+
+    name: str
+    title: str
+    unit: str
+    svg: str
+    alt: str
+    """What the chart shows, for those who cannot see it."""
+    legend: tuple[tuple[str, str, str], ...] = ()
+    """Name of the colour's variable, kind of mark (line, thin, dash, range), words."""
+
+
+def training_charts(train: TrainRecord, clip_norm: float | None) -> list[Chart]:
+    """Loss, gradient norm, learning rate and speed against the step."""
+    steps = train.steps
+    speeds = [step.real_tokens / step.step_s if step.step_s > 0 else math.nan for step in steps]
+    charts = [
+        _step_chart(train, "loss", "Loss", "mean over the supervised tokens of a step", [step.loss for step in steps]),
+        _step_chart(train, "grad-norm", "Gradient norm", "before clipping", [step.grad_norm for step in steps], limit=clip_norm),
+        _step_chart(train, "learning-rate", "Learning rate", "of the step’s update", [step.learning_rate for step in steps], smooth=False),
+        _step_chart(train, "speed", "Speed", "real tokens/s; the first step compiles", speeds),
+    ]
+    return charts
+
+
+def bench_charts(cells: Sequence[BenchCell]) -> list[Chart]:
+    """TTFT, TPOT and ITL percentiles and throughput against the request rate, for each input length."""
+    cells = [cell for cell in cells if cell.completed]
+    if not cells:
+        return []
+    return [
+        _latency_chart(cells, "ttft", "Time to first token (TTFT)", lambda cell: cell.ttft_ms),
+        _latency_chart(cells, "tpot", "Time per output token (TPOT)", lambda cell: cell.tpot_ms),
+        _latency_chart(cells, "itl", "Inter-token latency (ITL)", lambda cell: cell.itl_ms),
+        _throughput_chart(cells),
+    ]
+
+
+def score_chart(scores: EvalRecord) -> Chart:
+    """Base and tuned score with their intervals, on the whole range from 0 to 1."""
+
+    def draw(axes: Any) -> None:
+        for height, (score, colour) in enumerate(((scores.tuned, "s1"), (scores.base, "muted"))):
+            axes.plot([score.low, score.high], [height, height], color=_COLOURS[colour], linewidth=3, gapcolor=None)
+            axes.plot([score.score], [height], "o", color=_COLOURS[colour], markersize=9, markeredgecolor=_COLOURS["paper"])
+            # Beside the interval where there is room, so that it is never cut off.
+            right = score.high < 0.62
+            text = f"{fraction(score.score)}  ({fraction(score.low)}–{fraction(score.high)})"
+            axes.text(
+                score.high + 0.025 if right else score.low - 0.025,
+                height,
+                text,
+                ha="left" if right else "right",
+                va="center",
+                color=_COLOURS["ink"],
+            )
+        axes.set(xlim=(-0.01, 1.01), ylim=(-0.6, 1.6), xlabel="score (share of held-out rows that are right)")
+        axes.set_yticks([0, 1], ["tuned", "base"])
+        axes.tick_params(axis="y", labelcolor=_COLOURS["ink"])
+        axes.grid(visible=True, axis="x")
+        axes.grid(visible=False, axis="y")
+
+    base, tuned = scores.base, scores.tuned
+    alt = f"Base {fraction(base.score)} ({fraction(base.low)} to {fraction(base.high)}), "
+    alt += f"tuned {fraction(tuned.score)} ({fraction(tuned.low)} to {fraction(tuned.high)})."
+    svg = _svg("scores", draw, height=140)
+    return Chart(name="scores", title="Score", unit="with 95 % Wilson intervals", svg=svg, alt=alt)
+
+
+def _step_chart(
+    train: TrainRecord, name: str, title: str, unit: str, values: Sequence[float], *, smooth: bool = True, limit: float | None = None
+) -> Chart:
+    """One number against the step: raw and, where there are enough steps, its running mean."""
+    steps = [step.step for step in train.steps]
+    values = [value if math.isfinite(value) else math.nan for value in values]
+    window = _window(len(values)) if smooth else 1
+    log = _spans_decades(values)
+
+    def draw(axes: Any) -> None:
+        if log:
+            axes.set_yscale("log")
+        style = {"marker": "o", "markersize": 4.5} if len(steps) <= 20 else {}
+        thin = {"linewidth": 1.0, "alpha": 0.42} if window > 1 else {}
+        axes.plot(*_thinned(steps, values), color=_COLOURS["s1"], **style, **thin)
+        if window > 1:
+            axes.plot(*_thinned(steps, running_mean(values, window)), color=_COLOURS["s1"])
+        for resumed in train.resumed_at:
+            axes.axvline(resumed + 0.5, color=_COLOURS["s2"], linewidth=1.2, linestyle=(0, (4, 3)))
+        if limit is not None and _within(limit, values):
+            axes.axhline(limit, color=_COLOURS["muted"], linewidth=1.2, linestyle=(0, (1, 2)))
+        axes.set_xlabel("step")
+        _write_ticks(axes, log=log, whole_x=True)
+
+    legend = [("s1", "line", f"mean of {window} steps"), ("s1", "thin", "each step")] if window > 1 else []
+    legend += [("s2", "dash", "continued from a checkpoint")] if train.resumed_at else []
+    legend += [("muted", "dots", f"clipped above {decimal(limit)}")] if limit is not None and _within(limit, values) else []
+    unit += ", log scale" if log else ""
+    return Chart(name=name, title=title, unit=unit, svg=_svg(name, draw), alt=_describe(title, steps, values), legend=tuple(legend))
+
+
+def _latency_chart(cells: Sequence[BenchCell], name: str, title: str, of: Callable[[BenchCell], Percentiles]) -> Chart:
+    """Milliseconds against the request rate: p50 as a mark on a line, from there a bar to p90 and a thin one to p99."""
+    rates = sorted({cell.request_rate for cell in cells})
+    lengths = sorted({cell.input_tokens for cell in cells})
+    values = [value for cell in cells for value in (of(cell).p50, of(cell).p99)]
+    log = _spans_decades(values, decades=1.5)
+
+    def draw(axes: Any) -> None:
+        if log:
+            axes.set_yscale("log")
+        for place, length in enumerate(lengths):
+            row = sorted((cell for cell in cells if cell.input_tokens == length), key=lambda cell: cell.request_rate)
+            shift = 0.11 * (place - (len(lengths) - 1) / 2)
+            at = [rates.index(cell.request_rate) + shift for cell in row]
+            colour, numbers = _COLOURS[SERIES[place % 6]], [of(cell) for cell in row]
+            middle, high, top = [n.p50 for n in numbers], [n.p90 for n in numbers], [n.p99 for n in numbers]
+            axes.vlines(at, high, top, color=colour, linewidth=1.3)
+            axes.vlines(at, middle, high, color=colour, linewidth=4, alpha=0.55)
+            axes.plot(at, middle, color=colour, marker=_MARKERS[place % 6], markersize=6.5, markeredgecolor=_COLOURS["paper"])
+        _write_rates(axes, rates)
+        if not log:
+            axes.set_ylim(bottom=0)
+        _write_ticks(axes, log=log)
+
+    unit = "ms, log scale" if log else "ms"
+    legend = (*_length_legend(lengths), ("muted", "range", "p50 to p90, p99"))
+    alt = "; ".join(
+        f"{length} in at {decimal(rate)}/s: {decimal(of(cell).p50)}" for length, rate, cell in _ordered(cells, lengths, rates)
+    )
+    return Chart(name=name, title=title, unit=unit, svg=_svg(name, draw), alt=f"{title}, p50 in ms. {alt}.", legend=legend)
+
+
+def _throughput_chart(cells: Sequence[BenchCell]) -> Chart:
+    """Output tokens/s against the request rate, beside what the requests ask for."""
+    rates = sorted({cell.request_rate for cell in cells})
+    lengths = sorted({cell.input_tokens for cell in cells})
+    asked = {cell.request_rate: cell.request_rate * cell.output_tokens for cell in cells}
+
+    def draw(axes: Any) -> None:
+        for place, length in enumerate(lengths):
+            row = sorted((cell for cell in cells if cell.input_tokens == length), key=lambda cell: cell.request_rate)
+            at = [rates.index(cell.request_rate) for cell in row]
+            speeds = [cell.output_tokens_per_s for cell in row]
+            mark = {"marker": _MARKERS[place % 6], "markersize": 6.5, "markeredgecolor": _COLOURS["paper"]}
+            axes.plot(at, speeds, color=_COLOURS[SERIES[place % 6]], zorder=3, **mark)
+        top = max(cell.output_tokens_per_s for cell in cells)
+        dots = {"linewidth": 1.4, "linestyle": (0, (1, 2))}
+        axes.plot(range(len(rates)), [asked[rate] for rate in rates], color=_COLOURS["muted"], **dots)
+        axes.set_ylim(0, 1.15 * top or 1)
+        _write_rates(axes, rates)
+        _write_ticks(axes, log=False)
+
+    legend = (*_length_legend(lengths), ("muted", "dots", "asked for: rate × output tokens"))
+    alt = "; ".join(
+        f"{length} in at {decimal(rate)}/s: {decimal(cell.output_tokens_per_s)}" for length, rate, cell in _ordered(cells, lengths, rates)
+    )
+    alt = f"Output tokens a second. {alt}."
+    return Chart(name="throughput", title="Throughput", unit="output tokens/s", svg=_svg("throughput", draw), alt=alt, legend=legend)
+
+
+def running_mean(values: Sequence[float], window: int) -> list[float]:
+    """Means over `window` neighbours, half before and half after; fewer at the ends. Ignores NaN.
+
+    >>> running_mean([0, 3, 6, 9], 3)
+    [1.5, 3.0, 6.0, 7.5]
+    """
+    half = window // 2
+    means = []
+    for middle in range(len(values)):
+        near = [value for value in values[max(0, middle - half) : middle + half + 1] if not math.isnan(value)]
+        means.append(sum(near) / len(near) if near else math.nan)
+    return means
+
+
+def _window(steps: int) -> int:
+    """An odd number of steps to average over, about a thirtieth of them; 1 below 30 steps."""
+    return 1 if steps < 30 else 2 * max(1, steps // 60) + 1
+
+
+def _thinned(steps: Sequence[int], values: Sequence[float]) -> tuple[list[int], list[float]]:
+    """At most _MOST_POINTS points that keep each bin's lowest and highest value, so that no spike is lost."""
+    if len(steps) <= _MOST_POINTS:
+        return list(steps), list(values)
+    bins = _MOST_POINTS // 2
+    kept: set[int] = {0, len(steps) - 1}
+    for number in range(bins):
+        inside = [i for i in range(number * len(steps) // bins, (number + 1) * len(steps) // bins) if not math.isnan(values[i])]
+        if inside:
+            kept |= {min(inside, key=lambda i: values[i]), max(inside, key=lambda i: values[i])}
+    places = sorted(kept)
+    return [steps[i] for i in places], [values[i] for i in places]
+
+
+def _spans_decades(values: Sequence[float], decades: float = 2.0) -> bool:
+    """Whether the values are all positive and spread so far that a linear axis would hide most of them."""
+    finite = [value for value in values if math.isfinite(value)]
+    return bool(finite) and min(finite) > 0 and math.log10(max(finite) / min(finite)) > decades
+
+
+def _within(limit: float, values: Sequence[float]) -> bool:
+    finite = [value for value in values if math.isfinite(value)]
+    return bool(finite) and limit <= 1.1 * max(finite)
+
+
+def _describe(title: str, steps: Sequence[int], values: Sequence[float]) -> str:
+    finite = [value for value in values if math.isfinite(value)]
+    if not finite:
+        return f"{title}: no finite value."
+    ends = f"{decimal(values[0])} at step {steps[0]}, {decimal(values[-1])} at step {steps[-1]}"
+    return f"{title} by step: {ends}; lowest {decimal(min(finite))}, highest {decimal(max(finite))}."
+
+
+def _length_legend(lengths: Sequence[int]) -> list[tuple[str, str, str]]:
+    return [(SERIES[place % 6], "line", f"{count(length)} tokens in") for place, length in enumerate(lengths)]
+
+
+def _ordered(cells: Sequence[BenchCell], lengths: Sequence[int], rates: Sequence[float]) -> Iterator[tuple[int, float, BenchCell]]:
+    for length in lengths:
+        for rate in rates:
+            yield from ((length, rate, cell) for cell in cells if (cell.input_tokens, cell.request_rate) == (length, rate))
+
+
+def _write_rates(axes: Any, rates: Sequence[float]) -> None:
+    """The rates as they were asked for, one place each: a sweep is a set of settings, not a scale."""
+    axes.set_xticks(range(len(rates)), [f"{rate:g}" for rate in rates])
+    axes.set_xlim(-0.45, len(rates) - 0.55)
+    axes.set_xlabel("requests/s asked for")
+
+
+def _write_ticks(axes: Any, *, log: bool, whole_x: bool = False) -> None:
+    from matplotlib import ticker
+
+    # Wrapped in a function of any value: a log axis would otherwise write powers in mathematical type, which needs its own fonts.
+    write = ticker.FuncFormatter(lambda value, _: _tick(value))
+    axes.yaxis.set_major_formatter(write)
+    if log:
+        low, high = axes.get_ylim()
+        wide = math.log10(high / low) > 3
+        axes.yaxis.set_major_locator(ticker.LogLocator(subs=(1.0,) if wide else (1.0, 2.0, 5.0)))
+        axes.yaxis.set_minor_locator(ticker.NullLocator())
+    else:
+        axes.yaxis.set_major_locator(ticker.MaxNLocator(5))
+    if whole_x:
+        axes.xaxis.set_major_locator(ticker.MaxNLocator(6, integer=True))
+        axes.xaxis.set_major_formatter(write)
+
+
+def _tick(value: float) -> str:
+    """A tick without zeros that say nothing: 0.5, 1,200, 2e-5."""
+    if abs(value) >= 1000:
+        return count(value)
+    text = f"{value:.4g}"
+    mantissa, _, exponent = text.partition("e")
+    return f"{mantissa}e{int(exponent)}" if exponent else text
+
+
+def _svg(name: str, draw: Callable[[Any], None], *, height: int = _HEIGHT) -> str:
+    """One axes, drawn by `draw`, as an <svg> element to put into a page."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()  # a user's matplotlibrc must not change the page
+        matplotlib.rcParams.update(_STYLE | {"svg.hashsalt": f"gemsmith-{name}"})
+        figure = Figure(figsize=(_WIDTH / 72, height / 72), layout="constrained")
+        figure.get_layout_engine().set(w_pad=2 / 72, h_pad=3 / 72)
+        draw(figure.add_subplot())
+        file = io.StringIO()
+        nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+        figure.savefig(file, format="svg", transparent=True, metadata=nothing)
+    return _inline(file.getvalue())
+
+
+def _inline(svg: str) -> str:
+    """matplotlib's SVG file as an element: no prologue, no fixed size, no ids but those it refers to, the page's fonts and colours."""
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->", "", svg, flags=re.DOTALL)
+    view = re.search(r'viewBox="[^"]*"', svg)
+    assert view, "matplotlib writes a viewBox"
+    svg = re.sub(r"<svg[^>]*>", f'<svg {view[0]} aria-hidden="true" focusable="false">', svg, count=1)
+    svg = svg.replace("xlink:href", "href")
+    svg = re.sub(r'<g id="[^"]*"', "<g", svg)
+    svg = re.sub(r"font: (?:\w+ )*?([\d.]+)px [^;\"]*", r"font-size: \1px", svg)
+    for variable, colour in _COLOURS.items():
+        svg = svg.replace(colour, f"var(--{variable})")
+    svg = re.sub(r"<[^>]*>", lambda tag: re.sub(r"-?\d+\.\d{3,}", lambda number: f"{float(number[0]):.2f}", tag[0]), svg)
+    svg = re.sub(r"<defs>\s*</defs>", "", svg)
+    return re.sub(r"\s*\n\s*", "\n", svg).strip()

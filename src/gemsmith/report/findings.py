@@ -1,0 +1,143 @@
+"""What the records of a run say: which are there, the numbers that stand for them, and what a reader must know first.
+
+Shared by the page and the terminal's table; no plotting and no HTML.
+"""
+
+from dataclasses import dataclass
+
+from gemsmith.errors import RunError
+from gemsmith.records import (
+    STAGES,
+    BenchCell,
+    BenchRecord,
+    DataRecord,
+    EvalRecord,
+    ExportRecord,
+    MachinePlan,
+    PlanRecord,
+    Record,
+    ServeRecord,
+    TrainRecord,
+    VerifyRecord,
+)
+from gemsmith.report.numbers import count
+from gemsmith.run import Run, is_complete, read_record
+
+
+@dataclass(frozen=True, kw_only=True)
+class Findings:
+    """The records of a run, None where there is none that can be read; `problems` or `left_out` says why."""
+
+    plan: PlanRecord | None
+    data: DataRecord | None
+    train: TrainRecord | None
+    export: ExportRecord | None
+    verify: VerifyRecord | None
+    serve: ServeRecord | None
+    bench: BenchRecord | None
+    eval: EvalRecord | None
+    problems: dict[str, str]
+    left_out: dict[str, str]
+    """Stages that the recipe does not ask for, and why."""
+    stale: tuple[str, ...]
+    """Stages whose record was made from another recipe, or from an earlier record that has been replaced since."""
+
+    def records(self) -> dict[str, Record]:
+        """The records that are there, in the order of the stages."""
+        return {stage: record for stage in STAGES if (record := getattr(self, stage)) is not None}
+
+    def why_missing(self, stage: str) -> str:
+        return self.problems.get(stage) or self.left_out[stage]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Notice:
+    """Something that changes how the rest is to be read. `grave`: a result must not be used as it is."""
+
+    grave: bool
+    text: str
+
+
+def read_findings(run: Run) -> Findings:
+    """All records of a run directory. A missing or unreadable one becomes an entry of `problems`, never an error."""
+    records: dict[str, Record | None] = {}
+    problems: dict[str, str] = {}
+    left_out: dict[str, str] = {}
+    for stage in STAGES:
+        try:
+            records[stage] = read_record(run, stage)
+        except RunError as error:
+            records[stage] = None
+            if run.record_file(stage).exists():
+                problems[stage] = str(error)
+            elif stage == "eval" and run.recipe.data.eval is None:
+                left_out[stage] = "Left out: data.eval names no held-out rows."
+            else:
+                problems[stage] = f"No {stage}.json in this run. Make it with: gemsmith {stage} {run.path.name}"
+    stale = tuple(stage for stage in STAGES if records[stage] is not None and not is_complete(run, stage))
+    return Findings(**records, problems=problems, left_out=left_out, stale=stale)  # type: ignore[arg-type]  # each stage's own class, by RECORDS
+
+
+def find_notices(findings: Findings) -> list[Notice]:
+    """What the reader must know before the numbers, the gravest first."""
+    notices = []
+    if findings.verify and not findings.verify.passed:
+        failed = [check.name for check in findings.verify.checks if not check.passed]
+        notices.append(Notice(grave=True, text=f"Verification failed: {', '.join(failed) or 'see the checks'}. Do not use these weights."))
+    if findings.train and not losses_are_finite(findings.train):
+        notices.append(Notice(grave=True, text="The training loss is not finite at some steps. The curves leave those out."))
+    if findings.bench and (failed_requests := sum(cell.failed for cell in findings.bench.cells)):
+        asked = failed_requests + sum(cell.completed for cell in findings.bench.cells)
+        text = f"{count(failed_requests)} of {count(asked)} requests of the load test failed; the latencies are those of the others."
+        notices.append(Notice(grave=False, text=text))
+    if findings.stale:
+        text = f"Made from other settings or an earlier record than those now in the run directory: {', '.join(findings.stale)}."
+        notices.append(Notice(grave=False, text=text))
+    if findings.problems:
+        notices.append(Notice(grave=False, text=f"No record of: {', '.join(findings.problems)}. The page holds what there is."))
+    return notices
+
+
+def losses_are_finite(train: TrainRecord) -> bool:
+    return all(abs(step.loss) < float("inf") for step in train.steps)
+
+
+def middle_cell(bench: BenchRecord) -> BenchCell | None:
+    """The cell at the middle input length and the middle rate, of those that completed any request.
+
+    Of an even number the lower one, so that the cell is one that was measured.
+    """
+    cells = [cell for cell in bench.cells if cell.completed]
+    if not cells:
+        return None
+    lengths = sorted({cell.input_tokens for cell in cells})
+    length = lengths[(len(lengths) - 1) // 2]
+    row = sorted((cell for cell in cells if cell.input_tokens == length), key=lambda cell: (cell.request_rate, cell.output_tokens))
+    return row[(len(row) - 1) // 2]
+
+
+def fastest_cell(bench: BenchRecord) -> BenchCell | None:
+    """The cell with the highest output tokens/s."""
+    return max((cell for cell in bench.cells if cell.completed), key=lambda cell: cell.output_tokens_per_s, default=None)
+
+
+def cheapest_machine(plan: PlanRecord) -> MachinePlan | None:
+    """Of the machines that fit and have a price, the one with the lowest upper cost."""
+    priced = [machine for machine in plan.machines if machine.fits and machine.usd is not None]
+    return min(priced, key=lambda machine: machine.usd[1] if machine.usd else 0.0, default=None)
+
+
+def total_s(findings: Findings) -> float:
+    """Seconds that the recorded stages took, one after the other."""
+    return sum(record.origin.duration_s for record in findings.records().values())
+
+
+def verdict(scores: EvalRecord) -> str:
+    """One sentence on what the two intervals allow to say."""
+    base, tuned = scores.base, scores.tuned
+    if tuned.low > base.high:
+        return "The tuned model is better: its interval lies wholly above the base’s."
+    if tuned.high < base.low:
+        return "The tuned model is worse: its interval lies wholly below the base’s."
+    return "The intervals overlap: this evaluation does not tell the two apart."
+

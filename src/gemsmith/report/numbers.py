@@ -1,0 +1,126 @@
+"""How numbers are written for a reader: three digits that matter, units, no-break spaces."""
+
+import math
+from datetime import UTC, datetime
+
+_NBSP = "\u00a0"
+
+
+def decimal(value: float) -> str:
+    """About three digits that matter.
+
+    >>> [decimal(value) for value in (1244, 763.4, 18.72, 0.3127, 1e-5, 0)]
+    ['1,244', '763', '18.7', '0.313', '1e-5', '0']
+    """
+    if not math.isfinite(value):
+        return "not finite"
+    size = abs(value)
+    if size == 0:
+        return "0"
+    if size < 1e-3:
+        mantissa, exponent = f"{value:.2e}".split("e")
+        return f"{float(mantissa):g}e{int(exponent)}"
+    for limit, digits in ((0.1, 4), (1, 3), (10, 2), (100, 1)):
+        # Rounded first, so that 9.999 is written 10.0 and not 10.00.
+        if round(size, digits) < limit:
+            return f"{value:.{digits}f}"
+    return f"{value:,.0f}"
+
+
+def plain(value: float) -> str:
+    """A setting as its author would write it: no zeros added, none lost.
+
+    >>> [plain(value) for value in (64.0, 0.05, 1e-4, 1e-8, 16)]
+    ['64', '0.05', '0.0001', '1e-8', '16']
+    """
+    if not math.isfinite(value):
+        return "not finite"
+    text = f"{value:.10g}"
+    mantissa, _, exponent = text.partition("e")
+    return f"{mantissa}e{int(exponent)}" if exponent else text
+
+
+def count(value: float) -> str:
+    return f"{value:,.0f}" if math.isfinite(value) else "not finite"
+
+
+def fraction(value: float) -> str:
+    """A score: three decimals."""
+    return f"{value:.3f}" if math.isfinite(value) else "not finite"
+
+
+def percent(value: float) -> str:
+    """A share of 1 in percent.
+
+    >>> percent(0.9712).replace("\\u00a0", " "), percent(0.0004).replace("\\u00a0", " ")
+    ('97.1 %', '0.04 %')
+    """
+    if not math.isfinite(value):
+        return "not finite"
+    digits = 2 if 0 < abs(value) < 0.001 else 1
+    return f"{100 * value:.{digits}f}{_NBSP}%"
+
+
+def duration(seconds: float) -> str:
+    """Seconds as a person says them.
+
+    >>> [duration(value).replace("\\u00a0", " ") for value in (0.042, 43.21, 312, 12024)]
+    ['42 ms', '43.2 s', '5 min 12 s', '3 h 20 min']
+    """
+    if not math.isfinite(seconds):
+        return "not finite"
+    if seconds < 1:
+        return f"{1000 * seconds:.0f}{_NBSP}ms"
+    if seconds < 59.95:
+        return f"{seconds:.1f}{_NBSP}s"
+    whole = round(seconds)
+    if whole < 3600:
+        return f"{whole // 60}{_NBSP}min" + (f" {whole % 60}{_NBSP}s" if whole % 60 else "")
+    minutes = round(seconds / 60)
+    return f"{minutes // 60}{_NBSP}h" + (f" {minutes % 60}{_NBSP}min" if minutes % 60 else "")
+
+
+def size(value: float) -> str:
+    """Bytes of files, in decimal units.
+
+    >>> size(62_540_000_000).replace("\\u00a0", " "), size(640).replace("\\u00a0", " ")
+    ('62.5 GB', '640 B')
+    """
+    return _scaled(value, 1000, ("B", "kB", "MB", "GB", "TB"))
+
+
+def memory(value: float) -> str:
+    """Bytes of memory, in binary units."""
+    return _scaled(value, 1024, ("B", "KiB", "MiB", "GiB", "TiB"))
+
+
+def usd(value: float) -> str:
+    return f"${value:,.2f}" if math.isfinite(value) else "not finite"
+
+
+def span(low: str, high: str) -> str:
+    """A range, or the one value where both ends read the same."""
+    return low if low == high else f"{low}–{high}"
+
+
+def short_hash(value: str) -> str:
+    return value[:12]
+
+
+def moment(text: str) -> str:
+    """An ISO 8601 time in UTC, to the minute; what is not one is returned as it is."""
+    try:
+        when = datetime.fromisoformat(text)
+    except ValueError:
+        return text
+    if when.tzinfo is not None:
+        when = when.astimezone(UTC)
+    return f"{when:%Y-%m-%d %H:%M}{_NBSP}UTC"
+
+
+def _scaled(value: float, base: int, units: tuple[str, ...]) -> str:
+    for unit in units[:-1]:
+        if abs(value) < base:
+            return f"{decimal(value)}{_NBSP}{unit}"
+        value /= base
+    return f"{decimal(value)}{_NBSP}{units[-1]}"

@@ -1,0 +1,122 @@
+"""What came out of a run, as a table for the terminal. From the records alone, like the page."""
+
+from collections.abc import Iterator
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from gemsmith.report import numbers
+from gemsmith.report.findings import Findings, cheapest_machine, fastest_cell, middle_cell, read_findings, total_s
+from gemsmith.run import Run
+
+
+def print_summary(run: Run) -> None:
+    """Prints the table, and where the report is, on stdout."""
+    console = Console(highlight=False)
+    console.print(summary_table(run))
+    if run.report.exists():
+        console.print(Text(str(run.report)), soft_wrap=True)
+
+
+def summary_table(run: Run) -> Table:
+    """Stage, its time, what, value: one line for each thing that came out; a stage without a record says so."""
+    findings = read_findings(run)
+    records = findings.records()
+    table = Table(title=Text(f"What came out of {run.path.name}"), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("stage", style="bold", no_wrap=True)
+    table.add_column("time", justify="right", no_wrap=True)
+    table.add_column("what")
+    table.add_column("value")
+    for stage, lines in _LINES.items():
+        if stage not in records:
+            table.add_row(stage, "", Text("no record" if stage in findings.problems else "left out", style="yellow"), "")
+            continue
+        time = numbers.duration(records[stage].origin.duration_s)
+        for number, (what, value, style) in enumerate(lines(findings)):
+            table.add_row("" if number else stage, "" if number else time, Text(what), Text(value, style=style))
+    table.add_row("all", numbers.duration(total_s(findings)), "", "")
+    return table
+
+
+def _plan_lines(findings: Findings) -> Iterator[tuple[str, str, str]]:
+    assert findings.plan
+    fits = ", ".join(machine.name for machine in findings.plan.machines if machine.fits) or "none"
+    yield "fits, modelled", fits, ""
+    cheapest = cheapest_machine(findings.plan)
+    if cheapest and cheapest.usd:
+        cost = numbers.span(numbers.usd(cheapest.usd[0]), numbers.usd(cheapest.usd[1]))
+        yield "cost, modelled", f"{cost}: {numbers.count(findings.plan.priced_steps)} steps on {cheapest.name}", ""
+
+
+def _data_lines(findings: Findings) -> Iterator[tuple[str, str, str]]:
+    assert findings.data
+    dropped = sum(findings.data.dropped.values())
+    yield "rows", f"{numbers.count(findings.data.rows)}, {numbers.count(dropped)} dropped", ""
+    yield "packing efficiency", numbers.percent(findings.data.packing_efficiency), ""
+
+
+def _train_lines(findings: Findings) -> Iterator[tuple[str, str, str]]:
+    assert findings.train
+    train = findings.train
+    if train.steps:
+        first, last = train.steps[0], train.steps[-1]
+        yield "loss", f"{numbers.decimal(first.loss)} → {numbers.decimal(last.loss)} in {numbers.count(last.step)} steps", ""
+    yield "real tokens/s", numbers.decimal(train.real_tokens_per_s), ""
+    adapted = ", ".join(f"{kind} {count}" for kind, count in train.adapted.items())
+    yield "adapted modules", f"{numbers.count(sum(train.adapted.values()))} ({adapted})", ""
+
+
+def _export_lines(findings: Findings) -> Iterator[tuple[str, str, str]]:
+    assert findings.export
+    export = findings.export
+    total = numbers.size(sum(file.bytes for file in export.merged))
+    yield "merged", f"{total}, {numbers.count(export.merged_tensors)} tensors merged, {numbers.count(export.copied_tensors)} copied", ""
+
+
+def _verify_lines(findings: Findings) -> Iterator[tuple[str, str, str]]:
+    assert findings.verify
+    verify = findings.verify
+    failed = [check.name for check in verify.checks if not check.passed]
+    passed = f"{len(verify.checks) - len(failed)} of {len(verify.checks)} passed"
+    yield "checks", f"{passed}{'; failed: ' if failed else ''}{', '.join(failed)}", "green" if verify.passed else "bold red"
+
+
+def _serve_lines(findings: Findings) -> Iterator[tuple[str, str, str]]:
+    assert findings.serve
+    yield "vLLM", f"{findings.serve.vllm}, ready after {numbers.duration(findings.serve.start_s)}", ""
+
+
+def _bench_lines(findings: Findings) -> Iterator[tuple[str, str, str]]:
+    assert findings.bench
+    middle, fastest = middle_cell(findings.bench), fastest_cell(findings.bench)
+    if middle is None or fastest is None:
+        yield "requests", "none completed", "bold red"
+        return
+    where = f"({numbers.count(middle.input_tokens)} in, {middle.request_rate:g} req/s)"
+    yield "TTFT p50", f"{numbers.decimal(middle.ttft_ms.p50)} ms {where}", ""
+    yield "TPOT p50", f"{numbers.decimal(middle.tpot_ms.p50)} ms {where}", ""
+    where = f"({numbers.count(fastest.input_tokens)} in, {fastest.request_rate:g} req/s)"
+    yield "output tokens/s", f"{numbers.decimal(fastest.output_tokens_per_s)} {where}", ""
+    if failed := sum(cell.failed for cell in findings.bench.cells):
+        yield "failed requests", numbers.count(failed), "bold red"
+
+
+def _eval_lines(findings: Findings) -> Iterator[tuple[str, str, str]]:
+    assert findings.eval
+    for name, score in (("base", findings.eval.base), ("tuned", findings.eval.tuned)):
+        interval = f"{numbers.fraction(score.low)}–{numbers.fraction(score.high)}"
+        yield f"{name} score, 95 %", f"{numbers.fraction(score.score)} ({interval}, n = {numbers.count(score.n)})", ""
+
+
+_LINES = {
+    "plan": _plan_lines,
+    "data": _data_lines,
+    "train": _train_lines,
+    "export": _export_lines,
+    "verify": _verify_lines,
+    "serve": _serve_lines,
+    "bench": _bench_lines,
+    "eval": _eval_lines,
+}
