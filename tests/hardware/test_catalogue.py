@@ -1,0 +1,127 @@
+import os
+import re
+
+import pytest
+
+from gemsmith.errors import RecipeError
+from gemsmith.hardware import find_machine, load_catalogue
+from gemsmith.hardware.catalogue import KINDS
+
+GIB = 2**30
+
+
+@pytest.fixture
+def own(tmp_path):
+    def write(text):
+        file = tmp_path / "own.yaml"
+        file.write_text(text)
+        return file
+
+    return write
+
+
+def test_every_shipped_row_has_a_source_and_a_date():
+    catalogue = load_catalogue()
+    machines = catalogue.machines.values()
+    rows = [*catalogue.chips.values(), *machines, *(price for machine in machines for price in machine.prices)]
+    assert len(catalogue.chips) >= 8 and len(catalogue.machines) >= 10 and len(rows) > 30
+    for row in rows:
+        assert row.source and re.match(r"20\d\d(-\d\d)?(-\d\d)?", row.date), row
+    assert {chip.kind for chip in catalogue.chips.values()} == set(KINDS)
+
+
+def test_the_numbers_that_plans_hang_on_are_those_of_the_sources():
+    catalogue = load_catalogue()
+    v5p, v6e = find_machine(catalogue, "v5p-8"), find_machine(catalogue, "v6e-8")
+    assert (v5p.chips, v5p.devices, v6e.chips, find_machine(catalogue, "tpu7x-4").devices) == (4, 4, 8, 8)
+    assert v5p.chip.hbm_bytes == pytest.approx(95.74 * GIB, rel=1e-4)
+    assert v5p.chip.flops_per_s == 459e12 and v6e.chip.flops_per_s == 918e12
+    assert v5p.prices[0].usd_per_hour == 16.80
+    prices = {price.region: price.usd_per_hour for price in v6e.prices}
+    assert prices["asia-northeast1"] == 25.92 and prices["us-central1"] == 21.60
+
+
+def test_rows_that_nobody_checked_say_so():
+    catalogue = load_catalogue()
+    assert not catalogue.chips["v5e"].checked and not catalogue.chips["rtx-pro-6000"].checked
+    assert not any(price.checked for price in catalogue.machines["8xb200"].prices)
+    assert all(price.checked for price in catalogue.machines["v5p-8"].prices)
+
+
+def test_cpu_is_this_machine():
+    cpu = find_machine(load_catalogue(), "cpu")
+    assert cpu.chip.hbm_bytes == os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert cpu.chip.flops_per_s == pytest.approx(40e9 * os.cpu_count())
+    assert not cpu.chip.checked and "assumed" in cpu.chip.source
+    assert cpu.prices[0].usd_per_hour == 0
+
+
+def test_an_unknown_machine_names_the_key_and_a_near_one():
+    with pytest.raises(
+        RecipeError, match=r"^hardware\.machines: 'v5p-16' is not in the catalogue \(did you mean v5p-8\?\); allowed: .*v6e-8"
+    ):
+        find_machine(load_catalogue(), "v5p-16")
+
+
+def test_own_prices_replace_the_shipped_ones_and_leave_the_chip(own):
+    file = own("machines: {v5p-8: {prices: [{provider: gcp, region: us-east5, usd_per_hour: 9, source: contract, date: '2026-11-01'}]}}")
+    machine = find_machine(load_catalogue(file), "v5p-8")
+    assert [price.usd_per_hour for price in machine.prices] == [9.0]
+    assert machine.chip == load_catalogue().chips["v5p"]
+
+
+def test_own_chips_and_machines_are_added(own):
+    file = own(
+        "chips: {x1: {kind: gpu, hbm_bytes: 64000000000, flops_per_s: 1e15, hbm_bytes_per_s: 2e12, efficiency_low: 0.2, "
+        "efficiency_high: 0.5, efficiency_source: guess, source: me, date: '2026-11-01'}}\n"
+        "machines: {4xx1: {chip: x1, chips: 4, interconnect_bytes_per_s: 1e11, source: me, date: '2026-11-01'}}"
+    )
+    catalogue = load_catalogue(file)
+    assert find_machine(catalogue, "4xx1").chip.flops_per_s == 1e15
+    assert find_machine(catalogue, "v5p-8") == find_machine(load_catalogue(), "v5p-8")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("chip: {}", "unknown key chip (did you mean chips?); allowed: chips, machines"),
+        ("[1]", "must be a mapping of chips and machines"),
+        ("machines: [1]", "machines must map names to rows"),
+        ("machines: {v5p-8: {chips: 8}}", "machines.v5p-8: must say source and date, since it gives chips"),
+        ("machines: {v5p-8: {chip: v5, source: me, date: d}}", "chip: 'v5' is not in the catalogue"),
+        ("machines: {v5p-8: {chips: four, source: me, date: d}}", "machines.v5p-8.chips: 'four' was given; must be a whole number"),
+        ("machines: {v5p-8: {chips: 0, source: me, date: d}}", "machines.v5p-8.chips: 0 was given; must be a whole number above zero"),
+        ("machines: {v5p-8: {chips: true, source: me, date: d}}", "machines.v5p-8.chips: True was given; must be a whole number"),
+        ("machines: {v5p-8: {host: 4, source: me, date: d}}", "unknown key host (did you mean hosts?)"),
+        ("machines: {new: {chip: v5p, source: me, date: d}}", "machines.new.chips is missing"),
+        ("machines: {new: {chip: v5p, chips: 2, source: me, date: d}}", "interconnect_bytes_per_s is missing; a machine of 2 devices"),
+        ("machines: {v5p-8: {prices: 3}}", "machines.v5p-8.prices: must be a list"),
+        ("machines: {v5p-8: {prices: [{provider: gcp, region: r}]}}", "machines.v5p-8.prices[0].source is missing"),
+        (
+            "machines: {v5p-8: {prices: [{provider: gcp, region: r, usd_per_hour: cheap, source: s, date: d}]}}",
+            "prices[0].usd_per_hour: 'cheap' was given; must be a number or null",
+        ),
+        (
+            "machines: {v5p-8: {prices: [{provider: gcp, region: r, usd_per_hour: -1, source: s, date: d}]}}",
+            "prices[0].usd_per_hour: -1 was given; must be above zero",
+        ),
+        ("chips: {v5p: {kind: fpga, source: me, date: d}}", "chips.v5p.kind: 'fpga' was given; allowed: tpu, gpu, cpu"),
+        ("chips: {v5p: {efficiency_low: 0.9, source: me, date: d}}", "efficiency_low and efficiency_high must be in order"),
+        ("chips: {v5p: {date: 2026-11-01, source: me}}", "chips.v5p.date: datetime.date(2026, 11, 1) was given; must be text; quote it"),
+        ("chips: {v5p: {", "is not YAML"),
+    ],
+)
+def test_a_bad_catalogue_is_one_line_that_names_the_place(own, text, message):
+    file = own(text)
+    with pytest.raises(RecipeError) as error:
+        load_catalogue(file)
+    assert message in str(error.value)
+    assert str(error.value).startswith(f"hardware.catalogue {file}") and "\n" not in str(error.value)
+
+
+def test_a_missing_or_binary_catalogue_is_said(tmp_path):
+    with pytest.raises(RecipeError, match="cannot be read"):
+        load_catalogue(tmp_path / "none.yaml")
+    (tmp_path / "bytes.yaml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(RecipeError, match="is not UTF-8"):
+        load_catalogue(tmp_path / "bytes.yaml")

@@ -1,0 +1,70 @@
+import json
+
+from gemsmith.plan.steps import count_steps
+from gemsmith.recipe import build_recipe
+from gemsmith.records import DataRecord, Machine, Origin
+
+
+def recipe(train="rows.jsonl", *, packing=False, max_length=100, **train_section):
+    values = {"checkpoint": "x", "data": {"train": train, "packing": packing, "max_length": max_length}}
+    return build_recipe(values | {"train": {"rows_per_step": 4, **train_section}})
+
+
+def data_record(steps):
+    machine = Machine(system="s", processor="p", cores=1, memory_bytes=1)
+    origin = Origin(started="t", duration_s=0, gemsmith="0", versions={}, machine=machine, seed=0, made_from={})
+    counts = {"rows": 9, "packed_rows": 7, "tokens": 1, "supervised_tokens": 1, "steps": steps}
+    rest = {"dropped": {}, "packing_efficiency": 1, "length_percentiles": {}, "template_sha256": "a", "rows_sha256": "b"}
+    return DataRecord(origin=origin, **counts, **rest)
+
+
+def test_the_recipes_own_number_comes_first():
+    assert count_steps(recipe(steps=17), data_record(5)).steps == 17
+
+
+def test_then_what_the_data_stage_counted():
+    counted = count_steps(recipe(), data_record(5))
+    assert counted.steps == 5 and "counted by the data stage" in counted.reason
+
+
+def test_then_the_lines_of_a_file_whose_rows_stay_apart(tmp_path):
+    file = tmp_path / "rows.jsonl"
+    file.write_text("\n".join(json.dumps({"prompt": "p", "response": "r"}) for _ in range(9)) + "\n\n")
+    counted = count_steps(recipe(str(file), epochs=2))
+    assert counted.steps == 5, "ceil(2 * 9 / 4)"
+    assert "estimated: rows.jsonl has 9 documents" in counted.reason
+
+
+def test_packed_rows_are_judged_by_bytes_and_never_more_than_documents(tmp_path):
+    file = tmp_path / "rows.jsonl"
+    file.write_text("x" * 34 + "\n" + "y" * 34 + "\n" * 20)
+    short = count_steps(recipe(str(file), packing=True, rows_per_step=1))
+    assert short.steps == 1 and "3.5 bytes a token" in short.reason
+    file.write_text(("z" * 349 + "\n") * 95)
+    assert count_steps(recipe(str(file), packing=True, rows_per_step=1)).steps == 95, (
+        "95 documents of 100 tokens need 100 rows of 95 tokens"
+    )
+    file.write_text(("z" * 34 + "\n") * 950)
+    assert count_steps(recipe(str(file), packing=True, rows_per_step=1)).steps == 100
+
+
+def test_a_large_file_is_judged_by_its_beginning(tmp_path, monkeypatch):
+    monkeypatch.setattr("gemsmith.plan.steps.SAMPLE_BYTES", 100)
+    file = tmp_path / "rows.jsonl"
+    file.write_text("123456789\n" * 400)
+    counted = count_steps(recipe(str(file)))
+    assert counted.steps == 100 and "about 400 documents" in counted.reason
+
+
+def test_made_rows_are_known_unless_they_are_packed():
+    made = {"task": "verilog", "rows": 10}
+    assert count_steps(recipe(made)).steps == 3
+    unknown = count_steps(recipe(made, packing=True))
+    assert unknown.steps is None and "for 1,000 steps" in unknown.reason and "after the data stage" in unknown.reason
+
+
+def test_what_is_not_there_or_not_lines_is_unknown_and_says_so(tmp_path):
+    assert "is not there yet" in count_steps(recipe(str(tmp_path / "none.jsonl"))).reason
+    assert count_steps(recipe("org/dataset")).steps is None
+    (tmp_path / "empty.jsonl").touch()
+    assert "is empty" in count_steps(recipe(str(tmp_path / "empty.jsonl"))).reason
