@@ -78,6 +78,11 @@ def test_a_damaged_record_is_refused_and_not_complete(run):
     assert not is_complete(run, "data")
 
 
+def test_a_verification_that_failed_is_done_again(run):
+    write_record(run, verify_record(run).model_copy(update={"passed": False}))
+    assert not is_complete(run, "verify")
+
+
 def test_a_stage_is_no_longer_complete_once_an_earlier_record_changed(run):
     write_record(run, verify_record(run))
     assert is_complete(run, "verify")

@@ -137,12 +137,12 @@ def find_run(path: Path, overrides: Sequence[str] = ()) -> Recipe:
 
 
 def is_complete(run: Run, stage: str) -> bool:
-    """Whether the stage's record is there and was made from what is there now."""
+    """Whether the stage's record is there, was made from what is there now, and does not say that a check failed."""
     try:
         record = read_record(run, stage)
     except RunError:
         return False
-    return record.origin.made_from == made_from(run, stage) | _own_sources(record, run, stage)
+    return getattr(record, "passed", True) and record.origin.made_from == made_from(run, stage) | _own_sources(record, run, stage)
 
 
 def has_begun(run: Run, stage: str) -> bool:
