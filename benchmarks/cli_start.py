@@ -76,7 +76,9 @@ def main() -> None:
 
 
 def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, cwd=ROOT, env=os.environ | {"COLUMNS": "120"}, check=True, capture_output=True, text=True)
+    # Where byte code must not be written every start would compile the sources again, which an installed Gemsmith does not.
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    return subprocess.run(command, cwd=ROOT, env=environment, check=True, capture_output=True, text=True)
 
 
 if __name__ == "__main__":

@@ -117,6 +117,7 @@ def _assumptions(work: Work) -> tuple[str, ...]:
         "Low: traffic between chips hidden and matmuls at their best; high: none hidden and matmuls at their worst.",
         f"Attention reaches {100 * time.ATTENTION_SHARE:.0f} % of the share of the peak that matmuls reach.",
         "Hours leave out compilation, reading the weights, checkpoints and waiting for a machine.",
+        "Starting a kernel costs nothing here, so the steps of tiny models are longer than said.",
     ]
     if work.dtype_bytes == 4:
         sentences.append(f"float32 matmuls run at {100 * time.FLOAT32_SHARE:.0f} % of an accelerator's bfloat16 peak.")

@@ -1,40 +1,40 @@
-"""The plan as a table on the terminal."""
+"""The plan as a table on the terminal. Plain text: importing a library that draws tables would take a tenth of the start's time."""
 
-from typing import IO
+import sys
+from typing import TextIO
 
 from gemsmith.records import MachinePlan, PlanRecord
 
 GIB = 2**30
+HEADINGS = ("machine", "mesh", "fits", "GiB/chip", "step s", "hours", "USD")
+_WORDS = 3  # columns of words stand to the left, those of numbers to the right
 
 
-def print_plan(record: PlanRecord, file: IO[str] | None = None) -> None:
+def print_plan(record: PlanRecord, file: TextIO | None = None) -> None:
     """Prints the machines, then what the numbers rest on, to stdout or a file."""
-    from rich.console import Console  # imported here, so that importing the stage stays quick
-    from rich.table import Table
-
-    console = Console(file=file, highlight=False)
-    trained = f"{record.trained_parameters / 1e6:,.1f} M trained of {record.parameters / 1e9:,.2f} B"
-    per = f"{record.steps:,} steps" if record.steps is not None else f"per {record.priced_steps:,} steps"
-    console.print(f"{record.model}: {trained}, {record.tokens_per_step:,} tokens a step, {per}", style="bold", soft_wrap=True)
-    table = Table(box=None, padding=(0, 2, 0, 0))  # a frame would cost the width that the numbers need at 80 columns
-    table.add_column("machine", no_wrap=True)
-    table.add_column("mesh", no_wrap=True)
-    table.add_column("fits", no_wrap=True)
-    for heading in ("GiB/chip", "step s", "hours", "USD"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for machine in record.machines:
-        table.add_row(*_cells(machine), style=None if machine.fits else "dim")
-    console.print(table)
-    console.print("mesh: fsdp x tp; USD: on demand", style="dim")
-    for machine in record.machines:
-        for note in machine.notes:
-            console.print(f"{machine.name}: {note}", style="dim", markup=False, soft_wrap=True)
-    for assumption in record.assumptions:
-        console.print(f"- {assumption}", markup=False, soft_wrap=True)
+    print("\n".join(plan_lines(record)), file=file or sys.stdout)
 
 
-def _cells(machine: MachinePlan) -> list[str]:
+def plan_lines(record: PlanRecord) -> list[str]:
+    """The table, at most 80 columns wide, and below it a line for each note and assumption."""
+    trained = f"{_count(record.trained_parameters)} trained of {_count(record.parameters)} parameters"
+    per = f"{record.steps:,} steps" if record.steps is not None else f"hours and USD per {record.priced_steps:,} steps"
+    rows = [HEADINGS, *(_cells(machine) for machine in record.machines)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(HEADINGS))]
+    lines = [f"{record.model}: {trained}", f"{record.tokens_per_step:,} tokens a step; {per}; mesh is fsdp x tp", ""]
+    lines += ["  ".join(_aligned(row, widths)).rstrip() for row in rows]
+    lines += ["", *(f"{machine.name}: {note}" for machine in record.machines for note in machine.notes)]
+    return [*lines, "", *(f"- {assumption}" for assumption in record.assumptions)]
+
+
+def _aligned(row: tuple[str, ...], widths: list[int]) -> list[str]:
     return [
+        cell.ljust(width) if column < _WORDS else cell.rjust(width) for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+    ]
+
+
+def _cells(machine: MachinePlan) -> tuple[str, ...]:
+    return (
         machine.name,
         f"{machine.mesh['fsdp']}x{machine.mesh['tp']}",
         "yes" if machine.fits else "no",
@@ -42,7 +42,11 @@ def _cells(machine: MachinePlan) -> list[str]:
         _range(machine.step_s if machine.fits else None),
         _range(machine.hours),
         _range(machine.usd),
-    ]
+    )
+
+
+def _count(number: int) -> str:
+    return f"{number / 1e9:,.2f} B" if number >= 1e9 else f"{number / 1e6:,.1f} M"
 
 
 def _range(values: tuple[float, float] | None) -> str:
