@@ -16,7 +16,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
@@ -174,6 +173,8 @@ def write_record(run: Run, record: Record) -> None:
 
 def make_origin(run: Run, stage: str, clock: Clock, *, packages: Sequence[str] = (), sources: Mapping[str, str] | None = None) -> Origin:
     """Where a record comes from. `sources`: name -> SHA-256 of what was read beside the recipe and earlier records."""
+    from importlib import metadata  # here, since it costs a tenth of the start of a command that needs no versions
+
     return Origin(
         started=clock.started,
         duration_s=round(clock.elapsed_s(), 3),
