@@ -132,7 +132,7 @@ def _jsonl_rows(file: Path) -> Iterator[tuple[str, Any]]:
             if not text.strip():
                 continue
             try:
-                yield origin, json.loads(text)
+                yield origin, json.loads(text.rstrip())
             except json.JSONDecodeError as error:
                 raise DataError(f"{origin}, column {error.colno}: is not JSON ({error.msg}); {file} needs one JSON object a line") from None
             except RecursionError:

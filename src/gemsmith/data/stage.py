@@ -37,7 +37,7 @@ def prepare_data(run: Run) -> DataRecord:
         )
     renderer = _open_renderer(checkpoint, data.template)
     documents = read_documents(data.train, format=data.format, seed=run.recipe.seed)
-    progress = track(documents, description="rendering rows", console=console, transient=True)
+    progress = track(documents, description="rendering rows", console=console, transient=True, disable=not console.is_terminal)
     rendered = list(render_documents(renderer, progress))
     kept = _keep_fitting(rendered, data.max_length, too_long=data.too_long)
     rows = assign_rows([len(document.ids) for document in kept], data.max_length, packing=data.packing)

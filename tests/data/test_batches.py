@@ -1,0 +1,113 @@
+import hashlib
+
+import numpy as np
+import pytest
+
+from gemsmith.data import Batches, load_batches, prepare_data
+from gemsmith.data.batches import open_rows
+from gemsmith.data.pack import ARRAYS
+from gemsmith.errors import RunError
+
+ROWS = [{"prompt": f"add {number}", "response": f"wire {number}"} for number in range(21)]
+
+
+@pytest.fixture
+def prepared(make_run, write_rows):
+    """Returns a run whose 21 rows each fill one packed row."""
+
+    def make(train: dict, *, seed: int = 0, rows: list = ROWS, name: str = "run"):
+        run = make_run(write_rows(*rows), {"max_length": 48, "packing": False}, train, seed=seed, name=name)
+        prepare_data(run)
+        return run
+
+    return make
+
+
+def row_hashes(batches: Batches) -> list[str]:
+    """A hash of each real row, in the order in which they are trained on."""
+    hashes = []
+    for step in range(1, batches.steps + 1):
+        batch = batches.batch(step)
+        hashes += [hashlib.sha256(row.tobytes()).hexdigest() for row in batch.tokens[batch.segments.any(axis=1)]]
+    return hashes
+
+
+def test_each_epoch_has_every_row_once_in_an_order_of_its_own(prepared):
+    run = prepared({"epochs": 3, "rows_per_step": 8})
+    batches = load_batches(run)
+    assert batches.steps == 8  # ceil(3 * 21 / 8)
+    seen = row_hashes(batches)
+    stored = sorted(hashlib.sha256(row.tobytes()).hexdigest() for row in open_rows(run.data).tokens)
+    epochs = [seen[begin : begin + 21] for begin in (0, 21, 42)]
+    assert all(sorted(epoch) == stored for epoch in epochs)
+    assert epochs[0] != epochs[1] != epochs[2] != epochs[0]
+    assert epochs[0] != [hashlib.sha256(row.tobytes()).hexdigest() for row in open_rows(run.data).tokens]
+
+
+def test_the_last_step_is_filled_up_with_rows_of_padding(prepared):
+    batches = load_batches(prepared({"epochs": 1, "rows_per_step": 8}))
+    last = batches.batch(3)
+    assert last.tokens.shape == (8, 48)
+    assert last.segments.any(axis=1).tolist() == [True] * 5 + [False] * 3
+    assert not any(getattr(last, name)[5:].any() for name in ARRAYS)
+    assert {name: getattr(last, name).dtype for name in ARRAYS} == ARRAYS
+
+
+def test_a_batch_is_a_function_of_the_step_alone(prepared):
+    run = prepared({"epochs": 2, "rows_per_step": 4})
+    first, again = load_batches(run), load_batches(run)
+    forward = [first.batch(step) for step in range(1, first.steps + 1)]
+    for step in reversed(range(1, first.steps + 1)):
+        later = again.batch(step)
+        assert all(np.array_equal(getattr(forward[step - 1], name), getattr(later, name)) for name in ARRAYS)
+
+
+def test_the_order_follows_the_seed_and_neighbouring_seeds_share_no_epoch(prepared):
+    orders = []
+    for seed in (0, 1):
+        batches = load_batches(prepared({"epochs": 2, "rows_per_step": 21}, seed=seed, name=f"run{seed}"))
+        seen = row_hashes(batches)
+        orders += [tuple(seen[:21]), tuple(seen[21:])]
+    assert len(set(orders)) == 4
+
+
+def test_steps_of_the_recipe_go_on_into_further_epochs(prepared):
+    batches = load_batches(prepared({"steps": 11, "rows_per_step": 4}))
+    assert batches.steps == 11
+    seen = row_hashes(batches)
+    assert len(seen) == 44
+    assert len(set(seen[:21])) == len(set(seen[21:42])) == 21
+
+
+def test_a_single_row_makes_a_batch(prepared):
+    batches = load_batches(prepared({"rows_per_step": 2}, rows=ROWS[:1]))
+    assert batches.steps == 1
+    assert batches.batch(1).segments.any(axis=1).tolist() == [True, False]
+
+
+def test_a_batch_does_not_change_the_stored_rows(prepared):
+    run = prepared({"rows_per_step": 4})
+    batches = load_batches(run)
+    batches.batch(1).tokens[:] = 7
+    assert not (batches.batch(1).tokens == 7).all()
+
+
+def test_without_the_data_stage_the_command_to_run_is_named(make_run, write_rows):
+    with pytest.raises(RunError, match=r"run first: gemsmith data"):
+        load_batches(make_run(write_rows(*ROWS)))
+
+
+def test_damaged_arrays_are_refused(prepared):
+    run = prepared({})
+    file = run.data / "tokens.npy"
+    file.write_bytes(file.read_bytes()[:300])
+    with pytest.raises(RunError, match=r"cannot be read .* run: gemsmith data"):
+        load_batches(run)
+
+
+def test_arrays_of_another_shape_than_the_record_says_are_refused(prepared):
+    run = prepared({})
+    for name, dtype in ARRAYS.items():
+        np.save(run.data / f"{name}.npy", np.zeros((3, 48), dtype))
+    with pytest.raises(RunError, match=r"holds rows of shape"):
+        load_batches(run)

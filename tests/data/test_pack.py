@@ -1,0 +1,63 @@
+import numpy as np
+import pytest
+
+from gemsmith.data.pack import ARRAYS, assign_rows, pack_rows
+from gemsmith.data.render import Rendered
+
+
+def rendered(ids: list[int], trained: list[int]) -> Rendered:
+    return Rendered(ids=np.array(ids, np.int32), trained=np.array(trained, bool), origin="here")
+
+
+def test_two_documents_in_a_row_are_laid_out_as_the_module_says():
+    documents = [rendered([2, 5, 6], [0, 1, 1]), rendered([2, 7], [1, 1])]
+    [rows] = pack_rows(documents, [[0, 1]], 6)
+    assert rows.tokens.tolist() == [[2, 5, 6, 2, 7, 0]]
+    assert rows.segments.tolist() == [[1, 1, 1, 2, 2, 0]]
+    assert rows.positions.tolist() == [[0, 1, 2, 0, 1, 0]]
+    assert rows.loss_mask.tolist() == [[0, 1, 1, 0, 1, 0]]
+    assert {name: getattr(rows, name).dtype for name in ARRAYS} == ARRAYS
+
+
+def test_best_fit_decreasing_fills_the_row_with_the_least_room():
+    # 6 opens a row with 4 left, 5 another with 5 left; 4 fits the first exactly, 3 the second, 2 the second's rest, 1 a new one.
+    assert assign_rows([1, 2, 3, 4, 5, 6], 10) == [[5, 3], [4, 2, 1], [0]]
+
+
+def test_without_packing_each_document_has_a_row():
+    assert assign_rows([3, 9, 1], 10, packing=False) == [[0], [1], [2]]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_packing_loses_repeats_and_splits_nothing(seed):
+    random = np.random.default_rng(seed)
+    max_length = int(random.integers(8, 64))
+    lengths = random.integers(1, max_length + 1, size=int(random.integers(1, 700)))
+    documents = [rendered(random.integers(1, 99, size=length), random.integers(0, 2, size=length)) for length in lengths]
+    assigned = assign_rows(lengths.tolist(), max_length)
+    assert sorted(index for row in assigned for index in row) == list(range(len(documents)))
+    rows = list(pack_rows(documents, assigned, max_length))
+    tokens, segments, positions, mask = (np.concatenate([getattr(part, name) for part in rows]) for name in ARRAYS)
+    for row, members in enumerate(assigned):
+        assert segments[row].max() == len(members)
+        for segment, index in enumerate(members, start=1):
+            place = np.flatnonzero(segments[row] == segment)
+            assert np.array_equal(place, np.arange(place[0], place[0] + lengths[index]))
+            assert np.array_equal(tokens[row, place], documents[index].ids)
+            assert np.array_equal(positions[row, place], np.arange(lengths[index]))
+            assert np.array_equal(mask[row, place], documents[index].trained & (np.arange(lengths[index]) > 0))
+    padding = segments == 0
+    assert not tokens[padding].any() and not mask[padding].any() and not positions[padding].any()
+    assert np.count_nonzero(~padding) == lengths.sum()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_packing_is_within_best_fit_decreasings_bound_of_the_least_rows(seed):
+    lengths = np.random.default_rng(seed).integers(1, 101, size=2000)
+    least = -(-int(lengths.sum()) // 100)
+    assert len(assign_rows(lengths.tolist(), 100)) <= 11 / 9 * least + 1
+
+
+def test_packing_is_the_same_each_time():
+    lengths = np.random.default_rng(0).integers(1, 50, size=500).tolist()
+    assert assign_rows(lengths, 64) == assign_rows(lengths, 64)
