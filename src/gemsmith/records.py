@@ -144,7 +144,8 @@ class ExportRecord(Record):
 
 class Check(Part):
     name: str
-    passed: bool
+    passed: bool | None
+    """None: could not be done here, which is no pass; the detail says why."""
     detail: str
 
 
