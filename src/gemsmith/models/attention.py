@@ -34,7 +34,7 @@ def rope(positions: jax.Array, frequencies: np.ndarray) -> Rope:
 
 
 def rotate(x: jax.Array, angles: Rope) -> jax.Array:
-    """x of (B, L, heads, D) with pair (i, i + D/2) turned by the i-th angle; fp32 inside."""
+    """The x of (B, L, heads, D) with pair (i, i + D/2) turned by the i-th angle; fp32 inside."""
     cosine, sine = angles
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     turned = jnp.concatenate([first * cosine - second * sine, second * cosine + first * sine], axis=-1)

@@ -4,6 +4,7 @@ Axes: B batch, L length, H heads, K kv heads, D head dim, E model, F hidden, V v
 Matmuls run in the model's dtype; norms, rotation, softmax and logits in fp32.
 """
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -62,7 +63,7 @@ class Gemma4(nnx.Module):
         return self.norm(hidden)
 
     def logits(self, hidden: jax.Array) -> jax.Array:
-        """softcap · tanh(hidden · embeddingᵀ / softcap), (B, L, V) in fp32."""
+        """The logits, softcap · tanh(hidden · embeddingᵀ / softcap), (B, L, V) in fp32."""
         logits = jnp.einsum("ble,ve->blv", hidden, self.embed_tokens.embedding[...], preferred_element_type=jnp.float32)
         softcap = self.variant.softcap
         return softcap * jnp.tanh(logits / softcap) if softcap else logits
@@ -113,20 +114,21 @@ class Layer(nnx.Module):
     """One decoder layer: attention, then the MLP (beside it experts, where the variant has them), then the per-layer input."""
 
     def __init__(self, variant: Variant, number: int, *, dtype: jnp.dtype, rngs: nnx.Rngs) -> None:
-        self.has_experts, self.has_per_layer_input = variant.experts > 0, variant.per_layer_input > 0
+        self.has_experts = variant.experts > 0
+        norm = partial(RMSNorm, variant.hidden, variant, dtype=dtype)
+        self.input_layernorm, self.post_attention_layernorm = norm(), norm()
         self.self_attn = Attention(variant, number, dtype=dtype, rngs=rngs)
+        self.pre_feedforward_layernorm, self.post_feedforward_layernorm = norm(), norm()
         self.mlp = MLP(variant.hidden, variant.ffn_of(number), dtype=dtype, rngs=rngs)
-        norms = ["input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"]
         if self.has_experts:
             self.router = Router(variant, dtype=dtype, rngs=rngs)
             self.experts = Experts(variant, dtype=dtype, rngs=rngs)
-            norms += ["post_feedforward_layernorm_1", "post_feedforward_layernorm_2", "pre_feedforward_layernorm_2"]
-        if self.has_per_layer_input:
+            self.pre_feedforward_layernorm_2 = norm()
+            self.post_feedforward_layernorm_1, self.post_feedforward_layernorm_2 = norm(), norm()
+        if variant.per_layer_input:
             self.per_layer_input_gate = _linear(variant.hidden, variant.per_layer_input, dtype=dtype, rngs=rngs)
             self.per_layer_projection = _linear(variant.per_layer_input, variant.hidden, dtype=dtype, rngs=rngs)
-            norms.append("post_per_layer_input_norm")
-        for norm in norms:
-            setattr(self, norm, RMSNorm(variant.hidden, variant, dtype=dtype))
+            self.post_per_layer_input_norm = norm()
         self.layer_scalar = nnx.Param(jnp.ones((1,), dtype))
 
     def __call__(
@@ -147,7 +149,7 @@ class Layer(nnx.Module):
         if self.has_experts:
             fed = self.post_feedforward_layernorm_1(fed) + self._consult_experts(hidden)
         hidden = hidden + self.post_feedforward_layernorm(fed)
-        if self.has_per_layer_input:
+        if per_layer_input is not None:
             gated = _gelu(self.per_layer_input_gate(hidden)) * per_layer_input
             hidden = hidden + self.post_per_layer_input_norm(self.per_layer_projection(gated))
         return hidden * self.layer_scalar[...], key_value

@@ -11,7 +11,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceShardin
 from gemsmith.checkpoint import Checkpoint
 from gemsmith.errors import CheckpointError
 from gemsmith.models.gemma4 import Gemma4
-from gemsmith.models.names import Path, hf_name_of, is_transposed, kernel_shape, path_of
+from gemsmith.models.names import hf_name_of, is_transposed, kernel_shape, path_of
 from gemsmith.zoo import Tensor, Variant, text_tensors
 
 
@@ -24,8 +24,8 @@ def load_model(checkpoint: Checkpoint, *, dtype: str, remat: str = "none", mesh:
     variant = checkpoint.variant
     abstract = nnx.eval_shape(lambda: Gemma4(variant, dtype=jnp.dtype(dtype), remat=remat, rngs=nnx.Rngs(0)))
     graph, state = nnx.split(abstract)
-    empty: dict[Path, Any] = dict(nnx.to_flat_state(state))
-    filled: dict[Path, Any] = {}
+    empty: dict[Any, Any] = dict(iter(nnx.to_flat_state(state)))
+    filled: dict[Any, Any] = {}
     for tensor in text_tensors(variant):
         path = path_of(tensor)
         if path not in empty:
@@ -34,7 +34,7 @@ def load_model(checkpoint: Checkpoint, *, dtype: str, remat: str = "none", mesh:
         if variable.shape != kernel_shape(tensor):
             raise CheckpointError(
                 f"checkpoint {checkpoint.folder}: {tensor.name} is {list(kernel_shape(tensor))} (in, out), "
-                f"the model of {variant.name} expects {list(variable.shape)}"
+                f"{variant.name} needs {list(variable.shape)}"
             )
         filled[path] = variable.replace(_place(checkpoint.read(tensor.name), tensor, variant, dtype=jnp.dtype(dtype), mesh=mesh))
     if empty:

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 
 from gemsmith.models.gemma4 import Gemma4
 
-# Logits of 256 positions of one row are 0.27 GB in fp32 at 262,144 words; of 4096 they would be 4.3 GB, and twice that for the backward pass.
+# Logits of 256 positions of a row are 0.27 GB in fp32 at 262,144 words; of 4096 they would be 4.3 GB, and as much again for the gradient.
 POSITIONS_PER_CHUNK = 256
 
 
@@ -36,7 +36,7 @@ def token_nll(
 
 
 def _cut_length(x: jax.Array, chunk: int) -> jax.Array:
-    """x of (B, L, …) as (chunks, B, chunk, …), padded with zeros at the end."""
+    """The x of (B, L, …) as (chunks, B, chunk, …), padded with zeros at the end."""
     batch, length = x.shape[:2]
     chunks = -(-length // chunk)
     padded = jnp.pad(x, [(0, 0), (0, chunks * chunk - length), *[(0, 0)] * (x.ndim - 2)])
