@@ -15,6 +15,7 @@ import subprocess
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from gemsmith import __version__
 from gemsmith.run import this_machine
@@ -42,7 +43,7 @@ def imported(arguments: list[str]) -> list[str]:
     return sorted({module.partition(".")[0] for module in modules})
 
 
-def measure(arguments: list[str], runs: int) -> dict[str, object]:
+def measure(arguments: list[str], runs: int) -> dict[str, Any]:
     cpu_seconds(arguments)  # writes the byte code that later starts read
     seconds = sorted(cpu_seconds(arguments) for _ in range(runs))
     return {
