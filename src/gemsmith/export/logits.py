@@ -1,0 +1,208 @@
+"""Logits of merged/ against base + adapter, both through transformers and PEFT on the CPU in float32."""
+
+import gc
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gemsmith.checkpoint import Checkpoint, open_checkpoint
+from gemsmith.data.batches import open_rows
+from gemsmith.errors import CheckpointError
+from gemsmith.export.adapters import Adapter
+from gemsmith.records import Check
+
+PROMPTS = 3
+PROMPT_TOKENS = 128
+# Float32's noise through a whole model, for each unit of the largest logit; measured on the tiny variants: 1e-6.
+TOLERANCE = 1e-4
+# The adapter must move the logits by this many times what the two models differ by, or the comparison proves nothing.
+SMALLEST_EFFECT = 10.0
+# Beyond the float32 weights: activations, the tokenizer, torch itself.
+_MEMORY_FACTOR = 1.15
+_OVERHEAD_BYTES = 2**30
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogitCheck:
+    """The check, and the largest difference between merged and base + adapter (None where that could not be computed)."""
+
+    check: Check
+    max_abs_difference: float | None
+
+
+def compare_logits(
+    base: Checkpoint, adapter_folder: Path, merged_folder: Path, adapter: Adapter, prompts: Sequence[np.ndarray]
+) -> LogitCheck:
+    """Runs the prompts through base, base + adapter, and merged.
+
+    Merged weights carry one rounding to the base's dtype that base + adapter does not, so those two differ by more than float32's noise
+    where the base is bfloat16. The pass is decided without that: PEFT's own merge, its weights rounded as files of the base's dtype are,
+    against merged, within TOLERANCE. The difference to the adapter as it is served unmerged is reported.
+    """
+    need_bytes, free_bytes = memory_needed_bytes(base), free_memory_bytes()
+    if free_bytes < need_bytes:
+        detail = (
+            f"not compared: needs {need_bytes / 1e9:.1f} GB of memory, {free_bytes / 1e9:.1f} GB are free; run verify on a larger machine"
+        )
+        return LogitCheck(check=Check(name="logits", passed=None, detail=detail), max_abs_difference=None)
+    with _quiet():
+        try:
+            plain, unmerged, rounded = _base_logits(base, adapter_folder, adapter, prompts)
+            merged = _merged_logits(merged_folder, prompts)
+        except CheckpointError as error:
+            return LogitCheck(check=Check(name="logits", passed=False, detail=str(error)), max_abs_difference=None)
+    return _judge(plain, unmerged, rounded, merged)
+
+
+def make_prompts(data: Path, vocabulary: int, seed: int) -> list[np.ndarray]:
+    """The first tokens of the first documents that were trained on; of random tokens where there is no data."""
+    if data.is_dir():
+        rows = open_rows(data)
+        tokens, segments = np.asarray(rows.tokens[:PROMPTS]), np.asarray(rows.segments[:PROMPTS])
+        found = [row[marks == number] for row, marks in zip(tokens, segments, strict=True) for number in range(1, int(marks.max()) + 1)]
+        return [document[:PROMPT_TOKENS].astype(np.int64) for document in found[:PROMPTS]]
+    # Ids above stand for images and sounds in Gemma 4's vocabulary; those below 108 are its special tokens.
+    random = np.random.default_rng(seed)
+    return [random.integers(108, min(vocabulary, 250_000), 48) for _ in range(PROMPTS)]
+
+
+def memory_needed_bytes(base: Checkpoint) -> int:
+    """Of the base in float32, and what comes with it; models are loaded one after the other."""
+    values = sum(int(np.prod(place.shape)) for place in base.places.values())
+    return int(4 * values * _MEMORY_FACTOR) + _OVERHEAD_BYTES
+
+
+def free_memory_bytes() -> int:
+    """Memory that can be had without swapping, within the limit of the control group where there is one."""
+    free_bytes = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    for line in _lines("/proc/meminfo"):
+        if line.startswith("MemAvailable:"):
+            free_bytes = int(line.split()[1]) * 1024
+    limit, used = _lines("/sys/fs/cgroup/memory.max"), _lines("/sys/fs/cgroup/memory.current")
+    if limit and used and limit[0].isdecimal():
+        free_bytes = min(free_bytes, int(limit[0]) - int(used[0]))
+    return free_bytes
+
+
+def load_model(folder: Path) -> Any:
+    """The transformers model that the folder's config names, float32, in evaluation.
+
+    Raises CheckpointError where transformers does not know it or does not find every weight: it would fill those in at random and warn.
+    """
+    import torch
+    import transformers
+
+    try:
+        config = transformers.AutoConfig.from_pretrained(folder)
+        name = (config.architectures or ["none"])[0]
+        kind = getattr(transformers, name, None)
+        if kind is None or not name.startswith("Gemma4"):
+            raise CheckpointError(f"{folder}: config.json names the architecture {name}; allowed: Gemma 4's of transformers")
+        model, info = kind.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        first = (str(error).splitlines() or [type(error).__name__])[0]
+        raise CheckpointError(f"{folder}: transformers {transformers.__version__} cannot load it ({first})") from None
+    for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        if keys := sorted(map(str, info.get(problem, ()))):
+            raise CheckpointError(f"{folder}: transformers reports {len(keys)} {problem.replace('_', ' ')}, such as {keys[0]}")
+    return model.eval()
+
+
+def load_peft(model: Any, folder: Path, adapter: Adapter) -> Any:
+    """The model with the PEFT folder's adapter on it. Raises CheckpointError unless PEFT put every matrix on and nothing else."""
+    from peft import PeftModel
+
+    try:
+        tuned = PeftModel.from_pretrained(model, folder, torch_device="cpu").eval()
+    except (OSError, ValueError, RuntimeError, KeyError) as error:
+        raise CheckpointError(f"{folder}: PEFT cannot load it ({str(error).splitlines()[0]})") from None
+    found = {name: value for name, value in tuned.named_parameters() if ".lora_A." in name or ".lora_B." in name}
+    expected = {}
+    for module, pair in adapter.modules.items():
+        expected[f"base_model.model.{module}.lora_A.default.weight"] = pair.a
+        expected[f"base_model.model.{module}.lora_B.default.weight"] = pair.b
+    if odd := sorted(found.keys() ^ expected.keys()):
+        raise CheckpointError(f"{folder}: PEFT has {len(found)} adapter matrices on the model, {len(expected)} are in it; such as {odd[0]}")
+    if wrong := [name for name, value in found.items() if not np.array_equal(value.detach().numpy(), expected[name])]:
+        raise CheckpointError(f"{folder}: PEFT's {wrong[0]} is not the file's")
+    return tuned
+
+
+def _base_logits(
+    base: Checkpoint, folder: Path, adapter: Adapter, prompts: Sequence[np.ndarray]
+) -> tuple[list[np.ndarray], list[np.ndarray], list[np.ndarray]]:
+    """Logits of the base, of base + adapter, and of PEFT's merge with the base's rounding."""
+    model = load_model(base.folder)
+    plain = _run(model, prompts)
+    tuned = load_peft(model, folder, adapter)
+    unmerged = _run(tuned, prompts)
+    merged = tuned.merge_and_unload()
+    _round_weights(merged, base, adapter)
+    return plain, unmerged, _run(merged, prompts)
+
+
+def _merged_logits(folder: Path, prompts: Sequence[np.ndarray]) -> list[np.ndarray]:
+    gc.collect()
+    open_checkpoint(str(folder))
+    return _run(load_model(folder), prompts)
+
+
+def _round_weights(model: Any, base: Checkpoint, adapter: Adapter) -> None:
+    """Rounds the merged weights as a file of the base's dtype does."""
+    import torch
+
+    kinds = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
+    for module in adapter.modules:
+        weight = model.get_submodule(module).weight
+        weight.data = weight.data.to(kinds[base.places[f"{module}.weight"].dtype]).float()
+
+
+def _run(model: Any, prompts: Sequence[np.ndarray]) -> list[np.ndarray]:
+    import torch
+
+    with torch.inference_mode():
+        return [model(input_ids=torch.from_numpy(prompt)[None]).logits[0].float().numpy() for prompt in prompts]
+
+
+def _judge(plain: list[np.ndarray], unmerged: list[np.ndarray], rounded: list[np.ndarray], merged: list[np.ndarray]) -> LogitCheck:
+    largest = max(float(np.abs(logits).max()) for logits in merged)
+    allowed = TOLERANCE * max(1.0, largest)
+    difference, served, effect = _distance(merged, rounded), _distance(merged, unmerged), _distance(rounded, plain)
+    detail = (
+        f"merged differs from base + adapter by {difference:.2g} with the same rounding of weights (allowed {allowed:.2g}) and by "
+        f"{served:.2g} without; the adapter itself moves logits by {effect:.2g}"
+    )
+    passed = difference <= allowed and effect >= SMALLEST_EFFECT * difference and effect > 0
+    return LogitCheck(check=Check(name="logits", passed=passed, detail=detail), max_abs_difference=served)
+
+
+def _distance(one: list[np.ndarray], other: list[np.ndarray]) -> float:
+    return max(float(np.abs(a - b).max()) for a, b in zip(one, other, strict=True))
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Turns off the progress bars and load reports of transformers, and back on what was on."""
+    from transformers.utils import logging
+
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def _lines(file: str) -> list[str]:
+    try:
+        return Path(file).read_text(encoding="ascii").split("\n")
+    except OSError:
+        return []

@@ -1,0 +1,219 @@
+"""The stage `verify`: proof that merged/ is the base plus what was trained, and nothing else.
+
+Nothing of the merge's own arithmetic is trusted: bytes are compared, weights recomputed in float64, and logits taken from transformers
+and PEFT.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+
+from gemsmith.checkpoint import Checkpoint, TensorPlace, open_checkpoint
+from gemsmith.errors import CheckpointError, RunError, VerifyError
+from gemsmith.export.adapters import Adapter, LowRank, complete_steps, delta_norm, read_peft_adapter, read_run_adapter
+from gemsmith.export.logits import compare_logits, make_prompts
+from gemsmith.export.merge import DTYPES, row_blocks
+from gemsmith.records import Check, ExportRecord, FileSum, VerifyRecord
+from gemsmith.run import Run, make_origin, read_record, sha256_file, start_clock, write_record
+
+PACKAGES = ("numpy", "peft", "safetensors", "torch", "transformers")
+_COMPARED_BYTES = 32 * 2**20
+# Tensors up to this many values are recomputed whole, larger ones in blocks spread over them.
+_WHOLE_VALUES = 8 * 2**20
+_SAMPLED_BLOCKS = 4
+_BLOCK_VALUES = 2**20
+# Significand bits: rounding to nearest is off by at most half of 2**-bits of the value's power of two.
+_BITS = {"BF16": 7, "F16": 10, "F32": 23}
+_SMALLEST_STEP = {"BF16": 2.0**-133, "F16": 2.0**-24, "F32": 2.0**-149}
+# An adapter this much larger than its weight has run away; a strong one on a tiny model reaches about 1.
+_LARGEST_RELATIVE_DELTA = 10.0
+_LISTED = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """Which tensors of merged/ are not the base's, and which of those should not be or are not."""
+
+    changed: tuple[str, ...]
+    problems: tuple[str, ...]
+
+
+def verify(run: Run) -> VerifyRecord:
+    """Checks the run's adapter/ and merged/ and records each check. Raises VerifyError naming those that failed, once that is recorded."""
+    clock = start_clock()
+    exported: ExportRecord = read_record(run, "export")
+    base = open_checkpoint(run.recipe.checkpoint)
+    checks, changed, difference = _run_checks(run, exported, base)
+    record = VerifyRecord(
+        origin=make_origin(run, "verify", clock, packages=PACKAGES),
+        passed=all(check.passed is not False for check in checks),
+        checks=tuple(checks),
+        changed_tensors=changed,
+        expected_tensors=exported.merged_tensors,
+        logits_max_abs_difference=difference,
+    )
+    write_record(run, record)
+    _print(record)
+    if failed := [check for check in checks if check.passed is False]:
+        raise VerifyError(f"{run.path}: " + "; ".join(f"{check.name}: {check.detail}" for check in failed))
+    return record
+
+
+def check_files(folder: Path, files: tuple[FileSum, ...]) -> list[str]:
+    """What is wrong with a folder that was recorded: files that are gone, too many, or not what was written."""
+    recorded = {file.name: file for file in files}
+    there = {str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir()} if folder.is_dir() else set()
+    problems = [f"{name} is missing" for name in sorted(recorded.keys() - there)]
+    problems += [f"{name} was not exported" for name in sorted(there - recorded.keys())]
+    for name in sorted(there & recorded.keys()):
+        if (folder / name).stat().st_size != recorded[name].bytes or sha256_file(folder / name) != recorded[name].sha256:
+            problems.append(f"{name} was changed since")
+    return [f"{folder.name}/{problem}" for problem in problems]
+
+
+def compare_tensors(base: Checkpoint, merged: Checkpoint, adapter: Adapter) -> Difference:
+    """Every tensor of both folders, byte by byte: those with an adapter must differ, all others must not."""
+    expected = {f"{module}.weight" for module in adapter.modules}
+    problems = [f"{name} is missing" for name in sorted(base.places.keys() - merged.places.keys())]
+    problems += [f"{name} is extra" for name in sorted(merged.places.keys() - base.places.keys())]
+    changed = []
+    for name in sorted(base.places.keys() & merged.places.keys()):
+        one, other = base.places[name], merged.places[name]
+        if (one.dtype, one.shape) != (other.dtype, other.shape):
+            problems.append(f"{name} is {other.dtype} {list(other.shape)}, the base's is {one.dtype} {list(one.shape)}")
+        elif not _same_bytes(one, other):
+            changed.append(name)
+            if name not in expected:
+                problems.append(f"{name} differs from the base and has no adapter")
+        elif name in expected:
+            problems.append(f"{name} has an adapter and is the base's")
+    return Difference(changed=tuple(changed), problems=tuple(problems))
+
+
+def recompute(base: Checkpoint, merged: Checkpoint, adapter: Adapter) -> list[str]:
+    """Which merged weights are not W + alpha/rank * B A, computed again in float64 and allowed one rounding.
+
+    Where a value lies within float32's own error of the middle between two of the base's dtype, either is right.
+    """
+    problems = []
+    for module, pair in adapter.modules.items():
+        name = f"{module}.weight"
+        if name not in base.places or name not in merged.places:
+            continue  # compare_tensors has named it
+        wrong = sum(_wrong_values(base.places[name], merged.places[name], pair, adapter.scale, rows) for rows in _sample(base.places[name]))
+        if wrong:
+            problems.append(f"{name} has {wrong} values that are not W + alpha/rank * B A")
+    return problems
+
+
+def relative_deltas(base: Checkpoint, adapter: Adapter) -> dict[str, float]:
+    """Module -> norm of what its adapter adds over the norm of its weight."""
+    return {
+        module: delta_norm(pair, adapter.scale) / max(_norm(base.places[f"{module}.weight"]), 1e-30)
+        for module, pair in adapter.modules.items()
+    }
+
+
+def _run_checks(run: Run, exported: ExportRecord, base: Checkpoint) -> tuple[list[Check], int, float | None]:
+    checks = [_check("files", check_files(run.adapter, exported.adapter) + check_files(run.merged, exported.merged), "as exported")]
+    try:
+        adapter, merged = read_peft_adapter(run.adapter), open_checkpoint(str(run.merged))
+    except CheckpointError as error:
+        return [*checks, Check(name="readable", passed=False, detail=str(error))], 0, None
+    checks.append(_check_adapter(run, exported, adapter))
+    difference = compare_tensors(base, merged, adapter)
+    count = f"{len(difference.changed)} of {len(base.places)} tensors differ from the base, as expected"
+    checks.append(_check("tensors", list(difference.problems), count))
+    checks.append(_check("values", recompute(base, merged, adapter), "W + alpha/rank * B A, recomputed in float64"))
+    checks.append(_check_norms(base, adapter))
+    if any(check.passed is False for check in checks):
+        detail = "not compared, because other checks failed"
+        return [*checks, Check(name="logits", passed=None, detail=detail)], len(difference.changed), None
+    prompts = make_prompts(run.data, base.variant.vocabulary, run.recipe.seed)
+    logits = compare_logits(base, run.adapter, run.merged, adapter, prompts)
+    return [*checks, logits.check], len(difference.changed), logits.max_abs_difference
+
+
+def _check_adapter(run: Run, exported: ExportRecord, adapter: Adapter) -> Check:
+    """adapter/ is what training saved at that step, bit for bit; training may since have deleted the step."""
+    if exported.step not in complete_steps(run.checkpoints):
+        return Check(name="adapter", passed=None, detail=f"not compared: step {exported.step} is no longer among the checkpoints")
+    try:
+        saved = read_run_adapter(run, exported.step)
+    except (CheckpointError, RunError) as error:
+        return Check(name="adapter", passed=False, detail=str(error))
+    problems = [f"{name} is missing or not trained" for name in sorted(saved.modules.keys() ^ adapter.modules.keys())]
+    if (saved.rank, saved.alpha) != (adapter.rank, adapter.alpha):
+        problems.append(f"rank and alpha are {adapter.rank}, {adapter.alpha:g}; trained were {saved.rank}, {saved.alpha:g}")
+    for name in sorted(saved.modules.keys() & adapter.modules.keys()):
+        one, other = saved.modules[name], adapter.modules[name]
+        if not (np.array_equal(one.a, other.a) and np.array_equal(one.b, other.b)):
+            problems.append(f"{name} is not what step {exported.step} saved")
+    return _check("adapter", problems, f"{len(saved.modules)} modules, bit for bit those of step {exported.step}")
+
+
+def _check_norms(base: Checkpoint, adapter: Adapter) -> Check:
+    known = {module: pair for module, pair in adapter.modules.items() if f"{module}.weight" in base.places}
+    ratios = relative_deltas(base, Adapter(modules=known, rank=adapter.rank, alpha=adapter.alpha))
+    problems = [
+        f"{module}: its adapter has {ratio:.3g} times the norm of its weight"
+        for module, ratio in ratios.items()
+        if not 0 < ratio < _LARGEST_RELATIVE_DELTA
+    ]
+    return _check(
+        "norms",
+        problems,
+        f"adapters have {min(ratios.values(), default=0):.2g} to {max(ratios.values(), default=0):.2g} of their weights' norms",
+    )
+
+
+def _check(name: str, problems: list[str], passed: str) -> Check:
+    more = f" and {len(problems) - _LISTED} more" if len(problems) > _LISTED else ""
+    return Check(name=name, passed=not problems, detail="; ".join(problems[:_LISTED]) + more if problems else passed)
+
+
+def _same_bytes(one: TensorPlace, other: TensorPlace) -> bool:
+    with one.file.open("rb") as left, other.file.open("rb") as right:
+        left.seek(one.begin)
+        right.seek(other.begin)
+        for begin in range(0, one.end - one.begin, _COMPARED_BYTES):
+            length = min(_COMPARED_BYTES, one.end - one.begin - begin)
+            if left.read(length) != right.read(length):
+                return False
+    return True
+
+
+def _sample(place: TensorPlace) -> Iterator[slice]:
+    """All blocks of rows of a small matrix; of a large one the first, the last and some between."""
+    blocks = list(row_blocks(place.shape, _BLOCK_VALUES))
+    if place.shape[0] * place.shape[1] <= _WHOLE_VALUES:
+        return iter(blocks)
+    chosen = np.linspace(0, len(blocks) - 1, min(_SAMPLED_BLOCKS, len(blocks))).astype(int)
+    return (blocks[number] for number in sorted(set(chosen.tolist())))
+
+
+def _wrong_values(base: TensorPlace, merged: TensorPlace, pair: LowRank, scale: float, rows: slice) -> int:
+    a, b = pair.a.astype(np.float64), pair.b[rows].astype(np.float64)
+    weight, found = base.read()[rows].astype(np.float64), merged.read()[rows].astype(np.float64)
+    exact = weight + scale * (b @ a)
+    # float32's error of a sum of R products, of the scaling and of the addition, each by the size of what is added.
+    float32_error = 2.0**-24 * ((len(a) + 2) * abs(scale) * (np.abs(b) @ np.abs(a)) + np.abs(exact))
+    _, exponent = np.frexp(np.abs(exact))
+    step = np.maximum(np.ldexp(1.0, exponent - 1 - _BITS[base.dtype]), _SMALLEST_STEP[base.dtype])
+    return int((~(np.abs(found - exact) <= 0.5 * step + float32_error)).sum())
+
+
+def _norm(place: TensorPlace) -> float:
+    assert place.dtype in DTYPES, place.dtype
+    array = place.read()
+    return float(np.sqrt(sum(float(np.square(array[rows].astype(np.float32)).sum(dtype=np.float64)) for rows in row_blocks(place.shape))))
+
+
+def _print(record: VerifyRecord) -> None:
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    words: Mapping[bool | None, str] = {True: "[green]ok[/]  ", False: "[red]fail[/]", None: "[yellow]not done[/]"}
+    for check in record.checks:
+        console.print(f"{words[check.passed]} {check.name}: {check.detail}", markup=True)
