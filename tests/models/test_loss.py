@@ -1,0 +1,71 @@
+from types import SimpleNamespace
+
+import jax
+import jax.extend.core
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from gemsmith.models import Gemma4, token_nll
+from gemsmith.zoo import Variant
+
+VARIANT = Variant(
+    name="two-layers", layers=2, global_every=2, hidden=16, ffn=32, heads=2, kv_heads=1, global_kv_heads=1, head_dim=8,
+    global_head_dim=16, sliding_window=8, k_is_v=True, vocabulary=64,
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def model():
+    return Gemma4(VARIANT, dtype=jnp.float32, rngs=nnx.Rngs(0))
+
+
+def make_batch():
+    random = np.random.default_rng(0)
+    hidden = random.standard_normal((2, 21, VARIANT.hidden)).astype(np.float32)
+    return hidden, random.integers(0, VARIANT.vocabulary, (2, 21)), random.integers(0, 2, (2, 21)).astype(np.uint8)
+
+
+def whole_nll(model, hidden, tokens, mask):
+    log_p = jax.nn.log_softmax(model.logits(hidden[:, :-1]))
+    return -(jnp.take_along_axis(log_p, tokens[:, 1:, None], axis=-1)[..., 0] * mask[:, 1:]).sum()
+
+
+@pytest.mark.parametrize("chunk", [1, 4, 20, 256])
+def test_the_loss_in_chunks_equals_the_loss_of_whole_rows(model, chunk):
+    hidden, tokens, mask = make_batch()
+    total, gradient = jax.value_and_grad(lambda hidden: token_nll(model, hidden, tokens, mask, chunk=chunk)[0])(hidden)
+    expected, expected_gradient = jax.value_and_grad(lambda hidden: whole_nll(model, hidden, tokens, mask))(hidden)
+    assert total == pytest.approx(expected, rel=1e-6)
+    np.testing.assert_allclose(gradient, expected_gradient, atol=1e-6)
+    assert token_nll(model, hidden, tokens, mask, chunk=chunk)[1] == mask[:, 1:].sum()
+
+
+def test_each_target_is_predicted_from_the_position_before_it():
+    """A model that puts all its weight on the word that its hidden state names: right only one step ahead."""
+    tokens = np.array([[5, 3, 7, 1]])
+    model = SimpleNamespace(logits=lambda hidden: 100 * hidden)
+    hidden = np.eye(8, dtype=np.float32)[[[3, 7, 1, 0]]]
+    total, count = token_nll(model, hidden, tokens, np.array([[0, 1, 0, 1]]))
+    assert (float(total), float(count)) == (0, 2)
+    wrong, _ = token_nll(model, hidden, tokens + 1, np.array([[0, 1, 0, 1]]))
+    assert wrong > 100
+
+
+def test_rows_without_targets_count_nothing(model):
+    hidden, tokens, mask = make_batch()
+    total, count = token_nll(model, hidden, tokens, np.zeros_like(mask))
+    assert (float(total), float(count)) == (0, 0)
+
+
+def test_logits_of_a_whole_row_never_exist(model):
+    hidden, tokens, mask = make_batch()
+    step = jax.grad(lambda hidden: token_nll(model, hidden, tokens, mask, chunk=4)[0])
+    assert largest_size(jax.make_jaxpr(step)(hidden).jaxpr) < hidden.shape[0] * hidden.shape[1] * VARIANT.vocabulary
+
+
+def largest_size(jaxpr):
+    """The most elements that any value has, those inside loops and checkpoints too."""
+    sizes = [variable.aval.size for equation in jaxpr.eqns for variable in equation.outvars]
+    return max([*sizes, *(largest_size(inner) for inner in jax.extend.core.subjaxprs(jaxpr))], default=0)
