@@ -48,9 +48,9 @@ def refused(renderer: Renderer, document: Document) -> str:
 
 def test_one_turn_has_the_ids_and_the_mask_worked_out_by_hand(renderer, document):
     [rendered] = render_documents(renderer, [document("user=add b", "assistant=wire b")])
-    #                     <bos> <|turn> user  \n   ad   d    ▁b  <turn|> \n <|turn> model \n  wire  ▁b <turn|> \n
-    assert rendered.ids.tolist() == [2, 105, 494, 107, 600, 413, 509, 106, 107, 105, 492, 107, 803, 509, 106, 107]
-    assert rendered.trained.astype(int).tolist() == [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 0]
+    #           <bos> <|turn> user \n   a    d    d    ▁    b  <turn|> \n <|turn> model \n wire   ▁    b  <turn|> \n
+    assert rendered.ids.tolist() == [2, 105, 393, 107, 364, 367, 367, 390, 365, 106, 107, 105, 397, 107, 405, 390, 365, 106, 107]
+    assert rendered.trained.astype(int).tolist() == [0] * 14 + [1, 1, 1, 1] + [0]
     assert rendered.ids.dtype == np.int32
 
 
@@ -94,7 +94,7 @@ def test_prompt_and_answer_are_tokenised_apart_where_a_token_would_span_the_bord
     assert renderer.tokenizer.encode("\nb", add_special_tokens=False).ids == [5]
     [rendered] = render_documents(renderer, [document("user=a", "assistant=b")])
     #                                                                         \n   b  <turn|> \n
-    assert rendered.ids.tolist() == [2, 105, 494, 107, 410, 106, 107, 105, 492, 107, 411, 106, 107]
+    assert rendered.ids.tolist() == [2, 105, 393, 107, 364, 106, 107, 105, 397, 107, 365, 106, 107]
     assert np.flatnonzero(rendered.trained).tolist() == [10, 11]
 
 

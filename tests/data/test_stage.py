@@ -33,12 +33,12 @@ def test_the_record_counts_what_the_arrays_hold(run):
     assert record.steps == -(-2 * record.packed_rows // 2)
 
 
-def test_every_document_is_in_the_rows_once_and_spells_its_answer(run, tiny_checkpoint):
+def test_every_document_is_in_the_rows_once_and_spells_its_answer(run, checkpoint):
     from tokenizers import Tokenizer
 
     prepare_data(run)
     rows = open_rows(run.data)
-    tokenizer = Tokenizer.from_file(str(tiny_checkpoint("tiny-31b") / "tokenizer.json"))
+    tokenizer = Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
     answers = [
         tokenizer.decode(tokens[(segments == segment) & (mask == 1)].tolist(), skip_special_tokens=False)
         for tokens, segments, mask in zip(rows.tokens, rows.segments, rows.loss_mask, strict=True)
@@ -58,8 +58,8 @@ def test_the_same_recipe_gives_the_same_rows(run, make_run, write_rows):
 
 def test_too_long_rows_are_dropped_counted_and_in_the_percentiles(make_run, write_rows):
     record = prepare_data(make_run(write_rows(*ROWS), {"max_length": 32}))
-    # <bos> <|turn> user \n ad d ▁ DIGITS <turn|> \n <|turn> model \n wire (▁wire)* <turn|> \n
-    lengths = sorted(15 + len(str(number)) + number for number in range(30))
+    # <bos> <|turn> user \n a d d ▁ DIGITS <turn|> \n <|turn> model \n wire (▁wire)* <turn|> \n
+    lengths = sorted(16 + len(str(number)) + number for number in range(30))
     kept = [length for length in lengths if length <= 32]
     assert record.rows == len(kept) and record.tokens == sum(kept)
     assert record.dropped == {"too_long": 30 - len(kept)}
@@ -67,18 +67,18 @@ def test_too_long_rows_are_dropped_counted_and_in_the_percentiles(make_run, writ
 
 
 def test_a_row_of_exactly_max_length_is_kept(make_run, write_rows):
-    record = prepare_data(make_run(write_rows(ROWS[0]), {"max_length": 16}))
+    record = prepare_data(make_run(write_rows(ROWS[0]), {"max_length": 17}))
     assert record.packing_efficiency == 1.0
 
 
 def test_too_long_rows_are_an_error_where_the_recipe_says_so(make_run, write_rows):
-    with pytest.raises(DataError, match=r"rows.jsonl line 30: has 46 tokens, data.max_length is 32; .* data.too_long"):
+    with pytest.raises(DataError, match=r"rows.jsonl line 30: has 47 tokens, data.max_length is 32; .* data.too_long"):
         prepare_data(make_run(write_rows(*ROWS), {"max_length": 32, "too_long": "error"}))
 
 
 def test_no_row_left_is_an_error_and_leaves_no_record(make_run, write_rows):
     run = make_run(write_rows(*ROWS), {"max_length": 8})
-    with pytest.raises(DataError, match=r"each of its 30 rows has more than data.max_length = 8 tokens \(the longest 46\)"):
+    with pytest.raises(DataError, match=r"each of its 30 rows has more than data.max_length = 8 tokens \(the longest 47\)"):
         prepare_data(run)
     assert not run.data.exists() and not run.record_file("data").exists()
 
@@ -100,17 +100,17 @@ def test_a_row_longer_than_the_model_reads_is_refused(make_run, write_rows):
         prepare_data(make_run(write_rows(*ROWS), {"max_length": 4096}))
 
 
-def test_the_recipes_template_is_used_and_its_hash_recorded(make_run, write_rows, tiny_checkpoint, tmp_path):
+def test_the_recipes_template_is_used_and_its_hash_recorded(make_run, write_rows, checkpoint, tmp_path):
     own = tmp_path / "own.jinja"
-    own.write_text((tiny_checkpoint("tiny-31b") / "chat_template.jinja").read_text().replace("<|turn>model", "<|turn>assistant"))
+    own.write_text((checkpoint / "chat_template.jinja").read_text().replace("<|turn>model", "<|turn>assistant"))
     own.write_text(own.read_text().replace("'model' if", "'assistant' if"))
     plain = prepare_data(make_run(write_rows(*ROWS), name="plain"))
     changed = prepare_data(make_run(write_rows(*ROWS), {"template": str(own)}, name="changed"))
     assert plain.template_sha256 != changed.template_sha256 and plain.rows_sha256 != changed.rows_sha256
 
 
-def test_a_checkpoint_without_a_template_is_refused(make_run, write_rows, tiny_checkpoint, tmp_path):
-    folder = Path(shutil.copytree(tiny_checkpoint("tiny-31b"), tmp_path / "base"))
+def test_a_checkpoint_without_a_template_is_refused(make_run, write_rows, checkpoint, tmp_path):
+    folder = Path(shutil.copytree(checkpoint, tmp_path / "base"))
     (folder / "chat_template.jinja").unlink()
     with pytest.raises(CheckpointError, match=r"set data.template"):
         prepare_data(make_run(write_rows(*ROWS), checkpoint=str(folder)))
@@ -121,7 +121,7 @@ def test_a_tokenizer_with_more_ids_than_the_embedding_is_refused(make_run, write
     tokenizer = json.loads((folder / "tokenizer.json").read_text())
     tokenizer["added_tokens"].append(tokenizer["added_tokens"][-1] | {"id": 1024, "content": "<new>"})
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
-    with pytest.raises(CheckpointError, match=r"its tokenizer has 1025 ids, its embedding 1024"):
+    with pytest.raises(CheckpointError, match=r"its tokenizer has the id 1024, its embedding 1024 rows"):
         prepare_data(make_run(write_rows(*ROWS), checkpoint=str(folder)))
 
 

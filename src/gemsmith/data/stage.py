@@ -50,10 +50,10 @@ def prepare_data(run: Run) -> DataRecord:
 
 def _open_renderer(checkpoint: Checkpoint, template: str | None) -> Renderer:
     renderer = open_renderer(checkpoint.folder, template)
-    known = renderer.tokenizer.get_vocab_size()
-    if known > checkpoint.variant.vocabulary:
+    highest = max(renderer.tokenizer.get_vocab().values())
+    if highest >= checkpoint.variant.vocabulary:
         raise CheckpointError(
-            f"checkpoint {checkpoint.source}: its tokenizer has {known} ids, its embedding {checkpoint.variant.vocabulary}; "
+            f"checkpoint {checkpoint.source}: its tokenizer has the id {highest}, its embedding {checkpoint.variant.vocabulary} rows; "
             "give the tokenizer that the weights came with"
         )
     return renderer
