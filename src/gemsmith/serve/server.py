@@ -112,8 +112,6 @@ def _listener(host: str, port: int) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind(address)
-        # Linux lets two sockets with SO_REUSEADDR bind one port; only listening tells that it is taken.
-        listener.listen(1)
     except OSError as error:
         listener.close()
         if error.errno == errno.EADDRINUSE:
