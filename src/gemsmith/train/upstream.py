@@ -1,0 +1,170 @@
+"""What Qwix 0.1.8 and Tunix 0.1.7 do otherwise than training here needs, each with where it is and the test that says when it can go.
+
+| upstream | here | test in tests/train/test_upstream.py |
+|---|---|---|
+| Qwix: dropout stays on in evaluation, and takes keys from a counter that a resumed run would have to save | SwitchableLora, set_dropout | test_qwix_drops_out_whenever_the_rule_has_a_rate |
+| Qwix: adapters inherit the base's dtype | lora.add_adapters makes them anew | test_qwix_gives_adapters_the_dtype_of_the_base |
+| Qwix: A starts in ±sqrt(6/fan_in) | the same | test_qwix_starts_a_wider_than_peft |
+| Tunix: a resumed run reads again all batches that were trained on | Trainer, through data hooks | test_tunix_replays_the_data_when_it_resumes |
+| Tunix: the compiled step is not given the adapters' memory, and metrics come a step late without grad_norm or real tokens | Trainer._update | test_tunix_donates_the_optimizer_only |
+| Tunix: every step is saved, also one whose loss is NaN | Checkpoints.save | test_tunix_saves_a_step_without_looking_at_its_loss |
+| Tunix: restoring replicates moments whose variables carry no sharding metadata | Checkpoints.maybe_restore | test_tunix_restores_moments_replicated |
+
+https://github.com/google/qwix/blob/v0.1.8/qwix/_src/providers/lora.py
+https://github.com/google/tunix/blob/v0.1.7/tunix/sft/peft_trainer.py, checkpoint_manager.py
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import optax
+import orbax.checkpoint as ocp
+from flax import nnx
+from qwix._src.providers.lora import LoraProvider, LoraRule
+from qwix._src.utils import flax_util
+from tunix.sft import hooks
+from tunix.sft.checkpoint_manager import CheckpointManager
+from tunix.sft.peft_trainer import PeftTrainer, TrainingConfig
+
+
+class DropoutKey(nnx.Variable):
+    """The random key of one module's dropout in one step."""
+
+
+class FixedRngs(nnx.Rngs):
+    """Gives the same key whenever it is asked, so that a rematerialised forward pass draws the mask that the first one drew."""
+
+    def __init__(self, key: jax.Array) -> None:
+        self.key = DropoutKey(key)
+
+    def __getitem__(self, name: str) -> Callable[[], jax.Array]:
+        return lambda: self.key[...]
+
+
+class SwitchableLora(LoraProvider):
+    """Qwix's LoRA with dropout only in modules that have been given a key for it."""
+
+    def _get_current_rule_and_op_id(self, op_name: str, **options: Any) -> tuple[Any, Any]:
+        rule, op_id = super()._get_current_rule_and_op_id(op_name, **options)
+        if isinstance(rule, LoraRule) and not isinstance(flax_util.get_current_module().qwix_rngs, FixedRngs):
+            rule = dataclasses.replace(rule, dropout=0.0)
+        return rule, op_id
+
+
+def set_dropout(model: nnx.Module, keys: Mapping[tuple[str | int, ...], jax.Array]) -> None:
+    """Turns dropout on in the adapted modules at these paths, each with its key."""
+    for path, key in keys.items():
+        flax_util.get_value_from_path(model, path).qwix_rngs = FixedRngs(key)
+
+
+class Checkpoints(CheckpointManager):
+    """Tunix's checkpoints `<root>/<step>/{model_params,optimizer_state}`, saved only once `before_save` has agreed to the step."""
+
+    def __init__(self, root: Path, *, every: int, keep: int, before_save: Callable[[], None], after_save: Callable[[], None]) -> None:
+        options = ocp.CheckpointManagerOptions(save_interval_steps=every, max_to_keep=keep, cleanup_tmp_directories=True)
+        super().__init__(root_directory=str(root.absolute()), options=options)
+        self._before_save, self._after_save = before_save, after_save
+
+    def save(self, step: int, model: Any, optimizer: Any = None, *args: Any, force: bool = False, **options: Any) -> bool:
+        """Whether the step was saved; nothing is, before the first step."""
+        if step == 0 or not (force or self._checkpoint_manager.should_save(step)):
+            return False
+        self._before_save()
+        saved = super().save(step, model, optimizer, *args, force=True, **options)
+        self._after_save()
+        return saved
+
+    def maybe_restore(self, model: Any, optimizer: Any = None, step: int | None = None, **_: Any) -> tuple[int, dict[str, Any]]:
+        """The step of the last complete checkpoint, whose arrays are placed where the present ones are; 0 where there is none."""
+        step = self.latest_step() if step is None else step
+        if step is None:
+            return 0, {}
+        states = {"model_params": nnx.state(model, nnx.LoRAParam), "optimizer_state": nnx.state(optimizer, nnx.optimizer.OptState)}
+        items = {
+            name: ocp.args.PyTreeRestore(item=state, restore_args=ocp.checkpoint_utils.construct_restore_args(state))
+            for name, state in states.items()
+        }
+        restored = self._checkpoint_manager.restore(step, args=ocp.args.Composite(**items))
+        nnx.update(model, restored.model_params)
+        nnx.update(optimizer, restored.optimizer_state)
+        return step, {}
+
+    def wait(self) -> None:
+        """Returns once every save that was begun is complete."""
+        self._checkpoint_manager.wait_until_finished()
+
+
+class Trainer(PeftTrainer):
+    """Tunix's loop with our compiled step, a data position that is a function of the step, and checkpoints that check first.
+
+    `make_update(model, optimizer)` -> (update, sync): `update(step, batch)` runs a step and returns what `finish` takes once the
+    device is done; `sync()` puts the trained arrays back into model and optimizer, which only saving needs.
+    """
+
+    def __init__(self, model: nnx.Module, transformation: optax.GradientTransformation, *, place: Callable[[nnx.State], nnx.State]) -> None:
+        config = TrainingConfig(eval_every_n_steps=1, checkpoint_root_directory=None, max_steps=None)
+        super().__init__(model, transformation, config)
+        nnx.update(self.optimizer, place(nnx.state(self.optimizer)))
+        self._pending: list[Any] = []
+
+    def attach(
+        self,
+        *,
+        update: Callable[[Any], tuple[Any, Any]],
+        finish: Callable[[Any], None],
+        load: Callable[[int], Any],
+        checkpoints: Checkpoints,
+    ) -> None:
+        """Gives the trainer its step, what to do with a step's metrics, its data, and its checkpoints."""
+        self._run_update, self._finish = update, finish
+        self.checkpoint_manager = checkpoints
+        self.with_data_hooks(_DataByStep(load))
+
+    def start_at(self, step: int) -> None:
+        self._train_steps = self._iter_steps = step
+
+    def run(self) -> None:
+        """Trains until the data ends, then saves the last step."""
+        # skip_jit: upstream then calls what create_train_step_fn returns with the example alone; ours is compiled already.
+        self.train((), skip_jit=True)
+
+    def create_train_step_fn(self) -> Callable[..., Any]:
+        return self._update
+
+    def _update(self, example: Any) -> tuple[Any, Any, Any]:
+        metrics, pending = self._run_update(example)
+        return metrics["loss"], pending, metrics["grad_norm"]
+
+    def _buffer_metrics(self, *_: Any, **__: Any) -> None:
+        return None
+
+    def _post_process_train_step(self, aux: Any) -> None:
+        self._pending.append(aux)
+
+    def _write_train_metrics(self) -> None:
+        self.finish_steps(but=1)
+
+    def finish_steps(self, *, but: int = 0) -> None:
+        """Waits for the steps under way, but for the newest `but`, and hands on their metrics."""
+        while len(self._pending) > but:
+            self._finish(self._pending.pop(0))
+
+    def close(self) -> None:
+        self.finish_steps()
+        super().close()
+
+
+class _DataByStep(hooks.DataHooks):
+    """Asks for the batch of a step by the step's number."""
+
+    def __init__(self, load: Callable[[int], Any]) -> None:
+        self._load = load
+
+    def load_next_train_batch(self, train_ctx: Any) -> Any:
+        return self._load(train_ctx.train_steps + 1)
+
+    def load_next_eval_batch(self, train_ctx: Any) -> Any:  # noqa: ARG002 - Tunix's signature
+        return None
