@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from gemsmith.recipe import Derived, build_recipe
 from gemsmith.records import (
     RECORDS,
     BenchCell,
@@ -30,12 +31,11 @@ from gemsmith.records import (
     TrainStep,
     VerifyRecord,
 )
-from gemsmith.recipe import Derived, build_recipe
 from gemsmith.run import Run, made_from, open_run, write_record
 
 HOSTILE = '<script>alert("x")</script>&amp; \' ${1+1} {{ 7*7 }} \u202egnp.exe\u202c \x00\x1b[31m 漢字 العربية 🦊'
 STARTED = {stage: f"2026-05-01T{9 + index:02}:{7 * index:02}:00+00:00" for index, stage in enumerate(RECORDS)}
-SECONDS = {"plan": 0.21, "data": 14.3, "train": 212.4, "export": 6.2, "verify": 9.8, "serve": 58.4, "bench": 96.1, "eval": 44.7}
+SECONDS = {"plan": 0.21, "data": 14.3, "train": 236.4, "export": 6.2, "verify": 9.8, "serve": 58.4, "bench": 96.1, "eval": 44.7}
 VERSIONS = {
     "train": {"python": "3.11.2", "jax": "0.10.0", "flax": "0.12.1", "google-tunix": "0.1.7", "qwix": "0.1.8", "optax": "0.2.8"},
     "bench": {"python": "3.11.2", "vllm": "0.32.0"},
@@ -142,7 +142,7 @@ def train_record(run: Run, model: str, steps: Sequence[TrainStep], resumed_at: S
         trained_parameters=485_490_688,
         mesh={"fsdp": 4, "tp": 1},
         resumed_at=tuple(resumed_at),
-        real_tokens_per_s=sum(step.real_tokens for step in timed) / sum(step.step_s for step in timed),
+        real_tokens_per_s=sum(step.real_tokens for step in timed) / (sum(step.step_s for step in timed) or 1),
         peak_memory_bytes=3_221_225_472,
         last_checkpoint=f"checkpoints/{len(steps)}",
     )
@@ -168,7 +168,11 @@ def verify_record(run: Run, passed: bool) -> VerifyRecord:
         checks=(
             Check(name="tensors", passed=True, detail="the merged files hold the base's 832 tensors, same names, shapes and dtypes"),
             Check(name="changed", passed=True, detail="410 tensors differ from the base, all of them adapted ones"),
-            Check(name="logits", passed=passed, detail=f"largest difference of merged against base + adapter: {difference:.2g} (allowed 0.0001)"),
+            Check(
+                name="logits",
+                passed=passed,
+                detail=f"largest difference of merged against base + adapter: {difference:.2g} (allowed 0.0001)",
+            ),
             Check(name="adapter", passed=True, detail="PEFT loads it and reports rank 64, alpha 64"),
         ),
         changed_tensors=410,

@@ -1,6 +1,7 @@
 """Charts as SVG for a page: text stays text, colours are the page's CSS variables, and the same numbers give the same bytes."""
 
 import io
+import itertools
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -8,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gemsmith.records import BenchCell, EvalRecord, Percentiles, TrainRecord
-from gemsmith.report.numbers import count, decimal, fraction
+from gemsmith.report.numbers import count, decimal, fraction, plain
 
 # Drawn in these stand-ins, which become var(--...) in the page, so that a chart follows light, dark and print.
 _COLOURS = {
@@ -23,6 +24,7 @@ _MARKERS = ("o", "s", "D", "^", "v", "P")
 # In units of the SVG. On a phone it is drawn at four fifths, on a desk at six fifths of this; the text is readable at both.
 _WIDTH, _HEIGHT = 440, 236
 _MOST_POINTS = 800
+_MOST_RANGES = 3  # input lengths; with more of them the bars to p90 and p99 hide each other, and the table has them
 _STYLE: dict[str, Any] = {
     "svg.fonttype": "none",
     "text.parse_math": False,
@@ -68,16 +70,19 @@ class Chart:
 
 
 def training_charts(train: TrainRecord, clip_norm: float | None) -> list[Chart]:
-    """Loss, gradient norm, learning rate and speed against the step."""
+    """Loss, gradient norm, learning rate and speed against the step; nothing where one step is no curve."""
     steps = train.steps
-    speeds = [step.real_tokens / step.step_s if step.step_s > 0 else math.nan for step in steps]
-    charts = [
+    if len(steps) < 2:
+        return []
+    compiled = {steps[0].step, *(after + 1 for after in train.resumed_at)}
+    timed = [step.step not in compiled and step.step_s > 0 for step in steps]
+    speeds = [step.real_tokens / step.step_s if counts else math.nan for step, counts in zip(steps, timed, strict=True)]
+    return [
         _step_chart(train, "loss", "Loss", "mean over the supervised tokens of a step", [step.loss for step in steps]),
         _step_chart(train, "grad-norm", "Gradient norm", "before clipping", [step.grad_norm for step in steps], limit=clip_norm),
         _step_chart(train, "learning-rate", "Learning rate", "of the step’s update", [step.learning_rate for step in steps], smooth=False),
-        _step_chart(train, "speed", "Speed", "real tokens/s; the first step compiles", speeds),
+        _step_chart(train, "speed", "Speed", "real tokens/s, without steps that compile", speeds, from_zero=True),
     ]
-    return charts
 
 
 def bench_charts(cells: Sequence[BenchCell]) -> list[Chart]:
@@ -98,8 +103,10 @@ def score_chart(scores: EvalRecord) -> Chart:
 
     def draw(axes: Any) -> None:
         for height, (score, colour) in enumerate(((scores.tuned, "s1"), (scores.base, "muted"))):
-            axes.plot([score.low, score.high], [height, height], color=_COLOURS[colour], linewidth=3, gapcolor=None)
-            axes.plot([score.score], [height], "o", color=_COLOURS[colour], markersize=9, markeredgecolor=_COLOURS["paper"])
+            axes.plot(
+                [score.low, score.high], [height, height], color=_COLOURS[colour], linewidth=2, marker="|", markersize=9, markeredgewidth=2
+            )
+            axes.plot([score.score], [height], "o", color=_COLOURS[colour], markersize=8)
             # Beside the interval where there is room, so that it is never cut off.
             right = score.high < 0.62
             text = f"{fraction(score.score)}  ({fraction(score.low)}–{fraction(score.high)})"
@@ -125,13 +132,21 @@ def score_chart(scores: EvalRecord) -> Chart:
 
 
 def _step_chart(
-    train: TrainRecord, name: str, title: str, unit: str, values: Sequence[float], *, smooth: bool = True, limit: float | None = None
+    train: TrainRecord,
+    name: str,
+    title: str,
+    unit: str,
+    values: Sequence[float],
+    *,
+    smooth: bool = True,
+    from_zero: bool = False,
+    limit: float | None = None,
 ) -> Chart:
     """One number against the step: raw and, where there are enough steps, its running mean."""
     steps = [step.step for step in train.steps]
     values = [value if math.isfinite(value) else math.nan for value in values]
     window = _window(len(values)) if smooth else 1
-    log = _spans_decades(values)
+    log = _spans_decades(values) and not from_zero
 
     def draw(axes: Any) -> None:
         if log:
@@ -145,45 +160,47 @@ def _step_chart(
             axes.axvline(resumed + 0.5, color=_COLOURS["s2"], linewidth=1.2, linestyle=(0, (4, 3)))
         if limit is not None and _within(limit, values):
             axes.axhline(limit, color=_COLOURS["muted"], linewidth=1.2, linestyle=(0, (1, 2)))
+        if from_zero:
+            axes.set_ylim(0, 1.08 * max((value for value in values if not math.isnan(value)), default=1) or 1)
         axes.set_xlabel("step")
         _write_ticks(axes, log=log, whole_x=True)
 
     legend = [("s1", "line", f"mean of {window} steps"), ("s1", "thin", "each step")] if window > 1 else []
     legend += [("s2", "dash", "continued from a checkpoint")] if train.resumed_at else []
-    legend += [("muted", "dots", f"clipped above {decimal(limit)}")] if limit is not None and _within(limit, values) else []
+    legend += [("muted", "dots", f"clipped above {plain(limit)}")] if limit is not None and _within(limit, values) else []
     unit += ", log scale" if log else ""
     return Chart(name=name, title=title, unit=unit, svg=_svg(name, draw), alt=_describe(title, steps, values), legend=tuple(legend))
 
 
 def _latency_chart(cells: Sequence[BenchCell], name: str, title: str, of: Callable[[BenchCell], Percentiles]) -> Chart:
-    """Milliseconds against the request rate: p50 as a mark on a line, from there a bar to p90 and a thin one to p99."""
+    """Milliseconds against the request rate: p50 as a mark on a line; for few lengths, from there a bar to p90 and a thin one to p99."""
     rates = sorted({cell.request_rate for cell in cells})
     lengths = sorted({cell.input_tokens for cell in cells})
-    values = [value for cell in cells for value in (of(cell).p50, of(cell).p99)]
-    log = _spans_decades(values, decades=1.5)
+    ranges = len(lengths) <= _MOST_RANGES
+    values = [value for cell in cells for value in (of(cell).p50, of(cell).p99 if ranges else of(cell).p50)]
+    log = _spans_decades(values, decades=1.3)
 
     def draw(axes: Any) -> None:
         if log:
             axes.set_yscale("log")
         for place, length in enumerate(lengths):
             row = sorted((cell for cell in cells if cell.input_tokens == length), key=lambda cell: cell.request_rate)
-            shift = 0.11 * (place - (len(lengths) - 1) / 2)
+            shift = 0.11 * (place - (len(lengths) - 1) / 2) if ranges else 0.0
             at = [rates.index(cell.request_rate) + shift for cell in row]
             colour, numbers = _COLOURS[SERIES[place % 6]], [of(cell) for cell in row]
             middle, high, top = [n.p50 for n in numbers], [n.p90 for n in numbers], [n.p99 for n in numbers]
-            axes.vlines(at, high, top, color=colour, linewidth=1.3)
-            axes.vlines(at, middle, high, color=colour, linewidth=4, alpha=0.55)
+            if ranges:
+                axes.vlines(at, high, top, color=colour, linewidth=1.3)
+                axes.vlines(at, middle, high, color=colour, linewidth=4, alpha=0.55)
             axes.plot(at, middle, color=colour, marker=_MARKERS[place % 6], markersize=6.5, markeredgecolor=_COLOURS["paper"])
         _write_rates(axes, rates)
         if not log:
             axes.set_ylim(bottom=0)
         _write_ticks(axes, log=log)
 
-    unit = "ms, log scale" if log else "ms"
-    legend = (*_length_legend(lengths), ("muted", "range", "p50 to p90, p99"))
-    alt = "; ".join(
-        f"{length} in at {decimal(rate)}/s: {decimal(of(cell).p50)}" for length, rate, cell in _ordered(cells, lengths, rates)
-    )
+    unit = f"{'ms' if ranges else 'p50, ms'}{', log scale' if log else ''}"
+    legend = (*_length_legend(lengths), *([("muted", "range", "p50 to p90, p99")] if ranges else []))
+    alt = "; ".join(f"{length} in at {decimal(rate)}/s: {decimal(of(cell).p50)}" for length, rate, cell in _ordered(cells, lengths, rates))
     return Chart(name=name, title=title, unit=unit, svg=_svg(name, draw), alt=f"{title}, p50 in ms. {alt}.", legend=legend)
 
 
@@ -222,11 +239,10 @@ def running_mean(values: Sequence[float], window: int) -> list[float]:
     [1.5, 3.0, 6.0, 7.5]
     """
     half = window // 2
-    means = []
-    for middle in range(len(values)):
-        near = [value for value in values[max(0, middle - half) : middle + half + 1] if not math.isnan(value)]
-        means.append(sum(near) / len(near) if near else math.nan)
-    return means
+    sums = [0.0, *itertools.accumulate(0.0 if math.isnan(value) else value for value in values)]
+    known = [0, *itertools.accumulate(not math.isnan(value) for value in values)]
+    ends = [(max(0, middle - half), min(len(values), middle + half + 1)) for middle in range(len(values))]
+    return [(sums[end] - sums[start]) / (known[end] - known[start]) if known[end] > known[start] else math.nan for start, end in ends]
 
 
 def _window(steps: int) -> int:
@@ -260,10 +276,11 @@ def _within(limit: float, values: Sequence[float]) -> bool:
 
 
 def _describe(title: str, steps: Sequence[int], values: Sequence[float]) -> str:
-    finite = [value for value in values if math.isfinite(value)]
-    if not finite:
+    known = [(step, value) for step, value in zip(steps, values, strict=True) if math.isfinite(value)]
+    if not known:
         return f"{title}: no finite value."
-    ends = f"{decimal(values[0])} at step {steps[0]}, {decimal(values[-1])} at step {steps[-1]}"
+    finite = [value for _, value in known]
+    ends = f"{decimal(known[0][1])} at step {known[0][0]}, {decimal(known[-1][1])} at step {known[-1][0]}"
     return f"{title} by step: {ends}; lowest {decimal(min(finite))}, highest {decimal(max(finite))}."
 
 
@@ -306,21 +323,23 @@ def _tick(value: float) -> str:
     """A tick without zeros that say nothing: 0.5, 1,200, 2e-5."""
     if abs(value) >= 1000:
         return count(value)
-    text = f"{value:.4g}"
+    text = f"{value:.3e}" if 0 < abs(value) < 1e-3 else f"{value:.4g}"
     mantissa, _, exponent = text.partition("e")
-    return f"{mantissa}e{int(exponent)}" if exponent else text
+    return f"{float(mantissa):g}e{int(exponent)}" if exponent else text
 
 
 def _svg(name: str, draw: Callable[[Any], None], *, height: int = _HEIGHT) -> str:
     """One axes, drawn by `draw`, as an <svg> element to put into a page."""
     import matplotlib
     from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     with matplotlib.rc_context():
         matplotlib.rcdefaults()  # a user's matplotlibrc must not change the page
-        matplotlib.rcParams.update(_STYLE | {"svg.hashsalt": f"gemsmith-{name}"})
-        figure = Figure(figsize=(_WIDTH / 72, height / 72), layout="constrained")
-        figure.get_layout_engine().set(w_pad=2 / 72, h_pad=3 / 72)
+        settings: Any = matplotlib.rcParams
+        settings.update(_STYLE | {"svg.hashsalt": f"gemsmith-{name}"})
+        layout = ConstrainedLayoutEngine(w_pad=2 / 72, h_pad=3 / 72)
+        figure = Figure(figsize=(_WIDTH / 72, height / 72), layout=layout)
         draw(figure.add_subplot())
         file = io.StringIO()
         nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
@@ -329,7 +348,7 @@ def _svg(name: str, draw: Callable[[Any], None], *, height: int = _HEIGHT) -> st
 
 
 def _inline(svg: str) -> str:
-    """matplotlib's SVG file as an element: no prologue, no fixed size, no ids but those it refers to, the page's fonts and colours."""
+    """Matplotlib's SVG file as an element: no prologue, no fixed size, no ids but those it refers to, the page's fonts and colours."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->", "", svg, flags=re.DOTALL)
     view = re.search(r'viewBox="[^"]*"', svg)
@@ -337,7 +356,7 @@ def _inline(svg: str) -> str:
     svg = re.sub(r"<svg[^>]*>", f'<svg {view[0]} aria-hidden="true" focusable="false">', svg, count=1)
     svg = svg.replace("xlink:href", "href")
     svg = re.sub(r'<g id="[^"]*"', "<g", svg)
-    svg = re.sub(r"font: (?:\w+ )*?([\d.]+)px [^;\"]*", r"font-size: \1px", svg)
+    svg = re.sub(r"font-family: [^;\"]*;? ?", "", re.sub(r"font: (?:\w+ )*?([\d.]+)px [^;\"]*", r"font-size: \1px", svg))
     for variable, colour in _COLOURS.items():
         svg = svg.replace(colour, f"var(--{variable})")
     svg = re.sub(r"<[^>]*>", lambda tag: re.sub(r"-?\d+\.\d{3,}", lambda number: f"{float(number[0]):.2f}", tag[0]), svg)

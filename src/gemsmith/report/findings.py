@@ -21,7 +21,7 @@ from gemsmith.records import (
     VerifyRecord,
 )
 from gemsmith.report.numbers import count
-from gemsmith.run import Run, is_complete, read_record
+from gemsmith.run import Run, made_from, read_record
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,8 +73,8 @@ def read_findings(run: Run) -> Findings:
             elif stage == "eval" and run.recipe.data.eval is None:
                 left_out[stage] = "Left out: data.eval names no held-out rows."
             else:
-                problems[stage] = f"No {stage}.json in this run. Make it with: gemsmith {stage} {run.path.name}"
-    stale = tuple(stage for stage in STAGES if records[stage] is not None and not is_complete(run, stage))
+                problems[stage] = f"No {stage}.json in this run: gemsmith {stage} makes it."
+    stale = tuple(stage for stage, record in records.items() if record is not None and _is_stale(run, record))
     return Findings(**records, problems=problems, left_out=left_out, stale=stale)  # type: ignore[arg-type]  # each stage's own class, by RECORDS
 
 
@@ -82,13 +82,18 @@ def find_notices(findings: Findings) -> list[Notice]:
     """What the reader must know before the numbers, the gravest first."""
     notices = []
     if findings.verify and not findings.verify.passed:
-        failed = [check.name for check in findings.verify.checks if not check.passed]
+        failed = [check.name for check in findings.verify.checks if check.passed is False]
         notices.append(Notice(grave=True, text=f"Verification failed: {', '.join(failed) or 'see the checks'}. Do not use these weights."))
     if findings.train and not losses_are_finite(findings.train):
         notices.append(Notice(grave=True, text="The training loss is not finite at some steps. The curves leave those out."))
     if findings.bench and (failed_requests := sum(cell.failed for cell in findings.bench.cells)):
         asked = failed_requests + sum(cell.completed for cell in findings.bench.cells)
         text = f"{count(failed_requests)} of {count(asked)} requests of the load test failed; the latencies are those of the others."
+        notices.append(Notice(grave=False, text=text))
+    if findings.verify and (undone := [check.name for check in findings.verify.checks if check.passed is None]):
+        notices.append(Notice(grave=False, text=f"Verification is partial, not done here: {', '.join(undone)}."))
+    if findings.eval and (cut := findings.eval.base.cut + findings.eval.tuned.cut):
+        text = f"{count(cut)} answers reached eval.max_tokens before they had ended ({count(findings.eval.tuned.cut)} of the tuned model)."
         notices.append(Notice(grave=False, text=text))
     if findings.stale:
         text = f"Made from other settings or an earlier record than those now in the run directory: {', '.join(findings.stale)}."
@@ -127,6 +132,13 @@ def cheapest_machine(plan: PlanRecord) -> MachinePlan | None:
     return min(priced, key=lambda machine: machine.usd[1] if machine.usd else 0.0, default=None)
 
 
+def count_checks(verify: VerifyRecord) -> str:
+    """How many checks passed, failed and were not done, in words."""
+    outcomes = [check.passed for check in verify.checks]
+    words = [(outcomes.count(True), "passed"), (outcomes.count(False), "failed"), (outcomes.count(None), "not done")]
+    return ", ".join(f"{number} {word}" for number, word in words if number) or "no check"
+
+
 def total_s(findings: Findings) -> float:
     """Seconds that the recorded stages took, one after the other."""
     return sum(record.origin.duration_s for record in findings.records().values())
@@ -141,3 +153,7 @@ def verdict(scores: EvalRecord) -> str:
         return "The tuned model is worse: its interval lies wholly below the base’s."
     return "The intervals overlap: this evaluation does not tell the two apart."
 
+
+def _is_stale(run: Run, record: Record) -> bool:
+    """Whether something that the record was made from is no longer what it was."""
+    return any(record.origin.made_from.get(name) != value for name, value in made_from(run, record.stage).items())

@@ -52,7 +52,7 @@ def fraction(value: float) -> str:
 def percent(value: float) -> str:
     """A share of 1 in percent.
 
-    >>> percent(0.9712).replace("\\u00a0", " "), percent(0.0004).replace("\\u00a0", " ")
+    >>> percent(0.9712).replace(_NBSP, " "), percent(0.0004).replace(_NBSP, " ")
     ('97.1 %', '0.04 %')
     """
     if not math.isfinite(value):
@@ -64,7 +64,7 @@ def percent(value: float) -> str:
 def duration(seconds: float) -> str:
     """Seconds as a person says them.
 
-    >>> [duration(value).replace("\\u00a0", " ") for value in (0.042, 43.21, 312, 12024)]
+    >>> [duration(value).replace(_NBSP, " ") for value in (0.042, 43.21, 312, 12024)]
     ['42 ms', '43.2 s', '5 min 12 s', '3 h 20 min']
     """
     if not math.isfinite(seconds):
@@ -80,10 +80,25 @@ def duration(seconds: float) -> str:
     return f"{minutes // 60}{_NBSP}h" + (f" {minutes % 60}{_NBSP}min" if minutes % 60 else "")
 
 
+def rough(seconds: float) -> str:
+    """Seconds of a model, in one unit and with two digits: more would claim what a formula does not know.
+
+    >>> [rough(value).replace(_NBSP, " ") for value in (3.14, 964, 12024, 252_000)]
+    ['3.1 s', '16 min', '3.3 h', '70 h']
+    """
+    if not math.isfinite(seconds):
+        return "not finite"
+    for unit, length, most in (("s", 1, 99.5), ("min", 60, 99.5), ("h", 3600, math.inf)):
+        value = seconds / length
+        if value < most:
+            return f"{value:.1f}{_NBSP}{unit}" if value < 9.95 else f"{value:,.0f}{_NBSP}{unit}"
+    raise AssertionError(seconds)
+
+
 def size(value: float) -> str:
     """Bytes of files, in decimal units.
 
-    >>> size(62_540_000_000).replace("\\u00a0", " "), size(640).replace("\\u00a0", " ")
+    >>> size(62_540_000_000).replace(_NBSP, " "), size(640).replace(_NBSP, " ")
     ('62.5 GB', '640 B')
     """
     return _scaled(value, 1000, ("B", "kB", "MB", "GB", "TB"))
@@ -95,12 +110,30 @@ def memory(value: float) -> str:
 
 
 def usd(value: float) -> str:
-    return f"${value:,.2f}" if math.isfinite(value) else "not finite"
+    """Dollars; cents below a thousand.
+
+    >>> usd(56.114), usd(12_345.6)
+    ('$56.11', '$12,346')
+    """
+    if not math.isfinite(value):
+        return "not finite"
+    return f"${value:,.2f}" if abs(value) < 1000 else f"${value:,.0f}"
 
 
 def span(low: str, high: str) -> str:
-    """A range, or the one value where both ends read the same."""
-    return low if low == high else f"{low}–{high}"
+    """A range, with a unit that both ends share written once; the one value where both read the same.
+
+    >>> span("$4.50", "$7.20"), span(f"3.1{_NBSP}s", f"5.0{_NBSP}s").replace(_NBSP, " "), span("4", "4")
+    ('$4.50–7.20', '3.1–5.0 s', '4')
+    """
+    if low == high:
+        return low
+    if low.startswith("$") and high.startswith("$"):
+        return f"{low}–{high[1:]}"
+    number, _, unit = low.partition(_NBSP)
+    if unit and " " not in unit and high.partition(_NBSP)[2] == unit:
+        return f"{number}–{high}"
+    return f"{low} – {high}" if unit else f"{low}–{high}"
 
 
 def short_hash(value: str) -> str:

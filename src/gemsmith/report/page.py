@@ -1,9 +1,10 @@
 """The report's HTML, from the records of a run: gathers what the template shows, and renders it."""
 
+import importlib.util
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from gemsmith.report import numbers
 from gemsmith.report.findings import (
     Findings,
     cheapest_machine,
+    count_checks,
     fastest_cell,
     find_notices,
     middle_cell,
@@ -35,6 +37,7 @@ _FILTERS = (
     numbers.moment,
     numbers.percent,
     numbers.plain,
+    numbers.rough,
     numbers.short_hash,
     numbers.size,
     numbers.usd,
@@ -59,6 +62,8 @@ class Answer:
 
     name: str
     right: bool | None
+    cut: bool
+    """Whether the model was stopped before it had ended."""
     start: str
     differs: str
     end: str
@@ -67,12 +72,13 @@ class Answer:
 
 def render_page(run: Run) -> str:
     """The whole page. Raises MachineError where matplotlib or Jinja is not installed."""
-    try:
-        import jinja2
+    for name in ("jinja2", "matplotlib"):
+        if importlib.util.find_spec(name) is None:
+            raise MachineError(f"report: {name} is not installed; run: pip install 'gemsmith[train]'")
+    import jinja2
 
-        from gemsmith.report import charts
-    except ImportError as error:
-        raise MachineError(f"report: {error.name} is not installed; run: pip install 'gemsmith[train]'") from None
+    from gemsmith.report import charts
+
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -114,6 +120,7 @@ def _context(run: Run, findings: Findings) -> dict[str, Any]:
         "longest_tokens": max((1, *findings.data.length_percentiles.values())) if findings.data else 1,
         "step_rows": _step_rows(findings.train) if findings.train else [],
         "cells": sorted(findings.bench.cells, key=lambda cell: (cell.input_tokens, cell.request_rate)) if findings.bench else [],
+        "checks": count_checks(findings.verify) if findings.verify else None,
         "fastest": fastest_cell(findings.bench) if findings.bench else None,
         "verdict": verdict(findings.eval) if findings.eval else None,
         "examples": list(_examples(findings.eval)) if findings.eval else [],
@@ -138,7 +145,9 @@ def _loss_tile(findings: Findings) -> Tile:
     if findings.train is None or not findings.train.steps:
         return Tile(label="Final loss", value=None, note="no train record")
     first, last = findings.train.steps[0], findings.train.steps[-1]
-    note = f"step {numbers.count(last.step)}; {numbers.decimal(first.loss)} at step {numbers.count(first.step)}"
+    note = f"step {numbers.count(last.step)}"
+    if last.step != first.step:
+        note += f"; {numbers.decimal(first.loss)} at step {numbers.count(first.step)}"
     return Tile(label="Final loss", value=numbers.decimal(last.loss), note=note)
 
 
@@ -218,7 +227,7 @@ def _positions(data: DataRecord) -> list[tuple[str, float, str]]:
     supervised = data.packing_efficiency * data.supervised_tokens / data.tokens
     return [
         ("supervised tokens", supervised, "s1"),
-        ("prompt and template tokens", data.packing_efficiency - supervised, "s2"),
+        ("prompt and template tokens", data.packing_efficiency - supervised, "s1-soft"),
         ("padding", 1 - data.packing_efficiency, "line-strong"),
     ]
 
@@ -236,22 +245,29 @@ def _examples(scores: EvalRecord) -> Iterator[dict[str, Any]]:
         expected = str(example.get("expected", ""))
         yield {
             "number": number,
-            "prompt": _answer("prompt", str(example.get("prompt", "")), None, None),
-            "expected": _answer("expected", expected, None, None),
-            "answers": [_answer(name, str(example.get(name, "")), expected, example.get(f"{name}_right")) for name in ("base", "tuned")],
+            "prompt": _text(str(example.get("prompt", ""))),
+            "expected": _text(expected),
+            "answers": [_answer(name, example, expected) for name in ("base", "tuned")],
         }
 
 
-def _answer(name: str, text: str, expected: str | None, right: Any) -> Answer:
-    """A text cut to what the page has room for; in a wrong answer, the part that is not as expected stands alone."""
+def _text(text: str) -> Answer:
+    """A text cut to what the page has room for, nothing marked."""
     omitted = max(0, len(text) - MOST_CHARACTERS)
-    text = text[:MOST_CHARACTERS]
-    if expected is None or right is not False:
-        return Answer(name=name, right=right, start=text, differs="", end="", omitted=omitted)
+    return Answer(name="", right=None, cut=False, start=text[:MOST_CHARACTERS], differs="", end="", omitted=omitted)
+
+
+def _answer(name: str, example: dict[str, Any], expected: str) -> Answer:
+    """A model's answer; in a wrong one, the part that is not as expected stands alone."""
+    right = example.get(f"{name}_right")
+    plain = replace(_text(str(example.get(name, ""))), name=name, right=right, cut=example.get(f"{name}_cut") is True)
+    if right is not False:
+        return plain
+    text = plain.start
     start = _common(text, expected)
-    end = min(_common(text[::-1], expected[::-1]), len(text) - start, len(expected) - start) if not omitted else 0
-    cut = len(text) - end
-    return Answer(name=name, right=False, start=text[:start], differs=text[start:cut], end=text[cut:], omitted=omitted)
+    end = min(_common(text[::-1], expected[::-1]), len(text) - start, len(expected) - start) if not plain.omitted else 0
+    middle = len(text) - end
+    return replace(plain, start=text[:start], differs=text[start:middle], end=text[middle:])
 
 
 def _common(one: str, other: str) -> int:
@@ -283,8 +299,11 @@ def _cut_reason(line: str) -> tuple[str, str]:
 
 
 def _printable(value: Any) -> Any:
-    """Control characters as their pictures: HTML forbids some, and a reader should see the others."""
+    """Control characters as pictures, and those that turn the order of letters as their names.
+
+    HTML forbids some of the first; the others would let a text show itself, or what follows it, as something that it is not.
+    """
     if type(value) is not str:
         return value
-    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f]", lambda found: "\u2421" if found[0] == "\x7f" else chr(0x2400 + ord(found[0])), value)
-
+    value = re.sub(r"[\x00-\x08\x0b-\x1f\x7f]", lambda found: "\u2421" if found[0] == "\x7f" else chr(0x2400 + ord(found[0])), value)
+    return re.sub(r"[\u200e\u200f\u202a-\u202e\u2066-\u2069]", lambda found: f"[U+{ord(found[0]):04X}]", value)

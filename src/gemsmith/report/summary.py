@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gemsmith.report import numbers
-from gemsmith.report.findings import Findings, cheapest_machine, fastest_cell, middle_cell, read_findings, total_s
+from gemsmith.report.findings import Findings, cheapest_machine, count_checks, fastest_cell, middle_cell, read_findings, total_s
 from gemsmith.run import Run
 
 
@@ -24,7 +24,9 @@ def summary_table(run: Run) -> Table:
     """Stage, its time, what, value: one line for each thing that came out; a stage without a record says so."""
     findings = read_findings(run)
     records = findings.records()
-    table = Table(title=Text(f"What came out of {run.path.name}"), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table = Table(
+        title=Text(f"What came out of {run.path.name}"), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0)
+    )
     table.add_column("stage", style="bold", no_wrap=True)
     table.add_column("time", justify="right", no_wrap=True)
     table.add_column("what")
@@ -78,9 +80,9 @@ def _export_lines(findings: Findings) -> Iterator[tuple[str, str, str]]:
 def _verify_lines(findings: Findings) -> Iterator[tuple[str, str, str]]:
     assert findings.verify
     verify = findings.verify
-    failed = [check.name for check in verify.checks if not check.passed]
-    passed = f"{len(verify.checks) - len(failed)} of {len(verify.checks)} passed"
-    yield "checks", f"{passed}{'; failed: ' if failed else ''}{', '.join(failed)}", "green" if verify.passed else "bold red"
+    failed = [check.name for check in verify.checks if check.passed is False]
+    value = count_checks(verify) + (f": {', '.join(failed)}" if failed else "")
+    yield "checks", value, "green" if verify.passed else "bold red"
 
 
 def _serve_lines(findings: Findings) -> Iterator[tuple[str, str, str]]:

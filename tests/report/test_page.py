@@ -1,0 +1,310 @@
+"""The page: self-contained, deterministic, small, honest about what is missing, whatever the records hold."""
+
+import importlib.util
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from gemsmith.errors import MachineError
+from gemsmith.recipe import build_recipe
+from gemsmith.records import RECORDS, Check, TrainStep
+from gemsmith.report import charts
+from gemsmith.report.findings import read_findings
+from gemsmith.report.page import render_page
+from gemsmith.report.stage import report
+from gemsmith.run import Run, open_run, read_record, write_record
+
+MakeRun = Callable[..., Run]
+VOID = {"meta", "link", "br", "img", "input", "hr"}
+HOSTILE_MARKUP = '<script>alert("x")</script>'
+
+
+class Outline(HTMLParser):
+    """Collects what the tests ask about, and fails on tags that are not closed in order."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.words: list[str] = []
+        self.feed(html)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: Any) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] != "style":
+            self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).split())
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leaves the drawing out of the charts: a page takes two seconds with it, and most tests ask for words."""
+    monkeypatch.setattr(charts, "_svg", lambda *_, **__: '<svg aria-hidden="true"></svg>')
+
+
+@pytest.fixture
+def page(make_run: MakeRun, undrawn: None) -> Callable[..., Outline]:
+    """Returns a function that makes a run and outlines its page, where what the charts look like is of no interest."""
+    return lambda **how: Outline(render_page(make_run(**how)))
+
+
+def rewrite(run: Run, stage: str, **fields: Any) -> None:
+    values = json.loads(run.record_file(stage).read_text())
+    write_record(run, RECORDS[stage].model_validate(values | fields))
+
+
+def test_report_writes_the_page_and_returns_its_path(make_run, undrawn):
+    run = make_run(steps=40)
+    path = report(run)
+    assert path == run.report
+    assert path.read_text(encoding="utf-8") == render_page(run)
+    assert [file.name for file in run.path.iterdir() if file.name.startswith(".")] == []
+
+
+def test_the_page_needs_nothing_from_outside(make_run):
+    html = render_page(make_run(steps=40))
+    outline = Outline(html)
+    ids = [attributes["id"] for _, attributes in outline.tags if attributes.get("id")]
+    links = [attributes[name] for _, attributes in outline.tags for name in ("href", "src") if name in attributes]
+    assert "script" not in {tag for tag, _ in outline.tags}
+    assert len(links) > 20
+    for link in links:
+        assert (link.startswith("#") and link[1:] in ids) or link == "data:,", link
+    assert "@import" not in html
+    assert {found for found in re.findall(r"url\(([^)]*)\)", html) if found.strip("'\"#") not in ids} == set()
+    assert [name for name, times in Counter(ids).items() if times > 1] == []
+
+
+def test_charts_are_well_formed_and_take_their_colours_from_the_page(make_run):
+    html = render_page(make_run(steps=40))
+    drawn = re.findall(r"<svg.*?</svg>", html, re.DOTALL)
+    assert len(drawn) == 9
+    for chart in drawn:
+        ElementTree.fromstring(chart)  # our own
+        assert "var(--" in chart and "<text" in chart
+        assert re.findall(r"#[0-9a-f]{6}\b", chart) == []
+        assert "DejaVu" not in chart
+
+
+def test_every_picture_and_table_can_be_read_without_seeing_it(page):
+    outline = page(steps=40)
+    pictures = [attributes for _, attributes in outline.tags if attributes.get("role") == "img"]
+    assert len(pictures) == 9
+    assert all(len(attributes["aria-label"] or "") > 40 for attributes in pictures)
+    assert all(attributes.get("aria-hidden") for tag, attributes in outline.tags if tag == "svg")
+    assert all(attributes.get("scope") for tag, attributes in outline.tags if tag == "th")
+    tables = sum(tag == "table" for tag, _ in outline.tags)
+    assert tables == sum(
+        "wide" in (attributes.get("class") or "").split() and bool(attributes.get("aria-label")) for _, attributes in outline.tags
+    )
+
+
+def test_the_same_records_give_the_same_bytes_whatever_matplotlib_is_set_to(make_run, monkeypatch):
+    import matplotlib
+
+    first = render_page(make_run("one/run", steps=60, resumed_at=(20,)))
+    with matplotlib.rc_context({"font.size": 30, "axes.facecolor": "red", "svg.fonttype": "path"}):
+        second = render_page(make_run("two/run", steps=60, resumed_at=(20,)))
+    assert first == second
+
+
+def test_other_records_give_another_page(make_run, undrawn):
+    run = make_run(steps=40)
+    before = render_page(run)
+    rewrite(run, "train", real_tokens_per_s=123.4)
+    after = render_page(run)
+    assert "123" in Outline(after).text
+    assert before != after
+
+
+def test_the_headline_is_what_the_records_say(page):
+    text = page().text
+    for words in ("0.030 → 0.940", "0.014–0.064 and 0.898–0.965", "200 held-out rows", "52.2 ms", "512 tokens in, 256 out, 4 requests/s"):
+        assert words in text, words
+    assert re.search(r"Final loss 0\.\d+ step 311; 1\.66 at step 1", text)
+    assert re.search(r"Training cost modelled \$4\.50–7\.20 311 steps on v5p-8, the cheapest that fits", text)
+
+
+@pytest.mark.parametrize("stage", list(RECORDS))
+def test_a_missing_record_is_said_to_be_missing(page, stage):
+    text = page(steps=3, without=(stage,)).text
+    assert f"No {stage}.json in this run: gemsmith {stage} makes it." in text
+    assert f"No record of: {stage}." in text
+
+
+def test_a_run_without_any_record_still_renders(page):
+    text = page(without=tuple(RECORDS)).text
+    assert "No stage has left a record." in text
+    assert text.count("makes it.") == len(RECORDS)
+
+
+def test_an_unreadable_record_is_named_and_the_rest_is_shown(make_run, undrawn):
+    run = make_run(steps=40)
+    run.record_file("eval").write_text('{"scorer": 3}')
+    text = Outline(render_page(run)).text
+    assert "is not a record of this version" in text
+    assert "Throughput" in text
+
+
+def test_an_evaluation_that_the_recipe_leaves_out_is_no_missing_record(tmp_path):
+    run = open_run(tmp_path / "run", build_recipe({"checkpoint": "base", "data": {"train": "rows.jsonl"}}))
+    text = Outline(render_page(run)).text
+    assert "Left out: data.eval names no held-out rows." in text
+    assert "No record of: plan, data, train, export, verify, serve, bench." in text
+
+
+def test_a_failed_verification_stands_at_the_top(page):
+    outline = page(steps=40, verified=False)
+    assert outline.text.index("Verification failed: logits. Do not use these weights.") < outline.text.index("Final loss")
+    assert "✕ fail" in outline.text and "3 passed, 1 failed" in outline.text
+
+
+def test_a_check_that_was_not_done_is_no_pass(make_run, undrawn):
+    run = make_run(steps=40)
+    checks = (
+        Check(name="logits", passed=None, detail="the model does not fit into memory"),
+        Check(name="tensors", passed=True, detail="x"),
+    )
+    rewrite(run, "verify", checks=checks, logits_max_abs_difference=None)
+    text = Outline(render_page(run)).text
+    assert "Verification is partial, not done here: logits." in text
+    assert "– not done logits" in text and "1 passed, 1 not done" in text
+
+
+def test_failed_requests_and_cells_without_an_answer_are_told(page):
+    assert "128 of 768 requests of the load test failed" in page(steps=3, failed_requests=128).text
+    text = page(steps=3, failed_requests=128, lengths=(512,), rates=(4.0,)).text
+    assert "No request completed, so there is nothing to draw." in text
+    assert "no request completed" in text
+
+
+def test_a_record_made_from_an_older_one_is_called_stale(make_run, undrawn):
+    run = make_run(steps=40)
+    rewrite(run, "train", backend="trl")
+    assert read_findings(run).stale == ("export",)
+    assert "an earlier record than those now in the run directory: export." in Outline(render_page(run)).text
+
+
+def test_a_failed_verification_of_the_weights_that_are_there_is_not_stale(make_run):
+    assert read_findings(make_run(steps=3, verified=False)).stale == ()
+
+
+def test_answers_that_were_cut_are_told(make_run, undrawn):
+    run = make_run(steps=3)
+    tuned = read_record(run, "eval").tuned.model_copy(update={"cut": 7})
+    rewrite(run, "eval", tuned=tuned.model_dump())
+    assert "7 answers reached eval.max_tokens before they had ended (7 of the tuned model)." in Outline(render_page(run)).text
+
+
+def test_hostile_texts_stay_texts(make_run, undrawn):
+    run = make_run("<b>run", steps=40, hostile=True)
+    html = report(run).read_text(encoding="utf-8")
+    outline = Outline(html)
+    assert HOSTILE_MARKUP not in html
+    assert HOSTILE_MARKUP in outline.text and "{{ 7*7 }}" in outline.text and "漢字 العربية 🦊" in outline.text
+    assert re.findall(r"[\x00-\x08\x0b-\x1f\x7f\u202a-\u202e\u2066-\u2069]", html) == []
+    assert "[U+202E]" in outline.text and "\u2400" in outline.text
+    assert {"script", "b"} & {tag for tag, _ in outline.tags} <= {"b"}
+    assert "<b>run" not in html
+    assert re.search(r"98,\d{3} more characters", outline.text)
+    assert len(html.encode()) < 1_000_000
+
+
+def test_wrong_answers_are_marked_where_they_differ(make_run, undrawn):
+    html = render_page(make_run(steps=3))
+    assert "assign y = a <mark>-</mark> b;" in html
+    assert "<mark>The answer is 7.</mark>" in html
+    outline = Outline(html)
+    assert outline.text.count("✕ wrong") == 4 and outline.text.count("✓ right") == 2
+
+
+def test_a_single_step_is_told_and_not_drawn(page):
+    outline = page(steps=1)
+    assert re.search(r"1 step in [\d.]+ s: the loss was", outline.text)
+    assert len([1 for _, attributes in outline.tags if attributes.get("role") == "img"]) == 5
+    assert [attributes for tag, attributes in outline.tags if tag == "details" and "open" in attributes]
+
+
+def test_two_steps_without_time_are_drawn(make_run):
+    step = {"loss": 1.0, "grad_norm": 0.0, "learning_rate": 0.0, "real_tokens": 10, "step_s": 0.0}
+    html = render_page(make_run(train=[TrainStep(step=number, **step) for number in (1, 2)]))
+    assert "Speed: no finite value." in html
+
+
+def test_a_loss_that_is_not_finite_is_told():
+    from gemsmith.report.findings import losses_are_finite
+
+    values = {"grad_norm": 1.0, "learning_rate": 1e-4, "real_tokens": 10, "step_s": 1.0}
+    losses = (2.0, math.nan, math.inf, 1.0)
+    steps = tuple(TrainStep.model_construct(step=number, loss=loss, **values) for number, loss in enumerate(losses, 1))
+    train = RECORDS["train"].model_construct(steps=steps, resumed_at=())
+    assert not losses_are_finite(train)
+    assert "2.00 at step 1, 1.00 at step 4" in charts.training_charts(train, 1.0)[0].alt
+
+
+def test_a_long_run_and_a_wide_sweep_stay_small(make_run):
+    html = render_page(make_run(steps=30_000, lengths=(128, 512, 1024, 4096, 8192, 16384, 32768), rates=(1, 2, 4, 8, 16, 32, 64)))
+    assert len(html.encode()) < 1_000_000
+    assert "24 of the 30,000 steps" in html
+
+
+def test_a_missing_library_is_one_sentence_that_names_the_command(make_run, monkeypatch):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "matplotlib" else find(name, *rest))
+    with pytest.raises(MachineError, match=r"matplotlib is not installed; run: pip install 'gemsmith\[train\]'"):
+        render_page(make_run(without=tuple(RECORDS)))
+
+
+def luminance(colour: str) -> float:
+    if len(colour) == 4:
+        colour = "#" + "".join(2 * digit for digit in colour[1:])
+    parts = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+    red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def contrast(one: str, other: str) -> float:
+    """WCAG 2.2's ratio."""
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_colours_stand_out_in_light_and_dark():
+    css = (Path(str(importlib.util.find_spec("gemsmith.report").origin)).parent / "page.css").read_text()
+    themes = [dict(re.findall(r"--([\w-]+): (#[0-9a-f]{3,6})\b", block)) for block in re.findall(r":root \{(.*?)\}", css, re.DOTALL)]
+    light, dark = themes[0], themes[0] | themes[1]
+    for theme in (light, dark, themes[0] | themes[2]):
+        for text in ("ink", "muted", "good", "bad", "mild", *(f"s{index}" for index in range(1, 7))):
+            assert contrast(theme[text], theme["paper"]) >= 4.5, text
+        for text, ground in (
+            ("ink", "raised"),
+            ("muted", "raised"),
+            ("ink", "mark"),
+            ("bad", "bad-soft"),
+            ("mild", "mild-soft"),
+            ("ink", "bad-soft"),
+        ):
+            assert contrast(theme[text], theme[ground]) >= 4.5, (text, ground)
