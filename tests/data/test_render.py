@@ -179,6 +179,15 @@ def test_a_tokenizer_with_other_special_ids_is_refused(tokenizer_folder):
         open_tokenizer(tokenizer_folder)
 
 
+def test_a_tokenizer_that_spells_out_the_turns_end_is_refused(tokenizer_folder):
+    file = tokenizer_folder / "tokenizer.json"
+    values = json.loads(file.read_text())
+    values["added_tokens"] = [token for token in values["added_tokens"] if token["content"] != "<turn|>"]
+    file.write_text(json.dumps(values))
+    with pytest.raises(CheckpointError, match=r"does not read <turn\|> in a text as one token"):
+        open_tokenizer(tokenizer_folder)
+
+
 def test_a_damaged_tokenizer_is_refused(tokenizer_folder):
     (tokenizer_folder / "tokenizer.json").write_text("{")
     with pytest.raises(CheckpointError, match=r"cannot be read"):

@@ -70,6 +70,8 @@ def open_tokenizer(folder: Path) -> Tokenizer:
     for token, expected in SPECIAL_IDS.items():
         if (found := tokenizer.token_to_id(token)) != expected:
             raise CheckpointError(f"{file}: {token} is id {found}, Gemma 4's is {expected}; give Gemma 4's own tokenizer")
+        if tokenizer.encode(token, add_special_tokens=False).ids != [expected]:
+            raise CheckpointError(f"{file}: does not read {token} in a text as one token; give Gemma 4's own tokenizer")
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
