@@ -85,7 +85,7 @@ class Export(Section):
 class Serve(Section):
     host: str = "127.0.0.1"
     port: Annotated[int, Field(gt=0, lt=65_536)] | None = Field(None, description="Default: a free one.")
-    max_model_len: Positive | None = Field(None, description="Tokens; default: data.max_length, or what bench and eval need.")
+    max_model_len: Positive | None = Field(None, description="Tokens; default: what bench and eval need.")
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
     python: str | None = Field(
         None, description="The Python of the environment that holds vLLM; default: .venv-serve beside Gemsmith's own."

@@ -25,6 +25,8 @@ def resolve(recipe: Recipe) -> tuple[Recipe, list[Derived]]:
     lora_targets(variant, recipe.lora.targets)
     if recipe.data.max_length > variant.context:
         raise RecipeError(f"data.max_length: {recipe.data.max_length} was given; {variant.name} reads at most {variant.context} tokens")
+    if (recipe.serve.max_model_len or 0) > variant.context:
+        raise RecipeError(f"serve.max_model_len: {recipe.serve.max_model_len} was given; {variant.name} reads at most {variant.context} tokens")
     if recipe.serve.max_model_len is None:
         derived.append(_max_model_len(recipe, variant))
     return _with_values(recipe, derived), derived
@@ -66,10 +68,9 @@ def _make_absolute(recipe: Recipe, key: str, derived: list[Derived]) -> None:
 
 
 def _max_model_len(recipe: Recipe, variant: Variant) -> Derived:
-    wanted = max(recipe.data.max_length, max(recipe.bench.input_tokens) + recipe.bench.output_tokens)
-    # Random prompts of the bench client come out a few tokens longer than asked for.
-    wanted = -(-(wanted + 64) // 64) * 64
-    reason = f"the longest of data.max_length and bench's input + output, with 64 to spare, at most {variant.name}'s {variant.context}"
+    evaluated = recipe.data.max_length + (recipe.eval.max_tokens if recipe.data.eval is not None else 0)
+    wanted = max(evaluated, max(recipe.bench.input_tokens) + recipe.bench.output_tokens)
+    reason = f"the longest that eval and bench send and ask for, at most {variant.name}'s {variant.context}"
     return Derived("serve.max_model_len", min(wanted, variant.context), reason)
 
 
