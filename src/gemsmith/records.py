@@ -156,7 +156,8 @@ class VerifyRecord(Record):
     changed_tensors: int
     expected_tensors: int
     logits_max_abs_difference: float | None
-    """Merged against base + adapter; None where the model is too large to load, which a check then says."""
+    """Merged against base + adapter, its weights rounded to the base's dtype as merged ones are; None where that could not be
+    computed, which a check then says."""
 
 
 class ServeRecord(Record):
