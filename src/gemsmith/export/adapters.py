@@ -229,17 +229,18 @@ def _restore_lora(folder: Path) -> Iterator[tuple[tuple[str, ...], np.ndarray]]:
     As numpy, because arrays of jax would be put where the checkpoint's sharding says, on chips that may not be here.
     """
     import orbax.checkpoint as ocp
+    from etils import epath
 
-    checkpointer = ocp.PyTreeCheckpointer()
+    # The handler, not its Checkpointer: that one looks for a step's metadata in an item's folder, and warns that there is none.
+    handler, path = ocp.PyTreeCheckpointHandler(), epath.Path(folder)
     try:
-        tree = checkpointer.metadata(folder).item_metadata.tree
-        as_numpy = _map_leaves(tree, lambda _: ocp.RestoreArgs(restore_type=np.ndarray))
-        restored = checkpointer.restore(folder, restore_args=as_numpy)
+        as_numpy = _map_leaves(handler.metadata(path).tree, lambda _: ocp.RestoreArgs(restore_type=np.ndarray))
+        restored = handler.restore(path, args=ocp.args.PyTreeRestore(restore_args=as_numpy))
     except (OSError, ValueError, KeyError) as error:
         raise CheckpointError(f"{folder}: cannot be read ({str(error).splitlines()[0]}); export another step") from None
-    for path, value in _leaves(restored):
-        if any("lora_" in part for part in path):
-            yield path, np.asarray(value, dtype=np.float32)
+    for keys, value in _leaves(restored):
+        if any("lora_" in key for key in keys):
+            yield keys, np.asarray(value, dtype=np.float32)
 
 
 def _map_leaves(tree: Any, function: Any) -> Any:

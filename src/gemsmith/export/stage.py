@@ -14,7 +14,7 @@ PACKAGES = ("numpy", "orbax-checkpoint", "safetensors")
 def export(run: Run) -> ExportRecord:
     """Writes adapter/ and merged/ of the run from a saved step (export.step, or the last) and records what is in them."""
     clock = start_clock()
-    console = Console(stderr=True, highlight=False)
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
     step = find_step(run, run.recipe.export.step)
     adapter = read_run_adapter(run, step)
     base = open_checkpoint(run.recipe.checkpoint)

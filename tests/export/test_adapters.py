@@ -1,0 +1,238 @@
+import dataclasses
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+from gemsmith.errors import CheckpointError, RunError
+from gemsmith.export.adapters import (
+    Adapter,
+    LowRank,
+    complete_steps,
+    delta_norm,
+    find_step,
+    read_peft_adapter,
+    read_run_adapter,
+    target_pattern,
+    write_peft_adapter,
+)
+from gemsmith.export.logits import load_model, load_peft
+from gemsmith.zoo import VARIANTS, find_variant, lora_targets
+
+TINY = ("tiny-31b", "tiny-e2b", "tiny-26b-a4b", "tiny-12b")
+
+
+def same(one: Adapter, other: Adapter) -> bool:
+    return (
+        (one.rank, one.alpha) == (other.rank, other.alpha)
+        and one.modules.keys() == other.modules.keys()
+        and all(np.array_equal(one.modules[name].a, other.modules[name].a) for name in one.modules)
+        and all(np.array_equal(one.modules[name].b, other.modules[name].b) for name in one.modules)
+    )
+
+
+def change(adapter: Adapter, module: str, **matrices: np.ndarray) -> Adapter:
+    return dataclasses.replace(adapter, modules={**adapter.modules, module: dataclasses.replace(adapter.modules[module], **matrices)})
+
+
+def first(adapter: Adapter) -> str:
+    return next(iter(adapter.modules))
+
+
+@pytest.mark.parametrize("variant", TINY)
+def test_the_adapter_of_a_run_is_what_was_saved_for_every_kind_of_model(make_run, adapter_of, variant):
+    adapter = adapter_of(variant)
+    assert same(read_run_adapter(make_run(variant, steps={3: adapter})), adapter)
+
+
+def test_a_checkpoint_that_tunix_itself_wrote_is_read(make_run, adapter_of, tmp_path):
+    from flax import nnx
+    from tunix.sft.checkpoint_manager import CheckpointManager
+
+    adapter = adapter_of("tiny-12b")
+    run = make_run("tiny-12b")
+    shutil.rmtree(run.checkpoints)
+    model = nnx.Module()
+    model.layers = nnx.List([nnx.Module() for _ in range(find_variant("tiny-12b").layers)])
+    for name, pair in adapter.modules.items():
+        layer, part, projection = name.removeprefix("model.language_model.layers.").split(".")
+        parent = model.layers[int(layer)]
+        if not hasattr(parent, part):
+            setattr(parent, part, nnx.Module())
+        matrices = nnx.Module()
+        matrices.kernel_lora_a, matrices.kernel_lora_b = nnx.LoRAParam(pair.a.T), nnx.LoRAParam(pair.b.T)
+        setattr(getattr(parent, part), projection, matrices)
+    manager = CheckpointManager(str(run.checkpoints))
+    manager.save(7, model, save_only_lora_params=True, force=True)
+    manager.close()
+    assert find_step(run) == 7
+    assert same(read_run_adapter(run), adapter)
+
+
+def test_the_last_complete_step_is_taken_and_a_half_written_one_never(make_run, adapter_of):
+    early, late = adapter_of("tiny-12b", seed=1), adapter_of("tiny-12b", seed=2)
+    run = make_run(steps={10: early, 20: late})
+    for name in ("30", "40", "50", "20.orbax-checkpoint-tmp"):
+        shutil.copytree(run.checkpoints / "20", run.checkpoints / name)
+    (run.checkpoints / "30" / "_CHECKPOINT_METADATA").unlink()
+    metadata = json.loads((run.checkpoints / "40" / "_CHECKPOINT_METADATA").read_text())
+    (run.checkpoints / "40" / "_CHECKPOINT_METADATA").write_text(json.dumps(metadata | {"commit_timestamp_nsecs": None}))
+    shutil.rmtree(run.checkpoints / "50" / "model_params")
+    assert complete_steps(run.checkpoints) == [10, 20]
+    assert same(read_run_adapter(run), late)
+    assert same(read_run_adapter(run, 10), early)
+    with pytest.raises(RunError, match=r"export\.step: 30 was given, .* holds 10, 20"):
+        read_run_adapter(run, 30)
+
+
+def test_no_checkpoint_names_the_command_that_makes_one(make_run):
+    run = make_run(steps={})
+    with pytest.raises(RunError, match="run first: gemsmith train"):
+        read_run_adapter(run)
+
+
+def test_missing_and_extra_modules_are_listed(make_run, adapter_of):
+    adapter = adapter_of("tiny-12b")
+    names = list(adapter.modules)
+    less = dataclasses.replace(adapter, modules={name: adapter.modules[name] for name in names[2:]})
+    with pytest.raises(CheckpointError, match=r"2 missing \(layers\.0\.self_attn\.k_proj, layers\.0\.self_attn\.q_proj\)"):
+        read_run_adapter(make_run(steps={1: less}))
+
+
+def test_modules_that_the_recipe_did_not_ask_for_are_listed(make_run):
+    with pytest.raises(CheckpointError, match=r"not asked for \(layers\.0\.mlp\.down_proj.* and \d+ more\)"):
+        read_run_adapter(make_run(targets=["q", "k", "v", "o"]))
+
+
+def test_a_rank_that_contradicts_the_recipe_is_refused(make_run):
+    with pytest.raises(CheckpointError, match=r"has A \[4, 128\] and B \[64, 4\]; rank 8 .* need \[8, 128\] and \[64, 8\]"):
+        read_run_adapter(make_run(rank=8))
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_value_that_is_not_finite_is_refused(make_run, adapter_of, value):
+    adapter = adapter_of("tiny-12b")
+    b = adapter.modules[first(adapter)].b.copy()
+    b[3, 1] = value
+    with pytest.raises(CheckpointError, match="NaN or infinity in 1 modules"):
+        read_run_adapter(make_run(steps={1: change(adapter, first(adapter), b=b)}))
+
+
+def test_an_adapter_that_would_do_nothing_is_refused(make_run, adapter_of):
+    adapter = adapter_of("tiny-12b")
+    zero = {name: LowRank(a=pair.a, b=np.zeros_like(pair.b)) for name, pair in adapter.modules.items()}
+    with pytest.raises(CheckpointError, match=r"is all zero in 26 of 26 modules"):
+        read_run_adapter(make_run(steps={1: dataclasses.replace(adapter, modules=zero)}))
+
+
+def test_a_damaged_checkpoint_is_refused_in_one_line(make_run):
+    run = make_run()
+    for file in (run.checkpoints / "20" / "model_params").rglob("manifest.ocdbt"):
+        file.write_bytes(b"")
+    with pytest.raises(CheckpointError, match="cannot be read") as raised:
+        read_run_adapter(run)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("prefix", ["model.language_model.", "model."])
+def test_a_peft_folder_reads_back_as_it_was_written(adapter_of, tmp_path, prefix):
+    adapter = adapter_of("tiny-e2b", rank=3, alpha=4.5)
+    write_peft_adapter(adapter, tmp_path / "adapter", "base", prefix=prefix)
+    assert same(read_peft_adapter(tmp_path / "adapter"), adapter)
+
+
+def test_the_keys_are_those_that_peft_writes(adapter_of, tmp_path):
+    from safetensors.numpy import load_file
+
+    write_peft_adapter(adapter_of("tiny-31b"), tmp_path, "base")
+    keys = load_file(tmp_path / "adapter_model.safetensors")
+    assert keys["base_model.model.model.language_model.layers.0.self_attn.q_proj.lora_A.weight"].shape == (4, 128)
+    assert len(keys) == 2 * len(lora_targets(find_variant("tiny-31b")))
+
+
+@pytest.mark.parametrize("variant", sorted(VARIANTS))
+def test_target_modules_matches_the_adapted_modules_of_both_classes_and_no_tower(variant):
+    import re
+
+    modules = [target.module for target in lora_targets(find_variant(variant), ("q", "v", "down"))]
+    pattern = target_pattern(modules)
+    every = [target.module for target in lora_targets(find_variant(variant))]
+    assert [name for name in every if re.fullmatch(pattern, name)] == modules
+    text_only = [name.replace("language_model.", "") for name in every]
+    assert [name for name in text_only if re.fullmatch(pattern, name)] == [name.replace("language_model.", "") for name in modules]
+    assert not re.fullmatch(pattern, "model.vision_tower.encoder.layers.0.self_attn.q_proj")
+    assert not re.fullmatch(pattern, "model.vision_tower.encoder.layers.0.self_attn.q_proj.linear")
+
+
+@pytest.mark.parametrize("variant", TINY)
+def test_peft_puts_the_adapter_on_the_multimodal_class(tiny_checkpoint, adapter_of, tmp_path, variant):
+    adapter = adapter_of(variant)
+    write_peft_adapter(adapter, tmp_path, "base")
+    tuned = load_peft(load_model(tiny_checkpoint(variant, "float32")), tmp_path, adapter)  # raises where a matrix differs
+    assert tuned.peft_config["default"].r == adapter.rank
+    assert tuned.get_submodule(f"base_model.model.{first(adapter)}").scaling == {"default": adapter.scale}
+
+
+@pytest.mark.parametrize("variant", ["tiny-31b", "tiny-12b"])
+@pytest.mark.parametrize("way", ["renamed while loading", "written for the text-only class"])
+def test_peft_puts_the_adapter_on_the_text_only_class(adapter_of, tmp_path, variant, way):
+    import torch
+    import transformers
+    from peft import PeftModel
+
+    numbers = find_variant(variant)
+    unified = "Unified" if numbers.model_type == "gemma4_unified" else ""
+    config = getattr(transformers, f"Gemma4{unified}TextConfig")(**numbers.to_config() | {"dtype": "float32"})
+    model = getattr(transformers, f"Gemma4{unified}ForCausalLM")(config)
+    adapter = adapter_of(variant)
+    mapping = {r"^model\.language_model\.": "model."} if way == "renamed while loading" else None
+    write_peft_adapter(adapter, tmp_path, "base", prefix="model.language_model." if mapping else "model.")
+    tuned = PeftModel.from_pretrained(model, tmp_path, key_mapping=mapping)
+    placed = {name: value for name, value in tuned.named_parameters() if ".lora_" in name}
+    assert len(placed) == 2 * len(adapter.modules)
+    for name, pair in adapter.modules.items():
+        stem = f"base_model.model.{name.replace('language_model.', '')}"
+        assert torch.equal(placed[f"{stem}.lora_A.default.weight"], torch.from_numpy(pair.a))
+        assert torch.equal(placed[f"{stem}.lora_B.default.weight"], torch.from_numpy(pair.b))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("use_dora", True), ("use_rslora", True), ("rank_pattern", {"q_proj": 2}), ("bias", "all"), ("lora_bias", True)]
+)
+def test_an_adapter_that_is_more_than_plain_lora_is_refused(adapter_of, tmp_path, key, value):
+    write_peft_adapter(adapter_of("tiny-12b"), tmp_path, "base")
+    config = json.loads((tmp_path / "adapter_config.json").read_text())
+    (tmp_path / "adapter_config.json").write_text(json.dumps(config | {key: value}))
+    with pytest.raises(CheckpointError, match=f"has {key} = .* only plain LoRA"):
+        read_peft_adapter(tmp_path)
+
+
+@pytest.mark.parametrize(("key", "value", "message"), [("r", 5, "says r = 5"), ("r", "4", "must be numbers"), ("peft_type", "IA3", "LORA")])
+def test_a_config_that_contradicts_the_tensors_is_refused(adapter_of, tmp_path, key, value, message):
+    write_peft_adapter(adapter_of("tiny-12b"), tmp_path, "base")
+    config = json.loads((tmp_path / "adapter_config.json").read_text())
+    (tmp_path / "adapter_config.json").write_text(json.dumps(config | {key: value}))
+    with pytest.raises(CheckpointError, match=message):
+        read_peft_adapter(tmp_path)
+
+
+def test_a_truncated_adapter_is_refused(adapter_of, tmp_path):
+    write_peft_adapter(adapter_of("tiny-12b"), tmp_path, "base")
+    file = tmp_path / "adapter_model.safetensors"
+    file.write_bytes(file.read_bytes()[:-8])
+    with pytest.raises(CheckpointError, match=r"adapter_model\.safetensors cannot be read"):
+        read_peft_adapter(tmp_path)
+
+
+def test_the_norm_of_a_delta_is_that_of_the_product(adapter_of):
+    adapter = adapter_of("tiny-12b")
+    pair = adapter.modules[first(adapter)]
+    assert delta_norm(pair, 2.0) == pytest.approx(float(np.linalg.norm(2.0 * pair.b @ pair.a)), rel=1e-6)
+
+
+def test_reading_an_adapter_logs_nothing(make_run, caplog):
+    run = make_run()
+    caplog.clear()
+    read_run_adapter(run)
+    assert not caplog.records
