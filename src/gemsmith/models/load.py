@@ -16,9 +16,10 @@ from gemsmith.zoo import Tensor, Variant, text_tensors
 
 
 def load_model(checkpoint: Checkpoint, *, dtype: str, remat: str = "none", mesh: Mesh | None = None) -> Gemma4:
-    """The model with the checkpoint's weights in `dtype`, on the mesh or on one device.
+    """The model with the checkpoint's weights in `dtype`, on one device or on a mesh with axes `fsdp` and `tp`.
 
-    The host holds one tensor at a time: each is mapped from its file, and each device's part copied, turned and cast.
+    The mesh's axes must be Auto, as those of `jax.sharding.Mesh` are (`jax.make_mesh` makes Explicit ones). The host holds one tensor
+    at a time: each is mapped from its file, and each device's part copied, turned and cast.
     Raises CheckpointError where a tensor is missing, or the model has no place for it.
     """
     variant = checkpoint.variant
@@ -30,13 +31,13 @@ def load_model(checkpoint: Checkpoint, *, dtype: str, remat: str = "none", mesh:
         path = path_of(tensor)
         if path not in empty:
             raise CheckpointError(f"checkpoint {checkpoint.folder}: the model of {variant.name} has no place for {tensor.name}")
-        variable = empty.pop(path)
-        if variable.shape != kernel_shape(tensor):
+        variable, weight = empty.pop(path), checkpoint.read(tensor.name)
+        if weight.shape != tensor.shape:
             raise CheckpointError(
-                f"checkpoint {checkpoint.folder}: {tensor.name} is {list(kernel_shape(tensor))} (in, out), "
-                f"{variant.name} needs {list(variable.shape)}"
+                f"checkpoint {checkpoint.folder}: {tensor.name} is {list(weight.shape)}, {variant.name} needs {list(tensor.shape)}"
             )
-        filled[path] = variable.replace(_place(checkpoint.read(tensor.name), tensor, variant, dtype=jnp.dtype(dtype), mesh=mesh))
+        assert variable.shape == kernel_shape(tensor), tensor.name
+        filled[path] = variable.replace(_place(weight, tensor, variant, dtype=jnp.dtype(dtype), mesh=mesh))
     if empty:
         raise CheckpointError(f"checkpoint {checkpoint.folder}: lacks {hf_name_of(next(iter(empty)))}, which {variant.name} needs")
     return nnx.merge(graph, nnx.from_flat_state(filled))
