@@ -110,6 +110,17 @@ def test_another_recipe_in_the_same_run_directory_is_refused(gemsmith, recipe):
     assert gemsmith("data", recipe, "--set", "data.max_length=512", "--force")[0] == 0
 
 
+def test_rows_that_changed_since_they_were_read_are_refused(gemsmith, recipe, tmp_path):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"prompt": "hi", "response": "hello"}\n')
+    assert gemsmith("data", recipe, "--set", f"data.train={rows}")[0] == 0
+    assert gemsmith("data", "runs/my")[0] == 0
+    rows.write_text('{"prompt": "hi", "response": "hello there"}\n')
+    code, _, err = gemsmith("data", "runs/my")
+    assert code == 2 and "has changed since" in err
+    assert gemsmith("data", "runs/my", "--force")[0] == 0
+
+
 def test_rows_are_shown_with_what_is_trained_on(gemsmith, recipe):
     code, out, _ = gemsmith("data", recipe, "--show", 1)
     assert code == 0

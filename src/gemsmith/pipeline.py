@@ -4,6 +4,7 @@ import contextlib
 import importlib
 import shutil
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -35,6 +36,7 @@ def run_stages(run: Run) -> list[Record]:
     records: list[Record] = []
     with contextlib.ExitStack() as stack:
         servers = _open_servers(run, stack)
+        _refuse_changed_rows(run)
         for stage in STAGES:
             if stage == "eval" and run.recipe.data.eval is None:
                 console.print("eval     [dim]left out: data.eval names no held-out rows[/]")
@@ -51,6 +53,8 @@ def run_stages(run: Run) -> list[Record]:
 
 def run_stage(run: Run, stage: str, *, force: bool = False) -> Record:
     """Runs one stage, unless its record is complete; `force` does it again."""
+    if not (force and stage == "data"):
+        _refuse_changed_rows(run)
     for upstream in UPSTREAM[stage]:
         read_record(run, upstream)
         if not is_complete(run, upstream):
@@ -76,6 +80,21 @@ def _open_servers(run: Run, stack: contextlib.ExitStack) -> "Servers":
     from gemsmith.serve.stage import Servers
 
     return stack.enter_context(Servers(run))
+
+
+def _refuse_changed_rows(run: Run) -> None:
+    """Raises RunError where the dataset is no longer what the data stage has read; one that is gone by now is not missed."""
+    source = run.recipe.data.train
+    if not run.record_file("data").exists() or (isinstance(source, str) and not Path(source).exists()):
+        return
+    from gemsmith.data.rows import source_sha256
+
+    read: str = read_record(run, "data").origin.made_from["data.train"]
+    if source_sha256(source) != read:
+        raise RunError(
+            f"data.train: {source} has changed since {run.record_file('data')} was made from it; "
+            f"put it back, or name another run directory with --run"
+        )
 
 
 def _clear(run: Run, stage: str) -> None:

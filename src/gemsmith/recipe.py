@@ -206,7 +206,8 @@ def dump_recipe(recipe: Recipe, derived: Sequence[Derived] = ()) -> str:
 
 def read_reasons(text: str) -> list[Derived]:
     """The derived values of a dumped recipe, from the comments behind them."""
-    derived, path = [], []
+    derived: list[Derived] = []
+    path: list[str] = []
     for line in text.splitlines():
         key, _, rest = line.strip().partition(":")
         depth = (len(line) - len(line.lstrip())) // 2

@@ -17,7 +17,7 @@ from gemsmith.data.rows import read_documents, source_sha256
 from gemsmith.errors import CheckpointError, DataError, MachineError, RecipeError
 from gemsmith.records import DataRecord
 from gemsmith.run import Clock, Run, make_origin, replacing_folder, sha256_file, start_clock, write_record
-from gemsmith.zoo import find_variant
+from gemsmith.zoo import VARIANTS
 
 _PACKAGES = ("numpy", "tokenizers", "jinja2", "grain")
 
@@ -30,7 +30,7 @@ def prepare_data(run: Run) -> DataRecord:
     clock = start_clock()
     console = Console(stderr=True)
     data = run.recipe.data
-    checkpoint = open_checkpoint(run.recipe.checkpoint, variant=find_variant(run.recipe.model) if run.recipe.model else None)
+    checkpoint = open_checkpoint(run.recipe.checkpoint, variant=VARIANTS.get(run.recipe.model or ""))
     if data.max_length > checkpoint.variant.context:
         raise RecipeError(
             f"data.max_length: {data.max_length} was given, but {checkpoint.variant.name} reads at most {checkpoint.variant.context} tokens"

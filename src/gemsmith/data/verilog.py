@@ -156,5 +156,5 @@ def _draw_spec(source: random.Random) -> Spec:
         return Spec(name=name, inputs=((ports[0], width),), output=(ports[1], width), form=form, operator=direction, amount=amount)
     operators = {"bitwise": BITWISE, "arithmetic": ARITHMETIC, "compare": COMPARISONS}[form]
     output = (ports[2], 1 if form == "compare" else width)
-    inputs = ((ports[0], width), (ports[1], width))
-    return Spec(name=name, inputs=inputs, output=output, form=form, operator=source.choice(tuple(operators)))
+    pair = ((ports[0], width), (ports[1], width))
+    return Spec(name=name, inputs=pair, output=output, form=form, operator=source.choice(tuple(operators)))

@@ -84,6 +84,8 @@ def server_command(engine: Engine, folder: Path, name: str, port: int, settings:
     # This module of 0.32 says that it is deprecated, and works.
     command = [str(engine.python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder), "--served-model-name", name]
     command += ["--host", settings.host, "--port", str(port), "--dtype", settings.dtype, "--seed", str(settings.seed)]
+    # Told apart by vLLM from the template's text otherwise, and content in parts renders with other white space than in training.
+    command += ["--chat-template-content-format", "string"]
     command += ["--uvicorn-log-level", "warning", f"--{'' if settings.prefix_caching else 'no-'}enable-prefix-caching"]
     if settings.max_model_len is not None:
         command += ["--max-model-len", str(settings.max_model_len)]
