@@ -126,7 +126,7 @@ def test_the_same_records_give_the_same_bytes_whatever_matplotlib_is_set_to(make
     import matplotlib
 
     first = render_page(make_run("one/run", steps=60, resumed_at=(20,)))
-    with matplotlib.rc_context({"font.size": 30, "axes.facecolor": "red", "svg.fonttype": "path"}):
+    with matplotlib.rc_context({"font.size": 30, "axes.labelsize": 30, "xtick.major.size": 20, "svg.fonttype": "path"}):
         second = render_page(make_run("two/run", steps=60, resumed_at=(20,)))
     assert first == second
 
