@@ -7,7 +7,7 @@ A starts uniform in ±1/sqrt(in), which is PEFT's start, B at 0. Both are float3
 import re
 import zlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -17,15 +17,15 @@ import qwix
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
-from gemsmith.models import hf_name_of, path_of
+from gemsmith.models import Gemma4, hf_name_of, path_of
 from gemsmith.recipe import Lora
 from gemsmith.train.upstream import SwitchableLora
 from gemsmith.zoo import Tensor, Variant, lora_targets
 
-Path = tuple[str | int, ...]
+ModulePath = tuple[Any, ...]
 
 
-def add_adapters(model: nnx.Module, variant: Variant, lora: Lora, *, seed: int) -> nnx.Module:
+def add_adapters(model: Gemma4, variant: Variant, lora: Lora, *, seed: int) -> Gemma4:
     """A model that shares the given one's weights and has an adapter on every target; the given one stays as it is.
 
     The injection is traced, not run. A model of ShapeDtypeStructs gives one of ShapeDtypeStructs, sharded like their kernels.
@@ -40,30 +40,30 @@ def add_adapters(model: nnx.Module, variant: Variant, lora: Lora, *, seed: int) 
     return adapted
 
 
-def count_adapted(model: nnx.Module, variant: Variant) -> dict[str, int]:
+def count_adapted(model: Gemma4, variant: Variant) -> dict[str, int]:
     """How many modules of each kind have an adapter, such as {"q": 60, "k": 60, "v": 50}."""
     kinds = {path_of(target)[:-1]: target.role for target in lora_targets(variant)}
     return dict(Counter(kinds[path] for path in adapted_paths(model)))
 
 
-def adapted_paths(model: nnx.Module) -> list[Path]:
+def adapted_paths(model: Gemma4) -> list[ModulePath]:
     """Paths of the modules that have an adapter, in the model's order."""
     return [path[:-1] for path, _ in nnx.to_flat_state(nnx.state(model, nnx.LoRAParam)) if path[-1] == "kernel_lora_a"]
 
 
-def name_number(path: Path) -> int:
+def name_number(path: ModulePath) -> int:
     """A number that stands for the module in random keys, the same in every process and whatever else is adapted."""
     return zlib.crc32(hf_name_of((*path, "kernel")).encode())
 
 
-def start_of_a(path: Path, shape: tuple[int, int], seed: int) -> np.ndarray:
+def start_of_a(path: ModulePath, shape: tuple[int, int], seed: int) -> np.ndarray:
     """The start of A (in, R): uniform in ±1/sqrt(in), float32, a function of the seed and the module's name."""
     bound = 1.0 / np.sqrt(shape[0])
     random = np.random.Generator(np.random.Philox(key=[seed % 2**64, name_number(path)]))
     return ((random.random(shape, dtype=np.float32) * 2 - 1) * bound).astype(np.float32)
 
 
-def _rule(targets: Sequence[Path] | dict[Path, Tensor], lora: Lora) -> Any:
+def _rule(targets: Iterable[ModulePath], lora: Lora) -> Any:
     modules = sorted({"/".join(map(str, path[2:])) for path in targets})
     pattern = rf"layers/\d+/({'|'.join(map(re.escape, modules))})"
     return qwix.LoraRule(module_path=pattern, rank=lora.rank, alpha=lora.alpha, dropout=lora.dropout)
@@ -86,7 +86,7 @@ def _trace_injection(graphdef: Any, weights: Any, rule: Any) -> tuple[Any, Any]:
     return found[-1], shapes
 
 
-def _start(path: Path, leaf: Any, base: dict[Path, Any], targets: dict[Path, Tensor], seed: int) -> nnx.LoRAParam:
+def _start(path: ModulePath, leaf: Any, base: dict[ModulePath, Any], targets: dict[ModulePath, Tensor], seed: int) -> nnx.LoRAParam:
     """The start of one adapter matrix, sharded as its kernel is along the axis that they share."""
     module, is_a = path[:-1], path[-1] == "kernel_lora_a"
     assert isinstance(leaf, nnx.LoRAParam) and module in targets, f"Qwix added {path}, which is no adapter of a target"
@@ -106,7 +106,7 @@ def _sharding_of(kernel: Any, *, is_a: bool) -> Any:
     return sharding.update(spec=PartitionSpec(rows, None) if is_a else PartitionSpec(None, columns))
 
 
-def _check_targets(model: nnx.Module, targets: dict[Path, Tensor]) -> None:
+def _check_targets(model: Gemma4, targets: dict[ModulePath, Tensor]) -> None:
     """Injection that meets a rematerialised layer adds nothing and says nothing, so the result is compared with the zoo."""
     found = set(adapted_paths(model))
     assert found == set(targets), (

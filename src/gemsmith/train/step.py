@@ -9,7 +9,7 @@ import optax
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from gemsmith.models.loss import token_nll
+from gemsmith.models import Gemma4, token_nll
 from gemsmith.train.dropout import mask_keys
 from gemsmith.train.lora import adapted_paths, name_number
 from gemsmith.train.upstream import set_dropout
@@ -28,12 +28,12 @@ class Step:
     frozen: nnx.State
 
 
-def make_step(model: nnx.Module, optimizer: nnx.Optimizer, mesh: Mesh, *, dropout: float, seed: int) -> Step:
+def make_step(model: Gemma4, optimizer: nnx.Optimizer, mesh: Mesh, *, dropout: float, seed: int) -> Step:
     """The compiled step of an adapted model; both may be of ShapeDtypeStructs, and then it can only be lowered.
 
     loss = sum of nll over the step's supervised tokens / their count, so any split of the rows over devices means the same.
     """
-    model_def, trained, frozen = nnx.split(model, nnx.LoRAParam, ...)
+    model_def, trained, frozen = nnx.split(model, nnx.LoRAParam, ...)  # type: ignore[misc]
     optimizer_def, moments = nnx.split(optimizer)
     paths = adapted_paths(model)
 
@@ -56,7 +56,7 @@ def make_step(model: nnx.Module, optimizer: nnx.Optimizer, mesh: Mesh, *, dropou
     return Step(update=jax.jit(update, donate_argnums=(0, 1), out_shardings=shardings), trained=trained, moments=moments, frozen=frozen)
 
 
-def place_moments(moments: nnx.State, model: nnx.Module, mesh: Mesh) -> nnx.State:
+def place_moments(moments: nnx.State, model: Gemma4, mesh: Mesh) -> nnx.State:
     """The optimizer's state, each moment sharded as its adapter matrix is, counters on every device."""
     shardings = {path: leaf.get_value().sharding for path, leaf in nnx.to_flat_state(nnx.state(model, nnx.LoRAParam))}
     leaves = []
@@ -79,7 +79,7 @@ def input_shapes(mesh: Mesh, *, rows: int, length: int) -> dict[str, jax.ShapeDt
 
 
 def _in_base_dtype(trained: nnx.State, frozen: nnx.State) -> nnx.State:
-    """Adapters as the forward pass uses them: matmuls run in the base's dtype, as under torch's autocast; gradients come back in float32."""
+    """Adapters as the forward pass uses them: in the base's dtype, as under torch's autocast; their gradients are float32."""
     kernels = dict(nnx.to_flat_state(frozen))
     leaves = []
     for path, leaf in nnx.to_flat_state(trained):

@@ -16,12 +16,12 @@ from typing import Any
 import jax
 import numpy as np
 from flax import nnx
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, Mesh
 
 from gemsmith.checkpoint import Checkpoint, open_checkpoint
 from gemsmith.data import Batch, Batches, load_batches
 from gemsmith.errors import DataError, EngineError, GemsmithError, MachineError, Preempted, RecipeError, RunError
-from gemsmith.models import load_model
+from gemsmith.models import Gemma4, load_model
 from gemsmith.recipe import Recipe
 from gemsmith.records import TrainRecord, TrainStep
 from gemsmith.run import Clock, Run, make_origin, start_clock, write_record
@@ -57,12 +57,8 @@ def train_with_tunix(run: Run) -> TrainRecord:
     return record
 
 
-def adapted_model(recipe: Recipe, checkpoint: Checkpoint, mesh: Mesh) -> nnx.Module:
+def adapted_model(recipe: Recipe, checkpoint: Checkpoint, mesh: Mesh) -> Gemma4:
     """The checkpoint's model on the mesh, with adapters at their start."""
-    if recipe.data.max_length > checkpoint.variant.context:
-        raise RecipeError(
-            f"data.max_length: {recipe.data.max_length} was given; {checkpoint.variant.name} takes {checkpoint.variant.context}"
-        )
     base = load_model(checkpoint, dtype=recipe.train.dtype, remat="none", mesh=mesh)
     model = add_adapters(base, checkpoint.variant, recipe.lora, seed=recipe.seed)
     model.remat = recipe.train.remat  # Qwix finds no projection inside a rematerialised layer, so only now
@@ -90,10 +86,11 @@ def make_mesh(recipe: Recipe) -> Mesh:
 class _Session:
     """One attempt at a run: the trainer, its state on the devices, and the log."""
 
-    def __init__(self, run: Run, model: nnx.Module, batches: Batches, mesh: Mesh) -> None:
+    def __init__(self, run: Run, model: Gemma4, batches: Batches, mesh: Mesh) -> None:
         recipe = run.recipe
         self.run, self.batches, self.mesh, self.model = run, batches, mesh, model
         self.stopping = threading.Event()
+        self._mark_s = 0.0
         self.checkpoints = Checkpoints(
             run.checkpoints,
             every=recipe.train.checkpoint_every,

@@ -1,14 +1,19 @@
 """What Qwix 0.1.8 and Tunix 0.1.7 do otherwise than training here needs, each with where it is and the test that says when it can go.
 
-| upstream | here | test in tests/train/test_upstream.py |
-|---|---|---|
-| Qwix: dropout stays on in evaluation, and takes keys from a counter that a resumed run would have to save | SwitchableLora, set_dropout | test_qwix_drops_out_whenever_the_rule_has_a_rate |
-| Qwix: adapters inherit the base's dtype | lora.add_adapters makes them anew | test_qwix_gives_adapters_the_dtype_of_the_base |
-| Qwix: A starts in ±sqrt(6/fan_in) | the same | test_qwix_starts_a_wider_than_peft |
-| Tunix: a resumed run reads again all batches that were trained on | Trainer, through data hooks | test_tunix_replays_the_data_when_it_resumes |
-| Tunix: the compiled step is not given the adapters' memory, and metrics come a step late without grad_norm or real tokens | Trainer._update | test_tunix_donates_the_optimizer_only |
-| Tunix: every step is saved, also one whose loss is NaN | Checkpoints.save | test_tunix_saves_a_step_without_looking_at_its_loss |
-| Tunix: restoring replicates moments whose variables carry no sharding metadata | Checkpoints.maybe_restore | test_tunix_restores_moments_replicated |
+Each line: what upstream does -> what stands here for it (the test in tests/train/test_upstream.py that fails once upstream has changed).
+
+Qwix
+- drops out whenever the rule has a rate, in evaluation too, with keys from a counter that resuming would have to restore
+  -> SwitchableLora, set_dropout (test_qwix_drops_out_whenever_the_rule_has_a_rate)
+- gives adapters the base's dtype -> lora.add_adapters makes them anew (test_qwix_gives_adapters_the_dtype_of_the_base)
+- starts A in ±sqrt(6/fan_in) -> the same (test_qwix_starts_a_wider_than_peft)
+
+Tunix
+- reads all batches again, up to the step it resumes at -> Trainer asks for batches by step (test_tunix_replays_the_data_when_it_resumes)
+- compiles its step without giving the adapters' memory back, and keeps gradient norms for its own metrics
+  -> Trainer runs the step of gemsmith.train.step (test_tunix_donates_the_optimizer_only)
+- saves without looking at the loss -> Checkpoints.save (test_tunix_saves_a_step_whose_loss_is_no_number)
+- restores moments whole onto every device -> Checkpoints.maybe_restore (test_tunix_restores_moments_whole_onto_every_device)
 
 https://github.com/google/qwix/blob/v0.1.8/qwix/_src/providers/lora.py
 https://github.com/google/tunix/blob/v0.1.7/tunix/sft/peft_trainer.py, checkpoint_manager.py
