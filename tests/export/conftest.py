@@ -49,6 +49,14 @@ def as_tree(adapter: Adapter) -> dict:
     return tree
 
 
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> None:
+    """Tiny matrices gain nothing from a second thread, and on a busy machine torch's wait for each other by spinning: 4 s became 50."""
+    import torch
+
+    torch.set_num_threads(1)
+
+
 @pytest.fixture
 def make_run(tiny_checkpoint: Callable[..., Path], tmp_path: Path) -> Callable[..., Run]:
     """Returns a trained run: `make_run("tiny-e2b", "bfloat16")`; `steps` replaces the saved adapters."""

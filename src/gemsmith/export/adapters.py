@@ -232,7 +232,7 @@ def _restore_lora(folder: Path) -> Iterator[tuple[tuple[str, ...], np.ndarray]]:
     from etils import epath
 
     # The handler, not its Checkpointer: that one looks for a step's metadata in an item's folder, and warns that there is none.
-    handler, path = ocp.PyTreeCheckpointHandler(), epath.Path(folder)
+    handler, path = ocp.PyTreeCheckpointHandler(), epath.Path(folder.absolute())
     try:
         as_numpy = _map_leaves(handler.metadata(path).tree, lambda _: ocp.RestoreArgs(restore_type=np.ndarray))
         restored = handler.restore(path, args=ocp.args.PyTreeRestore(restore_args=as_numpy))
