@@ -18,7 +18,9 @@ VARIANT = Variant(
 
 @pytest.fixture(scope="module")
 def model():
-    return Gemma4(VARIANT, dtype=jnp.float32, rngs=nnx.Rngs(0))
+    random = np.random.default_rng(0)
+    graph, state = nnx.split(nnx.eval_shape(lambda: Gemma4(VARIANT, dtype=jnp.float32, rngs=nnx.Rngs(0))))
+    return nnx.merge(graph, jax.tree.map(lambda x: jnp.asarray(random.normal(0, 0.2, x.shape), x.dtype), state))
 
 
 def make_batch():
