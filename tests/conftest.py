@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from gemsmith.checkpoint.tiny import make_checkpoint
+from gemsmith.cli import main
 from gemsmith.recipe import build_recipe
 from gemsmith.records import ExportRecord
 from gemsmith.run import Run, make_origin, open_run, start_clock, write_record
@@ -66,3 +67,16 @@ def fake_vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
         return python
 
     return make
+
+
+@pytest.fixture
+def gemsmith(capfd):
+    """Runs a command line in this process; returns its exit code, stdout and stderr."""
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as end:
+            main([str(argument) for argument in arguments])
+        out, err = capfd.readouterr()
+        return int(end.value.code or 0), out, err
+
+    return run

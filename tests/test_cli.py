@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from gemsmith.cli import cli, main
+from gemsmith.cli import cli
 
 RECIPE = "checkpoint: {checkpoint}\ndata: {{train: {{task: verilog, rows: 20}}, max_length: 256}}\n"
 VERBS = ["run", "plan", "data", "train", "export", "verify", "serve", "bench", "eval", "report"]
@@ -17,19 +17,6 @@ def recipe(tmp_path, tiny_checkpoint, monkeypatch):
     file = tmp_path / "my.yaml"
     file.write_text(RECIPE.format(checkpoint=tiny_checkpoint("tiny-31b")))
     return file
-
-
-@pytest.fixture
-def gemsmith(capfd):
-    """Runs a command line in this process; returns its exit code, stdout and stderr."""
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as end:
-            main([str(argument) for argument in arguments])
-        out, err = capfd.readouterr()
-        return int(end.value.code or 0), out, err
-
-    return run
 
 
 def test_every_verb_is_there_and_has_help(gemsmith):
@@ -61,7 +48,7 @@ def test_completion_is_printed_for_a_shell(gemsmith, shell):
         (["plan", "my.yaml", "--set", "lora.rank=many"], "lora.rank: 'many' was given"),
         (["plan", "my.yaml", "--set", "model=tiny-12b"], "tiny-12b"),
         (["plan", "my.yaml", "--set", "hardware.machines=[v5p-9]"], "did you mean v5p-8?"),
-        (["plan", "my.yaml", "--set", "checkpoint=no/such/folder"], "is not a folder"),
+        (["plan", "my.yaml", "--set", "checkpoint=no/such/folder"], "is neither a folder"),
         (["plan", "my.yaml", "--set", "data.max_length=1000000"], "reads at most 2048 tokens"),
         (["data", "my.yaml", "--set", "data.train=missing.jsonl"], "missing.jsonl"),
         (["export", "my.yaml"], "train.json: is not there; run first: gemsmith train runs/my"),

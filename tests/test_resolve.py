@@ -30,7 +30,7 @@ def test_the_model_of_an_unknown_hub_id_or_bucket_must_be_given():
 
 
 def test_a_model_that_is_not_the_checkpoints_is_refused(tiny_checkpoint):
-    with pytest.raises(RecipeError, match="tiny-12b was given, but the checkpoint .* is tiny-e2b"):
+    with pytest.raises(RecipeError, match=r"tiny-12b was given, but checkpoint .* is tiny-e2b"):
         resolve(recipe(tiny_checkpoint("tiny-e2b"), "model=tiny-12b"))
 
 

@@ -26,7 +26,9 @@ def resolve(recipe: Recipe) -> tuple[Recipe, list[Derived]]:
     if recipe.data.max_length > variant.context:
         raise RecipeError(f"data.max_length: {recipe.data.max_length} was given; {variant.name} reads at most {variant.context} tokens")
     if (recipe.serve.max_model_len or 0) > variant.context:
-        raise RecipeError(f"serve.max_model_len: {recipe.serve.max_model_len} was given; {variant.name} reads at most {variant.context} tokens")
+        raise RecipeError(
+            f"serve.max_model_len: {recipe.serve.max_model_len} was given; {variant.name} reads at most {variant.context} tokens"
+        )
     if recipe.serve.max_model_len is None:
         derived.append(_max_model_len(recipe, variant))
     return _with_values(recipe, derived), derived
@@ -46,7 +48,7 @@ def _find_model(recipe: Recipe) -> tuple[Variant, str]:
         found = name_variant(read_variant(read_config(folder)))
         if given and (differences := differing_fields(given, found)):
             raise RecipeError(
-                f"model: {given.name} was given, but the checkpoint {folder} is {found.name} ({', '.join(differences[:3])}); leave model out"
+                f"model: {given.name} was given, but checkpoint {folder} is {found.name} ({', '.join(differences[:3])}); leave model out"
             )
         return found, "read from the checkpoint's config.json"
     if given:
@@ -55,7 +57,7 @@ def _find_model(recipe: Recipe) -> tuple[Variant, str]:
         return named, "known from the hub id"
     if is_hub_id(recipe.checkpoint) or "://" in recipe.checkpoint:
         raise RecipeError(f"model: is missing and {recipe.checkpoint} is not here to read it from; set model, such as model=gemma4-31b")
-    raise RecipeError(f"checkpoint: {recipe.checkpoint!r} is not a folder, a Hugging Face hub id (owner/name) or gs://bucket/folder")
+    raise RecipeError(f"checkpoint: {recipe.checkpoint!r} is neither a folder, nor a hub id (owner/name), nor gs://bucket/folder")
 
 
 def _make_absolute(recipe: Recipe, key: str, derived: list[Derived]) -> None:

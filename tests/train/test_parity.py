@@ -1,0 +1,156 @@
+"""A training step here and in transformers + PEFT + torch, from the same base and the same start, fp32, without dropout."""
+
+import re
+
+import jax
+import numpy as np
+import peft
+import pytest
+import torch
+import transformers
+from flax import nnx
+from jax.sharding import NamedSharding, PartitionSpec
+
+from gemsmith.checkpoint import open_checkpoint
+from gemsmith.checkpoint.tiny import make_tokenizer, write_checkpoint
+from gemsmith.models import hf_name_of
+from gemsmith.recipe import build_recipe
+from gemsmith.train.optimizer import make_optimizer
+from gemsmith.train.schedule import learning_rate
+from gemsmith.train.step import input_shapes, make_step
+from gemsmith.train.tunix import adapted_model, make_mesh, place
+from gemsmith.zoo import find_variant, lora_targets, text_tensors
+
+# Beyond the tiny variants' window of 64.
+ROWS, LENGTH, UPDATES = 2, 80, 20
+
+
+class Pair:
+    """The same adapted model in both libraries, and 20 batches."""
+
+    def __init__(self, name, checkpoint):
+        self.recipe = build_recipe(
+            {
+                "checkpoint": str(checkpoint),
+                "data": {"train": "not read", "max_length": LENGTH},
+                "lora": {"rank": 4, "alpha": 8.0, "dropout": 0.0},
+                "optimizer": {"learning_rate": 1e-3, "warmup_steps": 3, "weight_decay": 0.01, "clip_norm": 1.0},
+                "train": {"rows_per_step": ROWS, "dtype": "float32", "remat": "none"},
+            }
+        )
+        self.targets = lora_targets(find_variant(name))
+        self.mesh = make_mesh(self.recipe)
+        model = adapted_model(self.recipe, open_checkpoint(str(checkpoint)), self.mesh)
+        optimizer = nnx.Optimizer(model, make_optimizer(self.recipe.optimizer), wrt=nnx.LoRAParam)
+        self.step = make_step(model, optimizer, self.mesh, dropout=0.0, seed=0)
+        self.flat = nnx.to_flat_state(self.step.trained)
+        self.start = {name_of(path): np.array(leaf[...]) for path, leaf in self.flat}
+        self.zeros = jax.tree.map(np.array, self.step.moments)
+        base = transformers.AutoModelForImageTextToText.from_pretrained(checkpoint, attn_implementation="eager", dtype=torch.float32)
+        names = "|".join(re.escape(target.module) for target in self.targets)
+        self.reference = peft.get_peft_model(base, peft.LoraConfig(r=4, lora_alpha=8.0, target_modules=f"({names})"))
+        self.weights = {
+            f"{module.removeprefix('base_model.model.')}.{matrix}": weight
+            for name, weight in self.reference.named_parameters()
+            if weight.requires_grad
+            for module, matrix in [re.fullmatch(r"(.*)\.lora_([AB])\.default\.weight", name).groups()]
+        }
+
+    def reset(self, start):
+        """Both at the given adapters, ours as {module.A: (in, R), module.B: (R, out)}, with moments of zero."""
+        everywhere = NamedSharding(self.mesh, PartitionSpec())
+        state = [(path, leaf.replace(jax.device_put(start[name_of(path)], everywhere))) for path, leaf in self.flat]
+        self.trained = nnx.from_flat_state(state)
+        self.moments = jax.tree.map(lambda value: jax.device_put(value, everywhere), self.zeros)
+        with torch.no_grad():
+            for name, weight in self.weights.items():
+                weight.copy_(torch.tensor(start[name].T))
+        optimizer = self.recipe.optimizer
+        self.optimizer = torch.optim.AdamW(self.weights.values(), lr=optimizer.learning_rate, weight_decay=optimizer.weight_decay)
+        self.scheduler = transformers.get_cosine_schedule_with_warmup(self.optimizer, optimizer.warmup_steps, UPDATES)
+
+    def update(self, number):
+        """Runs the update of that number, from 0, in both: the two losses and the two gradient norms."""
+        random = np.random.default_rng(number)
+        tokens, mask = random.integers(108, 1024, (ROWS, LENGTH)), random.random((ROWS, LENGTH)) < 0.4
+        mask[0] &= random.random(LENGTH) < 0.3  # rows count by their tokens, not alike
+        mask[:, 0] = False
+        values = {
+            "tokens": tokens,
+            "segments": np.ones_like(tokens),
+            "positions": np.tile(np.arange(LENGTH), (ROWS, 1)),
+            "loss_mask": mask,
+            "learning_rate": learning_rate(self.recipe.optimizer, update=number, updates=UPDATES),
+            "step": number + 1,
+        }
+        shapes = input_shapes(self.mesh, rows=ROWS, length=LENGTH)
+        inputs = {name: place(values[name], shape) for name, shape in shapes.items()}
+        self.trained, self.moments, metrics = self.step.update(self.trained, self.moments, self.step.frozen, inputs)
+
+        logits = self.reference(input_ids=torch.tensor(tokens)).logits
+        loss = torch.nn.functional.cross_entropy(logits[:, :-1][mask[:, 1:]], torch.tensor(tokens[:, 1:][mask[:, 1:]]))
+        self.optimizer.zero_grad()
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(self.weights.values(), self.recipe.optimizer.clip_norm)
+        self.optimizer.step()
+        self.scheduler.step()
+        return (float(metrics["loss"]), loss.item()), (float(metrics["grad_norm"]), norm.item())
+
+
+def name_of(path):
+    """("layers", 3, "mlp", "up_proj", "kernel_lora_a") -> model.language_model.layers.3.mlp.up_proj.A"""
+    return hf_name_of((*path[:-1], "kernel")).removesuffix("weight") + path[-1][-1].upper()
+
+
+@pytest.fixture(scope="module", params=["tiny-31b", "tiny-e2b", "tiny-26b-a4b", "tiny-12b"])
+def pair(request, tmp_path_factory):
+    torch.set_num_threads(2)
+    variant, random = find_variant(request.param), np.random.default_rng(7)
+    folder = tmp_path_factory.mktemp("parity") / variant.name
+    write_checkpoint(variant, {tensor.name: make_weight(tensor, random) for tensor in text_tensors(variant)}, folder, dtype="float32")
+    make_tokenizer(folder)
+    return Pair(variant.name, folder)
+
+
+def make_weight(tensor, random):
+    noise = random.standard_normal(tensor.shape).astype(np.float32)
+    if len(tensor.shape) > 1:
+        return noise / np.sqrt(tensor.shape[-1])
+    # Queries of norm 1 make attention so sharp that fp32 gradients, transformers' too, are 4e-5 from those in fp64.
+    return (0.25 if "q_norm" in tensor.name else 0.9) + 0.1 * noise
+
+
+def relative_error(actual, expected):
+    return np.linalg.norm(actual - expected) / np.linalg.norm(expected)
+
+
+def test_peft_adapts_the_same_modules(pair):
+    assert set(pair.weights) == set(pair.start)
+    assert len(pair.weights) == 2 * len(pair.targets)
+
+
+def test_loss_and_every_gradient_agree(pair):
+    random = np.random.default_rng(5)
+    noise = {name: 0.05 * random.standard_normal(value.shape).astype(np.float32) for name, value in pair.start.items()}
+    pair.reset({name: value + noise[name] if name.endswith(".B") else value for name, value in pair.start.items()})
+    losses, norms = pair.update(0)
+    print("loss", losses, norms)
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+    assert norms[0] == pytest.approx(norms[1], rel=1e-5)
+    # After one update from moments of zero, Adam's first moment is 0.1 of the clipped gradient.
+    moments = {name_of(path[3:]): np.asarray(leaf[...]) for path, leaf in nnx.to_flat_state(pair.moments) if "mu" in path}
+    errors = {name: relative_error(moments[name] / 0.1, weight.grad.numpy().T) for name, weight in pair.weights.items()}
+    print("grad", max(errors.values()))
+    assert max(errors.values()) < 1e-5, max(errors, key=errors.get)
+
+
+def test_twenty_updates_give_the_same_adapters(pair):
+    pair.reset(pair.start)
+    losses = [pair.update(number)[0] for number in range(UPDATES)]
+    print("losses", max(abs(a/b-1) for a, b in losses))
+    assert [ours for ours, _ in losses] == pytest.approx([theirs for _, theirs in losses], rel=1e-5)
+    errors = {}
+    for path, leaf in nnx.to_flat_state(pair.trained):
+        errors[name_of(path)] = relative_error(np.asarray(leaf[...]), pair.weights[name_of(path)].detach().numpy().T)
+    print("adapters", max(errors.values()), {k: max(v for n, v in errors.items() if n.endswith(k)) for k in "AB"})
+    assert max(errors.values()) < 1e-5, max(errors, key=errors.get)
