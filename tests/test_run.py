@@ -168,6 +168,15 @@ def test_a_folder_is_replaced_whole_or_not_at_all(tmp_path):
     assert list(tmp_path.iterdir()) == [folder]
 
 
+def test_a_folder_lost_between_two_renames_is_put_back(tmp_path):
+    folder = tmp_path / "merged"
+    (tmp_path / ".merged.old").mkdir()
+    (tmp_path / ".merged.old" / "file").write_text("old")
+    with pytest.raises(ZeroDivisionError), replacing_folder(folder):
+        _ = 1 / 0
+    assert (folder / "file").read_text() == "old"
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a tmpfs takes root")
 def test_a_full_disk_leaves_the_old_record(tmp_path):
     disk = tmp_path / "disk"

@@ -237,13 +237,17 @@ def replacing(path: Path) -> Iterator[IO[str]]:
 
 @contextlib.contextmanager
 def replacing_folder(path: Path) -> Iterator[Path]:
-    """An empty folder beside `path` that takes its place once the block has ended well; on any error `path` stays as it was."""
-    beside = path.with_name(f".{path.name}.partial")
+    """An empty folder beside `path` that takes its place once the block has ended well; on any error `path` stays as it was.
+
+    Killed between its two renames, `path` is gone and the old one beside it; the next call puts it back first.
+    """
+    beside, old = (path.with_name(f".{path.name}.{state}") for state in ("partial", "old"))
+    if old.exists() and not path.exists():
+        old.rename(path)
     shutil.rmtree(beside, ignore_errors=True)
     beside.mkdir(parents=True)
     try:
         yield beside
-        old = path.with_name(f".{path.name}.old")
         shutil.rmtree(old, ignore_errors=True)
         if path.exists():
             path.rename(old)

@@ -1,0 +1,34 @@
+"""What the README claims is what the records say, and its tree is the tree there is."""
+
+import importlib.util
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def load_script(name: str):
+    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_table_is_the_one_that_the_records_give():
+    script = load_script("readme_table")
+    table = script.make_table(script.RECORDS)
+    assert len(table.splitlines()) > 8
+    assert table in README
+
+
+def test_the_tree_names_every_part_and_nothing_else():
+    tree = README.partition("src/gemsmith/\n")[2].partition("tests/")[0]
+    named = {line.split()[0].rstrip("/") for line in tree.splitlines() if line.strip()}
+    there = {path.name for path in (ROOT / "src" / "gemsmith").iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+    assert named == there - {"__init__.py"}
+
+
+def test_linked_files_are_there():
+    links = [part.partition(")")[0] for part in README.split("](")[1:]]
+    assert links
+    assert [link for link in links if not (ROOT / link).exists()] == []
