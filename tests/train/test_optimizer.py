@@ -52,4 +52,4 @@ def test_thirty_updates_are_torchs_adamw(clip_norm):
         params = jax.tree.map(jnp.add, params, updates)
     for name, weight in weights.items():
         moved = weight.detach().numpy() - make_tree(1)[name]
-        assert np.linalg.norm(params[name] - weight.detach().numpy()) < 1e-5 * np.linalg.norm(moved)
+        assert np.linalg.norm(params[name] - weight.detach().numpy()) < 2e-6 * np.linalg.norm(moved)

@@ -152,7 +152,7 @@ class _Session:
             "learning_rate": rate,
             "step": step,
         }
-        inputs = {name: _place(values[name], like) for name, like in self.inputs.items()}
+        inputs = {name: place(values[name], like) for name, like in self.inputs.items()}
         self.trained, self.moments, metrics = self.step.update(self.trained, self.moments, self.step.frozen, inputs)
         return metrics, (step, rate, int((batch.segments > 0).sum()), metrics)
 
@@ -183,7 +183,8 @@ class _Session:
         self._mark_s = time.monotonic()
 
 
-def _place(value: Any, like: jax.ShapeDtypeStruct) -> jax.Array:
+def place(value: Any, like: jax.ShapeDtypeStruct) -> jax.Array:
+    """The value as the step takes it: cast, and split over the devices."""
     return jax.device_put(np.asarray(value, like.dtype), like.sharding)
 
 
