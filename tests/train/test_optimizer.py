@@ -36,9 +36,9 @@ def test_the_1e_6_of_torchs_clipping_is_kept():
 @pytest.mark.parametrize("clip_norm", [None, 0.7])
 def test_thirty_updates_are_torchs_adamw(clip_norm):
     settings = Optimizer(weight_decay=0.1, clip_norm=clip_norm, beta1=0.9, beta2=0.999, epsilon=1e-8)
-    weights = {name: torch.nn.Parameter(torch.tensor(value)) for name, value in make_tree(1).items()}
+    weights = {name: torch.nn.Parameter(torch.tensor(value)) for name, value in make_tree(1, 1e-3).items()}
     torch_optimizer = torch.optim.AdamW(weights.values(), lr=1.0, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.1)
-    params, transformation = jax.tree.map(jnp.asarray, make_tree(1)), make_optimizer(settings)
+    params, transformation = jax.tree.map(jnp.asarray, make_tree(1, 1e-3)), make_optimizer(settings)
     state = transformation.init(params)
     for step in range(30):
         rate, grads = 1e-2 * step / 30, make_tree(100 + step)
@@ -51,5 +51,5 @@ def test_thirty_updates_are_torchs_adamw(clip_norm):
         updates, state = transformation.update(jax.tree.map(jnp.asarray, grads), state, params, learning_rate=rate)
         params = jax.tree.map(jnp.add, params, updates)
     for name, weight in weights.items():
-        moved = weight.detach().numpy() - make_tree(1)[name]
+        moved = weight.detach().numpy() - make_tree(1, 1e-3)[name]
         assert np.linalg.norm(params[name] - weight.detach().numpy()) < 2e-6 * np.linalg.norm(moved)
