@@ -134,23 +134,20 @@ def test_loss_and_every_gradient_agree(pair):
     noise = {name: 0.05 * random.standard_normal(value.shape).astype(np.float32) for name, value in pair.start.items()}
     pair.reset({name: value + noise[name] if name.endswith(".B") else value for name, value in pair.start.items()})
     losses, norms = pair.update(0)
-    print("loss", losses, norms)
+    # Measured over the four: loss 1.2e-7, norm 6e-7, gradients 2.8e-6 to 6.4e-6, adapters after twenty updates 3e-6 to 8e-6.
     assert losses[0] == pytest.approx(losses[1], rel=1e-6)
     assert norms[0] == pytest.approx(norms[1], rel=1e-5)
     # After one update from moments of zero, Adam's first moment is 0.1 of the clipped gradient.
     moments = {name_of(path[3:]): np.asarray(leaf[...]) for path, leaf in nnx.to_flat_state(pair.moments) if "mu" in path}
     errors = {name: relative_error(moments[name] / 0.1, weight.grad.numpy().T) for name, weight in pair.weights.items()}
-    print("grad", max(errors.values()))
     assert max(errors.values()) < 1e-5, max(errors, key=errors.get)
 
 
 def test_twenty_updates_give_the_same_adapters(pair):
     pair.reset(pair.start)
     losses = [pair.update(number)[0] for number in range(UPDATES)]
-    print("losses", max(abs(a/b-1) for a, b in losses))
-    assert [ours for ours, _ in losses] == pytest.approx([theirs for _, theirs in losses], rel=1e-5)
+    assert [ours for ours, _ in losses] == pytest.approx([theirs for _, theirs in losses], rel=1e-6)
     errors = {}
     for path, leaf in nnx.to_flat_state(pair.trained):
         errors[name_of(path)] = relative_error(np.asarray(leaf[...]), pair.weights[name_of(path)].detach().numpy().T)
-    print("adapters", max(errors.values()), {k: max(v for n, v in errors.items() if n.endswith(k)) for k in "AB"})
     assert max(errors.values()) < 1e-5, max(errors, key=errors.get)
