@@ -31,7 +31,7 @@ demo: env serve-env
 	$(BIN)/gemsmith run recipes/demo.yaml --run $(RUN)
 
 test: env
-	$(BIN)/python -m pytest -m "not vllm"
+	$(BIN)/python -m pytest -m "not vllm" -n 2 --dist worksteal
 
 test-vllm: env serve-env
 	$(BIN)/python -m pytest -m vllm

@@ -110,6 +110,11 @@ def test_a_key_that_no_begun_stage_has_read_may_change(run):
     assert find_run(run.path).bench.prompts == 7
 
 
+def test_a_plan_holds_nobody_to_its_keys(run):
+    run.record_file("plan").write_text("{}")
+    assert open_run(run.path, recipe("lora.rank=8")).recipe.lora.rank == 8
+
+
 def test_a_stage_that_is_done_again_may_have_other_keys(run):
     write_record(run, data_record(run))
     assert open_run(run.path, recipe("data.max_length=128"), redo="data").recipe.data.max_length == 128

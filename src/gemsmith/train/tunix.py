@@ -20,7 +20,7 @@ from jax.sharding import AxisType, Mesh
 
 from gemsmith.checkpoint import Checkpoint, open_checkpoint
 from gemsmith.data import Batch, Batches, load_batches
-from gemsmith.errors import DataError, EngineError, GemsmithError, MachineError, Preempted, RecipeError, RunError
+from gemsmith.errors import DataError, EngineError, MachineError, Preempted, RecipeError, RunError
 from gemsmith.models import Gemma4, load_model
 from gemsmith.recipe import Recipe
 from gemsmith.records import TrainRecord, TrainStep
@@ -116,9 +116,9 @@ class _Session:
             self._start_clock()
             try:
                 self.trainer.run()
-            except GemsmithError:
+            finally:
+                # Also after Ctrl-C: a save that is still being written would otherwise meet the interpreter's end, or the next start.
                 self.checkpoints.wait()
-                raise
         last = self.trainer.train_steps
         if last < self.batches.steps:
             saved = f"step {last} is saved" if last else "nothing was trained yet"
