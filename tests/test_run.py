@@ -8,6 +8,7 @@ from gemsmith.errors import RunError
 from gemsmith.recipe import Derived, build_recipe
 from gemsmith.records import Check, DataRecord, VerifyRecord
 from gemsmith.run import (
+    borrow_run,
     find_run,
     has_begun,
     is_complete,
@@ -108,6 +109,22 @@ def test_a_key_that_no_begun_stage_has_read_may_change(run):
     write_record(run, data_record(run))
     assert open_run(run.path, recipe("bench.prompts=7")).recipe.bench.prompts == 7
     assert find_run(run.path).bench.prompts == 7
+
+
+def test_other_held_out_rows_do_not_touch_what_was_trained(run):
+    write_record(run, data_record(run))
+    (run.checkpoints / "10").mkdir(parents=True)
+    assert open_run(run.path, recipe("data.eval=held.jsonl")).recipe.data.eval == "held.jsonl"
+    assert is_complete(run, "data")
+
+
+def test_a_run_is_borrowed_with_other_keys_of_one_section_only(run):
+    write_record(run, data_record(run))
+    before = run.recipe_file.read_bytes()
+    assert borrow_run(run.path, recipe("serve.port=81"), section="serve").recipe.serve.port == 81
+    assert run.recipe_file.read_bytes() == before
+    with pytest.raises(RunError, match=r"lora\.rank: cannot be changed here"):
+        borrow_run(run.path, recipe("serve.port=81", "lora.rank=8"), section="serve")
 
 
 def test_a_plan_holds_nobody_to_its_keys(run):

@@ -139,12 +139,19 @@ def verify(source: Path, run_path: Path | None, overrides: Sequence[str], as_jso
 def serve(source: Path, run_path: Path | None, overrides: Sequence[str], as_json: bool) -> None:
     """Keep the tuned model up behind vLLM's OpenAI API until Ctrl-C; prints a curl line.
 
-    SOURCE is a recipe (YAML) or a run directory. With --json the server is started, asked once, recorded and stopped.
+    SOURCE is a recipe (YAML) or a run directory; of the latter, --set changes keys of serve for this time only. With --json the server is started, asked once, recorded and stopped.
     """
     if as_json:
         _run_stage("serve", source, run_path, overrides, as_json=True, force=True)
         return
-    _part("serve.stage").keep_serving(_open(source, run_path, overrides, redo="serve"))
+    if source.is_dir() and (source / "recipe.yaml").exists():
+        from gemsmith.resolve import resolve
+        from gemsmith.run import borrow_run, find_run
+
+        opened = borrow_run(source, resolve(find_run(source, overrides))[0], section="serve")
+    else:
+        opened = _open(source, run_path, overrides, redo="serve")
+    _part("serve.stage").keep_serving(opened)
 
 
 @cli.command()

@@ -28,16 +28,18 @@ from gemsmith.records import RECORDS, STAGES, Machine, Origin, Record
 
 RecordT = TypeVar("RecordT", bound=Record)
 
+_TRAINED_DATA = ("data.train", "data.format", "data.template", "data.max_length", "data.packing", "data.too_long")
+
 # What each stage reads: keys of the recipe (or whole sections of it), and the records of earlier stages.
 _KEYS: dict[str, tuple[str, ...]] = {
     "plan": ("model", "checkpoint", "data", "lora", "train", "hardware"),
-    "data": ("checkpoint", "seed", "data", "train.epochs", "train.steps", "train.rows_per_step"),
-    "train": ("model", "checkpoint", "seed", "data", "lora", "optimizer", "train"),
+    "data": ("checkpoint", "seed", *_TRAINED_DATA, "train.epochs", "train.steps", "train.rows_per_step"),
+    "train": ("model", "checkpoint", "seed", *_TRAINED_DATA, "lora", "optimizer", "train"),
     "export": ("export",),
     "verify": (),
     "serve": ("serve",),
-    "bench": ("seed", "serve", "bench"),
-    "eval": ("seed", "serve", "eval"),
+    "bench": ("seed", "serve.dtype", "serve.max_model_len", "serve.arguments", "bench"),
+    "eval": ("seed", "data.eval", "serve.dtype", "serve.max_model_len", "serve.arguments", "eval"),
 }
 UPSTREAM: dict[str, tuple[str, ...]] = {
     "plan": (),
@@ -133,6 +135,17 @@ def find_run(path: Path, overrides: Sequence[str] = ()) -> Recipe:
     if not (path / "recipe.yaml").exists():
         raise RunError(f"run directory {path}: holds no recipe.yaml; start one with: gemsmith run RECIPE --run {path}")
     return load_recipe(path / "recipe.yaml", overrides)
+
+
+def borrow_run(path: Path, recipe: Recipe, *, section: str) -> Run:
+    """An existing run with other keys in one section of its recipe, for this time only: its recipe.yaml stays as it is.
+
+    Raises RunError where a key outside the section differs.
+    """
+    others = [key for key in differing_keys(load_recipe(path / "recipe.yaml"), recipe) if not key.startswith(f"{section}.")]
+    if others:
+        raise RunError(f"{others[0]}: cannot be changed here; of the recipe in {path} only keys of {section} can")
+    return Run(path=path, recipe=recipe)
 
 
 def is_complete(run: Run, stage: str) -> bool:

@@ -19,7 +19,9 @@ from gemsmith.run import Clock, Run, make_origin, read_record, start_clock, writ
 from gemsmith.serve.engine import KEY_VARIABLE, ServeSettings, api_headers, has_chat_template
 from gemsmith.serve.server import Server, running_server
 
-FIRST_PROMPT = "Write a Verilog module named and_gate with inputs a and b and output y."
+FIRST_PROMPT = (
+    "Write a Verilog module named bus_gate with 8-bit input a, 8-bit input b and 8-bit output y. y is the bitwise AND of a and b."
+)
 FIRST_ANSWER_TOKENS = 64
 
 
