@@ -139,7 +139,8 @@ def verify(source: Path, run_path: Path | None, overrides: Sequence[str], as_jso
 def serve(source: Path, run_path: Path | None, overrides: Sequence[str], as_json: bool) -> None:
     """Keep the tuned model up behind vLLM's OpenAI API until Ctrl-C; prints a curl line.
 
-    SOURCE is a recipe (YAML) or a run directory; of the latter, --set changes keys of serve for this time only. With --json the server is started, asked once, recorded and stopped.
+    SOURCE is a recipe (YAML) or a run directory; with the latter, --set changes keys of serve for this time only. With --json the
+    server is started, asked once, recorded and stopped.
     """
     if as_json:
         _run_stage("serve", source, run_path, overrides, as_json=True, force=True)
