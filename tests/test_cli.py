@@ -25,6 +25,7 @@ def test_every_verb_is_there_and_has_help(gemsmith):
         code, out, _ = gemsmith(verb, "--help")
         assert code == 0
         assert "--set" in out and "--json" in out and "--run" in out, verb
+        assert f"  gemsmith {verb} " in out and "\\b" not in out, verb
 
 
 def test_the_version_is_printed(gemsmith):

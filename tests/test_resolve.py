@@ -65,6 +65,16 @@ def test_the_server_takes_what_eval_and_bench_send(tiny_checkpoint):
     assert resolve(recipe(folder))[0].serve.max_model_len == find_variant("tiny-31b").context
 
 
+def test_a_step_may_be_told_in_tokens(tiny_checkpoint):
+    folder = tiny_checkpoint("tiny-31b")
+    resolved, _ = resolve(recipe(folder, "train.tokens_per_step=512"))
+    assert resolved.train.rows_per_step == 4
+    assert resolve(resolved)[0] == resolved
+    for overrides in (["train.tokens_per_step=500"], ["train.tokens_per_step=512", "train.rows_per_step=3"], ["train.tokens_per_step=64"]):
+        with pytest.raises(RecipeError, match=r"train\.tokens_per_step"):
+            resolve(recipe(folder, *overrides))
+
+
 @pytest.mark.parametrize("key", ["data.max_length", "serve.max_model_len"])
 def test_lengths_beyond_the_model_are_refused(tiny_checkpoint, key):
     with pytest.raises(RecipeError, match=rf"{key}: 4096 was given; tiny-31b reads at most 2048"):

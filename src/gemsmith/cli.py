@@ -41,7 +41,7 @@ _force = click.option("--force", is_flag=True, help="Do the stage again although
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
 @click.version_option(__version__, prog_name="gemsmith")
 def cli() -> None:
-    r"""Plan, fine-tune, export, verify, serve and compare Gemma 4 on TPU and GPU, from one recipe.
+    """Plan, fine-tune, export, verify, serve and compare Gemma 4 on TPU and GPU, from one recipe.
 
     \b
     gemsmith run recipes/demo.yaml                     every stage, into runs/demo
@@ -59,6 +59,10 @@ def run(source: Path, run_path: Path | None, overrides: Sequence[str], as_json: 
     """Run every stage that is not complete: plan, data, train, export, verify, serve, bench, eval, report.
 
     SOURCE is a recipe (YAML) or a run directory. A run that was stopped goes on where it was.
+
+    \b
+    gemsmith run recipes/demo.yaml
+    gemsmith run my.yaml --set data.train=rows.jsonl --set checkpoint=/models/gemma-4-E2B-it
     """
     opened = _open(source, run_path, overrides)
     pipeline = _part("pipeline")
@@ -75,6 +79,9 @@ def plan(source: Path, run_path: Path | None, overrides: Sequence[str], as_json:
     """Say what fits on which machine, how long it takes and what it costs; by formula.
 
     SOURCE is a recipe (YAML) or a run directory. A recipe without --run is planned and nothing is written.
+
+    \b
+    gemsmith plan recipes/verilog_31b.yaml --set 'hardware.machines=[v5p-8, 8xh100]'
     """
     stage = _part("plan.stage")
     if source.is_dir() or run_path is not None:
@@ -95,6 +102,9 @@ def data(source: Path, run_path: Path | None, overrides: Sequence[str], as_json:
     """Read, render, mask and pack the rows.
 
     SOURCE is a recipe (YAML) or a run directory.
+
+    \b
+    gemsmith data my.yaml --show 3
     """
     opened = _run_stage("data", source, run_path, overrides, as_json=as_json and show is None, force=force)
     if show is not None:
@@ -108,6 +118,9 @@ def train(source: Path, run_path: Path | None, overrides: Sequence[str], as_json
     """Train the adapter; a run that was stopped goes on from its last checkpoint.
 
     SOURCE is a recipe (YAML) or a run directory. --force starts again from step 0 and deletes the checkpoints.
+
+    \b
+    gemsmith train my.yaml --run runs/a --set optimizer.learning_rate=2e-4
     """
     _run_stage("train", source, run_path, overrides, as_json=as_json, force=force)
 
@@ -119,6 +132,9 @@ def export(source: Path, run_path: Path | None, overrides: Sequence[str], as_jso
     """Write the PEFT adapter and the merged safetensors.
 
     SOURCE is a recipe (YAML) or a run directory.
+
+    \b
+    gemsmith export runs/my --set export.step=200 --force
     """
     _run_stage("export", source, run_path, overrides, as_json=as_json, force=force)
 
@@ -130,6 +146,9 @@ def verify(source: Path, run_path: Path | None, overrides: Sequence[str], as_jso
     """Check that the exported weights are exactly what training produced.
 
     SOURCE is a recipe (YAML) or a run directory.
+
+    \b
+    gemsmith verify runs/my --json
     """
     _run_stage("verify", source, run_path, overrides, as_json=as_json, force=force)
 
@@ -141,6 +160,9 @@ def serve(source: Path, run_path: Path | None, overrides: Sequence[str], as_json
 
     SOURCE is a recipe (YAML) or a run directory; with the latter, --set changes keys of serve for this time only. With --json the
     server is started, asked once, recorded and stopped.
+
+    \b
+    gemsmith serve runs/my --set serve.port=8000
     """
     if as_json:
         _run_stage("serve", source, run_path, overrides, as_json=True, force=True)
@@ -162,6 +184,9 @@ def bench(source: Path, run_path: Path | None, overrides: Sequence[str], as_json
     """Load-test the tuned model: TTFT, TPOT, ITL and throughput at each input length and request rate.
 
     SOURCE is a recipe (YAML) or a run directory.
+
+    \b
+    gemsmith bench runs/my --set 'bench.request_rates=[1, 8, 64]' --force
     """
     _run_stage("bench", source, run_path, overrides, as_json=as_json, force=force)
 
@@ -173,6 +198,9 @@ def evaluate(source: Path, run_path: Path | None, overrides: Sequence[str], as_j
     """Score base and tuned model on the held-out rows, greedily, through the served API.
 
     SOURCE is a recipe (YAML) or a run directory.
+
+    \b
+    gemsmith eval runs/my --set eval.limit=50 --force
     """
     _run_stage("eval", source, run_path, overrides, as_json=as_json, force=force)
 
@@ -183,6 +211,9 @@ def report(source: Path, run_path: Path | None, overrides: Sequence[str], as_jso
     """Write report.html from the records alone.
 
     SOURCE is a recipe (YAML) or a run directory.
+
+    \b
+    gemsmith report runs/my
     """
     opened = _open(source, run_path, overrides)
     page = _part("report.stage").report(opened)
@@ -202,7 +233,7 @@ def schema() -> None:
 @cli.command()
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
-    r"""Print the completion script of a shell.
+    """Print the completion script of a shell.
 
     \b
     eval "$(gemsmith completion bash)"

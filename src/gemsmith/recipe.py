@@ -71,6 +71,7 @@ class Train(Section):
     epochs: Positive = 1
     steps: Positive | None = Field(None, description="Stop after this many steps; default: epochs decide.")
     rows_per_step: Positive = Field(8, description="Rows of max_length in one optimizer step, over all devices.")
+    tokens_per_step: Positive | None = Field(None, description="Instead of rows_per_step: positions in one step, padding counted.")
     remat: Literal["none", "layer"] = Field("layer", description="What the backward pass computes again instead of keeping.")
     mesh: Literal["auto"] | Mesh = "auto"
     dtype: Literal["bfloat16", "float32"] = Field("bfloat16", description="Of the frozen base; adapters and moments are float32.")

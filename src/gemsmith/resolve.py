@@ -19,6 +19,7 @@ def resolve(recipe: Recipe) -> tuple[Recipe, list[Derived]]:
     derived: list[Derived] = []
     for key in ("checkpoint", "data.train", "data.eval", "data.template", "hardware.catalogue"):
         _make_absolute(recipe, key, derived)
+    _derive_rows_per_step(recipe, derived)
     variant, reason = _find_model(recipe)
     if recipe.model is None:
         derived.append(Derived("model", variant.name, reason))
@@ -67,6 +68,23 @@ def _make_absolute(recipe: Recipe, key: str, derived: list[Derived]) -> None:
     path = Path(value).expanduser()
     if path.exists():
         derived.append(Derived(key, str(path.resolve()), f"{value}, seen from the folder the run was started in"))
+
+
+def _derive_rows_per_step(recipe: Recipe, derived: list[Derived]) -> None:
+    """Rows from train.tokens_per_step, where it is given. Raises RecipeError where it is no number of whole rows, or rows say otherwise."""
+    train, length = recipe.train, recipe.data.max_length
+    if train.tokens_per_step is None:
+        return
+    rows, rest = divmod(train.tokens_per_step, length)
+    if rest or not rows:
+        raise RecipeError(f"train.tokens_per_step: {train.tokens_per_step} was given; it must be a multiple of data.max_length, {length}")
+    if "rows_per_step" in train.model_fields_set and train.rows_per_step != rows:
+        raise RecipeError(
+            f"train.tokens_per_step: {train.tokens_per_step} is {rows} rows of {length}, train.rows_per_step is {train.rows_per_step}; "
+            "set one of them"
+        )
+    if train.rows_per_step != rows:
+        derived.append(Derived("train.rows_per_step", rows, "train.tokens_per_step / data.max_length"))
 
 
 def _max_model_len(recipe: Recipe, variant: Variant) -> Derived:
