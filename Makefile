@@ -21,7 +21,7 @@ help:
 	@touch $@
 
 .venv-serve/.done: requirements/serve.lock scripts/make_env.sh
-	@scripts/make_env.sh .venv-serve requirements/serve.lock
+	@LIBRARIES=libnuma.so.1=libnuma1 scripts/make_env.sh .venv-serve requirements/serve.lock
 
 env: .venv/.gemsmith
 

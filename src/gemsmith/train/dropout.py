@@ -1,8 +1,8 @@
 """Random bits for dropout masks: a counter-based hash, so that every element's bits are a function of a key and its place.
 
 JAX's default, threefry, costs about fifty integer operations an element, and a mask is drawn for the input of every adapted projection,
-again in the backward pass under remat. A hash of the element's index is a dozen, needs no communication however the array is
-sharded, and compiles fast (tiny-31b's step on 2 CPU cores: 7 s without dropout, 31 s with threefry).
+again in the backward pass. This hash is a dozen, needs no communication however the array is sharded, and gives the same mask on any
+mesh. CPU-seconds of a step of tiny-31b, 8 rows of 512: 2.24 without dropout, 2.30 with the hash, 2.58 with threefry (2 cores).
 """
 
 import math
@@ -20,7 +20,7 @@ def mask_keys(key: jax.Array, numbers: jax.Array) -> jax.Array:
 
 
 def _mix(bits: jax.Array) -> jax.Array:
-    """Spreads every bit over the word: https://github.com/skeeto/hash-prospector, bias 0.107."""
+    """Spreads every bit over the word: https://github.com/skeeto/hash-prospector, two rounds of multiply and shift."""
     bits = (bits ^ (bits >> 16)) * jnp.uint32(0x21F0AAAD)
     bits = (bits ^ (bits >> 15)) * jnp.uint32(0xD35A2D97)
     return bits ^ (bits >> 15)
