@@ -197,8 +197,6 @@ def _versions(findings: Findings) -> dict[str, list[str]]:
     for record in findings.records().values():
         for name, version in {"gemsmith": record.origin.gemsmith, **record.origin.versions}.items():
             versions.setdefault(name, set()).add(version)
-    if findings.serve:
-        versions.setdefault("vllm", set()).add(findings.serve.vllm)
     return {name: sorted(versions[name]) for name in sorted(versions, key=lambda name: (name != "gemsmith", name.lower()))}
 
 
