@@ -1,5 +1,6 @@
 """Runs whose data stage has ended: a base of two layers, so that a step compiles in seconds, and a few packed rows."""
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -31,9 +32,11 @@ SMALL = replace(
 
 @pytest.fixture(scope="session", autouse=True)
 def compiled_steps(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Runs of the same recipe compile the same step: JAX keeps it from one test to the next."""
-    jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("compiled")))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+    """Runs of the same recipe compile the same step: JAX keeps it from one test to the next, and for processes that tests start."""
+    folder, seconds = str(tmp_path_factory.mktemp("compiled")), 0.5
+    jax.config.update("jax_compilation_cache_dir", folder)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", seconds)
+    os.environ |= {"JAX_COMPILATION_CACHE_DIR": folder, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": str(seconds)}
 
 
 @pytest.fixture(scope="session")
