@@ -208,3 +208,10 @@ def test_a_chat_template_is_found_in_a_file_or_in_the_tokenizers_config(tmp_path
     (tmp_path / "tokenizer_config.json").write_text("{}")
     (tmp_path / "chat_template.jinja").write_text("{{ x }}")
     assert has_chat_template(tmp_path)
+
+
+def test_the_first_error_of_a_long_log_is_shown_before_its_last_lines(tmp_path: Path) -> None:
+    log = tmp_path / "vllm.log"
+    log.write_text("start\nValueError: the root cause\n" + "at line\n" * 40 + "RuntimeError: see root cause above\n")
+    lines = process.last_lines(log, count=3).splitlines()
+    assert lines == ["ValueError: the root cause", "...", "at line", "at line", "RuntimeError: see root cause above"]

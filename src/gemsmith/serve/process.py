@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -35,9 +36,16 @@ def guarded(command: Sequence[str], *, environment: Mapping[str, str], log: Path
 
 
 def last_lines(log: Path, count: int = 15) -> str:
-    """The last lines of a log that are not empty, each cut at 300 characters."""
+    """The last lines of a log that are not empty, each cut at 300 characters; before them the first that names an error.
+
+    vLLM ends with "see root cause above", and what is above is a hundred lines up.
+    """
     lines = [line.rstrip()[:300] for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
-    return "\n".join(lines[-count:]) or "(empty)"
+    last = lines[-count:]
+    cause = next((line for line in lines if re.search(r"\b\w+(Error|Exception): ", line)), None)
+    if cause and cause not in last:
+        last = [cause, "...", *last]
+    return "\n".join(last) or "(empty)"
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
