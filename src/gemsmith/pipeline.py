@@ -66,10 +66,10 @@ def run_stage(run: Run, stage: str, *, force: bool = False) -> Record:
         record: Record = read_record(run, stage)
         return record
     with contextlib.ExitStack() as stack:
-        return _call(run, stage, _open_servers(run, stack))
+        return _call(run, stage, _open_servers(run, stack) if stage in _SERVED else None)
 
 
-def _call(run: Run, stage: str, servers: "Servers") -> Record:
+def _call(run: Run, stage: str, servers: "Servers | None") -> Record:
     module, name = _FUNCTIONS[stage]
     function: Callable[..., Any] = getattr(importlib.import_module(module), name)
     record: Record = function(run, servers) if stage in _SERVED else function(run)
