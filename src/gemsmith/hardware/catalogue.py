@@ -29,6 +29,10 @@ class Chip:
     flops_per_s: float
     """Peak, dense, bfloat16, of one chip."""
     hbm_bytes_per_s: float
+    clock_hz: float | None = None
+    """What turns a compiler's cycles into seconds; None where no plan reads cycles."""
+    link_bytes_per_s: float | None = None
+    """What one chip can receive over one link to a neighbour."""
     devices: int = 1
     """What JAX calls devices, in one chip."""
     efficiency_low: float
