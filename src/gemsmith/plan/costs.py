@@ -9,7 +9,7 @@ No latency is charged, and no compute for vector operations.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 
 from gemsmith.errors import InputError
@@ -154,6 +154,8 @@ class _Walker:
         clock = _Clock()
         for each in home.instructions.values():
             self._step(each, home, times, clock)
+        for key in list(clock.pending):
+            self._finish(key, clock)
         return clock.now
 
     def _step(self, each: Instruction, home: Computation, times: int, clock: _Clock) -> None:
@@ -161,7 +163,7 @@ class _Walker:
         if each.opcode in ("while", "conditional", "call"):
             clock.now += self._inner(each, home, times)
         elif each.opcode.endswith("-done"):
-            self._finish(_source(each, home), clock)
+            self._finish_all(_source(each, home), clock)
         elif each.opcode in _FREE or target in _FREE_TARGETS:
             return
         elif each.opcode == "fusion" and (moved := [one for one in self.module.inside(each) if _collective(one)]):
@@ -196,7 +198,7 @@ class _Walker:
         kind, seconds = "vector", memory_s
         if flops or each.opcode in MATMULS:
             kind, seconds = "matmul", max(memory_s, (each.cycles / self._clock_hz) or flops / self.chip.flops_per_s)
-        elif each.opcode == "custom-call":
+        elif "tpu_custom_call" in each.attributes:
             kind, flops = "kernel", self._kernel_flops(each, home)
             seconds = max(memory_s, flops / self.chip.flops_per_s / KERNEL_SHARE)
         elif each.opcode == "copy":
@@ -207,7 +209,7 @@ class _Walker:
     def _kernel_flops(self, each: Instruction, home: Computation) -> float:
         own = next((count(each, home) for name, count in self.kernels.items() if each.name.startswith(name)), None)
         flops = kernel_flops(each, home) if own is None else own
-        if flops is None and each.attribute(r'custom_call_target="([^"]*)"') == "tpu_custom_call":
+        if flops is None:
             self.unpriced.append(f"kernel {each.name}")
         return flops or 0.0
 
@@ -232,7 +234,7 @@ class _Walker:
         targets = {one.attribute(r'custom_call_target="([^"]*)"') for one in self.module.inside(each)}
         first = next(one for one in moved)
         if "AsyncCollectiveDone" in targets:
-            self._finish(_key(first), clock)
+            self._finish_all(_key(first), clock)
         elif "AsyncCollectiveStart" in targets:
             self._collective(first, first, self._home_of(first, each), times, clock, waits=False)
         elif self._under_way(moved, clock):
@@ -288,14 +290,16 @@ class _Walker:
         hops = max(1.0, count / 4) if kind.endswith("all-to-all") else 1.0
         return moved * hops / (link * links_of(group, self.coordinates)), moved
 
-    def _finish(self, key: str, clock: _Clock) -> None:
+    def _finish_all(self, key: str, clock: _Clock) -> None:
         for engine in ("collective", "copy", "host"):
-            end, place = clock.pending.pop(f"{engine} {key}", (0.0, -1))
-            if end > clock.now:
-                noted = self.operations[place]
-                waited = (end - clock.now) * noted.count
-                self.operations[place] = _exposed(noted, waited)
-                clock.now = end
+            self._finish(f"{engine} {key}", clock)
+
+    def _finish(self, key: str, clock: _Clock) -> None:
+        end, place = clock.pending.pop(key, (0.0, -1))
+        if end > clock.now:
+            noted = self.operations[place]
+            self.operations[place] = replace(noted, exposed_s=noted.exposed_s + (end - clock.now) * noted.count)
+            clock.now = end
 
     def _note(
         self, each: Instruction, kind: str, times: int, busy: float, exposed: float, *, flops: float = 0.0, moved: float = 0.0
@@ -320,10 +324,6 @@ class _Walker:
     def _clock_hz(self) -> float:
         assert self.chip.clock_hz
         return self.chip.clock_hz
-
-
-def _exposed(noted: Operation, waited: float) -> Operation:
-    return Operation(**{**noted.__dict__, "exposed_s": noted.exposed_s + waited})
 
 
 def _engine(kind: str, each: Instruction) -> str:

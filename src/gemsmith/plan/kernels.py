@@ -25,7 +25,7 @@ def _splash(call: Instruction, home: Computation) -> float:
     """Score blocks that run x products x 2 x block area x head_dim.
 
     The mask's table is (heads or 1, rows of blocks, width): width is the most blocks that any row visits. Row i of a causal mask, windowed
-    or not, visits min(width, those up to its diagonal).
+    or not, visits min(width, those up to its diagonal). Of queries split over chips the last part is taken, which sees the most keys.
     """
     kind = re.match(r"splash_m[hq]a_(fwd|dq|dkv)", call.name)
     assert kind, f"splash kernel {call.name}"
@@ -40,7 +40,8 @@ def _splash(call: Instruction, home: Computation) -> float:
         visited = [min(span, ceil((key.shape[-2] - at * block_kv) / block_q)) for at in range(blocks)]
     else:
         block_q, block_kv = length // blocks, _block(call, "block_kv_dq" if kind[1] == "dq" else "block_kv")
-        visited = [min(span, ceil((at + 1) * block_q / block_kv)) for at in range(blocks)]
+        before = key.shape[-2] - length
+        visited = [min(span, ceil((before + (at + 1) * block_q) / block_kv)) for at in range(blocks)]
     fused = kind[1] == "dkv" and '\\"use_fused_bwd_kernel\\": true' in call.attributes
     products = _PRODUCTS["fused" if fused else kind[1]]
     return 2.0 * products * prod(rows) * sum(visited) * block_q * block_kv * width
