@@ -10,6 +10,7 @@ from transformers.models.gemma4.modeling_gemma4 import Gemma4TextRotaryEmbedding
 
 from gemsmith.models import attention as module
 from gemsmith.models.attention import attention, inverse_frequencies
+from gemsmith.models.remat import ATTENDED
 from gemsmith.zoo import find_variant
 
 LENGTH = 37
@@ -24,50 +25,108 @@ def make_inputs(dtype=np.float32):
     return query, key, value, positions, segments
 
 
-def plain_attention(query, key, value, positions, segments, window):
-    """One query at a time, over a list of the keys that it may see."""
-    attended = np.zeros_like(query)
-    for row, here, head in np.ndindex(query.shape[:3]):
-        gap = positions[row, here] - positions[row]
-        seen = (segments[row] == segments[row, here]) & (gap >= 0) & (gap < (window or LENGTH))
-        scores = key[row, seen, head // 2] @ query[row, here, head]
-        weights = np.exp(scores - scores.max())
-        attended[row, here, head] = weights @ value[row, seen, head // 2] / weights.sum()
-    return attended
+def make_spans():
+    """In the first row a picture of 13 tokens, and another with the same number in the next document; in the second two side by side."""
+    spans = np.zeros((2, LENGTH), int)
+    spans[0, 4:17], spans[0, 20:24] = 1, 1
+    spans[1, 8:21], spans[1, 21:34] = 1, 2
+    return spans
 
 
+def plain_mask(positions, segments, window, spans=None):
+    """Which keys each token sees, (B, L, L), one pair at a time."""
+    seen = np.zeros((2, LENGTH, LENGTH), bool)
+    for row, here, there in np.ndindex(seen.shape):
+        gap = positions[row, here] - positions[row, there]
+        of_one_picture = spans is not None and spans[row, here] == spans[row, there] != 0
+        seen[row, here, there] = segments[row, here] == segments[row, there] and (0 <= gap < (window or LENGTH) or of_one_picture)
+    return seen
+
+
+def plain_attention(query, key, value, seen):
+    """All scores at once, (B, H, L, L)."""
+    key, value = (jnp.repeat(x, query.shape[2] // x.shape[2], axis=2) for x in (key, value))
+    scores = jnp.where(seen[:, None], jnp.einsum("blhd,bmhd->bhlm", query, key), -jnp.inf)
+    return jnp.einsum("bhlm,bmhd->blhd", jax.nn.softmax(scores, axis=-1), value)
+
+
+def in_blocks(monkeypatch, block):
+    monkeypatch.setitem(module.QUERY_BLOCKS, "cpu", block)
+
+
+# Of 2 queries, blocks share loops; of 8, the last is padded; one of 64 holds the whole row.
+@pytest.mark.parametrize("block", [2, 8, 64])
 @pytest.mark.parametrize("window", [None, 6])
-@pytest.mark.parametrize("block", [8, 512])
-def test_attention_equals_the_plain_sum_in_blocks_and_whole(monkeypatch, window, block):
-    monkeypatch.setattr(module, "QUERY_BLOCK", block)
-    query, key, value, positions, segments = make_inputs()
-    actual = jax.jit(partial(attention, positions=positions, segments=segments, window=window))(query, key, value)
-    expected = plain_attention(query, key, value, positions, segments, window)
-    real = segments > 0
-    assert np.abs(actual - expected)[real].max() < 1e-5
-    assert np.isfinite(actual).all()
+@pytest.mark.parametrize("with_spans", [False, True])
+def test_attention_and_its_gradients_are_those_of_the_plain_sum(monkeypatch, block, window, with_spans):
+    in_blocks(monkeypatch, block)
+    *tensors, positions, segments = make_inputs()
+    spans = make_spans() if with_spans else None
+    seen = plain_mask(positions, segments, window, spans)
+    weights = np.random.default_rng(1).standard_normal(tensors[0].shape) * (segments > 0)[..., None, None]
+    marks = {"positions": positions, "segments": segments, "window": window, "spans": spans, "max_span": 13}
+
+    @partial(jax.jit, static_argnums=0)
+    def value_and_gradients(attend, *tensors):
+        attended, backward = jax.vjp(attend, *tensors)
+        return attended, backward(jnp.asarray(weights, attended.dtype))
+
+    attended, gradients = value_and_gradients(partial(attention, **marks), *tensors)
+    expected, expected_gradients = value_and_gradients(partial(plain_attention, seen=seen), *tensors)
+    assert np.isfinite(attended).all()
+    assert np.abs(attended - expected)[segments > 0].max() < 1e-5
+    for gradient, reference in zip(gradients, expected_gradients, strict=True):
+        assert np.abs(gradient - reference).max() < 1e-5
+        assert np.abs(reference).max() > 0.1
 
 
-@pytest.mark.parametrize("window", [None, 6])
-def test_gradients_in_blocks_equal_those_of_the_whole(monkeypatch, window):
+def test_a_picture_of_the_most_tokens_is_seen_whole_by_its_first_token():
+    length, place = 3000, 700
+    random = np.random.default_rng(0)
+    query, key, value = (jnp.asarray(random.standard_normal((1, length, 1, 4)), jnp.float32) for _ in range(3))
+    spans = np.zeros((1, length), int)
+    spans[0, place : place + module.MAX_SPAN] = 1
+    inputs = {"positions": np.arange(length)[None], "segments": np.ones((1, length), int), "window": 16, "spans": spans}
+    attended = jax.jit(partial(attention, **inputs))(query, key, value)
+    picture = np.arange(place, place + module.MAX_SPAN)
+    for here, seen in ((place, np.r_[place - 15 : place, picture]), (picture[-1], picture)):
+        weights = jax.nn.softmax(key[0, seen, 0] @ query[0, here, 0])
+        assert np.abs(attended[0, here, 0] - weights @ value[0, seen, 0]).max() < 1e-5
+
+
+def test_bfloat16_is_close_to_float32(monkeypatch):
+    in_blocks(monkeypatch, 8)
     *tensors, positions, segments = make_inputs()
 
-    def gradients(block):
-        monkeypatch.setattr(module, "QUERY_BLOCK", block)
-
+    def gradients(dtype):
         def total(query, key, value):
-            attended = attention(query, key, value, positions=positions, segments=segments, window=window)
-            return jnp.sum(jnp.sin(attended) * (segments > 0)[..., None, None])
+            attended = attention(query, key, value, positions=positions, segments=segments, window=6)
+            return jnp.sum(jnp.sin(attended.astype(jnp.float32)) * (segments > 0)[..., None, None])
 
-        return jax.jit(jax.grad(total, argnums=(0, 1, 2)))(*tensors)
+        return jax.jit(jax.grad(total, argnums=(0, 1, 2)))(*(jnp.asarray(x, dtype) for x in tensors))
 
-    for blocked, whole in zip(gradients(8), gradients(512), strict=True):
-        assert np.abs(blocked - whole).max() < 1e-5
-        assert np.abs(whole).max() > 0.1
+    for coarse, fine in zip(gradients(jnp.bfloat16), gradients(jnp.float32), strict=True):
+        assert coarse.dtype == jnp.bfloat16
+        assert np.linalg.norm(coarse.astype(jnp.float32) - fine) < 0.01 * np.linalg.norm(fine)
+
+
+def test_a_backward_pass_that_kept_what_was_attended_does_not_attend_again(monkeypatch):
+    in_blocks(monkeypatch, 8)
+    *tensors, positions, segments = make_inputs()
+
+    def exponentials(policy):
+        def total(query, key, value):
+            return attention(query * 2, key, value, positions=positions, segments=segments, window=None).sum()
+
+        kept = jax.checkpoint(total, policy=policy)
+        return str(jax.make_jaxpr(jax.grad(kept))(*tensors)).count("= exp ")
+
+    policies = jax.checkpoint_policies
+    assert exponentials(policies.save_only_these_names(ATTENDED)) < exponentials(policies.nothing_saveable)
 
 
 def test_scores_of_all_queries_at_once_never_exist(monkeypatch):
-    monkeypatch.setattr(module, "QUERY_BLOCK", 8)
+    in_blocks(monkeypatch, 8)
     *tensors, positions, segments = make_inputs()
     whole = 2 * 4 * LENGTH * LENGTH
 

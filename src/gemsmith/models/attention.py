@@ -1,16 +1,29 @@
-"""Rotary positions, and causal attention inside the documents of packed rows.
+"""Rotary positions, and causal attention inside the documents of packed rows, in blocks of queries.
 
-Axes: B batch, L length, H heads, K kv heads, G = H/K heads of one kv head, D head dim.
+Axes: B batch, L length, H heads, K kv heads, G = H/K heads of one kv head, D head dim; Q queries and M keys of one block, n blocks.
 """
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.ad_checkpoint import checkpoint_name
 
-# Scores of one block of queries are B x H x 512 x L in fp32: 0.27 GB for a row of 4096 in the 31B, where all of L x L would be 2.1 GB.
-QUERY_BLOCK = 512
+from gemsmith.models.remat import ATTENDED
+
+# Scores of one block are B x H x Q x M in fp32: 0.07 GB for a row of 4096 in the 31B on CPU, where all of L x L would be 2.1 GB.
+# On CPU small blocks stay in the cache and waste little on the diagonal: 184 ms for a layer forward and back, 243 with 256, 407 with 512.
+# Elsewhere a block must be large enough to fill the device.
+QUERY_BLOCKS = {"cpu": 128}
+OTHER_QUERY_BLOCK = 512
+# Blocks that read equally many keys share one loop. More loops read fewer keys in vain (1/16 of the row here) and compile longer.
+LOOPS = 8
+# Gemma 4's image processor makes 70, 140, 280, 560 or 1120 tokens of a picture.
+MAX_SPAN = 1120
 
 Rope = tuple[jax.Array, jax.Array]
 
@@ -42,7 +55,15 @@ def rotate(x: jax.Array, angles: Rope) -> jax.Array:
 
 
 def attention(
-    query: jax.Array, key: jax.Array, value: jax.Array, *, positions: jax.Array, segments: jax.Array, window: int | None
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    *,
+    positions: jax.Array,
+    segments: jax.Array,
+    window: int | None,
+    spans: jax.Array | None = None,
+    max_span: int = MAX_SPAN,
 ) -> jax.Array:
     """The attended values, (B, L, H, D), of query (B, L, H, D) over key and value (B, L, K, D).
 
@@ -54,44 +75,149 @@ def attention(
                                       . . 1 1 .
                                       . . . . 1
 
-    Scores are not scaled: Gemma 4 norms q and k instead. Within a segment, positions must count up by one: with a window, each
-    block of queries reads only the keys that lie so many places before it.
+    With `spans` (B, L), tokens of one segment and one span other than 0 also see each other, however far apart and in both directions;
+    a span is a picture's tokens, up to `max_span` in a row. Scores are not scaled: Gemma 4 norms q and k instead. Within a segment,
+    positions must count up by one: each block of queries reads only the keys that can lie in its reach.
     """
-    batch, length, heads, head_dim = query.shape
-    kv_heads = key.shape[2]
-    query = query.reshape(batch, length, kv_heads, heads // kv_heads, head_dim)
-    if length <= QUERY_BLOCK:
-        return _attend((query, positions, segments), (key, value, positions, segments), window).reshape(batch, length, heads, head_dim)
-
-    blocks = -(-length // QUERY_BLOCK)
-    pad = partial(_pad_length, length=blocks * QUERY_BLOCK)
-    queries, keys = jax.tree.map(pad, ((query, positions, segments), (key, value, positions, segments)))
-    span = blocks * QUERY_BLOCK if window is None else min(QUERY_BLOCK + window, blocks * QUERY_BLOCK)
-
-    # Checkpointed, so that the backward pass holds one block's scores, never all of them.
-    @jax.checkpoint
-    def block(number: jax.Array) -> jax.Array:
-        start = number * QUERY_BLOCK
-        some_queries = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, start, QUERY_BLOCK, axis=1), queries)
-        first_key = jnp.maximum(start + QUERY_BLOCK - span, 0)
-        some_keys = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, first_key, span, axis=1), keys)
-        return _attend(some_queries, some_keys, window)
-
-    attended = jnp.moveaxis(jax.lax.map(block, jnp.arange(blocks)), 0, 1)
-    return attended.reshape(batch, blocks * QUERY_BLOCK, heads, head_dim)[:, :length]
+    length = query.shape[1]
+    block = min(QUERY_BLOCKS.get(jax.default_backend(), OTHER_QUERY_BLOCK), length)
+    reach = _Reach(block=block, window=window, max_span=1 if spans is None else max_span)
+    pad = partial(_pad_length, length=-(-length // block) * block)
+    tokens = (positions, segments) if spans is None else (positions, segments, spans)
+    return _attend(reach, *jax.tree.map(pad, (query, key, value, tokens)))[:, :length]
 
 
-def _attend(queries: tuple[jax.Array, ...], keys: tuple[jax.Array, ...], window: int | None) -> jax.Array:
-    query, query_positions, query_segments = queries
-    key, value, key_positions, key_segments = keys
-    distance = query_positions[:, :, None] - key_positions[:, None, :]
-    seen = (query_segments[:, :, None] == key_segments[:, None, :]) & (distance >= 0)
-    if window is not None:
-        seen &= distance < window
-    scores = jnp.einsum("bqkgd,bmkd->bkgqm", query, key, preferred_element_type=jnp.float32)
-    scores = jnp.where(seen[:, None, None], scores, jnp.finfo(jnp.float32).min)
-    weights = jax.nn.softmax(scores, axis=-1).astype(value.dtype)
-    return jnp.einsum("bkgqm,bmkd->bqkgd", weights, value)
+@dataclass(frozen=True, kw_only=True)
+class _Reach:
+    """Which keys a block of `block` queries can see, as far as that is known before the rows are."""
+
+    block: int
+    window: int | None
+    max_span: int
+
+    def loops(self, length: int) -> Iterator[tuple[range, int]]:
+        """The numbers of the blocks of each loop, and how many keys each of them reads."""
+        ahead = self._whole_blocks(self.max_span - 1)
+        most = length
+        if self.window is not None:
+            most = min(length, self._whole_blocks(max(self.window, self.max_span) - 1) + self.block + ahead)
+        blocks, at_once, first = length // self.block, self._whole_blocks(-(-most // LOOPS)) // self.block, 0
+        while first < blocks:
+            keys = min((first + at_once) * self.block + ahead, most)
+            last = blocks if keys == most else first + at_once
+            yield range(first, last), keys
+            first = last
+
+    def keys_of(self, number: jax.Array, keys: int, length: int) -> jax.Array:
+        """The place of the first of so many keys that the block of that number reads."""
+        end = (number + 1) * self.block + self._whole_blocks(self.max_span - 1)
+        return jnp.clip(end - keys, 0, length - keys)
+
+    def sees(self, number: jax.Array, first_key: jax.Array, keys: int, tokens: tuple[jax.Array, ...]) -> jax.Array:
+        """Which keys each query of a block sees, (B, Q, M)."""
+        queries = (jax.lax.dynamic_slice_in_dim(x, number * self.block, self.block, axis=1)[:, :, None] for x in tokens)
+        others = (jax.lax.dynamic_slice_in_dim(x, first_key, keys, axis=1)[:, None, :] for x in tokens)
+        (position, segment, *span), (key_position, key_segment, *key_span) = queries, others
+        distance = position - key_position
+        seen = distance >= 0
+        if self.window is not None:
+            seen &= distance < self.window
+        if span:
+            seen |= (span[0] == key_span[0]) & (span[0] != 0)
+        return seen & (segment == key_segment)
+
+    def _whole_blocks(self, tokens: int) -> int:
+        return -(-tokens // self.block) * self.block
+
+
+# A derivative of our own: the one that JAX makes keeps every block's scores, or computes each block once more to get them, and turns
+# the products with scores around to layouts that XLA then copies. On CPU that took 705 ms where this takes 184.
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attend(reach: _Reach, query: jax.Array, key: jax.Array, value: jax.Array, tokens: tuple[jax.Array, ...]) -> jax.Array:
+    return _forward(reach, query, key, value, tokens)[0]
+
+
+def _forward(
+    reach: _Reach, query: jax.Array, key: jax.Array, value: jax.Array, tokens: tuple[jax.Array, ...]
+) -> tuple[jax.Array, tuple[Any, ...]]:
+    """The attended values, and what the backward pass needs."""
+    length, kv_heads = key.shape[1:3]
+    queries, key, value = _in_blocks(query, kv_heads, reach.block), jnp.swapaxes(key, 1, 2), jnp.swapaxes(value, 1, 2)
+    pieces = []
+    for numbers, keys in reach.loops(length):
+
+        def block(of_block: tuple[jax.Array, jax.Array], keys: int = keys) -> tuple[jax.Array, jax.Array]:
+            number, query = of_block
+            first = reach.keys_of(number, keys, length)
+            key_block, value_block = (jax.lax.dynamic_slice_in_dim(x, first, keys, axis=2) for x in (key, value))
+            scores = _scores(query, key_block, reach.sees(number, first, keys, tokens))
+            highest = scores.max(axis=-1, keepdims=True)
+            weights = jnp.exp(scores - highest)
+            total = weights.sum(axis=-1, keepdims=True)
+            attended = _product("bkqm,bkmd->bkqd", weights.astype(value.dtype), value_block) / total
+            return attended.astype(query.dtype), (highest + jnp.log(total))[..., 0]
+
+        pieces.append(jax.lax.map(block, (jnp.arange(numbers.start, numbers.stop), queries[numbers.start : numbers.stop])))
+    attended, log_total = (jnp.concatenate(piece) for piece in zip(*pieces, strict=True))
+    attended = checkpoint_name(_in_rows(attended, query.shape), ATTENDED)
+    return attended, (queries, key, value, tokens, attended, checkpoint_name(log_total, ATTENDED))
+
+
+def _backward(reach: _Reach, kept: tuple[Any, ...], gradient: jax.Array) -> tuple[Any, ...]:
+    """Gradients of query, key and value. With weights P = exp(S - log total), dV = Pᵀ dO and dS = P · (dO Vᵀ - rowsum(dO · O))."""
+    queries, key, value, tokens, attended, log_total = kept
+    shape, kv_heads, length = gradient.shape, key.shape[1], key.shape[2]
+    dots = jnp.sum(gradient.astype(jnp.float32) * attended.astype(jnp.float32), axis=-1, keepdims=True)
+    per_block = (queries, log_total[..., None], *(_in_blocks(x, kv_heads, reach.block) for x in (gradient, dots)))
+    sums = (jnp.zeros(key.shape, jnp.float32), jnp.zeros(value.shape, jnp.float32))
+    pieces = []
+    for numbers, keys in reach.loops(length):
+
+        def block(sums: tuple[jax.Array, ...], of_block: tuple[jax.Array, ...], keys: int = keys) -> tuple[Any, jax.Array]:
+            number, query, log_total, gradient, dots = of_block
+            first = reach.keys_of(number, keys, length)
+            key_block, value_block, *of_sums = (jax.lax.dynamic_slice_in_dim(x, first, keys, axis=2) for x in (key, value, *sums))
+            weights = jnp.exp(_scores(query, key_block, reach.sees(number, first, keys, tokens)) - log_total)
+            of_scores = (weights * (_product("bkqd,bkmd->bkqm", gradient, value_block) - dots)).astype(query.dtype)
+            of_key = _product("bkqm,bkqd->bkmd", of_scores, query)
+            of_value = _product("bkqm,bkqd->bkmd", weights.astype(value.dtype), gradient)
+            more = (old + new for old, new in zip(of_sums, (of_key, of_value), strict=True))
+            sums = tuple(jax.lax.dynamic_update_slice_in_dim(x, new, first, axis=2) for x, new in zip(sums, more, strict=True))
+            return sums, _product("bkqm,bkmd->bkqd", of_scores, key_block).astype(query.dtype)
+
+        of_loop = (jnp.arange(numbers.start, numbers.stop), *(x[numbers.start : numbers.stop] for x in per_block))
+        sums, of_query = jax.lax.scan(block, sums, of_loop)
+        pieces.append(of_query)
+    of_key, of_value = (jnp.swapaxes(x, 1, 2).astype(key.dtype) for x in sums)
+    return _in_rows(jnp.concatenate(pieces), shape), of_key, of_value, None
+
+
+_attend.defvjp(_forward, _backward)
+
+
+def _scores(query: jax.Array, key: jax.Array, seen: jax.Array) -> jax.Array:
+    """Scores of queries (B, K, G·Q, D) over keys (B, K, M, D), (B, K, G·Q, M) in fp32; the least number where a key is not seen."""
+    scores = _product("bkqd,bkmd->bkqm", query, key)
+    by_head = scores.reshape(*scores.shape[:2], -1, *seen.shape[1:])
+    return jnp.where(seen[:, None, None], by_head, jnp.finfo(jnp.float32).min).reshape(scores.shape)
+
+
+# Heads of one kv head stand below each other, so that each product is one of plain matrices, whose layouts XLA need not change.
+_product = partial(jnp.einsum, preferred_element_type=jnp.float32)
+
+
+def _in_blocks(x: jax.Array, kv_heads: int, block: int) -> jax.Array:
+    """(B, L, H, D) as (n, B, K, G·Q, D)."""
+    batch, length, heads, head_dim = x.shape
+    x = x.reshape(batch, length // block, block, kv_heads, heads // kv_heads, head_dim)
+    return x.transpose(1, 0, 3, 4, 2, 5).reshape(length // block, batch, kv_heads, -1, head_dim)
+
+
+def _in_rows(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """(n, B, K, G·Q, D) as the shape (B, L, H, D)."""
+    (blocks, batch, kv_heads, _, _), (_, length, heads, head_dim) = x.shape, shape
+    x = x.reshape(blocks, batch, kv_heads, heads // kv_heads, length // blocks, head_dim)
+    return x.transpose(1, 0, 4, 2, 3, 5).reshape(shape)
 
 
 def _pad_length(x: jax.Array, *, length: int) -> jax.Array:
