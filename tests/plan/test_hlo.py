@@ -294,3 +294,52 @@ def test_a_kernel_that_nobody_knows_is_charged_its_bytes_and_named():
     assert told.unpriced == () and told.seconds("kernel") == pytest.approx(2.0)
     estimate = ', backend_config={"custom_call_config":{"cost_estimate":{"flops":"459000000000000"}}}'
     assert walk(text.replace('"tpu_custom_call"', '"tpu_custom_call"' + estimate), CHIP).seconds("kernel") == pytest.approx(2.0)
+
+
+def test_a_kernel_of_integers_alone_multiplies_nothing():
+    call = 'ROOT %odd.1 = s32[1024]{0:T(1024)} custom-call(%x), custom_call_target="tpu_custom_call"'
+    assert walk(module(f"%x = s32[1024]{{0:T(1024)}} parameter(0)\n{call}"), CHIP).unpriced == ()
+
+
+def test_a_gather_that_goes_on_inside_a_loop_is_charged_once():
+    """A fusion names a gather in each of the steps that it runs beside; only its start takes time on the links."""
+    gather = "bf16[4096,1024]{1,0:T(8,128)(2,1)}"
+    step = f"""
+%beside (p: bf16[1024,1024]) -> {gather} {{
+  %p = bf16[1024,1024]{{1,0:T(8,128)(2,1)}} parameter(0)
+  ROOT %g.1 = {gather} all-gather(%p), channel_id=7, replica_groups={{{{0,1,2,3}}}}
+}}"""
+    inside = BODY.format(step=1).replace(
+        "negate(%x.1)", "fusion(%x.1), kind=kCustom, calls=%beside"
+    )  # fmt: skip
+    entry = f"""
+    %zero = s32[] constant(0)
+    %x = f32[8,128]{{1,0:T(8,128)}} parameter(0)
+    %shard = bf16[1024,1024]{{1,0:T(8,128)(2,1)}} parameter(1)
+    %start = (bf16[1024,1024]{{1,0:T(8,128)(2,1)}}, {gather}) all-gather-start(%shard), channel_id=7, replica_groups={{{{0,1,2,3}}}}
+    %t.1 = (s32[], f32[8,128]{{1,0:T(8,128)}}) tuple(%zero, %x)
+    %w = (s32[], f32[8,128]{{1,0:T(8,128)}}) while(%t.1), condition=%condition, body=%body
+    ROOT %done = {gather} all-gather-done(%start)
+    """
+    costs = walk(module(entry, LOOP.format(end=10), step, inside), CHIP)
+    assert costs.collectives_busy_s == pytest.approx(3 * 2 * 2**20 / 200e9)
+
+
+def test_what_runs_on_the_sparse_cores_takes_its_bytes():
+    """Its computation closes with the name of its thread."""
+    called = """
+%scatter (p0: f32[1024,1024], p1: f32[8,128]) -> f32[1024,1024] {
+  %p0 = f32[1024,1024]{1,0:T(8,128)} parameter(0)
+  %p1 = f32[8,128]{1,0:T(8,128)} parameter(1)
+  %zero = s32[] constant(0)
+  ROOT %u = f32[1024,1024]{1,0:T(8,128)} dynamic-update-slice(%p0, %p1, %zero, %zero)
+}, execution_thread="sparsecore"
+"""
+    big = "f32[1024,1024]{1,0:T(8,128)}"
+    entry = f"""
+    %a = {big} parameter(0)
+    %b = f32[8,128]{{1,0:T(8,128)}} parameter(1)
+    %start = (({big}, f32[8,128]{{1,0:T(8,128)}}), {big}, u32[]) call-start(%a, %b), async_execution_thread="sparsecore", to_apply=%scatter
+    ROOT %done = {big} call-done(%start)
+    """
+    assert only(module(entry, called)).bytes == 2 * 4 * 8 * 128

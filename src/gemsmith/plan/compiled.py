@@ -14,7 +14,6 @@ from typing import Any
 from gemsmith.errors import MachineError
 from gemsmith.plan.work import Work, attended_pairs
 from gemsmith.recipe import Recipe
-from gemsmith.zoo import Variant
 
 # Without them libtpu asks the cloud's metadata server what machine this is, and two processes at once fight for a lock file.
 ENVIRONMENT = {
@@ -73,6 +72,45 @@ def open_topology(name: str) -> Any:
         return topologies.get_topology_desc(platform="tpu", topology_name=name, **bounds).devices
     except (RuntimeError, ValueError) as error:
         raise MachineError(f"topology {name}: libtpu does not know it ({str(error).splitlines()[0][:200]})") from None
+
+
+def compile_step(recipe: Recipe, *, topology: str, options: Mapping[str, Any]) -> CompiledStep:
+    """The step that `gemsmith train` runs for a recipe, compiled for a slice.
+
+    Raises InputError for what cannot be laid out on it or does not fit.
+    """
+    devices = open_topology(topology)
+    begin = _cpu_s()
+    lowered, mesh = lower_step(recipe, devices)
+    return compile_for(lowered, options, coordinates=[device.coords for device in mesh.devices.flat], trace_cpu_s=_cpu_s() - begin)
+
+
+def lower_step(recipe: Recipe, devices: Any) -> tuple[Any, Any]:
+    """The recipe's step on arrays that have shapes and places but no values, and the mesh of the devices."""
+    from functools import partial
+
+    import numpy as np
+    from flax import nnx
+    from jax.sharding import Mesh
+
+    from gemsmith.models import Execution, abstract_model
+    from gemsmith.models.sharding import AXES
+    from gemsmith.train.lora import add_adapters
+    from gemsmith.train.optimizer import make_optimizer
+    from gemsmith.train.step import input_shapes, make_step, place_moments
+    from gemsmith.zoo import find_variant
+
+    train, variant = recipe.train, find_variant(str(recipe.model))
+    sizes = [getattr(train.mesh, axis, 1) for axis in AXES]
+    mesh = Mesh(np.array(devices).reshape(sizes), AXES)
+    execution = Execution(mesh=mesh, attention=train.attention, remat=train.remat)
+    base = abstract_model(variant, dtype=train.dtype, execution=execution)
+    model = add_adapters(base, variant, recipe.lora, seed=recipe.seed)
+    optimizer = nnx.eval_shape(partial(nnx.Optimizer, tx=make_optimizer(recipe.optimizer), wrt=nnx.LoRAParam), model)
+    nnx.update(optimizer, place_moments(nnx.state(optimizer), model, mesh))
+    step = make_step(model, optimizer, mesh, dropout=recipe.lora.dropout, seed=recipe.seed)
+    inputs = input_shapes(mesh, rows=train.rows_per_step, length=recipe.data.max_length)
+    return step.update.lower(step.trained, step.moments, step.frozen, inputs), mesh
 
 
 def compile_for(lowered: Any, options: Mapping[str, Any], *, coordinates: Any = (), trace_cpu_s: float = 0.0) -> CompiledStep:

@@ -125,6 +125,8 @@ class _Clock:
     free: dict[str, float] = field(default_factory=lambda: dict.fromkeys(("collective", "forward", "backward", "copy", "host"), 0.0))
     pending: dict[str, tuple[float, int]] = field(default_factory=dict)
     """Started and not done: its name or channel -> when it ends, its place among the operations."""
+    outside: frozenset[str] = frozenset()
+    """What the caller has under way."""
 
     def spend(self, seconds: float, memory_s: float) -> None:
         """The core works; copies under way lose the bandwidth that it takes."""
@@ -149,9 +151,9 @@ class _Walker:
     operations: list[Operation] = field(default_factory=list)
     unpriced: list[str] = field(default_factory=list)
 
-    def run(self, home: Computation, times: int) -> float:
+    def run(self, home: Computation, times: int, outside: frozenset[str] = frozenset()) -> float:
         """Seconds of one run of a computation; its operations are noted as run `times` times."""
-        clock = _Clock()
+        clock = _Clock(outside=outside)
         for each in home.instructions.values():
             self._step(each, home, times, clock)
         for key in list(clock.pending):
@@ -161,7 +163,7 @@ class _Walker:
     def _step(self, each: Instruction, home: Computation, times: int, clock: _Clock) -> None:
         target = each.attribute(r'custom_call_target="([^"]*)"')
         if each.opcode in ("while", "conditional", "call"):
-            clock.now += self._inner(each, home, times)
+            clock.now += self._inner(each, home, times, clock.outside | clock.pending.keys())
         elif each.opcode.endswith("-done"):
             self._finish_all(_source(each, home), clock)
         elif each.opcode in _FREE or target in _FREE_TARGETS:
@@ -175,17 +177,17 @@ class _Walker:
         else:
             self._compute(each, home, times, clock)
 
-    def _inner(self, each: Instruction, home: Computation, times: int) -> float:
+    def _inner(self, each: Instruction, home: Computation, times: int, outside: frozenset[str]) -> float:
         if each.opcode == "while":
             turns = trip_count(each, home, self.module)
             if turns is None:
                 self.unpriced.append(f"trip count of {each.name}")
             turns = 1 if turns is None else turns
-            return turns * self.run(self.module.computations[each.attribute(r"body=%([^\s,]+)")], times * turns)
+            return turns * self.run(self.module.computations[each.attribute(r"body=%([^\s,]+)")], times * turns, outside)
         branches = []
         for name in each.called:
             kept = len(self.operations)
-            branches.append((self.run(self.module.computations[name], times), self.operations[kept:]))
+            branches.append((self.run(self.module.computations[name], times, outside), self.operations[kept:]))
             del self.operations[kept:]
         seconds, longest = max(branches, key=lambda branch: branch[0])
         self.operations.extend(longest)
@@ -219,15 +221,30 @@ class _Walker:
         if inside:
             self._collective(each, inside, self.module.computations[each.called[0]], times, clock, waits=False)
             return
+        engine, moved = ("copy", self._called_bytes(each)) if each.called else self._copied(each, home)
+        seconds = moved / (HOST_BYTES_PER_S if engine == "host" else self.chip.hbm_bytes_per_s)
+        clock.pending[f"{engine} {each.name}"] = (clock.start(engine, seconds), len(self.operations))
+        self._note(each, engine, times, seconds, 0.0, moved=moved)
+
+    def _called_bytes(self, each: Instruction) -> int:
+        """Traffic of a computation that runs on another unit of the chip, such as a scatter on the sparse cores."""
+        bodies = [self.module.computations[name] for name in each.called]
+        parts = [(part, body) for body in bodies for part in body.instructions.values() if part.opcode not in _FREE]
+        return sum(
+            self._called_bytes(part) if part.opcode.endswith("-start") and part.called else traffic_of(part, body, self.module)
+            for part, body in parts
+            if not part.opcode.endswith("-done")
+        )
+
+    def _copied(self, each: Instruction, home: Computation) -> tuple[str, int]:
+        """The engine of a copy between memories and the bytes that it moves through HBM, or to the host."""
         outer = [array for array in each.arrays if array.dtype not in ("u32", "s32") or array.shape]
         moved = min(array.bytes for array in outer)
         source = home.instructions[each.operands[0]].arrays
         spaces = [*(array.space for array in outer if array.bytes == moved), *(array.space for array in source)]
-        engine = "host" if HOST in spaces else "copy"
-        both = 2 if engine == "copy" and spaces.count(HBM) == len(spaces) else 1
-        seconds = moved * both / (HOST_BYTES_PER_S if engine == "host" else self.chip.hbm_bytes_per_s)
-        clock.pending[f"{engine} {each.name}"] = (clock.start(engine, seconds), len(self.operations))
-        self._note(each, engine, times, seconds, 0.0, moved=moved * both)
+        if HOST in spaces:
+            return "host", moved
+        return "copy", moved * (2 if spaces.count(HBM) == len(spaces) else 1)
 
     def _with_collective(self, each: Instruction, moved: list[Instruction], home: Computation, times: int, clock: _Clock) -> None:
         """A fusion with a collective in it: it starts or ends one, runs beside one that is under way, or is one."""
@@ -246,7 +263,7 @@ class _Walker:
                 self._compute(each, home, times, clock)
 
     def _under_way(self, moved: Iterable[Instruction], clock: _Clock) -> bool:
-        return all(f"collective {_key(one)}" in clock.pending for one in moved)
+        return all(f"collective {_key(one)}" in clock.pending.keys() | clock.outside for one in moved)
 
     def _home_of(self, one: Instruction, outer: Instruction) -> Computation:
         names = list(outer.called)

@@ -15,6 +15,7 @@ _BYTES = {"pred": 1, "c64": 8, "c128": 16, "token": 0, "opaque": 0}
 _ARRAY = re.compile(r"([a-z][a-z0-9]*)\[([^\]]*)\](?:\{([^}]*)\})?")
 _NAME = re.compile(r"\s+(ROOT )?%(\S+) = ")
 _HEADER = re.compile(r"(ENTRY )?%(\S+) \(")
+_CLOSING = re.compile(r"\}(, execution_thread=\S+)?$")
 _OPERAND = re.compile(r"%([^\s,()]+)")
 _CALLED = re.compile(r"\b(calls|to_apply|body|condition|branch_computations|true_computation|false_computation)=(\{[^}]*\}|%[^\s,]+)")
 
@@ -160,7 +161,7 @@ def parse(text: str) -> Module:
     header: re.Match[str] | None = None
     body: dict[str, Instruction] = {}
     for line in _lines(text):
-        if line == "}":
+        if _CLOSING.match(line):
             assert header, "a brace closes no computation"
             computations[header[2]] = Computation(name=header[2], entry=bool(header[1]), instructions=body)
             header, body = None, {}
@@ -177,7 +178,7 @@ def _lines(text: str) -> Iterator[str]:
     """Logical lines: a Mosaic call is printed over several."""
     held = ""
     for line in text.splitlines():
-        if line == "}" or _NAME.match(line) or _HEADER.match(line):
+        if _CLOSING.match(line) or _NAME.match(line) or _HEADER.match(line):
             if held:
                 yield held
             held = line

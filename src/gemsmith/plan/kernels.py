@@ -14,6 +14,9 @@ def kernel_flops(call: Instruction, home: Computation) -> float | None:
     estimate = call.config.get("custom_call_config", {}).get("cost_estimate", {})
     if int(estimate.get("flops", 0)) > 0:
         return float(estimate["flops"])
+    used = [array for name in call.operands for array in home.instructions[name].arrays]
+    if not any(array.dtype[0] in "bfc" for array in (*used, *call.arrays)):
+        return 0.0  # only integers: a table for another kernel
     if call.name.startswith("splash_"):
         return _splash(call, home)
     if call.name.startswith(("gmm", "tgmm")):
