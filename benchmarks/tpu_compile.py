@@ -130,7 +130,8 @@ def record_of(name: str, folder: Path) -> dict[str, Any]:
         "settings": dataclasses.asdict(case),
         "memory_per_chip": _memory(case.chip, built),
         **_times(case, costs, chips=len(built["coordinates"])),
-        "compile": {key: round(built[key], 1) for key in ("trace_cpu_s", "compile_cpu_s")} | {"peak_rss_bytes": built["peak_rss_bytes"]},
+        "compile": {key: round(built[key], 1) for key in ("trace_cpu_s", "compile_cpu_s")}
+        | {key: built[key] for key in ("peak_rss_bytes", "code_bytes", "lowered_sha256")},
         "assumptions": _assumptions(case.chip),
     }
 

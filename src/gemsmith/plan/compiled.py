@@ -4,6 +4,7 @@ XLA's compiler for TPUs comes with libtpu and needs no TPU. One process compiles
 seconds and peak memory are the process's.
 """
 
+import hashlib
 import importlib.util
 import os
 import resource
@@ -47,6 +48,9 @@ class CompiledStep:
     """Temporaries in the host's memory, where activations are offloaded."""
     coordinates: tuple[tuple[int, ...], ...]
     """Where each partition's chip stands in the slice."""
+    code_bytes: int
+    lowered_sha256: str
+    """Of the program before XLA: a second start finds it in the persistent cache if it is the same."""
     trace_cpu_s: float
     """Python to StableHLO: what a start pays even if the compiled program is in the persistent cache."""
     compile_cpu_s: float
@@ -117,6 +121,7 @@ def compile_for(lowered: Any, options: Mapping[str, Any], *, coordinates: Any = 
     """A lowered step compiled with XLA's options. Raises MachineError where it does not fit the chip, with XLA's numbers."""
     import jax
 
+    digest = hashlib.sha256(lowered.as_text().encode()).hexdigest()
     begin = _cpu_s()
     try:
         compiled = lowered.compile(compiler_options=dict(options))
@@ -133,6 +138,8 @@ def compile_for(lowered: Any, options: Mapping[str, Any], *, coordinates: Any = 
         peak_bytes=memory.peak_memory_in_bytes,
         host_bytes=memory.host_temp_size_in_bytes,
         coordinates=tuple(tuple(each) for each in coordinates),
+        code_bytes=memory.generated_code_size_in_bytes,
+        lowered_sha256=digest,
         trace_cpu_s=trace_cpu_s,
         compile_cpu_s=compile_cpu_s,
         peak_rss_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,

@@ -1,0 +1,72 @@
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gemsmith.errors import MachineError
+from gemsmith.hardware import load_catalogue
+from gemsmith.plan.compiled import ENVIRONMENT, check_compiler, model_flops
+from gemsmith.plan.costs import walk
+from gemsmith.plan.work import work_of
+from gemsmith.recipe import build_recipe
+from gemsmith.zoo import find_variant
+
+BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "tpu_compile.py"
+GOLDEN = Path(__file__).parent / "golden" / "scan_v5p.hlo"
+
+# A process of its own: libtpu and JAX read their environment once.
+SCRIPT = """
+import dataclasses, json, sys
+from gemsmith.plan.compiled import compile_for, open_topology
+devices = open_topology("v5p:2x2x1")
+import jax, jax.numpy as jnp, numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+mesh = Mesh(np.array(devices), ("fsdp",))
+def shape(*sizes, spec):
+    return jax.ShapeDtypeStruct(sizes, jnp.bfloat16, sharding=NamedSharding(mesh, spec))
+lowered = jax.jit(jnp.matmul).lower(shape(4 * 4096, 16384, spec=P("fsdp")), shape(16384, 16384, spec=P()))
+step = compile_for(lowered, {}, coordinates=[device.coords for device in devices])
+json.dump(dataclasses.asdict(step), sys.stdout)
+"""
+
+
+@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed")
+def test_a_program_is_compiled_for_a_slice_that_is_not_there():
+    done = subprocess.run([sys.executable, "-c", SCRIPT], env={**os.environ, **ENVIRONMENT}, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    step = json.loads(done.stdout)
+    assert step["argument_bytes"] == 2 * (4096 * 16384 + 16384**2)
+    assert step["output_bytes"] == 2 * 4096 * 16384 and 0 < step["compile_cpu_s"] < 60
+    assert step["coordinates"] == [[0, 0, 0], [1, 0, 0], [0, 1, 0], [1, 1, 0]]
+    # What one chip takes for 4096 x 16384 x 16384: 5.13 ms, 93 % of the peak.
+    costs = walk(step["text"], load_catalogue().chips["v5p"])
+    assert costs.step_high_s == pytest.approx(5.13e-3, rel=0.01)
+    assert costs.matmul_flops == 2 * 4096 * 16384**2
+
+
+def test_without_libtpu_the_command_that_installs_it_is_named(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(MachineError, match=r"pip install --no-deps -r requirements/tpu\.lock"):
+        check_compiler()
+
+
+def test_model_flops_are_those_that_no_recomputing_adds_to():
+    values = {"checkpoint": "x", "data": {"train": "x", "max_length": 4096}, "train": {"rows_per_step": 4}, "lora": {"rank": 64}}
+    flops = model_flops(work_of(build_recipe(values), find_variant("gemma4-31b")))
+    # 4 for each of the 30.7e9 weights and a token; adapters and attention add a tenth.
+    assert 1.0 < flops / (4 * 30.7e9 * 4 * 4096) < 1.15
+
+
+def test_the_benchmark_walks_a_compiled_text():
+    command = [sys.executable, str(BENCHMARK), "--walk", str(GOLDEN), "--chip", "v5p", "--top", "3"]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert "splash_mha_fwd" in printed and "with collectives hidden" in printed
+
+
+def test_the_benchmark_names_its_cases():
+    done = subprocess.run([sys.executable, str(BENCHMARK), "--case", "31b-v9"], capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "31b-v5p" in done.stderr
