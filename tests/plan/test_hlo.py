@@ -217,6 +217,13 @@ def test_a_copy_beside_compute_is_exposed_by_what_is_left_of_it():
     assert costs.step_low_s == pytest.approx(copy.busy_s + beside.busy_s)
 
 
+def test_memory_traffic_adds_up_however_it_overlaps():
+    second = COPY.splitlines()[3].replace("%start", "%start.2")
+    entry = COPY.replace("ROOT %done", f"{second.strip()}\n    %done").rstrip()
+    costs = walk(module(f"{entry}\n    ROOT %done.2 = {BIG} copy-done(%start.2)"), CHIP)
+    assert costs.step_low_s == pytest.approx((2 * 2 * 64 * 2**20 + 2 * 4 * 8 * 128) / 2.765e12, rel=1e-9)
+
+
 def test_a_copy_to_the_host_goes_over_its_own_slower_way():
     costs = walk(module(COPY.replace("S(1)", "S(5)")), CHIP)
     assert named(costs, "start").kind == "host"
@@ -239,6 +246,22 @@ def test_collectives_move_what_a_ring_moves():
     assert collective(f"{full} all-reduce(%x), channel_id=1, replica_groups=[2,2]<=[4]") == pytest.approx(part / 100e9)
     pairs = "source_target_pairs={{0,1},{1,2},{2,3},{3,0}}"
     assert collective(f"{full} collective-permute(%x), channel_id=1, {pairs}") == pytest.approx(part / 100e9)
+
+
+def test_an_all_reduce_of_which_each_chip_keeps_its_slice_moves_what_a_reduce_scatter_moves():
+    fused = """
+%all-reduce-scatter.1 (p: bf16[1024,1024]) -> bf16[256,1024] {
+  %p = bf16[1024,1024]{1,0:T(8,128)(2,1)} parameter(0)
+  %r = bf16[1024,1024]{1,0:T(8,128)(2,1)} all-reduce(%p), channel_id=1, replica_groups={{0,1,2,3}}
+  %zero = s32[] constant(0)
+  ROOT %s = bf16[256,1024]{1,0:T(8,128)(2,1)} dynamic-slice(%r, %zero, %zero), dynamic_slice_sizes={256,1024}
+}"""
+    entry = """
+    %x = bf16[1024,1024]{1,0:T(8,128)(2,1)} parameter(0)
+    ROOT %f = bf16[256,1024]{1,0:T(8,128)(2,1)} fusion(%x), kind=kCustom, calls=%all-reduce-scatter.1
+    """
+    operation = only(module(entry, fused))
+    assert operation.kind == "collective" and operation.busy_s == pytest.approx(0.75 * 2 * 2**20 / 200e9)
 
 
 def test_groups_are_read_in_every_form():
