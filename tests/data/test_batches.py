@@ -85,6 +85,13 @@ def test_a_single_row_makes_a_batch(prepared):
     assert batches.batch(1).segments.any(axis=1).tolist() == [True, False]
 
 
+def test_some_rows_of_a_batch_are_those_of_the_whole(prepared):
+    batches = load_batches(prepared({"epochs": 1, "rows_per_step": 8}))
+    for step in (1, 3):  # 3 ends with padding
+        whole, some = batches.batch(step), batches.batch(step, rows=[6, 1, 2])
+        assert all(np.array_equal(getattr(some, name), getattr(whole, name)[[6, 1, 2]]) for name in ARRAYS)
+
+
 def test_a_batch_does_not_change_the_stored_rows(prepared):
     run = prepared({"rows_per_step": 4})
     batches = load_batches(run)

@@ -2,6 +2,7 @@
 
 import hashlib
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Batch:
-    """The rows of one optimizer step: arrays of shape (rows_per_step, L), as in `gemsmith.data.pack`; rows of zeros are padding."""
+    """Rows of one optimizer step, all or some: arrays of shape (rows, L), as in `gemsmith.data.pack`; rows of zeros are padding."""
 
     tokens: np.ndarray
     segments: np.ndarray
@@ -38,12 +39,13 @@ class Batches:
     rows: PackedRows
     order: "grain.MapDataset[int]"
 
-    def batch(self, step: int) -> Batch:
-        """The batch of a step, from 1."""
+    def batch(self, step: int, rows: Sequence[int] | None = None) -> Batch:
+        """The batch of a step, from 1; of it only `rows`, where they are given, and no others are read."""
         assert 1 <= step <= self.steps, f"step {step} of {self.steps}"
         begin = (step - 1) * self.rows_per_step
-        chosen = [int(self.order[index]) for index in range(begin, min(begin + self.rows_per_step, self.total_rows))]
-        return Batch(**{name: _take(getattr(self.rows, name), chosen, self.rows_per_step) for name in ARRAYS})
+        places = [begin + row for row in (range(self.rows_per_step) if rows is None else rows)]
+        chosen = [int(self.order[place]) if place < self.total_rows else None for place in places]
+        return Batch(**{name: _take(getattr(self.rows, name), chosen) for name in ARRAYS})
 
 
 def count_steps(train: Train, packed_rows: int) -> int:
@@ -90,8 +92,10 @@ def open_rows(folder: Path) -> PackedRows:
     return PackedRows(**arrays)
 
 
-def _take(array: np.ndarray, rows: list[int], count: int) -> np.ndarray:
-    """[[a], [b], [c]], rows [2, 0], count 3 → [[c], [a], [0]]"""
-    taken = np.zeros((count, *array.shape[1:]), array.dtype)
-    taken[: len(rows)] = array[rows]
+def _take(array: np.ndarray, rows: Sequence[int | None]) -> np.ndarray:
+    """[[a], [b], [c]], rows [2, 0, None] → [[c], [a], [0]]"""
+    taken = np.zeros((len(rows), *array.shape[1:]), array.dtype)
+    for place, row in enumerate(rows):
+        if row is not None:
+            taken[place] = array[row]
     return taken
