@@ -79,3 +79,12 @@ def test_a_step_may_be_told_in_tokens(tiny_checkpoint):
 def test_lengths_beyond_the_model_are_refused(tiny_checkpoint, key):
     with pytest.raises(RecipeError, match=rf"{key}: 4096 was given; tiny-31b reads at most 2048"):
         resolve(recipe(tiny_checkpoint("tiny-31b"), f"{key}=4096"))
+
+
+def test_a_folder_for_checkpoints_is_made_absolute_before_it_is_there(tiny_checkpoint, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    values = {"checkpoint": str(tiny_checkpoint("tiny-31b")), "data": {"train": {"task": "verilog", "rows": 3}}}
+    for folder, expected in (("saved", str(tmp_path / "saved")), ("gs://bucket/saved", "gs://bucket/saved"), ("/saved", "/saved")):
+        recipe = resolve(build_recipe(values, [f"train.checkpoint_folder={folder}", "data.max_length=64"]))[0]
+        assert recipe.train.checkpoint_folder == expected
+        assert resolve(recipe)[0] == recipe

@@ -1,14 +1,17 @@
+import importlib.util
 import os
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from gemsmith.errors import RunError
+from gemsmith.errors import MachineError, RecipeError, RunError
 from gemsmith.recipe import Derived, build_recipe
 from gemsmith.records import Check, DataRecord, VerifyRecord
 from gemsmith.run import (
+    Run,
     borrow_run,
+    confirm_recipe,
     find_run,
     has_begun,
     is_complete,
@@ -218,3 +221,38 @@ def test_a_full_disk_leaves_the_old_record(tmp_path):
         assert run.record_file("data").read_bytes() == before
     finally:
         subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_what_would_have_stopped_a_run_that_goes_on_may_become_anything(run):
+    (run.checkpoints / "10").mkdir(parents=True)
+    assert open_run(run.path, recipe("train.on_nonfinite=skip")).recipe.train.on_nonfinite == "skip"
+    with pytest.raises(RunError, match=r'train\.on_nonfinite is "skip" there and "stop" here'):
+        open_run(run.path, recipe())
+    with pytest.raises(RunError, match=r'train\.on_spike is "report" there and "skip" here'):
+        open_run(run.path, recipe("train.on_nonfinite=skip", "train.on_spike=skip"))
+
+
+def test_training_again_holds_its_recipe_back_until_it_has_begun(run):
+    (run.checkpoints / "10").mkdir(parents=True)
+    before = run.recipe_file.read_bytes()
+    again = open_run(run.path, recipe("lora.rank=8"), redo="train")
+    assert run.recipe_file.read_bytes() == before and again.recipe.lora.rank == 8
+    confirm_recipe(again)
+    assert find_run(run.path).lora.rank == 8
+    confirm_recipe(again)
+    assert find_run(run.path).lora.rank == 8
+
+
+def test_checkpoints_are_in_the_run_or_where_the_recipe_says(run, tmp_path, monkeypatch):
+    def folder(name: str):
+        return str(Run(path=run.path, recipe=recipe(f"train.checkpoint_folder={name}")).checkpoints)
+
+    assert folder("null") == str(run.path / "checkpoints")
+    assert folder("/saved") == "/saved"
+    with pytest.raises(RecipeError, match=r"train.checkpoint_folder: 's3://b/f' was given; allowed: a folder, or gs://bucket/folder"):
+        folder("s3://b/f")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "gcsfs" else name)
+    with pytest.raises(MachineError, match=r"gs://b/f needs gcsfs; run: pip install gcsfs"):
+        folder("gs://b/f")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    assert folder("gs://b/f") == "gs://b/f"

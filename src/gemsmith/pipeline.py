@@ -2,7 +2,6 @@
 
 import contextlib
 import importlib
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -59,8 +58,10 @@ def run_stage(run: Run, stage: str, *, force: bool = False) -> Record:
         read_record(run, upstream)
         if not is_complete(run, upstream):
             raise RunError(f"{run.record_file(upstream)}: was made from other settings; run first: gemsmith {upstream} {run.path}")
+    if force and stage == "train":
+        return _call(run, stage, None, fresh=True)
     if force:
-        _clear(run, stage)
+        run.record_file(stage).unlink(missing_ok=True)
     elif is_complete(run, stage):
         Console(stderr=True, highlight=False).print(f"{stage} is complete in {run.path}; --force does it again")
         record: Record = read_record(run, stage)
@@ -69,10 +70,10 @@ def run_stage(run: Run, stage: str, *, force: bool = False) -> Record:
         return _call(run, stage, _open_servers(run, stack) if stage in _SERVED else None)
 
 
-def _call(run: Run, stage: str, servers: "Servers | None") -> Record:
+def _call(run: Run, stage: str, servers: "Servers | None", **options: bool) -> Record:
     module, name = _FUNCTIONS[stage]
     function: Callable[..., Any] = getattr(importlib.import_module(module), name)
-    record: Record = function(run, servers) if stage in _SERVED else function(run)
+    record: Record = function(run, servers) if stage in _SERVED else function(run, **options)
     return record
 
 
@@ -95,11 +96,3 @@ def _refuse_changed_rows(run: Run) -> None:
             f"data.train: {source} has changed since {run.record_file('data')} was made from it; "
             f"put it back, or name another run directory with --run"
         )
-
-
-def _clear(run: Run, stage: str) -> None:
-    """Takes away what a stage made, so that it starts from nothing."""
-    run.record_file(stage).unlink(missing_ok=True)
-    if stage == "train":
-        shutil.rmtree(run.checkpoints, ignore_errors=True)
-        shutil.rmtree(run.tensorboard, ignore_errors=True)

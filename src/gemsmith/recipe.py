@@ -77,6 +77,16 @@ class Train(Section):
     dtype: Literal["bfloat16", "float32"] = Field("bfloat16", description="Of the frozen base; adapters and moments are float32.")
     checkpoint_every: Positive = Field(100, description="Steps.")
     keep_checkpoints: Positive = 3
+    checkpoint_folder: str | None = Field(
+        None, description="A folder or gs://bucket/folder for the checkpoints; null: in the run directory."
+    )
+    on_nonfinite: Literal["stop", "skip"] = Field(
+        "stop", description="What a step does whose loss or gradient is no number; skip: its update is left out."
+    )
+    spike_factor: Annotated[float, Field(gt=1)] = Field(
+        3.0, description="A loss of more than this many times the median of the last 50 steps is a spike."
+    )
+    on_spike: Literal["report", "stop", "skip"] = Field("report", description="What a step does whose loss is a spike.")
 
 
 class Export(Section):

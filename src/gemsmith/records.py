@@ -98,6 +98,9 @@ class DataRecord(Record):
 
 
 class TrainStep(Part):
+    # JSON has no NaN; as text it comes back as the number that it was.
+    model_config = ConfigDict(ser_json_inf_nan="strings")
+
     step: int
     """From 1."""
     loss: float
@@ -109,6 +112,10 @@ class TrainStep(Part):
     real_tokens: int
     """Tokens that are not padding."""
     step_s: float
+    spike: bool = False
+    """The loss was more than train.spike_factor times the median of the steps before."""
+    skipped: bool = False
+    """The step's update was left out."""
 
 
 class TrainRecord(Record):
@@ -121,6 +128,13 @@ class TrainRecord(Record):
     mesh: dict[str, int]
     resumed_at: tuple[int, ...] = ()
     """Steps after which the run was continued from a checkpoint."""
+    spikes: tuple[int, ...] = ()
+    skipped: tuple[int, ...] = ()
+    """Steps whose update was left out, since the loss was a spike or no number."""
+    hosts: int = 1
+    compile_s: float = 0.0
+    """Of the last start: tracing and compiling the step, or taking it from the cache."""
+    compiled_from_cache: bool = False
     real_tokens_per_s: float
     """Over the steps but the first, which compiles."""
     peak_memory_bytes: int

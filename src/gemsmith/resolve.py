@@ -19,6 +19,7 @@ def resolve(recipe: Recipe) -> tuple[Recipe, list[Derived]]:
     derived: list[Derived] = []
     for key in ("checkpoint", "data.train", "data.eval", "data.template", "hardware.catalogue"):
         _make_absolute(recipe, key, derived)
+    _make_folder_absolute(recipe, derived)
     _derive_rows_per_step(recipe, derived)
     variant, reason = _find_model(recipe)
     if recipe.model is None:
@@ -68,6 +69,13 @@ def _make_absolute(recipe: Recipe, key: str, derived: list[Derived]) -> None:
     path = Path(value).expanduser()
     if path.exists():
         derived.append(Derived(key, str(path.resolve()), f"{value}, seen from the folder the run was started in"))
+
+
+def _make_folder_absolute(recipe: Recipe, derived: list[Derived]) -> None:
+    folder = recipe.train.checkpoint_folder
+    if folder is not None and "://" not in folder and not Path(folder).is_absolute():
+        reason = f"{folder}, seen from the folder the run was started in"
+        derived.append(Derived("train.checkpoint_folder", str(Path(folder).expanduser().resolve()), reason))
 
 
 def _derive_rows_per_step(recipe: Recipe, derived: list[Derived]) -> None:

@@ -8,6 +8,7 @@ A stage is complete when its record is there and was made from the same recipe k
 
 import contextlib
 import hashlib
+import importlib.util
 import json
 import os
 import platform
@@ -22,12 +23,13 @@ from typing import IO, Any, TypeVar
 from pydantic import ValidationError
 
 from gemsmith import __version__
-from gemsmith.errors import RunError
+from gemsmith.errors import MachineError, RecipeError, RunError
 from gemsmith.recipe import Derived, Recipe, differing_keys, dump_recipe, flatten, load_recipe, read_reasons
 from gemsmith.records import RECORDS, STAGES, Machine, Origin, Record
 
 RecordT = TypeVar("RecordT", bound=Record)
 
+_STOPS = ("train.on_nonfinite", "train.on_spike")
 _TRAINED_DATA = ("data.train", "data.format", "data.template", "data.max_length", "data.packing", "data.too_long")
 
 # What each stage reads: keys of the recipe (or whole sections of it), and the records of earlier stages.
@@ -70,7 +72,11 @@ class Run:
 
     @property
     def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
+        """In a bucket it is an epath.Path, which has the methods of a Path."""
+        folder = self.recipe.train.checkpoint_folder
+        if folder is None:
+            return self.path / "checkpoints"
+        return _bucket_path(folder) if "://" in folder else Path(folder)
 
     @property
     def adapter(self) -> Path:
@@ -126,8 +132,17 @@ def open_run(path: Path, recipe: Recipe, derived: Sequence[Derived] = (), *, red
     path.mkdir(parents=True, exist_ok=True)
     run.logs.mkdir(exist_ok=True)
     values = dict(flatten(recipe.model_dump(mode="json")))
-    write_text(run.recipe_file, dump_recipe(recipe, [item for item in derived if values.get(item.key) == item.value]))
+    # What is there was trained with the recipe there, and stays until training again has got through its first step.
+    pending = redo == "train" and has_begun(run, "train")
+    file = _next_recipe_file(run) if pending else run.recipe_file
+    write_text(file, dump_recipe(recipe, [item for item in derived if values.get(item.key) == item.value]))
     return run
+
+
+def confirm_recipe(run: Run) -> None:
+    """Puts the recipe in place that open_run held back, since the stage that it is for has begun to write."""
+    with contextlib.suppress(FileNotFoundError):
+        _next_recipe_file(run).replace(run.recipe_file)
 
 
 def find_run(path: Path, overrides: Sequence[str] = ()) -> Recipe:
@@ -213,6 +228,15 @@ def stage_keys(recipe: Recipe, stage: str) -> dict[str, Any]:
     return {key: value for key, value in flatten(recipe.model_dump(mode="json")) if _reads(stage, key)}
 
 
+def refused_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Dotted keys that training cannot go on with, with both values. What was trained has not met what `stop` would have stopped."""
+    return {
+        key: (old.get(key), new.get(key))
+        for key in sorted(old.keys() | new.keys())
+        if old.get(key) != new.get(key) and not (key in _STOPS and old.get(key) == "stop") and key != "train.checkpoint_folder"
+    }
+
+
 def this_machine() -> Machine:
     memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return Machine(
@@ -270,6 +294,21 @@ def replacing_folder(path: Path) -> Iterator[Path]:
         shutil.rmtree(beside, ignore_errors=True)
 
 
+def _next_recipe_file(run: Run) -> Path:
+    return run.path / ".recipe.yaml.next"
+
+
+def _bucket_path(url: str) -> Path:
+    if not url.startswith("gs://"):
+        raise RecipeError(f"train.checkpoint_folder: {url!r} was given; allowed: a folder, or gs://bucket/folder")
+    # Orbax opens buckets through etils, and that through gcsfs.
+    if missing := [name for name in ("etils", "gcsfs") if importlib.util.find_spec(name) is None]:
+        raise MachineError(f"train.checkpoint_folder: {url} needs {' and '.join(missing)}; run: pip install {' '.join(missing)}")
+    from etils import epath
+
+    return epath.Path(url)
+
+
 def _reads(stage: str, key: str) -> bool:
     return any(key == name or key.startswith(f"{name}.") for name in _KEYS[stage])
 
@@ -287,6 +326,8 @@ def _depends_on(stage: str, other: str) -> bool:
 def _refuse_another_recipe(run: Run, redo: str | None) -> None:
     there = load_recipe(run.recipe_file)
     for key, (old, new) in differing_keys(there, run.recipe).items():
+        if key in _STOPS and old == "stop" and not run.record_file("train").exists():
+            continue
         # A plan is made again in no time, so it holds nobody to its keys.
         readers = [stage for stage in STAGES if stage != "plan" and _reads(stage, key) and has_begun(run, stage)]
         readers = [stage for stage in readers if redo is None or not _depends_on(stage, redo)]

@@ -1,11 +1,11 @@
 import json
+import math
 
 import pytest
 
-from gemsmith.errors import RunError
 from gemsmith.records import TrainStep
 from gemsmith.run import Run
-from gemsmith.train.log import StepLog, read_resumes, read_steps
+from gemsmith.train.log import Display, Events, StepLog, StepsFile
 
 
 @pytest.fixture
@@ -13,46 +13,64 @@ def run(tmp_path, small_recipe):
     return Run(path=tmp_path, recipe=small_recipe())
 
 
-def make_step(number, loss=1.5):
-    return TrainStep(step=number, loss=loss, grad_norm=0.5, learning_rate=1e-4, real_tokens=300, step_s=0.25)
+def make_step(number, **values):
+    values = {"loss": 1.5, "grad_norm": 0.5, "learning_rate": 1e-4, "real_tokens": 300, "step_s": 0.25} | values
+    return TrainStep(step=number, **values)
 
 
-def log_steps(run, first, last, *, done=0, loss=1.5):
-    with StepLog(run, steps=6, done=done) as log:
+def log_steps(run, first, last, *, kept=(), **values):
+    with StepLog(kept, (StepsFile(run, kept), Events(run, done=len(kept)), Display(steps=6, done=len(kept)))) as log:
         for number in range(first, last + 1):
-            log.add(make_step(number, loss))
+            log.add(make_step(number, **values))
+    return log.steps
+
+
+def read_lines(run):
+    return [TrainStep.model_validate_json(line) for line in (run.logs / "train_steps.jsonl").read_text().splitlines()]
 
 
 def test_steps_come_back_as_they_were_written(run, capsys):
-    log_steps(run, 1, 3)
-    assert read_steps(run) == [make_step(number) for number in (1, 2, 3)]
-    assert read_resumes(run) == []
+    steps = log_steps(run, 1, 3)
+    assert read_lines(run) == steps == [make_step(number) for number in (1, 2, 3)]
     lines = capsys.readouterr()
     assert lines.out == "" and lines.err.splitlines() == ["train  step 1/6  loss 1.5000"]
 
 
 def test_a_continued_log_drops_the_steps_that_are_done_again(run):
-    log_steps(run, 1, 5)
+    steps = log_steps(run, 1, 5)
     with (run.logs / "train_steps.jsonl").open("a") as file:
         file.write('{"step": 6, "lo')
-    log_steps(run, 4, 6, done=3, loss=9.0)
-    assert [step.loss for step in read_steps(run)] == [1.5, 1.5, 1.5, 9.0, 9.0, 9.0]
-    assert read_resumes(run) == [3]
+    again = log_steps(run, 4, 6, kept=steps[:3], loss=9.0)
+    assert [step.loss for step in read_lines(run)] == [step.loss for step in again] == [1.5, 1.5, 1.5, 9.0, 9.0, 9.0]
+    keys = {"step", "loss", "grad_norm", "learning_rate", "real_tokens", "step_s", "spike", "skipped"}
     for line in (run.logs / "train_steps.jsonl").read_text().splitlines():
-        assert json.loads(line).keys() == {"step", "loss", "grad_norm", "learning_rate", "real_tokens", "step_s"}
+        assert json.loads(line).keys() == keys
 
 
-def test_a_log_that_starts_again_forgets_the_earlier_attempts(run):
-    log_steps(run, 1, 5)
-    log_steps(run, 4, 4, done=3)
-    log_steps(run, 1, 1)
-    assert len(read_steps(run)) == 1 and read_resumes(run) == []
+def test_an_attempt_that_trains_nothing_leaves_the_files_of_the_one_before(run):
+    steps = log_steps(run, 1, 2)
+    events = sorted(run.tensorboard.iterdir())
+    log_steps(run, 1, 0)
+    assert read_lines(run) == steps and sorted(run.tensorboard.iterdir()) == events
 
 
-def test_a_log_that_lacks_finished_steps_is_an_error(run):
-    log_steps(run, 1, 2)
-    with pytest.raises(RunError, match="lacks steps before 3"):
-        StepLog(run, steps=6, done=3)
+def test_a_loss_that_is_no_number_comes_back_as_such(run):
+    log_steps(run, 1, 1, loss=math.nan, grad_norm=math.inf, skipped=True)
+    step, line = read_lines(run)[0], (run.logs / "train_steps.jsonl").read_text()
+    assert math.isnan(step.loss) and step.grad_norm == math.inf and step.skipped
+    json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+
+
+def test_spikes_and_skipped_steps_are_told(run, capsys):
+    log_steps(run, 1, 1, loss=7.0, spike=True)
+    log_steps(run, 1, 1, loss=7.0, spike=True, skipped=True)
+    log_steps(run, 1, 1, loss=math.nan, skipped=True)
+    told = [line for line in capsys.readouterr().err.splitlines() if line.count(":")]
+    assert told == [
+        "train  step 1/6  loss 7.0000: a spike",
+        "train  step 1/6  loss 7.0000: a spike, its update is left out",
+        "train  step 1/6  loss nan: not a finite number, its update is left out",
+    ]
 
 
 def test_the_last_line_says_how_fast(run, capsys):

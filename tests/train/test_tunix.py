@@ -7,18 +7,23 @@ import struct
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from tensorboardX.proto.event_pb2 import Event
 
 from gemsmith.data import Batches
 from gemsmith.errors import EngineError, MachineError, Preempted, RecipeError, RunError
-from gemsmith.run import Run, is_complete
+from gemsmith.export.adapters import complete_steps
+from gemsmith.recipe import build_recipe
+from gemsmith.records import TrainStep
+from gemsmith.run import Run, find_run, is_complete, open_run, read_record, write_record
 from gemsmith.train import tunix
-from gemsmith.train.log import read_steps
+from gemsmith.train.compiling import Compiled, compile_step, use_compile_cache
 from gemsmith.train.stage import train
 
 
@@ -44,6 +49,10 @@ def read_arrays(folder: Path) -> dict[str, np.ndarray]:
     as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), checkpointer.metadata(folder).item_metadata.tree)
     leaves = jax.tree_util.tree_flatten_with_path(checkpointer.restore(folder, restore_args=as_numpy))[0]
     return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
+
+
+def read_steps(run: Run) -> list[TrainStep]:
+    return [TrainStep.model_validate_json(line) for line in (run.logs / "train_steps.jsonl").read_text().splitlines() if line.endswith("}")]
 
 
 def saved_bytes(run: Run, step: int) -> dict[str, bytes]:
@@ -77,7 +86,7 @@ def test_a_checkpoint_is_read_with_no_model(whole):
     assert len(arrays) == 2 * 13
 
 
-def test_a_step_compiles_once(prepared_run, monkeypatch):
+def test_a_step_is_compiled_before_it_runs_and_never_again(prepared_run, monkeypatch):
     sizes, make_step = [], tunix.make_step
 
     def keep(*args, **options):
@@ -93,20 +102,20 @@ def test_a_step_compiles_once(prepared_run, monkeypatch):
     monkeypatch.undo()
     monkeypatch.setattr(tunix, "make_step", keep)
     train(run)
-    assert [size() for size in sizes] == [1, 1]
+    assert [size() for size in sizes] == [0, 0]  # what runs is the compiled program, which refuses other shapes and shardings
 
 
 def interrupt(monkeypatch, *, at, by):
     """Lets the batch of step `at` raise an error or send a signal."""
     batch = Batches.batch
 
-    def interrupted(self, step):
+    def interrupted(self, step, rows):
         if step == at:
             if isinstance(by, signal.Signals):
                 os.kill(os.getpid(), by)
             else:
                 raise by
-        return batch(self, step)
+        return batch(self, step, rows)
 
     monkeypatch.setattr(Batches, "batch", interrupted)
 
@@ -152,9 +161,9 @@ from gemsmith.data import Batches
 from gemsmith.run import Run, find_run
 from gemsmith.train.stage import train
 batch = Batches.batch
-def slowly(self, step):
+def slowly(self, step, rows):
     time.sleep(0.2 if step > 2 else 0)
-    return batch(self, step)
+    return batch(self, step, rows)
 Batches.batch = slowly
 path = Path(sys.argv[1])
 train(Run(path=path, recipe=find_run(path)))
@@ -197,6 +206,211 @@ def test_a_loss_that_is_no_number_stops_and_is_not_saved(prepared_run):
     assert [step.step for step in read_steps(run)] == [1]
 
 
+def poison(monkeypatch, *, at):
+    """Makes every weight of the base NaN in one step."""
+    make_step = tunix.make_step
+
+    def poisoned(*args, **options):
+        step = make_step(*args, **options)
+
+        def update(trained, moments, frozen, inputs):
+            bad = inputs["step"] == at
+            frozen = jax.tree.map(lambda leaf: jnp.where(bad, jnp.nan, leaf) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf, frozen)
+            return step.update(trained, moments, frozen, inputs)
+
+        return replace(step, update=jax.jit(update, donate_argnums=(0, 1)))
+
+    monkeypatch.setattr(tunix, "make_step", poisoned)
+
+
+def test_a_step_that_is_no_number_is_skipped_where_the_recipe_says_so(prepare, tmp_path, monkeypatch):
+    poison(monkeypatch, at=3)
+    keys = {"checkpoint_every": 1, "on_nonfinite": "skip", "keep_checkpoints": 6}
+    run = prepare(tmp_path / "run", train=keys)
+    record = train(run)
+    assert record.skipped == (3,) and record.spikes == ()
+    assert [np.isnan(step.loss) for step in record.steps] == [False, False, True, False, False, False]
+    assert saved_bytes(run, 3) == saved_bytes(run, 2)
+    assert saved_bytes(run, 4) != saved_bytes(run, 3)
+    assert is_complete(run, "train")
+    stopped = prepare(tmp_path / "stopped", train=keys)
+    with monkeypatch.context() as patch:
+        interrupt(patch, at=4, by=KeyboardInterrupt)
+        with pytest.raises(KeyboardInterrupt):
+            train(stopped)
+    again = train(stopped)
+    assert again.skipped == (3,) and again.resumed_at == (3,)
+    assert saved_bytes(stopped, 6) == saved_bytes(run, 6)
+
+
+def test_a_spike_is_told_or_skipped_or_ends_the_run_as_the_recipe_says(whole, prepare, tmp_path, monkeypatch):
+    monkeypatch.setattr(tunix, "spike_limit", lambda losses, step, factor: 1.0 if step == 4 else np.inf)
+    run = prepare(tmp_path / "report")
+    assert train(run).spikes == (4,)
+    assert saved_bytes(run, 6) == saved_bytes(whole[0], 6)
+    run = prepare(tmp_path / "skip", train={"on_spike": "skip", "checkpoint_every": 1, "keep_checkpoints": 6})
+    record = train(run)
+    assert record.skipped == record.spikes == (4,)
+    assert saved_bytes(run, 4) == saved_bytes(run, 3) != saved_bytes(run, 5)
+    run = prepare(tmp_path / "stop", train={"on_spike": "stop"})
+    with pytest.raises(EngineError, match=r"step 4 has loss .*train.on_spike is stop.*checkpoints/2; lower"):
+        train(run)
+    # What it stopped at may now be left out; any other key would make another run of it.
+    skipping = open_run(run.path, replace_key(run.recipe, "train.on_spike=skip"))
+    assert train(skipping).skipped == (4,)
+    assert saved_bytes(skipping, 6) == saved_bytes(tmp_path_run(tmp_path / "skip"), 6)
+
+
+def replace_key(recipe, override):
+    return build_recipe(recipe.model_dump(mode="json"), [override])
+
+
+def tmp_path_run(path):
+    return Run(path=path, recipe=find_run(path))
+
+
+STOPPED_WHILE_COMPILING = """
+import os, signal, sys, threading, time
+from gemsmith import cli
+from gemsmith.train import compiling
+def run(work):
+    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    time.sleep(600)
+compiling._Work.run = run
+cli.main(["train", sys.argv[1]])
+"""
+
+
+def test_sigterm_while_the_step_compiles_ends_the_run_soon(prepared_run):
+    run = prepared_run()
+    begin_s = time.monotonic()
+    ended = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", STOPPED_WHILE_COMPILING, str(run.path)], capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 143
+    assert ended.stderr.splitlines()[-1].startswith("note: stopped by SIGTERM: nothing was trained yet; continue with: gemsmith train")
+    assert time.monotonic() - begin_s < 30
+    assert not run.record_file("train").exists()
+
+
+@pytest.fixture
+def cached_at_once():
+    """This step compiles faster than what JAX keeps otherwise."""
+    name = "jax_persistent_cache_min_compile_time_secs"
+    before = jax.config.values[name]
+    jax.config.update(name, 0.0)
+    yield
+    jax.config.update(name, before)
+
+
+def test_a_second_start_takes_its_step_from_the_cache(prepared_run, monkeypatch, cached_at_once):
+    run = prepared_run(lora={"rank": 3})
+    compiled = []
+    monkeypatch.setattr(tunix, "compile_step", lambda *given: compiled.append(compile_step(*given)) or compiled[-1])
+    with monkeypatch.context() as patch:
+        interrupt(patch, at=3, by=signal.SIGTERM)
+        with pytest.raises(Preempted):
+            train(run)
+    record = train(run)
+    assert [step.from_cache for step in compiled] == [False, True]
+    assert record.compiled_from_cache and record.compile_s > 0
+
+
+@pytest.fixture
+def no_cache_folder():
+    before = {name: jax.config.values[name] for name in ("jax_compilation_cache_dir", "jax_compilation_cache_max_size")}
+    jax.config.update("jax_compilation_cache_dir", None)
+    yield
+    for name, value in before.items():
+        jax.config.update(name, value)
+
+
+def test_programs_are_kept_in_the_users_cache_unless_another_folder_is_named(no_cache_folder, tmp_path, monkeypatch):
+    monkeypatch.setenv("GEMSMITH_CACHE", str(tmp_path))
+    use_compile_cache()
+    assert jax.config.values["jax_compilation_cache_dir"] == str(tmp_path / "compiled")
+    jax.config.update("jax_compilation_cache_dir", "/elsewhere")
+    use_compile_cache()
+    assert jax.config.values["jax_compilation_cache_dir"] == "/elsewhere"
+
+
+def snapshot(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name[0] != "."}
+
+
+def test_training_again_that_cannot_begin_loses_nothing(trained, gemsmith):
+    run, _ = trained
+    before = snapshot(run.path)
+    code, _, err = gemsmith("train", run.path, "--force", "--set", "train.mesh={fsdp: 2, tp: 2}", "--set", "optimizer.learning_rate=0.1")
+    assert code == 2 and "train.mesh" in err
+    assert snapshot(run.path) == before
+    assert is_complete(run, "train")
+
+
+def test_training_again_whose_first_step_finds_no_memory_loses_nothing(trained, gemsmith, monkeypatch):
+    run, _ = trained
+    before = snapshot(run.path)
+
+    def fail(*_):
+        raise ValueError("RESOURCE_EXHAUSTED: out of memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tunix, "compile_step", lambda *_: Compiled(update=fail, seconds=1.0, from_cache=False))
+        code, _, err = gemsmith("train", run.path, "--force", "--set", "optimizer.learning_rate=0.1")
+    assert code == 2 and "out of memory" in err
+    assert snapshot(run.path) == before
+
+
+def test_training_again_starts_from_nothing_with_the_new_recipe(trained, gemsmith):
+    run, record = trained
+    code, _, err = gemsmith("train", run.path, "--force", "--set", "train.checkpoint_every=5", "--set", "lora.rank=2")
+    assert code == 0, err
+    again = read_record(run, "train")
+    assert again.resumed_at == () and again.trained_parameters * 2 == record.trained_parameters
+    assert sorted(path.name for path in run.checkpoints.iterdir()) == ["1", "5", "6"]
+    assert find_run(run.path).lora.rank == 2
+    assert read_events(run)["train/loss"].keys() == {1, 2, 3, 4, 5, 6}
+
+
+def test_checkpoints_may_be_kept_elsewhere_and_outlive_the_run_directory(whole, prepare, tmp_path, monkeypatch):
+    keys = {"checkpoint_folder": str(tmp_path / "saved" / "here")}
+    run = prepare(tmp_path / "run", train=keys)
+    interrupt(monkeypatch, at=6, by=KeyboardInterrupt)
+    with pytest.raises(KeyboardInterrupt):
+        train(run)
+    monkeypatch.undo()
+    assert complete_steps(run.checkpoints) == [1, 2, 4]  # Orbax saves the first step always
+    shutil.rmtree(run.path)
+    run = prepare(tmp_path / "run", train=keys)
+    record = train(run)
+    assert record.resumed_at == (4,) and same_numbers(record, whole[1])
+    assert record.last_checkpoint == f"{tmp_path}/saved/here/6"
+    assert saved_bytes(run, 6) == saved_bytes(whole[0], 6)
+    assert not (run.path / "checkpoints").exists()
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ({"lora": {"rank": 2}}, r"saved/6: was trained with another recipe: lora.rank was 4 and is 2; set it back"),
+        ({"data": {"train": {"task": "verilog", "rows": 11}}}, r"saved/6: was trained with another recipe: data.train.rows was 12"),
+    ],
+)
+def test_checkpoints_of_another_recipe_are_refused(whole, prepare, tmp_path, keys, expected):
+    shutil.copytree(whole[0].checkpoints, tmp_path / "saved")
+    run = prepare(tmp_path / "run", train={"checkpoint_folder": str(tmp_path / "saved")}, **keys)
+    with pytest.raises(RunError, match=expected):
+        train(run)
+
+
+def test_checkpoints_of_other_rows_are_refused(whole, prepare, tmp_path):
+    shutil.copytree(whole[0].checkpoints, tmp_path / "saved")
+    run = prepare(tmp_path / "run", train={"checkpoint_folder": str(tmp_path / "saved")})
+    write_record(run, read_record(run, "data").model_copy(update={"rows_sha256": "0"}))
+    with pytest.raises(RunError, match=r"saved/6: was trained on other rows than"):
+        train(run)
+
+
 def test_a_damaged_checkpoint_is_named(trained):
     run, _ = trained
     for file in (run.checkpoints / "6" / "model_params").rglob("*"):
@@ -208,11 +422,16 @@ def test_a_damaged_checkpoint_is_named(trained):
     assert "\n" not in str(error.value)
 
 
-def test_a_lost_log_is_named(trained):
-    run, _ = trained
-    (run.logs / "train_steps.jsonl").unlink()
-    with pytest.raises(RunError, match=r"lacks steps before 6, .* delete checkpoints/"):
+def test_a_lost_log_is_written_again_from_the_checkpoint(whole, prepared_run, monkeypatch):
+    run = prepared_run()
+    interrupt(monkeypatch, at=6, by=KeyboardInterrupt)
+    with pytest.raises(KeyboardInterrupt):
         train(run)
+    monkeypatch.undo()
+    shutil.rmtree(run.logs)
+    record = train(run)
+    assert same_numbers(record, whole[1])
+    assert tuple(read_steps(run)) == record.steps
 
 
 def test_a_full_disk_is_one_line(prepared_run, tmp_path):
@@ -272,10 +491,10 @@ from gemsmith.train.stage import train
 path = Path(sys.argv[1])
 run = Run(path=path, recipe=find_run(path))
 batch = Batches.batch
-def interrupted(self, step):
+def interrupted(self, step, rows):
     if step == 4:
         raise KeyboardInterrupt
-    return batch(self, step)
+    return batch(self, step, rows)
 Batches.batch = interrupted
 try:
     train(run)
@@ -284,8 +503,8 @@ except KeyboardInterrupt:
 Batches.batch = batch
 sessions = []
 class Session(tunix._Session):
-    def __init__(self, *args):
-        super().__init__(*args)
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
         sessions.append(self)
 tunix._Session = Session
 record = train(run)
@@ -294,7 +513,6 @@ session, = sessions
 leaves = jax.tree.leaves((session.trained, session.moments))
 whole = [leaf for leaf in leaves if leaf.ndim and leaf.sharding.is_fully_replicated]
 assert len(whole) == 3, [leaf.shape for leaf in whole]  # B of the one global kv head, which tp cannot split, and its moments
-assert session.step.update._cache_size() == 1
 """
 
 

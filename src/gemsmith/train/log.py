@@ -1,18 +1,15 @@
 """What a training run says while it runs: one JSON line a step, TensorBoard events, a progress bar. No machine-learning library."""
 
-import json
-import os
 import time
 from collections import deque
-from pathlib import Path
+from collections.abc import Sequence
+from contextlib import ExitStack
 from types import TracebackType
-from typing import Any, Self
+from typing import IO, Any, Protocol, Self
 
-from pydantic import ValidationError
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from gemsmith.errors import RunError
 from gemsmith.records import TrainStep
 from gemsmith.run import Run, write_text
 
@@ -20,82 +17,87 @@ _WINDOW_STEPS = 20
 _LINE_EVERY_S = 10.0
 
 
-def steps_file(run: Run) -> Path:
-    return run.logs / "train_steps.jsonl"
+class Sink(Protocol):
+    """Where steps are written or shown. Before the first `add` it leaves everything as it is."""
 
-
-def resumes_file(run: Run) -> Path:
-    return run.logs / "train_resumes.jsonl"
-
-
-def read_steps(run: Run) -> list[TrainStep]:
-    """The steps in the log, in order; a last line that a kill cut short is left out."""
-    try:
-        lines = steps_file(run).read_text(encoding="utf-8").splitlines()
-    except FileNotFoundError:
-        return []
-    steps = []
-    for line in lines:
-        try:
-            steps.append(TrainStep.model_validate_json(line))
-        except ValidationError:
-            break
-    return steps
-
-
-def read_resumes(run: Run) -> list[int]:
-    """Steps after which the run was continued from a checkpoint."""
-    file = resumes_file(run)
-    return [json.loads(line)["step"] for line in file.read_text(encoding="utf-8").splitlines()] if file.exists() else []
+    def start(self) -> None: ...
+    def add(self, step: TrainStep) -> None: ...
+    def stop(self) -> None: ...
 
 
 class StepLog:
-    """Writes each step to logs/train_steps.jsonl, to TensorBoard and to the terminal; a context manager.
+    """Every step of the run, in memory and in the sinks; a context manager.
 
-    Of an earlier attempt it keeps the steps up to `done`, which a checkpoint holds, so that every step appears once.
+    `kept` are those of earlier attempts, which the checkpoint that is continued from holds.
     """
 
-    def __init__(self, run: Run, *, steps: int, done: int) -> None:
-        from tensorboardX import SummaryWriter
-
-        kept = read_steps(run)[:done]
-        if [step.step for step in kept] != list(range(1, done + 1)):
-            raise RunError(f"{steps_file(run)}: lacks steps before {done}, which checkpoints/ holds; delete checkpoints/ to start again")
-        run.logs.mkdir(parents=True, exist_ok=True)
-        write_text(steps_file(run), "".join(f"{step.model_dump_json()}\n" for step in kept))
-        if done:
-            with resumes_file(run).open("a", encoding="utf-8") as file:
-                file.write(json.dumps({"step": done}) + "\n")
-        else:
-            resumes_file(run).unlink(missing_ok=True)
-        self._file = steps_file(run).open("a", encoding="utf-8")
-        self._events = SummaryWriter(str(run.tensorboard), purge_step=done + 1)
-        self._display = _Display(steps=steps, done=done)
+    def __init__(self, kept: Sequence[TrainStep], sinks: Sequence[Sink] = ()) -> None:
+        self.steps = list(kept)
+        self._sinks = sinks
 
     def add(self, step: TrainStep) -> None:
-        self._file.write(step.model_dump_json() + "\n")
-        self._file.flush()
-        values = {"loss": step.loss, "grad_norm": step.grad_norm, "learning_rate": step.learning_rate}
-        for name, value in (values | {"real_tokens_per_s": step.real_tokens / step.step_s}).items():
-            self._events.add_scalar(f"train/{name}", value, step.step)
-        self._display.show(step)
-
-    def sync(self) -> None:
-        """Puts the lines on disk, before a checkpoint that counts on them."""
-        os.fsync(self._file.fileno())
+        self.steps.append(step)
+        for sink in self._sinks:
+            sink.add(step)
 
     def __enter__(self) -> Self:
-        self._display.start()
+        for sink in self._sinks:
+            sink.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._display.stop()
-        self._events.close()
-        self._file.close()
+        with ExitStack() as stack:
+            for sink in self._sinks:
+                stack.callback(sink.stop)
 
 
-class _Display:
-    """A bar on a terminal; elsewhere a line every ten seconds."""
+class StepsFile:
+    """logs/train_steps.jsonl: of earlier attempts it keeps the steps up to those that are done again, so that every step appears once."""
+
+    def __init__(self, run: Run, kept: Sequence[TrainStep]) -> None:
+        self._path, self._kept = run.logs / "train_steps.jsonl", kept
+        self._file: IO[str] | None = None
+
+    def start(self) -> None: ...
+
+    def add(self, step: TrainStep) -> None:
+        if self._file is None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            write_text(self._path, "".join(f"{kept.model_dump_json()}\n" for kept in self._kept))
+            self._file = self._path.open("a", encoding="utf-8")
+        self._file.write(step.model_dump_json() + "\n")
+        self._file.flush()
+
+    def stop(self) -> None:
+        if self._file:
+            self._file.close()
+
+
+class Events:
+    """tensorboard/: the scalars of each step; those of an earlier attempt that are done again are purged."""
+
+    def __init__(self, run: Run, *, done: int) -> None:
+        self._folder, self._done = run.tensorboard, done
+        self._writer: Any = None
+
+    def start(self) -> None: ...
+
+    def add(self, step: TrainStep) -> None:
+        if self._writer is None:
+            from tensorboardX import SummaryWriter
+
+            self._writer = SummaryWriter(str(self._folder), purge_step=self._done + 1)
+        values = {"loss": step.loss, "grad_norm": step.grad_norm, "learning_rate": step.learning_rate}
+        for name, value in (values | {"real_tokens_per_s": step.real_tokens / step.step_s}).items():
+            self._writer.add_scalar(f"train/{name}", value, step.step)
+
+    def stop(self) -> None:
+        if self._writer:
+            self._writer.close()
+
+
+class Display:
+    """A bar on a terminal; elsewhere a line every ten seconds. A spike and a skipped step get a line of their own."""
 
     def __init__(self, *, steps: int, done: int) -> None:
         self._console = Console(stderr=True)
@@ -113,11 +115,13 @@ class _Display:
         self._task = self._bar.add_task("train", total=self._steps, completed=self._done, line="compiling")
         self._bar.start()
 
-    def show(self, step: TrainStep) -> None:
+    def add(self, step: TrainStep) -> None:
         first = step.step == self._done + 1
-        if not first:  # it compiled, so its time says nothing about the others
+        if not first:  # it warms up, so its time says nothing about the others
             self._recent.append(step)
         line = f"loss {step.loss:.4f}"
+        if step.spike or step.skipped:
+            self._print(f"train  step {step.step}/{self._steps}  {line}: {_peculiarity(step)}")
         if self._recent:
             seconds = sum(recent.step_s for recent in self._recent)
             left_s = (self._steps - step.step) * seconds / len(self._recent)
@@ -126,11 +130,19 @@ class _Display:
             self._bar.update(self._task, completed=step.step, line=line)
         elif first or step.step == self._steps or time.monotonic() - self._line_at_s > _LINE_EVERY_S:
             self._line_at_s = time.monotonic()
-            self._console.print(f"train  step {step.step}/{self._steps}  {line}", highlight=False, soft_wrap=True)
+            self._print(f"train  step {step.step}/{self._steps}  {line}")
 
     def stop(self) -> None:
         if self._bar:
             self._bar.stop()
+
+    def _print(self, line: str) -> None:
+        self._console.print(line, highlight=False, soft_wrap=True)
+
+
+def _peculiarity(step: TrainStep) -> str:
+    what = "a spike" if step.spike else "not a finite number"
+    return f"{what}, its update is left out" if step.skipped else what
 
 
 def _duration(seconds: float) -> str:

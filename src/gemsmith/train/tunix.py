@@ -5,8 +5,9 @@ its last complete checkpoint and ends with the bytes of one that never stopped.
 """
 
 import contextlib
-import math
+import json
 import resource
+import shutil
 import signal
 import threading
 import time
@@ -24,36 +25,41 @@ from gemsmith.errors import DataError, EngineError, MachineError, Preempted, Rec
 from gemsmith.models import Gemma4, load_model
 from gemsmith.recipe import Recipe
 from gemsmith.records import TrainRecord, TrainStep
-from gemsmith.run import Clock, Run, make_origin, start_clock, write_record
-from gemsmith.train.log import StepLog, read_resumes, read_steps
+from gemsmith.run import Clock, Run, confirm_recipe, make_origin, read_record, refused_changes, stage_keys, start_clock, write_record
+from gemsmith.train.compiling import Compiled, compile_step, use_compile_cache
+from gemsmith.train.hosts import is_first_host, local_rows, place_batch, place_number
+from gemsmith.train.log import Display, Events, StepLog, StepsFile
 from gemsmith.train.lora import add_adapters, count_adapted
 from gemsmith.train.optimizer import make_optimizer
 from gemsmith.train.schedule import learning_rate
+from gemsmith.train.spikes import reason_to_stop, spike_limit
 from gemsmith.train.step import Step, input_shapes, make_step, place_moments
 from gemsmith.train.upstream import Checkpoints, Trainer
-from gemsmith.zoo import Variant, find_variant
+from gemsmith.zoo import VARIANTS, Variant, find_variant
 
 _PACKAGES = ("jax", "flax", "qwix", "google-tunix", "optax", "orbax-checkpoint", "numpy")
 
 
-def train_with_tunix(run: Run) -> TrainRecord:
+def train_with_tunix(run: Run, *, fresh: bool = False) -> TrainRecord:
     """The record of a finished training, written to train.json; continues from the last complete checkpoint.
 
-    Raises InputError for a mesh or rows that do not fit the machine, MachineError where space or memory runs out, EngineError where the
-    loss is no longer a number, and Preempted after SIGTERM, once the last step is saved.
+    `fresh`: see gemsmith.train.stage.train. Raises InputError for a mesh or rows that do not fit the machine, MachineError where space or
+    memory runs out, EngineError where a loss is one that the recipe stops at, and Preempted after SIGTERM, once the last step is saved.
     """
     clock, recipe = start_clock(), run.recipe
+    use_compile_cache()
     batches = load_batches(run)
-    variant = find_variant(recipe.model) if recipe.model else None
+    variant = find_variant(recipe.model) if recipe.model in VARIANTS else None
     checkpoint = open_checkpoint(recipe.checkpoint, variant=variant)
     mesh = make_mesh(recipe)
     with _one_line_errors(run):
         model = adapted_model(recipe, checkpoint, mesh)
-        session = _Session(run, model, batches, mesh)
+        session = _Session(run, model, batches, mesh, fresh=fresh)
         with _stop_on_sigterm(session.stop):
             session.train()
         record = _make_record(run, clock, session, checkpoint.variant)
-    write_record(run, record)
+    if is_first_host():
+        write_record(run, record)
     return record
 
 
@@ -86,11 +92,11 @@ def make_mesh(recipe: Recipe) -> Mesh:
 class _Session:
     """One attempt at a run: the trainer, its state on the devices, and the log."""
 
-    def __init__(self, run: Run, model: Gemma4, batches: Batches, mesh: Mesh) -> None:
+    def __init__(self, run: Run, model: Gemma4, batches: Batches, mesh: Mesh, *, fresh: bool) -> None:
         recipe = run.recipe
-        self.run, self.batches, self.mesh, self.model = run, batches, mesh, model
-        self.stopping = threading.Event()
-        self._mark_s = 0.0
+        self.run, self.batches, self.mesh, self.model, self.fresh = run, batches, mesh, model, fresh
+        self.stopping, self._told_to_stop = threading.Event(), False
+        self._mark_s, self.compiled = 0.0, Compiled(update=None, seconds=0.0, from_cache=False)
         self.checkpoints = Checkpoints(
             run.checkpoints,
             every=recipe.train.checkpoint_every,
@@ -99,23 +105,32 @@ class _Session:
             after_save=self._start_clock,
         )
         self.trainer = Trainer(model, make_optimizer(recipe.optimizer), place=lambda moments: place_moments(moments, model, mesh))
-        self.done = self._restore()
+        self.done, kept, self._resumed_at = (0, [], []) if fresh else self._restore()
+        self.log = StepLog(kept, self._sinks(kept) if is_first_host() else ())
         self.trainer.start_at(self.done)
         self.step: Step = make_step(model, self.trainer.optimizer, mesh, dropout=recipe.lora.dropout, seed=recipe.seed)
         self.trainer.attach(update=self._update, finish=self._finish, load=self._load, checkpoints=self.checkpoints)
         self.inputs = input_shapes(mesh, rows=recipe.train.rows_per_step, length=recipe.data.max_length)
+        self.rows = local_rows(self.inputs["tokens"])
         self.trained, self.moments = self.step.trained, self.step.moments
 
     def stop(self) -> None:
-        """Asks for an end after the step under way."""
+        """Asks for an end after the step under way; of several hosts all end after the same step."""
         self.stopping.set()
+
+    @property
+    def resumed_at(self) -> list[int]:
+        """Steps after which the run was continued from a checkpoint."""
+        went_on = self.done and len(self.log.steps) > self.done
+        return [*self._resumed_at, self.done] if went_on else self._resumed_at
 
     def train(self) -> None:
         """Trains what is left. Raises Preempted where it was stopped before the end."""
-        with StepLog(self.run, steps=self.batches.steps, done=self.done) as self.log:
-            self._start_clock()
+        with self.log:
             try:
-                self.trainer.run()
+                if self._compile():
+                    self._start_clock()
+                    self.trainer.run()
             finally:
                 # Also after Ctrl-C: a save that is still being written would otherwise meet the interpreter's end, or the next start.
                 self.checkpoints.wait()
@@ -124,60 +139,117 @@ class _Session:
             saved = f"step {last} is saved" if last else "nothing was trained yet"
             raise Preempted(f"stopped by SIGTERM: {saved}; continue with: gemsmith train {self.run.path}")
 
-    def _restore(self) -> int:
+    def _compile(self) -> bool:
+        """Whether the step is there to be run, or none is left to run; False where SIGTERM came first."""
+        if self.done == self.batches.steps:
+            return True
+        compiled = compile_step(self.step, self.inputs, self.stopping)
+        self.compiled = compiled or self.compiled
+        return compiled is not None
+
+    def _sinks(self, kept: list[TrainStep]) -> tuple[StepsFile, Events, Display]:
+        return StepsFile(self.run, kept), Events(self.run, done=self.done), Display(steps=self.batches.steps, done=self.done)
+
+    def _restore(self) -> tuple[int, list[TrainStep], list[int]]:
+        """The step to go on after, the steps up to it, and those after which earlier attempts went on."""
+        step = self.checkpoints.latest_step()
+        if step is None:
+            return 0, [], []
+        place = f"{self.run.checkpoints}/{step}"
         try:
-            step, _ = self.checkpoints.maybe_restore(self.model, self.trainer.optimizer)
+            metadata = self.checkpoints.read_metadata(step)
+            steps = [TrainStep.model_validate_json(line) for line in metadata["steps"]]
+            self._refuse_another_recipe(place, metadata)
+            self.checkpoints.maybe_restore(self.model, self.trainer.optimizer, step)
         except (ValueError, KeyError, OSError) as error:
-            step = self.checkpoints.latest_step()
+            raise RunError(f"{place}: cannot be restored ({_last_line(error)}); delete it to continue from an earlier one") from None
+        return step, steps, list(metadata["resumed_at"])
+
+    def _refuse_another_recipe(self, place: str, metadata: dict[str, Any]) -> None:
+        if changes := refused_changes(metadata["recipe"], stage_keys(self.run.recipe, "train")):
+            key, (old, new) = next(iter(changes.items()))
             raise RunError(
-                f"{self.run.checkpoints}/{step}: cannot be restored ({_last_line(error)}); delete it to continue from an earlier one"
-            ) from None
-        return step
+                f"{place}: was trained with another recipe: {key} was {json.dumps(old)} and is {json.dumps(new)}; "
+                f"set it back, or start again with: gemsmith train {self.run.path} --force"
+            )
+        if metadata["rows_sha256"] != read_record(self.run, "data").rows_sha256:
+            raise RunError(f"{place}: was trained on other rows than {self.run.data} holds; start again with --force")
 
     def _load(self, step: int) -> tuple[int, Batch] | None:
-        return None if self.stopping.is_set() or step > self.batches.steps else (step, self.batches.batch(step))
+        # Several hosts must stop after the same step, so there the step's own sum over all of them decides.
+        told = self._told_to_stop if jax.process_count() > 1 else self.stopping.is_set()
+        return None if told or step > self.batches.steps else (step, self.batches.batch(step, self.rows))
 
     def _update(self, example: tuple[int, Batch]) -> tuple[Any, Any]:
         step, batch = example
-        if not batch.loss_mask.any():
-            raise DataError(
-                f"{self.run.data}: no token of step {step} is trained on; make the rows again with: gemsmith data {self.run.path}"
-            )
+        train = self.run.recipe.train
+        limit = spike_limit([done.loss for done in self.log.steps], step, train.spike_factor)
         rate = learning_rate(self.run.recipe.optimizer, update=step - 1, updates=self.batches.steps)
-        values = {
-            "tokens": batch.tokens,
-            "segments": batch.segments,
-            "positions": batch.positions,
-            "loss_mask": batch.loss_mask,
+        numbers = {
             "learning_rate": rate,
             "step": step,
+            "loss_limit": limit if train.on_spike == "skip" else np.inf,
+            "stop": self.stopping.is_set(),
         }
-        inputs = {name: place(values[name], like) for name, like in self.inputs.items()}
-        self.trained, self.moments, metrics = self.step.update(self.trained, self.moments, self.step.frozen, inputs)
-        return metrics, (step, rate, int((batch.segments > 0).sum()), metrics)
+        inputs = place_batch(batch, self.rows, self.inputs) | {name: place_number(numbers[name], self.inputs[name]) for name in numbers}
+        self.trained, self.moments, metrics = self.compiled.update(self.trained, self.moments, self.step.frozen, inputs)
+        if self.fresh:
+            self._forget_earlier(metrics)
+        return metrics, (step, rate, limit, metrics)
+
+    def _forget_earlier(self, metrics: Any) -> None:
+        """Deletes what an earlier training left, now that a step has shown that mesh, rows and memory do."""
+        jax.block_until_ready(metrics)
+        self.checkpoints.delete_all()
+        if is_first_host():
+            self.run.record_file("train").unlink(missing_ok=True)
+            shutil.rmtree(self.run.tensorboard, ignore_errors=True)
+            confirm_recipe(self.run)
+        self.fresh = False
 
     def _finish(self, pending: Any) -> None:
-        """Waits for the step and logs it. Raises EngineError where its loss or gradient is no number."""
-        number, rate, real_tokens, metrics = pending
-        loss, grad_norm = (float(value) for value in jax.device_get((metrics["loss"], metrics["grad_norm"])))
-        if not (math.isfinite(loss) and math.isfinite(grad_norm)):
-            saved = self.checkpoints.latest_step()
-            kept = f"the last checkpoint is {self.run.checkpoints}/{saved}" if saved else "there is no checkpoint yet"
-            raise EngineError(
-                f"training stopped: step {number} has loss {loss} and gradient norm {grad_norm}; {kept}; "
-                "lower optimizer.learning_rate, or look at the rows with: gemsmith data --show 3"
+        """Waits for the step and logs it. Raises EngineError where the recipe stops at such a loss, DataError where nothing was trained."""
+        number, rate, limit, metrics = pending
+        values = {name: value.item() for name, value in jax.device_get(metrics).items()}
+        if not values["targets"]:
+            raise DataError(
+                f"{self.run.data}: no token of step {number} is trained on; make the rows again with: gemsmith data {self.run.path} --force"
             )
         now_s = time.monotonic()
         step_s, self._mark_s = now_s - self._mark_s, now_s
-        self.log.add(
-            TrainStep(step=number, loss=loss, grad_norm=grad_norm, learning_rate=rate, real_tokens=real_tokens, step_s=round(step_s, 6))
+        step = TrainStep(
+            step=number,
+            loss=values["loss"],
+            grad_norm=values["grad_norm"],
+            learning_rate=rate,
+            real_tokens=values["real_tokens"],
+            step_s=round(step_s, 6),
+            spike=limit < values["loss"] < np.inf,
+            skipped=values["skipped"],
+        )
+        if reason := reason_to_stop([*self.log.steps, step], self.run.recipe.train):
+            self._stop_at(reason)
+        self._told_to_stop |= bool(values["stop"])
+        self.log.add(step)
+
+    def _stop_at(self, reason: str) -> None:
+        saved = self.checkpoints.latest_step()
+        kept = f"the last checkpoint is {self.run.checkpoints}/{saved}" if saved else "there is no checkpoint yet"
+        raise EngineError(
+            f"training stopped: {reason}; {kept}; lower optimizer.learning_rate, let such steps be skipped, or look at the rows with: "
+            "gemsmith data --show 3"
         )
 
-    def _before_save(self) -> None:
+    def _before_save(self) -> dict[str, Any]:
         self.trainer.finish_steps()
-        self.log.sync()
         nnx.update(self.model, self.trained)
         nnx.update(self.trainer.optimizer, self.moments)
+        return {
+            "recipe": stage_keys(self.run.recipe, "train"),
+            "rows_sha256": read_record(self.run, "data").rows_sha256,
+            "resumed_at": self.resumed_at,
+            "steps": [step.model_dump_json() for step in self.log.steps],
+        }
 
     def _start_clock(self) -> None:
         self._mark_s = time.monotonic()
@@ -221,9 +293,10 @@ def _one_line_errors(run: Run) -> Iterator[None]:
 
 
 def _make_record(run: Run, clock: Clock, session: _Session, variant: Variant) -> TrainRecord:
-    steps, resumes = read_steps(run), read_resumes(run)
-    compiling = {1, *(step + 1 for step in resumes)}
-    timed = [step for step in steps if step.step not in compiling] or steps
+    steps, resumes = session.log.steps, session.resumed_at
+    warming = {1, *(step + 1 for step in resumes)}
+    timed = [step for step in steps if step.step not in warming] or steps
+    inside = run.recipe.train.checkpoint_folder is None
     origin = make_origin(run, "train", clock, packages=_PACKAGES)
     accelerators = tuple(device.device_kind for device in jax.devices() if device.platform != "cpu")
     return TrainRecord(
@@ -235,9 +308,14 @@ def _make_record(run: Run, clock: Clock, session: _Session, variant: Variant) ->
         trained_parameters=sum(leaf.size for leaf in jax.tree.leaves(session.trained)),
         mesh=dict(session.mesh.shape),
         resumed_at=tuple(resumes),
+        spikes=tuple(step.step for step in steps if step.spike),
+        skipped=tuple(step.step for step in steps if step.skipped),
+        hosts=jax.process_count(),
+        compile_s=round(session.compiled.seconds, 3),
+        compiled_from_cache=session.compiled.from_cache,
         real_tokens_per_s=sum(step.real_tokens for step in timed) / sum(step.step_s for step in timed),
         peak_memory_bytes=peak_memory_bytes(),
-        last_checkpoint=f"{run.checkpoints.name}/{session.checkpoints.latest_step()}",
+        last_checkpoint=f"{'checkpoints' if inside else run.checkpoints}/{session.checkpoints.latest_step()}",
     )
 
 

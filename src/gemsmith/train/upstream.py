@@ -66,21 +66,28 @@ def set_dropout(model: nnx.Module, keys: Mapping[tuple[str | int, ...], jax.Arra
 
 
 class Checkpoints(CheckpointManager):
-    """Tunix's checkpoints `<root>/<step>/{model_params,optimizer_state}`, saved only once `before_save` has agreed to the step."""
+    """Tunix's checkpoints `<root>/<step>/{model_params,optimizer_state}`, saved with what `before_save` returns once it has agreed."""
 
-    def __init__(self, root: Path, *, every: int, keep: int, before_save: Callable[[], None], after_save: Callable[[], None]) -> None:
+    def __init__(
+        self, root: Path, *, every: int, keep: int, before_save: Callable[[], dict[str, Any]], after_save: Callable[[], None]
+    ) -> None:
         options = ocp.CheckpointManagerOptions(save_interval_steps=every, max_to_keep=keep, cleanup_tmp_directories=True)
-        super().__init__(root_directory=str(root.absolute()), options=options)
+        super().__init__(root_directory=str(root if "://" in str(root) else root.absolute()), options=options)
         self._before_save, self._after_save = before_save, after_save
 
     def save(self, step: int, model: Any, optimizer: Any = None, *args: Any, force: bool = False, **options: Any) -> bool:
         """Whether the step was saved; nothing is, before the first step."""
         if step == 0 or not (force or self._checkpoint_manager.should_save(step)):
             return False
-        self._before_save()
+        options["custom_metadata"] = self._before_save()
         saved = super().save(step, model, optimizer, *args, force=True, **options)
         self._after_save()
         return saved
+
+    def read_metadata(self, step: int) -> dict[str, Any]:
+        """What `before_save` returned for this step; empty where it was saved without."""
+        metadata = self._checkpoint_manager.metadata(step)
+        return dict(metadata.custom_metadata or {})
 
     def maybe_restore(self, model: Any, optimizer: Any = None, step: int | None = None, **_: Any) -> tuple[int, dict[str, Any]]:
         """The step of the last complete checkpoint, whose arrays are placed where the present ones are; 0 where there is none."""
@@ -96,6 +103,10 @@ class Checkpoints(CheckpointManager):
         nnx.update(model, restored.model_params)
         nnx.update(optimizer, restored.optimizer_state)
         return step, {}
+
+    def delete_all(self) -> None:
+        for step in self._checkpoint_manager.all_steps():
+            self._checkpoint_manager.delete(step)
 
     def wait(self) -> None:
         """Returns once every save that was begun is complete."""

@@ -1,0 +1,96 @@
+"""The compiled step: made in a thread, so that SIGTERM is heard meanwhile, and kept on disk for the next start."""
+
+import atexit
+import contextlib
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from gemsmith.train.step import Step
+
+_LARGEST_CACHE_BYTES = 10 * 2**30
+_POLL_S = 0.1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compiled:
+    """A step that takes the arguments of `Step.update`, and how it came about."""
+
+    update: Any
+    seconds: float
+    from_cache: bool
+
+
+def use_compile_cache() -> None:
+    """Lets JAX keep compiled programs in ~/.cache/gemsmith/compiled (GEMSMITH_CACHE moves it), unless JAX_COMPILATION_CACHE_DIR is set.
+
+    JAX_ENABLE_COMPILATION_CACHE=false turns it off. The oldest programs go when they take more than 10 GiB.
+    """
+    if jax.config.values["jax_compilation_cache_dir"]:
+        return
+    folder = Path(os.environ.get("GEMSMITH_CACHE", "~/.cache/gemsmith")).expanduser() / "compiled"
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    jax.config.update("jax_compilation_cache_max_size", _LARGEST_CACHE_BYTES)
+
+
+def compile_step(step: Step, inputs: dict[str, jax.ShapeDtypeStruct], stop: threading.Event) -> Compiled | None:
+    """The step, compiled for these inputs; None where `stop` was set first."""
+    begin_s, work = time.monotonic(), _Work(step, inputs)
+    # XLA cannot be told to stop, and the interpreter's end would crash under it: the process leaves from there without an end.
+    atexit.register(_leave, work, stop)
+    with _cache_hits() as hits:
+        work.start()
+        while not work.ended.wait(_POLL_S):
+            if stop.is_set():
+                return None
+    atexit.unregister(_leave)
+    if work.error:
+        raise work.error
+    return Compiled(update=work.result, seconds=time.monotonic() - begin_s, from_cache=bool(hits))
+
+
+class _Work(threading.Thread):
+    def __init__(self, step: Step, inputs: dict[str, jax.ShapeDtypeStruct]) -> None:
+        super().__init__(daemon=True)
+        self._arguments = (step.update, step.trained, step.moments, step.frozen, inputs)
+        self.ended, self.result = threading.Event(), None
+        self.error: Exception | None = None
+
+    def run(self) -> None:
+        update, *arguments = self._arguments
+        try:
+            self.result = update.lower(*arguments).compile()
+        except Exception as error:  # noqa: BLE001 - whoever waits raises it again
+            self.error = error
+        finally:
+            self.ended.set()
+
+
+def _leave(work: _Work, stop: threading.Event) -> None:
+    if not work.ended.is_set():
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(143 if stop.is_set() else 130)
+
+
+@contextlib.contextmanager
+def _cache_hits() -> Iterator[list[str]]:
+    """One entry for each program that JAX takes from its cache while the block runs."""
+    hits: list[str] = []
+
+    def listen(event: str, **_: Any) -> None:
+        if event == "/jax/compilation_cache/cache_hits":
+            hits.append(event)
+
+    jax.monitoring.register_event_listener(listen)
+    try:
+        yield hits
+    finally:
+        jax.monitoring.unregister_event_listener(listen)

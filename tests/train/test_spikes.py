@@ -1,0 +1,63 @@
+import math
+import re
+
+import numpy as np
+import pytest
+
+from gemsmith.recipe import Train
+from gemsmith.records import TrainStep
+from gemsmith.train.spikes import reason_to_stop, spike_limit
+
+
+def make_step(number, loss=1.0, **values):
+    return TrainStep(step=number, loss=loss, grad_norm=1.0, learning_rate=0.1, real_tokens=3, step_s=1.0, **values)
+
+
+def test_the_limit_is_a_multiple_of_the_median_of_the_losses_known_by_then():
+    losses = [float(number) for number in range(1, 101)]
+    assert spike_limit(losses, 102, 2.0) == 2 * 75.5  # of steps 51 to 100
+    assert spike_limit(losses, 101, 2.0) == 2 * 74.5  # step 100 may be under way
+    assert spike_limit(losses[:99], 101, 2.0) == spike_limit(losses, 101, 2.0)
+    assert spike_limit([0.1] * 20, 22, 3.0) == np.float32(0.3)
+
+
+def test_a_few_losses_limit_nothing():
+    assert spike_limit([1.0] * 9, 11, 2.0) == math.inf
+    assert spike_limit([1.0] * 10, 11, 2.0) == math.inf
+    assert spike_limit([1.0] * 10, 12, 2.0) == 2.0
+    assert spike_limit([], 1, 2.0) == math.inf
+
+
+def test_losses_that_are_no_numbers_do_not_count():
+    assert spike_limit([1.0] * 5 + [math.nan, math.inf] * 5 + [3.0] * 6, 23, 2.0) == 6.0
+
+
+def test_a_loss_that_stays_high_is_no_spike_any_more():
+    losses = [1.0] * 50
+    spikes = 0
+    for step in range(51, 101):
+        spikes += spike_limit(losses, step, 3.0) < 10.0
+        losses.append(10.0)
+    assert spikes == 26
+
+
+@pytest.mark.parametrize(
+    ("step", "train", "reason"),
+    [
+        ({"loss": math.nan, "skipped": True}, {}, r"step 1 has loss nan .*train.on_nonfinite is stop"),
+        ({"loss": math.nan, "skipped": True}, {"on_nonfinite": "skip"}, None),
+        ({"loss": 9.0, "spike": True}, {}, None),
+        ({"loss": 9.0, "spike": True, "skipped": True}, {"on_spike": "skip"}, None),
+        ({"loss": 9.0, "spike": True}, {"on_spike": "stop"}, r"step 1 has loss 9, over 3 × the median .*train.on_spike is stop"),
+    ],
+)
+def test_the_recipe_says_what_training_stops_at(step, train, reason):
+    found = reason_to_stop([make_step(1, **step)], Train(**train))
+    assert found is None if reason is None else re.search(reason, found)
+
+
+def test_training_that_only_skips_ends():
+    steps = [make_step(number, math.nan, skipped=number > 1) for number in range(1, 12)]
+    train = Train(on_nonfinite="skip")
+    assert [reason_to_stop(steps[:count], train) is None for count in (10, 11)] == [True, False]
+    assert "the last 10 steps were all skipped, step 11" in reason_to_stop(steps, train)
