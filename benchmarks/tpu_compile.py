@@ -47,7 +47,7 @@ PAPER_SHARE = 0.3  # of the positions in the paper's padded rows, arXiv 2605.256
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Case:
-    """One step to compile. `train` are the recipe's keys, `options` XLA's."""
+    """One step to compile. `train` and `lora` are the recipe's keys, `options` XLA's."""
 
     note: str
     variant: str = "gemma4-31b"
@@ -55,6 +55,7 @@ class Case:
     rows: int
     length: int = 4096
     train: dict[str, Any]
+    lora: dict[str, Any] = dataclasses.field(default_factory=lambda: {"rank": 64})
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
     real_share: float = 1.0
     """Of the positions: packed rows are full."""
@@ -67,7 +68,7 @@ class Case:
     def recipe(self) -> Recipe:
         data = {"train": "absent", "max_length": self.length}
         train = {"rows_per_step": self.rows, **self.train}
-        return build_recipe({"checkpoint": "absent", "model": self.variant, "data": data, "lora": {"rank": 64}, "train": train})
+        return build_recipe({"checkpoint": "absent", "model": self.variant, "data": data, "lora": self.lora, "train": train})
 
 
 def _fsdp(size: int, **keys: Any) -> dict[str, Any]:

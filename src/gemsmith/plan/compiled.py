@@ -15,6 +15,7 @@ from typing import Any
 from gemsmith.errors import MachineError
 from gemsmith.plan.work import Work, attended_pairs
 from gemsmith.recipe import Recipe
+from gemsmith.zoo import find_variant
 
 # Without them libtpu asks the cloud's metadata server what machine this is, and two processes at once fight for a lock file.
 ENVIRONMENT = {
@@ -55,7 +56,7 @@ class CompiledStep:
     """Python to StableHLO: what a start pays even if the compiled program is in the persistent cache."""
     compile_cpu_s: float
     peak_rss_bytes: int
-    """Of the whole process, up to here."""
+    """Of the whole process, from its start until the step is compiled."""
 
 
 def check_compiler() -> None:
@@ -93,27 +94,26 @@ def lower_step(recipe: Recipe, devices: Any) -> tuple[Any, Any]:
     """The recipe's step on arrays that have shapes and places but no values, and the mesh of the devices."""
     from functools import partial
 
-    import numpy as np
+    import jax
     from flax import nnx
-    from jax.sharding import Mesh
+    from jax.sharding import AxisType
 
-    from gemsmith.models import Execution, abstract_model
-    from gemsmith.models.sharding import AXES
-    from gemsmith.train.lora import add_adapters
+    from gemsmith.models import abstract_model
+    from gemsmith.train.lora import add_adapters, targets_of
+    from gemsmith.train.mesh import make_execution, mesh_sizes
     from gemsmith.train.optimizer import make_optimizer
     from gemsmith.train.step import input_shapes, make_step, place_moments
-    from gemsmith.zoo import find_variant
 
-    train, variant = recipe.train, find_variant(str(recipe.model))
-    sizes = [getattr(train.mesh, axis, 1) for axis in AXES]
-    mesh = Mesh(np.array(devices).reshape(sizes), AXES)
-    execution = Execution(mesh=mesh, attention=train.attention, remat=train.remat)
-    base = abstract_model(variant, dtype=train.dtype, execution=execution)
+    variant = find_variant(str(recipe.model))
+    sizes = mesh_sizes(recipe, variant, devices=len(devices), kind=devices[0].device_kind)
+    mesh = jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes), devices=devices)
+    base = abstract_model(variant, dtype=recipe.train.dtype, execution=make_execution(recipe, mesh))
     model = add_adapters(base, variant, recipe.lora, seed=recipe.seed)
     optimizer = nnx.eval_shape(partial(nnx.Optimizer, tx=make_optimizer(recipe.optimizer), wrt=nnx.LoRAParam), model)
     nnx.update(optimizer, place_moments(nnx.state(optimizer), model, mesh))
-    step = make_step(model, optimizer, mesh, dropout=recipe.lora.dropout, seed=recipe.seed)
-    inputs = input_shapes(mesh, rows=train.rows_per_step, length=recipe.data.max_length)
+    targets = targets_of(variant, recipe.lora)
+    step = make_step(model, optimizer, mesh, targets=targets, dropout=recipe.lora.dropout, seed=recipe.seed)
+    inputs = input_shapes(mesh, rows=recipe.train.rows_per_step, length=recipe.data.max_length)
     return step.update.lower(step.trained, step.moments, step.frozen, inputs), mesh
 
 
@@ -121,13 +121,14 @@ def compile_for(lowered: Any, options: Mapping[str, Any], *, coordinates: Any = 
     """A lowered step compiled with XLA's options. Raises MachineError where it does not fit the chip, with XLA's numbers."""
     import jax
 
-    digest = hashlib.sha256(lowered.as_text().encode()).hexdigest()
     begin = _cpu_s()
     try:
         compiled = lowered.compile(compiler_options=dict(options))
     except jax.errors.JaxRuntimeError as error:
         raise MachineError(f"XLA: {_first_lines(error)}") from None
     compile_cpu_s = _cpu_s() - begin
+    # Before the texts are printed, which is not part of compiling.
+    peak_rss_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     memory = compiled.memory_analysis()
     return CompiledStep(
         text=compiled.as_text(),
@@ -139,10 +140,10 @@ def compile_for(lowered: Any, options: Mapping[str, Any], *, coordinates: Any = 
         host_bytes=memory.host_temp_size_in_bytes,
         coordinates=tuple(tuple(each) for each in coordinates),
         code_bytes=memory.generated_code_size_in_bytes,
-        lowered_sha256=digest,
+        lowered_sha256=hashlib.sha256(lowered.as_text().encode()).hexdigest(),
         trace_cpu_s=trace_cpu_s,
         compile_cpu_s=compile_cpu_s,
-        peak_rss_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        peak_rss_bytes=peak_rss_bytes,
     )
 
 
