@@ -159,6 +159,7 @@ def _times(case: Case, costs: Costs, *, chips: int) -> dict[str, Any]:
         "mfu": {name: round(flops / seconds / peak, 4) for name, seconds in steps.items()},
         "seconds": {kind: round(costs.seconds(kind), 4) for kind in KINDS if kind != "collective"}
         | {"collectives_exposed": round(costs.seconds("collective"), 4), "collectives_total": round(costs.collectives_busy_s, 4)},
+        "vector_by_xla_cycles_s": round(sum(each.cycles_s for each in costs.operations if each.kind == "vector"), 4),
         "tflop_per_chip": {
             "model": round(flops / chips / 1e12, 2),
             "matmul": round(costs.matmul_flops / 1e12, 2),

@@ -67,7 +67,7 @@ def test_a_large_matmul_takes_its_estimated_cycles():
     assert matmul.kind == "matmul" and matmul.op_name == "jit(f)/dot"
     assert matmul.busy_s == pytest.approx(5.13e-3, rel=1e-3)
     assert matmul.flops == 2 * 4096 * 16384**2
-    assert matmul.bytes == 2 * (2 * 4096 * 16384 + 16384**2)
+    assert matmul.bytes == 2 * (2 * 4096 * 16384 + 16384**2) and matmul.cycles_s == matmul.busy_s
 
 
 def test_a_matmul_takes_at_least_its_bytes():

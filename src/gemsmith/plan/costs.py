@@ -54,6 +54,8 @@ class Operation:
     """What it takes on its engine."""
     exposed_s: float
     """What it adds to the step: less than busy_s only where it runs beside others."""
+    cycles_s: float = 0.0
+    """XLA's own estimate, which is not bandwidth-true for vector operations; 0 where it gives none."""
     flops: float = 0.0
     bytes: float = 0.0
 
@@ -332,6 +334,7 @@ class _Walker:
                 count=times,
                 busy_s=busy * times,
                 exposed_s=exposed * times,
+                cycles_s=each.cycles / self._clock_hz * times,
                 flops=flops * times,
                 bytes=moved * times,
             )
