@@ -61,9 +61,14 @@ class Optimizer(Section):
     epsilon: Annotated[float, Field(gt=0)] = 1e-8
 
 
+Kept = Literal["q", "k", "v", "o", "gate", "up", "down", "attended", "lora"]
+
+
 class Mesh(Section):
-    fsdp: Positive = 1
-    tp: Positive = 1
+    replica: Positive = Field(1, description="Copies of the weights; each takes its share of the rows.")
+    fsdp: Positive = Field(1, description="Splits rows, and the weights by the model's width.")
+    sequence: Positive = Field(1, description="Splits every row's positions, and the weights like fsdp.")
+    tp: Positive = Field(1, description="Splits heads, hidden units and words.")
 
 
 class Train(Section):
@@ -72,7 +77,10 @@ class Train(Section):
     steps: Positive | None = Field(None, description="Stop after this many steps; default: epochs decide.")
     rows_per_step: Positive = Field(8, description="Rows of max_length in one optimizer step, over all devices.")
     tokens_per_step: Positive | None = Field(None, description="Instead of rows_per_step: positions in one step, padding counted.")
-    remat: Literal["none", "layer"] = Field("layer", description="What the backward pass computes again instead of keeping.")
+    attention: Literal["auto", "splash", "dense"] = Field("auto", description="`auto`: the splash kernel on TPU, dense blocks elsewhere.")
+    remat: Literal["none", "layer"] | Annotated[tuple[Kept, ...], Field(strict=False)] = Field(
+        "layer", description="What the backward pass computes again: `none`, a whole `layer`, or all of it but the results named here."
+    )
     mesh: Literal["auto"] | Mesh = "auto"
     dtype: Literal["bfloat16", "float32"] = Field("bfloat16", description="Of the frozen base; adapters and moments are float32.")
     checkpoint_every: Positive = Field(100, description="Steps.")

@@ -1,6 +1,6 @@
 """LoRA adapters: out of a run's Orbax checkpoint, and out of and into a PEFT folder.
 
-training: kernel_lora_a (in, R), kernel_lora_b (R, out)     PEFT and here: A (R, in), B (out, R), W + alpha/rank * B A
+training: kernel_lora_a (layers, in, R), kernel_lora_b (layers, R, out)   PEFT and here: A (R, in), B (out, R), W + alpha/rank * B A
 """
 
 import json
@@ -16,7 +16,7 @@ import numpy as np
 from gemsmith.errors import CheckpointError, RunError
 from gemsmith.resolve import recipe_variant
 from gemsmith.run import Run
-from gemsmith.zoo import Tensor, lora_targets
+from gemsmith.zoo import Tensor, Variant, lora_targets
 from gemsmith.zoo.tensors import PREFIX
 
 WEIGHTS = "adapter_model.safetensors"
@@ -91,15 +91,19 @@ def read_run_adapter(run: Run, step: int | None = None) -> Adapter:
     step = find_step(run, step)
     folder = run.checkpoints / str(step)
     sides: dict[str, dict[str, np.ndarray]] = {}
-    for path, value in _restore_lora(folder / "model_params"):
-        module, side = _module_of(path)
-        sides.setdefault(module, {})[side] = value
+    variant = recipe_variant(run.recipe)
+    for path, stack in _restore_lora(folder / "model_params"):
+        modules, side = _modules_of(path, variant)
+        if len(stack) != len(modules):
+            raise CheckpointError(f"{folder}: {'.'.join(path)} holds {len(stack)} layers, {variant.name} has {len(modules)} there")
+        for module, value in zip(modules, stack, strict=True):
+            sides.setdefault(module, {})[side] = value
     if halves := [module for module, found in sides.items() if len(found) != 2]:
         raise CheckpointError(f"{folder}: has only one of A and B for {_some(halves)}; export another step")
-    modules = {name: LowRank(a=_contiguous(found["a"].T), b=_contiguous(found["b"].T)) for name, found in sides.items()}
+    pairs = {name: LowRank(a=_contiguous(found["a"].T), b=_contiguous(found["b"].T)) for name, found in sides.items()}
     lora = run.recipe.lora
-    adapter = Adapter(modules=modules, rank=lora.rank, alpha=lora.alpha)
-    check_adapter(adapter, lora_targets(recipe_variant(run.recipe), lora.targets), source=str(folder))
+    adapter = Adapter(modules=pairs, rank=lora.rank, alpha=lora.alpha)
+    check_adapter(adapter, lora_targets(variant, lora.targets), source=str(folder))
     return adapter
 
 
@@ -255,18 +259,17 @@ def _leaves(tree: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, 
         yield path, tree
 
 
-def _module_of(path: Sequence[str]) -> tuple[str, str]:
-    """HF module and side of a LoRA leaf.
+def _modules_of(path: Sequence[str], variant: Variant) -> tuple[list[str], str]:
+    """HF modules, one for each layer of the stack, and side of a LoRA leaf: the path in the 31B
 
-    >>> _module_of(("layers", "3", "mlp", "up_proj", "kernel_lora_b", "value"))
-    ('model.language_model.layers.3.mlp.up_proj', 'b')
+    layers.3.mlp.up_proj.kernel_lora_b  ->  model.language_model.layers.3.mlp.up_proj, ….9.mlp.up_proj, … and "b"
     """
-    match = re.fullmatch(r"(?:.+\.)?(layers\.\d+\..+)\.kernel_lora_([ab])(?:\.value)?", ".".join(path))
-    if not match:
+    match = re.fullmatch(r"(?:.+\.)?layers\.(\d+)\.(.+)\.kernel_lora_([ab])(?:\.value)?", ".".join(path))
+    if not match or int(match[1]) >= len(variant.stacks):
         raise CheckpointError(
-            f"checkpoint leaf {'.'.join(path)}: is not layers.<N>.<module>.kernel_lora_a or _b; was Gemsmith the trainer?"
+            f"checkpoint leaf {'.'.join(path)}: is not layers.<N>.<module>.kernel_lora_a or _b of {variant.name}; was Gemsmith the trainer?"
         )
-    return PREFIX + match[1], match[2]
+    return [f"{PREFIX}layers.{layer}.{match[2]}" for layer in variant.stacks[int(match[1])]], match[3]
 
 
 def _full_name(module: str) -> str:

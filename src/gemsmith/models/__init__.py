@@ -1,8 +1,9 @@
 """Gemma 4's text model in JAX, its loader, and its loss."""
 
-from gemsmith.models.gemma4 import REMAT, Gemma4
-from gemsmith.models.load import load_model, partition
+from gemsmith.models.gemma4 import Execution, Gemma4, Pictures
+from gemsmith.models.load import abstract_model, load_model
 from gemsmith.models.loss import token_nll
-from gemsmith.models.names import hf_name_of, path_of
+from gemsmith.models.names import hf_names_of, path_of
+from gemsmith.models.sharding import partition
 
-__all__ = ["REMAT", "Gemma4", "hf_name_of", "load_model", "partition", "path_of", "token_nll"]
+__all__ = ["Execution", "Gemma4", "Pictures", "abstract_model", "hf_names_of", "load_model", "partition", "path_of", "token_nll"]

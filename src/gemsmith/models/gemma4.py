@@ -4,146 +4,219 @@ Axes: B batch, L length, H heads, K kv heads, D head dim, E model, F hidden, V v
 Matmuls run in the model's dtype; norms, rotation, softmax and logits in fp32.
 """
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import Mesh
 
 from gemsmith.models.attention import Rope, attention, inverse_frequencies, rope, rotate
-from gemsmith.zoo import Variant
-
-REMAT = ("none", "layer")
+from gemsmith.models.remat import ATTENDED, Remat, rematerialised
+from gemsmith.models.sharding import BATCH, constrain
+from gemsmith.models.splash import splash_attention
+from gemsmith.zoo import Stretch, Variant
 
 KeyValue = tuple[jax.Array, jax.Array]
+Attend = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Execution:
+    """How the forward pass runs; what it computes does not depend on it.
+
+    `attention`: "dense" blocks anywhere, or the "splash" kernel on TPU ("splash-interpret" runs that one on CPU, slowly, for tests).
+    """
+
+    attention: str = "dense"
+    remat: Remat = "none"
+    mesh: Mesh | None = None
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, kw_only=True)
+class Pictures:
+    """What stands in a row for its pictures.
+
+    `embeddings` (B, M, E) replace the tokens at `places` (B, M), counted along the row; a place of L or more is unused.
+    `spans` (B, L): the tokens of one picture have the same number, others 0; in the sliding layers of variants with
+    `bidirectional_images` they see each other in both directions.
+    """
+
+    embeddings: jax.Array
+    places: jax.Array
+    spans: jax.Array
 
 
 class Gemma4(nnx.Module):
     """Logits from tokens, positions and segments, each (B, L); segment 0 is padding, and positions restart in each document.
 
-    Qwix adapters: inject with `methods=("hidden",)`, which both `hidden` and `__call__` go through (Qwix intercepts that one method
-    and no other), while `remat` is "none"; set `model.remat = "layer"` afterwards.
+    Layers that repeat are one entry of `layers`, whose arrays have a first axis of that many repeats (`Variant.stacks`); the forward
+    pass scans over it. Weights are zero until they are loaded.
     """
 
-    def __init__(self, variant: Variant, *, dtype: jax.typing.DTypeLike = jnp.bfloat16, remat: str = "none", rngs: nnx.Rngs) -> None:
+    def __init__(self, variant: Variant, *, dtype: jax.typing.DTypeLike = jnp.bfloat16, execution: Execution | None = None) -> None:
         dtype = jnp.dtype(dtype)
-        self.variant, self.dtype, self.remat = variant, dtype, remat
-        self.embed_tokens = _embedding(variant.vocabulary, variant.hidden, dtype=dtype, rngs=rngs)
+        self.variant, self.dtype, self.execution = variant, dtype, execution or Execution()
+        self.embed_tokens = _embedding(variant.vocabulary, variant.hidden, dtype=dtype)
         if variant.per_layer_input:
             width = variant.layers * variant.per_layer_input
-            self.embed_tokens_per_layer = _embedding(variant.vocabulary, width, dtype=dtype, rngs=rngs)
-            self.per_layer_model_projection = _linear(variant.hidden, width, dtype=dtype, rngs=rngs)
+            self.embed_tokens_per_layer = _embedding(variant.vocabulary, width, dtype=dtype)
+            self.per_layer_model_projection = _linear(variant.hidden, width, dtype=dtype)
             self.per_layer_projection_norm = RMSNorm(variant.per_layer_input, variant, dtype=dtype)
-        self.layers = nnx.List([Layer(variant, number, dtype=dtype, rngs=rngs) for number in range(variant.layers)])
+        self.layers = nnx.List([_stack(Layer(variant, layers[0], dtype=dtype), len(layers)) for layers in variant.stacks])
         self.norm = RMSNorm(variant.hidden, variant, dtype=dtype)
 
-    def __call__(self, tokens: jax.Array, positions: jax.Array, segments: jax.Array) -> jax.Array:
+    def __call__(self, tokens: jax.Array, positions: jax.Array, segments: jax.Array, pictures: Pictures | None = None) -> jax.Array:
         """The logits, (B, L, V) in fp32."""
-        return self.logits(self.hidden(tokens, positions, segments))
+        return self.logits(self.hidden(tokens, positions, segments, pictures))
 
-    def hidden(self, tokens: jax.Array, positions: jax.Array, segments: jax.Array) -> jax.Array:
+    def hidden(self, tokens: jax.Array, positions: jax.Array, segments: jax.Array, pictures: Pictures | None = None) -> jax.Array:
         """What the logits are made from, (B, L, E): the last layer's output after the final norm."""
-        hidden = self._embed(tokens)
-        per_layer = self._per_layer_inputs(tokens, hidden)
-        ropes = self._ropes(positions)
-        latest: dict[bool, KeyValue] = {}
-        for number, layer in enumerate(self.layers):
-            is_global, shares = self.variant.is_global(number), self.variant.shares_kv(number)
-            inputs = {
-                "angles": ropes[is_global],
-                "positions": positions,
-                "segments": segments,
-                "shared": latest[is_global] if shares else None,
-                "per_layer_input": None if per_layer is None else per_layer[:, :, number],
-            }
-            hidden, key_value = _run_layer(layer, hidden, inputs, remat=self.remat)
-            if self.variant.kv_shared_layers and not shares:
-                latest[is_global] = key_value
+        hidden, identities = self._embed(tokens, pictures)
+        per_layer = self._per_layer_inputs(identities, hidden)
+        contexts = self._contexts(positions, segments, None if pictures is None else pictures.spans)
+        latest: dict[bool, KeyValue] | None = None
+        first = 0
+        for stretch in self.variant.pattern:
+            layers = self.layers[first : first + stretch.period]
+            inputs = None if per_layer is None else per_layer[stretch.first : stretch.first + stretch.period * stretch.repeats]
+            hidden, latest = self._run_stretch(stretch, layers, hidden, contexts, latest, inputs)
+            first += stretch.period
         return self.norm(hidden)
 
-    def logits(self, hidden: jax.Array) -> jax.Array:
-        """The logits, softcap · tanh(hidden · embeddingᵀ / softcap), (B, L, V) in fp32."""
-        logits = jnp.einsum("ble,ve->blv", hidden, self.embed_tokens.embedding[...], preferred_element_type=jnp.float32)
+    def logits(self, hidden: jax.Array, embedding: jax.Array | None = None) -> jax.Array:
+        """The logits, softcap · tanh(hidden · embeddingᵀ / softcap), (B, L, V) in fp32; of another table, if one is given."""
+        table = self.embed_tokens.embedding[...] if embedding is None else embedding
+        logits = jnp.einsum("ble,ve->blv", hidden, table, preferred_element_type=jnp.float32)
         softcap = self.variant.softcap
         return softcap * jnp.tanh(logits / softcap) if softcap else logits
 
-    def _embed(self, tokens: jax.Array) -> jax.Array:
+    def _embed(self, tokens: jax.Array, pictures: Pictures | None) -> tuple[jax.Array, jax.Array]:
+        """Every token's embedding, (B, L, E), and the token that per-layer inputs are looked up by: at pictures, 0."""
+        identities = tokens
+        if pictures is not None:
+            rows = jnp.arange(tokens.shape[0])[:, None]
+            identities = tokens.at[rows, pictures.places].set(0, mode="drop")
         # The factor is rounded to the model's dtype, as in training: in bf16, sqrt(5376) is 73.5.
-        return self.embed_tokens(tokens) * jnp.asarray(self.variant.hidden**0.5, self.dtype)
+        embedded = self.embed_tokens(identities) * jnp.asarray(self.variant.hidden**0.5, self.dtype)
+        if pictures is not None:
+            embedded = embedded.at[rows, pictures.places].set(pictures.embeddings.astype(self.dtype), mode="drop")
+        return self._laid_out(embedded), identities
 
     def _per_layer_inputs(self, tokens: jax.Array, embedded: jax.Array) -> jax.Array | None:
-        """What each layer gets beside the residual, (B, L, layers, P): half from the token's id, half from its embedding."""
+        """What each layer gets beside the residual, (layers, B, L, P): half from the token's id, half from its embedding."""
         width = self.variant.per_layer_input
         if not width:
             return None
         shape = (*tokens.shape, self.variant.layers, width)
         identity = self.embed_tokens_per_layer(tokens).reshape(shape) * jnp.asarray(width**0.5, self.dtype)
         context = self.per_layer_model_projection(embedded).reshape(shape) * jnp.asarray(self.variant.hidden**-0.5, self.dtype)
-        return (self.per_layer_projection_norm(context) + identity) * jnp.asarray(2**-0.5, self.dtype)
+        both = (self.per_layer_projection_norm(context) + identity) * jnp.asarray(2**-0.5, self.dtype)
+        return jnp.moveaxis(both, 2, 0)
 
-    def _ropes(self, positions: jax.Array) -> dict[bool, Rope]:
-        """The angles of global (True) and local (False) layers."""
+    def _contexts(self, positions: jax.Array, segments: jax.Array, spans: jax.Array | None) -> dict[bool, dict[str, Any]]:
+        """What global (True) and local (False) layers need to know of the tokens: angles of rotation, and how to attend."""
         variant = self.variant
-        return {
-            True: rope(positions, inverse_frequencies(variant.global_head_dim, variant.rope_theta_global, variant.rotary_fraction_global)),
-            False: rope(positions, inverse_frequencies(variant.head_dim, variant.rope_theta_local, 1.0)),
-        }
+        theta = {True: variant.rope_theta_global, False: variant.rope_theta_local}
+        fraction = {True: variant.rotary_fraction_global, False: 1.0}
+        head_dim = {True: variant.global_head_dim, False: variant.head_dim}
+        seen_both_ways = spans if variant.bidirectional_images else None
+
+        def context(is_global: bool) -> dict[str, Any]:
+            angles = rope(positions, inverse_frequencies(head_dim[is_global], theta[is_global], fraction[is_global]))
+            window, both_ways = (None, None) if is_global else (variant.sliding_window, seen_both_ways)
+            return {"angles": angles, "attend": self._attention(positions, segments, window, both_ways)}
+
+        return {is_global: context(is_global) for is_global in (True, False)}
+
+    def _attention(self, positions: jax.Array, segments: jax.Array, window: int | None, spans: jax.Array | None) -> Attend:
+        how, mesh = self.execution.attention, self.execution.mesh
+        if how == "dense" or spans is not None:  # the kernel's mask cannot depend on the rows
+            marks = {} if spans is None else {"spans": spans}
+            attend = partial(attention, positions=positions, segments=segments, window=window, **marks)
+            return lambda query, key, value: checkpoint_name(attend(query, key, value), ATTENDED)
+        return partial(splash_attention, segments=segments, window=window, mesh=mesh, interpret=how == "splash-interpret")
+
+    def _run_stretch(
+        self,
+        stretch: Stretch,
+        layers: list["Layer"],
+        hidden: jax.Array,
+        contexts: dict[bool, dict[str, Any]],
+        latest: dict[bool, KeyValue] | None,
+        per_layer: jax.Array | None,
+    ) -> tuple[jax.Array, dict[bool, KeyValue] | None]:
+        """The output of the stretch's last layer, and the keys and values that later layers share: a scan over the repeated block."""
+        variant, shares = self.variant, self.variant.shares_kv(stretch.first)
+        keeps = variant.kv_shared_layers > 0 and not shares
+        graphs, states = zip(*(nnx.split(layer) for layer in layers), strict=True)
+        kinds = [variant.is_global(stretch.first + place) for place in range(stretch.period)]
+        if per_layer is not None:
+            per_layer = per_layer.reshape(stretch.repeats, stretch.period, *per_layer.shape[1:])
+
+        def run_layer(graph: Any, is_global: bool, state: Any, hidden: jax.Array, shared: Any, extra: Any) -> tuple[jax.Array, KeyValue]:
+            hidden, key_value = nnx.merge(graph, state)(hidden, **contexts[is_global], shared=shared, per_layer_input=extra)
+            return self._laid_out(hidden), key_value
+
+        def run_block(carry: tuple[jax.Array, Any], sliced: tuple[Any, Any]) -> tuple[tuple[jax.Array, Any], None]:
+            (hidden, kept), (states, extras) = carry, sliced
+            for place, (graph, is_global) in enumerate(zip(graphs, kinds, strict=True)):
+                run = rematerialised(partial(run_layer, graph, is_global), self.execution.remat)
+                shared = latest[is_global] if shares and latest else None
+                hidden, key_value = run(states[place], hidden, shared, None if extras is None else extras[place])
+                kept = {**kept, is_global: key_value} if keeps else kept
+            return (hidden, kept), None
+
+        kept = (latest or self._no_keys_and_values(hidden)) if keeps else None
+        (hidden, kept), _ = jax.lax.scan(run_block, (hidden, kept), (states, per_layer))
+        return hidden, kept if keeps else latest
+
+    def _no_keys_and_values(self, hidden: jax.Array) -> dict[bool, KeyValue]:
+        variant = self.variant
+        shapes = {True: (variant.global_kv_heads, variant.global_head_dim), False: (variant.kv_heads, variant.head_dim)}
+        empty = {is_global: jnp.zeros((*hidden.shape[:2], *shape), hidden.dtype) for is_global, shape in shapes.items()}
+        return {is_global: (zeros, zeros) for is_global, zeros in empty.items()}
+
+    def _laid_out(self, hidden: jax.Array) -> jax.Array:
+        return constrain(hidden, self.execution.mesh, BATCH, "sequence", None)
 
 
-def _run_layer(layer: "Layer", hidden: jax.Array, inputs: dict[str, Any], *, remat: str) -> tuple[jax.Array, KeyValue]:
-    """The layer's output; with remat "layer" only its input is kept for the backward pass, and the rest computed again."""
-    if remat == "none":
-        return layer(hidden, **inputs)
-    assert remat == "layer", remat
+def _stack(layer: "Layer", repeats: int) -> "Layer":
     graph, state = nnx.split(layer)
-
-    def block(state: nnx.State, hidden: jax.Array, inputs: dict[str, Any]) -> tuple[tuple[jax.Array, KeyValue], nnx.State]:
-        inner = nnx.merge(graph, state)
-        output = inner(hidden, **inputs)
-        assert len(jax.tree.leaves(nnx.state(inner))) == len(jax.tree.leaves(state)), "inject adapters before remat is set"
-        return output, nnx.state(inner, nnx.RngState)
-
-    output, random = jax.checkpoint(block)(state, hidden, inputs)
-    # Dropout's counters moved on inside; without this, every layer and step would drop the same elements.
-    nnx.update(layer, random)
-    return output
+    return nnx.merge(graph, jax.tree.map(lambda x: jnp.zeros((repeats, *x.shape), x.dtype), state))
 
 
 class Layer(nnx.Module):
     """One decoder layer: attention, then the MLP (beside it experts, where the variant has them), then the per-layer input."""
 
-    def __init__(self, variant: Variant, number: int, *, dtype: jnp.dtype, rngs: nnx.Rngs) -> None:
+    def __init__(self, variant: Variant, number: int, *, dtype: jnp.dtype) -> None:
         self.has_experts = variant.experts > 0
         norm = partial(RMSNorm, variant.hidden, variant, dtype=dtype)
         self.input_layernorm, self.post_attention_layernorm = norm(), norm()
-        self.self_attn = Attention(variant, number, dtype=dtype, rngs=rngs)
+        self.self_attn = Attention(variant, number, dtype=dtype)
         self.pre_feedforward_layernorm, self.post_feedforward_layernorm = norm(), norm()
-        self.mlp = MLP(variant.hidden, variant.ffn_of(number), dtype=dtype, rngs=rngs)
+        self.mlp = MLP(variant.hidden, variant.ffn_of(number), dtype=dtype)
         if self.has_experts:
-            self.router = Router(variant, dtype=dtype, rngs=rngs)
-            self.experts = Experts(variant, dtype=dtype, rngs=rngs)
+            self.router = Router(variant, dtype=dtype)
+            self.experts = Experts(variant, dtype=dtype)
             self.pre_feedforward_layernorm_2 = norm()
             self.post_feedforward_layernorm_1, self.post_feedforward_layernorm_2 = norm(), norm()
         if variant.per_layer_input:
-            self.per_layer_input_gate = _linear(variant.hidden, variant.per_layer_input, dtype=dtype, rngs=rngs)
-            self.per_layer_projection = _linear(variant.per_layer_input, variant.hidden, dtype=dtype, rngs=rngs)
+            self.per_layer_input_gate = _linear(variant.hidden, variant.per_layer_input, dtype=dtype)
+            self.per_layer_projection = _linear(variant.per_layer_input, variant.hidden, dtype=dtype)
             self.post_per_layer_input_norm = norm()
         self.layer_scalar = nnx.Param(jnp.ones((1,), dtype))
 
     def __call__(
-        self,
-        hidden: jax.Array,
-        *,
-        angles: Rope,
-        positions: jax.Array,
-        segments: jax.Array,
-        shared: KeyValue | None,
-        per_layer_input: jax.Array | None,
+        self, hidden: jax.Array, *, angles: Rope, attend: Attend, shared: KeyValue | None, per_layer_input: jax.Array | None
     ) -> tuple[jax.Array, KeyValue]:
         """The next layer's input, (B, L, E), and the keys and values that were attended to."""
-        normed = self.input_layernorm(hidden)
-        attended, key_value = self.self_attn(normed, angles=angles, positions=positions, segments=segments, shared=shared)
+        attended, key_value = self.self_attn(self.input_layernorm(hidden), angles=angles, attend=attend, shared=shared)
         hidden = hidden + self.post_attention_layernorm(attended)
         fed = self.mlp(self.pre_feedforward_layernorm(hidden))
         if self.has_experts:
@@ -165,58 +238,57 @@ class Layer(nnx.Module):
 class Attention(nnx.Module):
     """Self-attention; local or global, with its own keys and values or with those of an earlier layer."""
 
-    def __init__(self, variant: Variant, number: int, *, dtype: jnp.dtype, rngs: nnx.Rngs) -> None:
+    def __init__(self, variant: Variant, number: int, *, dtype: jnp.dtype) -> None:
         self.head_dim, self.eps = variant.head_dim_of(number), variant.rms_eps
         self.window = None if variant.is_global(number) else variant.sliding_window
         self.shares_kv, self.has_v = variant.shares_kv(number), variant.has_v(number)
         query_width, kv_width = variant.heads * self.head_dim, variant.kv_heads_of(number) * self.head_dim
-        self.q_proj = _linear(variant.hidden, query_width, dtype=dtype, rngs=rngs)
+        self.q_proj = _linear(variant.hidden, query_width, dtype=dtype)
         self.q_norm = RMSNorm(self.head_dim, variant, dtype=dtype)
         if not self.shares_kv:
-            self.k_proj = _linear(variant.hidden, kv_width, dtype=dtype, rngs=rngs)
+            self.k_proj = _linear(variant.hidden, kv_width, dtype=dtype)
             self.k_norm = RMSNorm(self.head_dim, variant, dtype=dtype)
         if self.has_v:
-            self.v_proj = _linear(variant.hidden, kv_width, dtype=dtype, rngs=rngs)
-        self.o_proj = _linear(query_width, variant.hidden, dtype=dtype, rngs=rngs)
+            self.v_proj = _linear(variant.hidden, kv_width, dtype=dtype)
+        self.o_proj = _linear(query_width, variant.hidden, dtype=dtype)
 
-    def __call__(
-        self, x: jax.Array, *, angles: Rope, positions: jax.Array, segments: jax.Array, shared: KeyValue | None
-    ) -> tuple[jax.Array, KeyValue]:
+    def __call__(self, x: jax.Array, *, angles: Rope, attend: Attend, shared: KeyValue | None) -> tuple[jax.Array, KeyValue]:
         """The attended values, (B, L, E), and the keys and values, (B, L, K, D) each."""
-        query = rotate(self.q_norm(self._heads(self.q_proj, x)), angles)
+        query = rotate(self.q_norm(self._heads(self.q_proj, x, "q")), angles)
         key, value = self._keys_and_values(x, angles) if shared is None else shared
-        attended = attention(query, key, value, positions=positions, segments=segments, window=self.window)
-        return _project(self.o_proj, attended.reshape(*x.shape[:-1], -1)), (key, value)
+        attended = attend(query, key, value)
+        return _project(self.o_proj, attended.reshape(*x.shape[:-1], -1), "o"), (key, value)
 
     def _keys_and_values(self, x: jax.Array, angles: Rope) -> KeyValue:
         """Where K = V, the value is K's projection, before K's norm and rotation."""
-        key = self._heads(self.k_proj, x)
-        value = self._heads(self.v_proj, x) if self.has_v else key
+        key = self._heads(self.k_proj, x, "k")
+        value = self._heads(self.v_proj, x, "v") if self.has_v else key
         return rotate(self.k_norm(key), angles), _rms_norm(value, self.eps).astype(value.dtype)
 
-    def _heads(self, linear: nnx.Linear, x: jax.Array) -> jax.Array:
-        projected = _project(linear, x)
+    def _heads(self, linear: nnx.Linear, x: jax.Array, name: str) -> jax.Array:
+        projected = _project(linear, x, name)
         return projected.reshape(*x.shape[:-1], -1, self.head_dim)
 
 
 class MLP(nnx.Module):
     """down(gelu(gate(x)) · up(x))."""
 
-    def __init__(self, hidden: int, ffn: int, *, dtype: jnp.dtype, rngs: nnx.Rngs) -> None:
-        self.gate_proj = _linear(hidden, ffn, dtype=dtype, rngs=rngs)
-        self.up_proj = _linear(hidden, ffn, dtype=dtype, rngs=rngs)
-        self.down_proj = _linear(ffn, hidden, dtype=dtype, rngs=rngs)
+    def __init__(self, hidden: int, ffn: int, *, dtype: jnp.dtype) -> None:
+        self.gate_proj = _linear(hidden, ffn, dtype=dtype)
+        self.up_proj = _linear(hidden, ffn, dtype=dtype)
+        self.down_proj = _linear(ffn, hidden, dtype=dtype)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        return _project(self.down_proj, _gelu(_project(self.gate_proj, x)) * _project(self.up_proj, x))
+        gated = _gelu(_project(self.gate_proj, x, "gate")) * _project(self.up_proj, x, "up")
+        return _project(self.down_proj, gated, "down")
 
 
 class Router(nnx.Module):
     """Which experts each token asks, and how much each one's answer counts."""
 
-    def __init__(self, variant: Variant, *, dtype: jnp.dtype, rngs: nnx.Rngs) -> None:
+    def __init__(self, variant: Variant, *, dtype: jnp.dtype) -> None:
         self.eps, self.experts_per_token = variant.rms_eps, variant.experts_per_token
-        self.proj = _linear(variant.hidden, variant.experts, dtype=dtype, rngs=rngs, preferred_element_type=jnp.float32)
+        self.proj = _linear(variant.hidden, variant.experts, dtype=dtype, preferred_element_type=jnp.float32)
         self.scale = nnx.Param(jnp.ones((variant.hidden,), dtype))
         self.per_expert_scale = nnx.Param(jnp.ones((variant.experts,), dtype))
 
@@ -235,11 +307,10 @@ class Router(nnx.Module):
 class Experts(nnx.Module):
     """Many small MLPs as stacked matrices, (experts, in, out)."""
 
-    def __init__(self, variant: Variant, *, dtype: jnp.dtype, rngs: nnx.Rngs) -> None:
-        make = nnx.initializers.lecun_normal(batch_axis=(0,))
+    def __init__(self, variant: Variant, *, dtype: jnp.dtype) -> None:
         experts, hidden, ffn = variant.experts, variant.hidden, variant.expert_ffn
-        self.gate_up_proj = nnx.Param(make(rngs.params(), (experts, hidden, 2 * ffn), dtype))
-        self.down_proj = nnx.Param(make(rngs.params(), (experts, ffn, hidden), dtype))
+        self.gate_up_proj = nnx.Param(jnp.zeros((experts, hidden, 2 * ffn), dtype))
+        self.down_proj = nnx.Param(jnp.zeros((experts, ffn, hidden), dtype))
 
     def __call__(self, x: jax.Array, shares: jax.Array, chosen: jax.Array) -> jax.Array:
         """The chosen experts' answers to x (N, E), added up by their shares: (N, E).
@@ -275,18 +346,23 @@ def _gelu(x: jax.Array) -> jax.Array:
     return jax.nn.gelu(x, approximate=True)
 
 
-def _project(linear: nnx.Linear, x: jax.Array) -> jax.Array:
-    """The projection in the input's dtype: fp32 adapters make that of a bf16 base fp32."""
-    return linear(x).astype(x.dtype)
+def _project(linear: nnx.Linear, x: jax.Array, name: str) -> jax.Array:
+    """The projection in the input's dtype (fp32 adapters make that of a bf16 base fp32), under a name that remat may keep it by."""
+    return checkpoint_name(linear(x).astype(x.dtype), name)
 
 
-def _linear(
-    inputs: int, outputs: int, *, dtype: jnp.dtype, rngs: nnx.Rngs, preferred_element_type: jax.typing.DTypeLike | None = None
-) -> nnx.Linear:
+def _linear(inputs: int, outputs: int, *, dtype: jnp.dtype, preferred_element_type: jax.typing.DTypeLike | None = None) -> nnx.Linear:
     return nnx.Linear(
-        inputs, outputs, use_bias=False, dtype=dtype, param_dtype=dtype, preferred_element_type=preferred_element_type, rngs=rngs
+        inputs,
+        outputs,
+        use_bias=False,
+        dtype=dtype,
+        param_dtype=dtype,
+        preferred_element_type=preferred_element_type,
+        kernel_init=nnx.initializers.zeros,
+        rngs=nnx.Rngs(0),
     )
 
 
-def _embedding(count: int, width: int, *, dtype: jnp.dtype, rngs: nnx.Rngs) -> nnx.Embed:
-    return nnx.Embed(count, width, dtype=dtype, param_dtype=dtype, rngs=rngs)
+def _embedding(count: int, width: int, *, dtype: jnp.dtype) -> nnx.Embed:
+    return nnx.Embed(count, width, dtype=dtype, param_dtype=dtype, embedding_init=nnx.initializers.zeros, rngs=nnx.Rngs(0))

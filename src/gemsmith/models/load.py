@@ -1,85 +1,99 @@
 """A checkpoint's weights into the model, one tensor at a time, each straight to the devices that hold it."""
 
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
 from gemsmith.checkpoint import Checkpoint
 from gemsmith.errors import CheckpointError
-from gemsmith.models.gemma4 import Gemma4
-from gemsmith.models.names import hf_name_of, is_transposed, kernel_shape, path_of
+from gemsmith.models.gemma4 import Execution, Gemma4
+from gemsmith.models.names import Path, hf_names_of, is_transposed, kernel_shape, path_of
+from gemsmith.models.sharding import partition
 from gemsmith.zoo import Tensor, Variant, text_tensors
 
 
-def load_model(checkpoint: Checkpoint, *, dtype: str, remat: str = "none", mesh: Mesh | None = None) -> Gemma4:
-    """The model with the checkpoint's weights in `dtype`, on one device or on a mesh with axes `fsdp` and `tp`.
+def abstract_model(variant: Variant, *, dtype: jax.typing.DTypeLike, execution: Execution | None = None) -> Gemma4:
+    """The model with ShapeDtypeStructs for weights, each laid out on the execution's mesh."""
+    execution = execution or Execution()
+    graph, state = nnx.split(nnx.eval_shape(lambda: Gemma4(variant, dtype=dtype, execution=execution)))
+    tensors = {path: tensors[0] for path, tensors in _by_path(variant).items()}
+    leaves = []
+    for path, leaf in nnx.to_flat_state(state):
+        shape = leaf.get_value()
+        sharding = _sharding(variant, tensors[path], execution.mesh)
+        leaves.append((path, leaf.replace(jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=sharding))))
+    return nnx.merge(graph, nnx.from_flat_state(leaves))
+
+
+def load_model(checkpoint: Checkpoint, *, dtype: str, execution: Execution | None = None) -> Gemma4:
+    """The model with the checkpoint's weights in `dtype`, on one device or on the execution's mesh.
 
     The mesh's axes must be Auto, as those of `jax.sharding.Mesh` are (`jax.make_mesh` makes Explicit ones). The host holds one tensor
     at a time: each is mapped from its file, and each device's part copied, turned and cast.
     Raises CheckpointError where a tensor is missing, or the model has no place for it.
     """
     variant = checkpoint.variant
-    abstract = nnx.eval_shape(lambda: Gemma4(variant, dtype=jnp.dtype(dtype), remat=remat, rngs=nnx.Rngs(0)))
-    graph, state = nnx.split(abstract)
-    empty: dict[Any, Any] = dict(iter(nnx.to_flat_state(state)))
-    filled: dict[Any, Any] = {}
-    for tensor in text_tensors(variant):
-        path = path_of(tensor)
-        if path not in empty:
-            raise CheckpointError(f"checkpoint {checkpoint.folder}: the model of {variant.name} has no place for {tensor.name}")
-        variable, weight = empty.pop(path), checkpoint.read(tensor.name)
-        if weight.shape != tensor.shape:
-            raise CheckpointError(
-                f"checkpoint {checkpoint.folder}: {tensor.name} is {list(weight.shape)}, {variant.name} needs {list(tensor.shape)}"
-            )
-        assert variable.shape == kernel_shape(tensor), tensor.name
-        filled[path] = variable.replace(_place(weight, tensor, variant, dtype=jnp.dtype(dtype), mesh=mesh))
-    if empty:
-        raise CheckpointError(f"checkpoint {checkpoint.folder}: lacks {hf_name_of(next(iter(empty)))}, which {variant.name} needs")
+    graph, state = nnx.split(abstract_model(variant, dtype=dtype, execution=execution))
+    tensors = _by_path(variant)
+    filled = []
+    for path, leaf in nnx.to_flat_state(state):
+        if path not in tensors:
+            lacking = hf_names_of(variant, path)[0]
+            raise CheckpointError(f"checkpoint {checkpoint.folder}: lacks {lacking}, which {variant.name} needs")
+        filled.append((path, leaf.replace(_read(checkpoint, tensors.pop(path), leaf.get_value()))))
+    if tensors:
+        unplaced = next(iter(tensors.values()))[0].name
+        raise CheckpointError(f"checkpoint {checkpoint.folder}: the model of {variant.name} has no place for {unplaced}")
     return nnx.merge(graph, nnx.from_flat_state(filled))
 
 
-def partition(variant: Variant, tensor: Tensor, *, mesh: Mesh) -> PartitionSpec:
-    """How the mesh's axes `fsdp` and `tp` split a tensor as the model holds it, matrices as (in, out).
-
-    tp splits heads, hidden units, experts or words: what goes into q, k, v, gate and up stays whole, as does what comes out of o and down.
-    fsdp splits the model's width E. An axis that does not divide its dimension leaves it whole: K and V, where tp does not divide
-    the kv heads (each device then holds all of them), are the case in practice.
-    """
-    axes: tuple[str | None, ...] = _AXES.get(tensor.role, ())
-    shape = kernel_shape(tensor)
-    heads = {"q": variant.heads, "o": variant.heads}
-    if tensor.layer is not None:
-        heads |= dict.fromkeys(("k", "v"), variant.kv_heads_of(tensor.layer))
-
-    def divides(axis: str | None, size: int) -> bool:
-        count = heads.get(tensor.role, size) if axis == "tp" else size
-        return axis in mesh.shape and count % mesh.shape[axis] == 0
-
-    return PartitionSpec(*(axis if divides(axis, size) else None for axis, size in zip(axes, shape, strict=False)))
+def _by_path(variant: Variant) -> dict[Path, list[Tensor]]:
+    """The tensors at each path of the model: one, or those of a stack's layers in order."""
+    tensors: dict[Path, list[Tensor]] = {}
+    for tensor in text_tensors(variant):
+        tensors.setdefault(path_of(variant, tensor), []).append(tensor)
+    return tensors
 
 
-_IN, _OUT = ("fsdp", "tp"), ("tp", "fsdp")
-_AXES: dict[str, tuple[str | None, ...]] = {
-    "embed": _OUT,
-    "per_layer_embed": _OUT,
-    "per_layer_projection": ("fsdp", None),
-    "per_layer_gate": ("fsdp", None),
-    "per_layer_out": (None, "fsdp"),
-    **dict.fromkeys(("q", "k", "v", "gate", "up"), _IN),
-    **dict.fromkeys(("o", "down"), _OUT),
-    "router": ("fsdp", None),
-    "expert_gate_up": ("tp", "fsdp", None),
-    "expert_down": ("tp", None, "fsdp"),
-}
+def _sharding(variant: Variant, tensor: Tensor, mesh: Mesh | None) -> Sharding:
+    if mesh is None:
+        return SingleDeviceSharding(jax.devices()[0])
+    spec = partition(variant, tensor, mesh=mesh)
+    return NamedSharding(mesh, spec if tensor.layer is None else PartitionSpec(None, *spec))
 
 
-def _place(weight: np.ndarray, tensor: Tensor, variant: Variant, *, dtype: jnp.dtype, mesh: Mesh | None) -> jax.Array:
+def _read(checkpoint: Checkpoint, tensors: list[Tensor], like: jax.ShapeDtypeStruct) -> jax.Array:
+    """What the model holds in the place of these tensors: the one, or all of them along a first axis."""
+    if tensors[0].layer is None:
+        return _place(_checked(checkpoint, tensors[0]), tensors[0], like.dtype, like.sharding)
+    assert like.shape == (len(tensors), *kernel_shape(tensors[0])), tensors[0].name
+    sharding: Any = like.sharding
+    part = sharding.update(spec=PartitionSpec(*sharding.spec[1:])) if isinstance(sharding, NamedSharding) else sharding
+    stack = jax.jit(partial(jnp.zeros, like.shape, like.dtype), out_shardings=sharding)()
+    for number, tensor in enumerate(tensors):
+        stack = _fill(stack, _place(_checked(checkpoint, tensor), tensor, like.dtype, part), number)
+    return stack
+
+
+@partial(jax.jit, donate_argnums=0)
+def _fill(stack: jax.Array, part: jax.Array, number: int) -> jax.Array:
+    return jax.lax.dynamic_update_index_in_dim(stack, part, number, 0)
+
+
+def _checked(checkpoint: Checkpoint, tensor: Tensor) -> np.ndarray:
+    weight = checkpoint.read(tensor.name)
+    if weight.shape != tensor.shape:
+        needs = f"{checkpoint.variant.name} needs {list(tensor.shape)}"
+        raise CheckpointError(f"checkpoint {checkpoint.folder}: {tensor.name} is {list(weight.shape)}, {needs}")
+    return weight
+
+
+def _place(weight: np.ndarray, tensor: Tensor, dtype: Any, sharding: Sharding) -> jax.Array:
     """The weight on its devices. Each part is copied from the file, so that the array outlives it."""
     view = np.swapaxes(weight, -1, -2) if is_transposed(tensor) else weight
-    sharding = SingleDeviceSharding(jax.devices()[0]) if mesh is None else NamedSharding(mesh, partition(variant, tensor, mesh=mesh))
     return jax.make_array_from_callback(view.shape, sharding, lambda index: np.array(view[index], dtype=dtype, order="C"))

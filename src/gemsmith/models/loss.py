@@ -1,43 +1,94 @@
-"""The training loss, without ever holding the logits of a whole row."""
+"""The training loss and its gradient, without ever holding the logits of a whole row."""
+
+from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
 from gemsmith.models.gemma4 import Gemma4
+from gemsmith.models.sharding import BATCH, axis_size, constrain
 
-# Logits of 256 positions of a row are 0.27 GB in fp32 at 262,144 words; of 4096 they would be 4.3 GB, and as much again for the gradient.
-POSITIONS_PER_CHUNK = 256
+# Logits of 1024 tokens are 1.07 GB in fp32 at 262,144 words, on each device.
+TOKENS_PER_CHUNK = 1024
 
 
 def token_nll(
-    model: Gemma4, hidden: jax.Array, tokens: jax.Array, loss_mask: jax.Array, *, chunk: int = POSITIONS_PER_CHUNK
+    model: Gemma4, hidden: jax.Array, tokens: jax.Array, loss_mask: jax.Array, *, chunk: int = TOKENS_PER_CHUNK
 ) -> tuple[jax.Array, jax.Array]:
     """The sum over all targets of -log p(target | what is before it), and the number of targets, both fp32 scalars.
 
         tokens     2 105  7   9 106        hidden at 7 predicts 9, at 9 predicts 106
         loss_mask  0   0  0   1   1        2 targets
 
-    The mean over several batches is exact if their sums are divided by the sum of their counts.
+    The mean over several batches is exact if their sums are divided by the sum of their counts. At most `chunk` tokens' logits are held
+    on a device.
     """
-    targets, weights = tokens[:, 1:], loss_mask[:, 1:].astype(jnp.float32)
-    pieces = tuple(_cut_length(x, chunk) for x in (hidden[:, :-1], targets, weights))
+    mesh = model.execution.mesh
+    targets, weights = (jnp.pad(x[:, 1:], ((0, 0), (0, 1))) for x in (tokens, loss_mask.astype(jnp.float32)))
+    # The words' table is gathered once, not for every chunk.
+    table = constrain(model.embed_tokens.embedding[...], mesh, "tp", None)
+    pieces = tuple(_in_chunks(x, mesh, chunk) for x in (hidden, targets, weights))
+    return _nll(model.variant.softcap, table, *pieces), weights.sum()
 
-    # Checkpointed, so that the backward pass computes each chunk's logits again instead of keeping them.
-    @jax.checkpoint
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _nll(softcap: float, table: jax.Array, hidden: jax.Array, targets: jax.Array, weights: jax.Array) -> jax.Array:
+    """The weighted nll of hidden (chunks, B, C, E), targets and weights (chunks, B, C), with the table (V, E)."""
+
     def add_chunk(total: jax.Array, piece: tuple[jax.Array, ...]) -> tuple[jax.Array, None]:
-        some_hidden, some_targets, some_weights = piece
-        logits = model.logits(some_hidden)
-        chosen = jnp.take_along_axis(logits, some_targets[..., None], axis=-1)[..., 0]
-        nll = jax.nn.logsumexp(logits, axis=-1) - chosen
-        return total + jnp.sum(nll * some_weights), None
+        return total + _chunk_nll(softcap, table, *piece)[0], None
 
-    total, _ = jax.lax.scan(add_chunk, jnp.zeros((), jnp.float32), pieces)
-    return total, weights.sum()
+    return jax.lax.scan(add_chunk, jnp.zeros((), jnp.float32), (hidden, targets, weights))[0]
 
 
-def _cut_length(x: jax.Array, chunk: int) -> jax.Array:
-    """The x of (B, L, …) as (chunks, B, chunk, …), padded with zeros at the end."""
+def _nll_and_gradient(softcap: float, table: jax.Array, hidden: jax.Array, targets: jax.Array, weights: jax.Array) -> tuple[Any, Any]:
+    """The sum is linear in what it is multiplied by, so its gradient is made here, from logits that are at hand, not made again."""
+
+    def add_chunk(total: jax.Array, piece: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
+        nll, logits, log_total = _chunk_nll(softcap, table, *piece)
+        _, some_targets, some_weights = piece
+        surplus = jnp.exp(logits - log_total[..., None]) - _is_target(logits, some_targets)
+        slope = surplus * some_weights[..., None]
+        if softcap:
+            slope *= 1 - jnp.square(logits / softcap)
+        return total + nll, jnp.einsum("bcv,ve->bce", slope.astype(table.dtype), table)
+
+    total, gradient = jax.lax.scan(add_chunk, jnp.zeros((), jnp.float32), (hidden, targets, weights))
+    return total, gradient
+
+
+def _scale_gradient(softcap: float, gradient: jax.Array, slope: jax.Array) -> tuple[Any, ...]:  # noqa: ARG001 - as custom_vjp calls it
+    return None, (gradient * slope).astype(gradient.dtype), None, None
+
+
+_nll.defvjp(_nll_and_gradient, _scale_gradient)
+
+
+def _chunk_nll(
+    softcap: float, table: jax.Array, hidden: jax.Array, targets: jax.Array, weights: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    logits = jnp.einsum("bce,ve->bcv", hidden, table, preferred_element_type=jnp.float32)
+    if softcap:
+        logits = softcap * jnp.tanh(logits / softcap)
+    log_total = jax.nn.logsumexp(logits, axis=-1)
+    chosen = jnp.sum(jnp.where(_is_target(logits, targets), logits, 0), axis=-1)
+    return jnp.sum((log_total - chosen) * weights), logits, log_total
+
+
+def _is_target(logits: jax.Array, targets: jax.Array) -> jax.Array:
+    words = jax.lax.broadcasted_iota(targets.dtype, logits.shape, logits.ndim - 1)
+    return words == targets[..., None]
+
+
+def _in_chunks(x: jax.Array, mesh: Mesh | None, chunk: int) -> jax.Array:
+    """The x of (B, L, …) as (chunks, B · S, C, …), S the devices that a row is split over; filled up with zeros at the end."""
     batch, length = x.shape[:2]
-    chunks = -(-length // chunk)
-    padded = jnp.pad(x, [(0, 0), (0, chunks * chunk - length), *[(0, 0)] * (x.ndim - 2)])
-    return jnp.moveaxis(padded.reshape(batch, chunks, chunk, *x.shape[2:]), 1, 0)
+    shards, rows = (1, batch) if mesh is None else (axis_size(mesh, "sequence"), max(1, batch // axis_size(mesh, BATCH)))
+    x = x.reshape(batch * shards, length // shards, *x.shape[2:])
+    size = max(1, min(chunk // rows, x.shape[1]))
+    chunks = -(-x.shape[1] // size)
+    padded = jnp.pad(x, [(0, 0), (0, chunks * size - x.shape[1]), *[(0, 0)] * (x.ndim - 2)])
+    pieces = jnp.moveaxis(padded.reshape(x.shape[0], chunks, size, *x.shape[2:]), 1, 0)
+    return constrain(pieces, mesh, None, (*BATCH, "sequence"))

@@ -1,12 +1,15 @@
-"""Where each tensor of a checkpoint lives in the nnx model: HF's own names, but for the last word.
+"""Where each tensor of a checkpoint lives in the nnx model: HF's own names, but for the last word and the layer's number.
 
-    model.language_model.layers.3.self_attn.q_proj.weight  <->  ("layers", 3, "self_attn", "q_proj", "kernel")
+Layers that repeat are held as one stack, along a first axis: in the 31B, layers 3, 9, 15, … are `layers.3`.
+
+    model.language_model.layers.15.self_attn.q_proj.weight  <->  ("layers", 3, "self_attn", "q_proj", "kernel")[2]
 
 A matrix of a checkpoint is [out, in]; a kernel here is (in, out).
 """
 
 from collections.abc import Sequence
 
+from gemsmith.zoo import Variant
 from gemsmith.zoo.tensors import PREFIX, Tensor
 
 Path = tuple[str | int, ...]
@@ -15,18 +18,24 @@ _EMBEDDINGS = ("embed", "per_layer_embed")
 _LEAVES = ("kernel", "embedding")
 
 
-def path_of(tensor: Tensor) -> Path:
-    """The tensor's path in the nnx model."""
-    words = tensor.name.removeprefix(PREFIX).split(".")
+def path_of(variant: Variant, tensor: Tensor) -> Path:
+    """The tensor's path in the nnx model; those of the layers of one stack have the same."""
+    words: list[str | int] = list(tensor.name.removeprefix(PREFIX).split("."))
     if words[-1] == "weight" and len(tensor.shape) == 2:
         words[-1] = "embedding" if tensor.role in _EMBEDDINGS else "kernel"
-    return tuple(int(word) if word.isdigit() else word for word in words)
+    if tensor.layer is not None:
+        words[1] = next(number for number, layers in enumerate(variant.stacks) if tensor.layer in layers)
+    return tuple(words)
 
 
-def hf_name_of(path: Sequence[str | int]) -> str:
-    """The checkpoint's name of the nnx parameter at that path: the inverse of `path_of`."""
-    *words, leaf = map(str, path)
-    return PREFIX + ".".join([*words, "weight" if leaf in _LEAVES else leaf])
+def hf_names_of(variant: Variant, path: Sequence[str | int]) -> list[str]:
+    """The checkpoint's names of what the model holds at that path: the inverse of `path_of`, one for each layer of a stack."""
+    *words, leaf = path
+    stem = ".".join(map(str, [*words, "weight" if leaf in _LEAVES else leaf]))
+    if words[:1] != ["layers"]:
+        return [PREFIX + stem]
+    _, _, rest = stem.split(".", 2)
+    return [f"{PREFIX}layers.{layer}.{rest}" for layer in variant.stacks[int(words[1])]]
 
 
 def is_transposed(tensor: Tensor) -> bool:
@@ -35,7 +44,7 @@ def is_transposed(tensor: Tensor) -> bool:
 
 
 def kernel_shape(tensor: Tensor) -> tuple[int, ...]:
-    """The shape that the tensor has in the nnx model."""
+    """The shape that the tensor has in the nnx model, or that its part of a stack has."""
     if not is_transposed(tensor):
         return tensor.shape
     return (*tensor.shape[:-2], tensor.shape[-1], tensor.shape[-2])

@@ -99,7 +99,7 @@ def lower_step(recipe: Recipe, devices: Any) -> tuple[Any, Any]:
     from jax.sharding import AxisType
 
     from gemsmith.models import abstract_model
-    from gemsmith.train.lora import add_adapters, targets_of
+    from gemsmith.train.lora import add_adapters
     from gemsmith.train.mesh import make_execution, mesh_sizes
     from gemsmith.train.optimizer import make_optimizer
     from gemsmith.train.step import input_shapes, make_step, place_moments
@@ -110,9 +110,8 @@ def lower_step(recipe: Recipe, devices: Any) -> tuple[Any, Any]:
     base = abstract_model(variant, dtype=recipe.train.dtype, execution=make_execution(recipe, mesh))
     model = add_adapters(base, variant, recipe.lora, seed=recipe.seed)
     optimizer = nnx.eval_shape(partial(nnx.Optimizer, tx=make_optimizer(recipe.optimizer), wrt=nnx.LoRAParam), model)
-    nnx.update(optimizer, place_moments(nnx.state(optimizer), model, mesh))
-    targets = targets_of(variant, recipe.lora)
-    step = make_step(model, optimizer, mesh, targets=targets, dropout=recipe.lora.dropout, seed=recipe.seed)
+    nnx.update(optimizer, place_moments(nnx.state(optimizer), model))
+    step = make_step(model, optimizer, lora=recipe.lora, seed=recipe.seed)
     inputs = input_shapes(mesh, rows=recipe.train.rows_per_step, length=recipe.data.max_length)
     return step.update.lower(step.trained, step.moments, step.frozen, inputs), mesh
 

@@ -17,33 +17,48 @@ import qwix
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
-from gemsmith.models import Gemma4, hf_name_of, path_of
+from gemsmith.models import Gemma4, path_of
+from gemsmith.models.gemma4 import Layer
+from gemsmith.models.sharding import WEIGHTS, axis_size
 from gemsmith.recipe import Lora
-from gemsmith.train.upstream import SwitchableLora
+from gemsmith.train.upstream import SwitchableLora, forget_rngs
 from gemsmith.zoo import Tensor, Variant, lora_targets
 
 ModulePath = tuple[Any, ...]
+Targets = dict[ModulePath, list[Tensor]]
 
 
 def add_adapters(model: Gemma4, variant: Variant, lora: Lora, *, seed: int) -> Gemma4:
     """A model that shares the given one's weights and has an adapter on every target; the given one stays as it is.
 
-    The injection is traced, not run. A model of ShapeDtypeStructs gives one of ShapeDtypeStructs, sharded like their kernels.
+    Qwix adapts one layer of each stack, in a trace; what it adds is then made for all layers of the stack.
+    A model of ShapeDtypeStructs gives one of ShapeDtypeStructs, sharded like their kernels.
     """
-    targets = {path_of(target)[:-1]: target for target in lora_targets(variant, lora.targets)}
-    graphdef, weights = nnx.split(model)
-    adapted_def, shapes = _trace_injection(graphdef, weights, _rule(targets, lora))
-    base = dict(nnx.to_flat_state(weights))
-    state = [(path, base[path] if path in base else _start(path, leaf, base, targets, seed)) for path, leaf in nnx.to_flat_state(shapes)]
-    adapted = nnx.merge(adapted_def, nnx.from_flat_state(state))
+    targets = targets_of(variant, lora)
+    adapted = nnx.merge(*nnx.split(model))
+    for number, layer in enumerate(adapted.layers):
+        inside = {path[2:]: tensors for path, tensors in targets.items() if path[1] == number}
+        if inside:
+            adapted.layers[number] = _adapt(layer, variant, inside, lora, seed)
     _check_targets(adapted, targets)
     return adapted
 
 
+def targets_of(variant: Variant, lora: Lora) -> Targets:
+    """The model's modules that get an adapter, each with its checkpoint's tensor for every layer of the stack."""
+    targets: Targets = {}
+    for tensor in lora_targets(variant, lora.targets):
+        targets.setdefault(path_of(variant, tensor)[:-1], []).append(tensor)
+    return targets
+
+
 def count_adapted(model: Gemma4, variant: Variant) -> dict[str, int]:
     """How many modules of each kind have an adapter, such as {"q": 60, "k": 60, "v": 50}."""
-    kinds = {path_of(target)[:-1]: target.role for target in lora_targets(variant)}
-    return dict(Counter(kinds[path] for path in adapted_paths(model)))
+    kinds: Counter[str] = Counter()
+    paths = set(adapted_paths(model))
+    for target in lora_targets(variant):
+        kinds[target.role] += path_of(variant, target)[:-1] in paths
+    return {kind: count for kind, count in kinds.items() if count}
 
 
 def adapted_paths(model: Gemma4) -> list[ModulePath]:
@@ -51,63 +66,93 @@ def adapted_paths(model: Gemma4) -> list[ModulePath]:
     return [path[:-1] for path, _ in nnx.to_flat_state(nnx.state(model, nnx.LoRAParam)) if path[-1] == "kernel_lora_a"]
 
 
-def name_number(path: ModulePath) -> int:
-    """A number that stands for the module in random keys, the same in every process and whatever else is adapted."""
-    return zlib.crc32(hf_name_of((*path, "kernel")).encode())
+def name_number(tensor: Tensor) -> int:
+    """A number that stands for the tensor in random keys, the same in every process and whatever else is adapted."""
+    return zlib.crc32(tensor.name.encode())
 
 
-def start_of_a(path: ModulePath, shape: tuple[int, int], seed: int) -> np.ndarray:
-    """The start of A (in, R): uniform in ±1/sqrt(in), float32, a function of the seed and the module's name."""
-    bound = 1.0 / np.sqrt(shape[0])
-    random = np.random.Generator(np.random.Philox(key=[seed % 2**64, name_number(path)]))
-    return ((random.random(shape, dtype=np.float32) * 2 - 1) * bound).astype(np.float32)
+def start_of_a(tensor: Tensor, rank: int, seed: int) -> np.ndarray:
+    """The start of A (in, R): uniform in ±1/sqrt(in), float32, a function of the seed and the tensor's name."""
+    inputs = tensor.shape[1]
+    bound = 1.0 / np.sqrt(inputs)
+    random = np.random.Generator(np.random.Philox(key=[seed % 2**64, name_number(tensor)]))
+    return ((random.random((inputs, rank), dtype=np.float32) * 2 - 1) * bound).astype(np.float32)
+
+
+def _adapt(layer: Layer, variant: Variant, targets: Targets, lora: Lora, seed: int) -> Layer:
+    graph, weights = nnx.split(layer)
+    adapted_def, shapes = _trace_injection(graph, weights, variant, _rule(targets, lora))
+    base = dict(nnx.to_flat_state(weights))
+    state = []
+    for path, leaf in nnx.to_flat_state(shapes):
+        if path in base:
+            state.append((path, base[path]))
+            continue
+        module, is_a = path[:-1], path[-1] == "kernel_lora_a"
+        assert isinstance(leaf, nnx.LoRAParam) and module in targets, f"Qwix added {path}, which is no adapter of a target"
+        kernel = base[(*module, "kernel")].get_value()
+        state.append((path, nnx.LoRAParam(_start(targets[module], leaf.get_value().shape, kernel, seed, is_a=is_a))))
+    return nnx.merge(adapted_def, nnx.from_flat_state(state))
 
 
 def _rule(targets: Iterable[ModulePath], lora: Lora) -> Any:
-    modules = sorted({"/".join(map(str, path[2:])) for path in targets})
-    pattern = rf"layers/\d+/({'|'.join(map(re.escape, modules))})"
-    return qwix.LoraRule(module_path=pattern, rank=lora.rank, alpha=lora.alpha, dropout=lora.dropout)
+    modules = sorted({"/".join(map(str, path)) for path in targets})
+    return qwix.LoraRule(module_path="|".join(map(re.escape, modules)), rank=lora.rank, alpha=lora.alpha, dropout=lora.dropout)
 
 
-def _trace_injection(graphdef: Any, weights: Any, rule: Any) -> tuple[Any, Any]:
-    """The adapted model's graph and the shapes of its state. Run for real it would cost a forward pass, operation by operation."""
+def _trace_injection(graphdef: Any, stack: Any, variant: Variant, rule: Any) -> tuple[Any, Any]:
+    """One adapted layer's graph and the shapes of its state. Run for real it would cost a forward pass, operation by operation."""
     found = []
 
     def inject(weights: Any) -> Any:
-        tokens = jnp.zeros((1, 8), jnp.int32)
-        inputs = (tokens, jnp.arange(8, dtype=jnp.int32)[None], tokens + 1)
-        model = nnx.merge(graphdef, weights)
-        model = qwix.apply_lora_to_model(model, SwitchableLora([rule]), *inputs, methods=("hidden",), rngs=nnx.Rngs(0))
-        adapted_def, state = nnx.split(model)
+        layer = nnx.merge(graphdef, weights)
+        dtype = layer.layer_scalar[...].dtype
+        half = layer.self_attn.head_dim // 2
+        inputs = {
+            "angles": (jnp.ones((1, 8, 1, half)), jnp.ones((1, 8, 1, half))),
+            "attend": lambda query, key, value: query,  # noqa: ARG005 - attention is not adapted
+            "shared": (jnp.ones(()), jnp.ones(())) if layer.self_attn.shares_kv else None,
+            "per_layer_input": jnp.ones((1, 8, variant.per_layer_input), dtype) if variant.per_layer_input else None,
+        }
+        hidden = jnp.ones((1, 8, variant.hidden), dtype)
+        layer = qwix.apply_lora_to_model(layer, SwitchableLora([rule]), hidden, **inputs, rngs=nnx.Rngs(0))
+        forget_rngs(layer)
+        adapted_def, state = nnx.split(layer)
         found.append(adapted_def)
         return state
 
-    shapes = jax.eval_shape(inject, weights)
+    one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), stack)
+    shapes = jax.eval_shape(inject, one)
     return found[-1], shapes
 
 
-def _start(path: ModulePath, leaf: Any, base: dict[ModulePath, Any], targets: dict[ModulePath, Tensor], seed: int) -> nnx.LoRAParam:
-    """The start of one adapter matrix, sharded as its kernel is along the axis that they share."""
-    module, is_a = path[:-1], path[-1] == "kernel_lora_a"
-    assert isinstance(leaf, nnx.LoRAParam) and module in targets, f"Qwix added {path}, which is no adapter of a target"
-    shape, kernel = leaf.get_value().shape, base[(*module, "kernel")].get_value()
-    sharding = _sharding_of(kernel, is_a=is_a)
+def _start(tensors: list[Tensor], shape: tuple[int, int], kernel: Any, seed: int, *, is_a: bool) -> Any:
+    """The start of A (layers, in, R) or B (layers, R, out) of a stack."""
+    shape = (len(tensors), *shape)
+    sharding = _sharding(kernel, shape, is_a=is_a)
     if isinstance(kernel, jax.ShapeDtypeStruct):
-        return nnx.LoRAParam(jax.ShapeDtypeStruct(shape, jnp.float32, sharding=sharding))
-    value = start_of_a(module, shape, seed) if is_a else np.zeros(shape, np.float32)
-    return nnx.LoRAParam(jax.device_put(value, sharding))
+        return jax.ShapeDtypeStruct(shape, jnp.float32, sharding=sharding)
+    if not is_a:
+        return jax.jit(lambda: jnp.zeros(shape, jnp.float32), out_shardings=sharding)()
+    value = np.stack([start_of_a(tensor, shape[2], seed) for tensor in tensors])
+    return jax.make_array_from_callback(shape, sharding, lambda index: value[index])
 
 
-def _sharding_of(kernel: Any, *, is_a: bool) -> Any:
+def _sharding(kernel: Any, shape: tuple[int, ...], *, is_a: bool) -> Any:
+    """Along the axis that it shares with its kernel, as that, and over the devices that the kernel's other axis is split by."""
     sharding = kernel.sharding
     if not isinstance(sharding, NamedSharding):
         return sharding
-    rows, columns = (*sharding.spec, None, None)[:2]
-    return sharding.update(spec=PartitionSpec(rows, None) if is_a else PartitionSpec(None, columns))
+    _, rows, columns = (*sharding.spec, None, None, None)[:3]
+    shared, width = (rows, shape[1]) if is_a else (columns, shape[2])
+    if shared in ("tp", None):
+        wider = ("tp", *WEIGHTS) if shared == "tp" or axis_size(sharding.mesh, "tp") == 1 else WEIGHTS
+        shared = wider if width % axis_size(sharding.mesh, wider) == 0 else shared
+    return sharding.update(spec=PartitionSpec(None, shared, None) if is_a else PartitionSpec(None, None, shared))
 
 
-def _check_targets(model: Gemma4, targets: dict[ModulePath, Tensor]) -> None:
-    """Injection that meets a rematerialised layer adds nothing and says nothing, so the result is compared with the zoo."""
+def _check_targets(model: Gemma4, targets: Targets) -> None:
+    """Injection that finds nothing adds nothing and says nothing, so the result is compared with the zoo."""
     found = set(adapted_paths(model))
     assert found == set(targets), (
         f"adapters: {len(found)} modules have one, {len(targets)} should; {sorted(map(str, found ^ set(targets)))[:3]}"

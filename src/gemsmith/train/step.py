@@ -5,13 +5,16 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from gemsmith.models import Gemma4, token_nll
+from gemsmith.models.sharding import BATCH
+from gemsmith.recipe import Lora
 from gemsmith.train.dropout import mask_keys
-from gemsmith.train.lora import adapted_paths, name_number
+from gemsmith.train.lora import Targets, name_number, targets_of
 from gemsmith.train.upstream import set_dropout
 
 
@@ -28,19 +31,20 @@ class Step:
     frozen: nnx.State
 
 
-def make_step(model: Gemma4, optimizer: nnx.Optimizer, mesh: Mesh, *, dropout: float, seed: int) -> Step:
+def make_step(model: Gemma4, optimizer: nnx.Optimizer, *, lora: Lora, seed: int) -> Step:
     """The compiled step of an adapted model; both may be of ShapeDtypeStructs, and then it can only be lowered.
 
     loss = sum of nll over the step's supervised tokens / their count, so any split of the rows over devices means the same.
     """
     model_def, trained, frozen = nnx.split(model, nnx.LoRAParam, ...)  # type: ignore[misc]
     optimizer_def, moments = nnx.split(optimizer)
-    paths = adapted_paths(model)
+    mesh, targets = model.execution.mesh, targets_of(model.variant, lora)
+    assert mesh is not None, "the step runs on a mesh, be it of one device"
 
     def loss_of(trained: nnx.State, frozen: nnx.State, inputs: dict[str, jax.Array]) -> jax.Array:
         model = nnx.merge(model_def, _in_base_dtype(trained, frozen), frozen)
-        if dropout:
-            set_dropout(model, _dropout_keys(paths, seed, inputs["step"]))
+        if lora.dropout:
+            set_dropout(model, _dropout_keys(targets, seed, inputs["step"]))
         hidden = model.hidden(inputs["tokens"], inputs["positions"], inputs["segments"])
         nll, count = token_nll(model, hidden, inputs["tokens"], inputs["loss_mask"])
         return nll / count
@@ -56,9 +60,11 @@ def make_step(model: Gemma4, optimizer: nnx.Optimizer, mesh: Mesh, *, dropout: f
     return Step(update=jax.jit(update, donate_argnums=(0, 1), out_shardings=shardings), trained=trained, moments=moments, frozen=frozen)
 
 
-def place_moments(moments: nnx.State, model: Gemma4, mesh: Mesh) -> nnx.State:
+def place_moments(moments: nnx.State, model: Gemma4) -> nnx.State:
     """The optimizer's state, each moment sharded as its adapter matrix is, counters on every device."""
     shardings = {path: leaf.get_value().sharding for path, leaf in nnx.to_flat_state(nnx.state(model, nnx.LoRAParam))}
+    mesh = model.execution.mesh
+    assert mesh is not None, "moments lie on the model's mesh"
     leaves = []
     for path, leaf in nnx.to_flat_state(moments):
         owner = next((path[start:] for start in range(len(path)) if path[start:] in shardings), None)
@@ -68,8 +74,10 @@ def place_moments(moments: nnx.State, model: Gemma4, mesh: Mesh) -> nnx.State:
 
 
 def input_shapes(mesh: Mesh, *, rows: int, length: int) -> dict[str, jax.ShapeDtypeStruct]:
-    """What a step takes: four arrays (rows, length), split by rows over fsdp; the learning rate; and the step's number, from 1."""
-    by_rows, everywhere = (NamedSharding(mesh, spec) for spec in (PartitionSpec("fsdp"), PartitionSpec()))
+    """What a step takes: four arrays (rows, length), by rows over replica and fsdp and by positions over sequence; the learning rate;
+    and the step's number, from 1.
+    """
+    by_rows, everywhere = (NamedSharding(mesh, spec) for spec in (PartitionSpec(BATCH, "sequence"), PartitionSpec()))
     kinds = {"tokens": jnp.int32, "segments": jnp.int32, "positions": jnp.int32, "loss_mask": jnp.bool_}
     arrays = {name: jax.ShapeDtypeStruct((rows, length), kind, sharding=by_rows) for name, kind in kinds.items()}
     return arrays | {
@@ -88,11 +96,13 @@ def _in_base_dtype(trained: nnx.State, frozen: nnx.State) -> nnx.State:
     return nnx.from_flat_state(leaves)
 
 
-def _dropout_keys(paths: list[Any], seed: int, step: jax.Array) -> dict[Any, jax.Array]:
-    """A key for each adapted module: a function of the seed, the step and the module's name, so resuming needs no random state."""
+def _dropout_keys(targets: Targets, seed: int, step: jax.Array) -> dict[Any, jax.Array]:
+    """A key for each adapted tensor, (layers,) for a stack: of the seed, the step and its name, so resuming needs no random state."""
     key = jax.random.fold_in(jax.random.key(seed), step)
-    numbers = jnp.array([name_number(path) for path in paths], jnp.uint32)
-    return dict(zip(paths, jax.lax.optimization_barrier(mask_keys(key, numbers)), strict=True))
+    numbers = jnp.array([name_number(tensor) for tensors in targets.values() for tensor in tensors], jnp.uint32)
+    ends = np.cumsum([len(tensors) for tensors in targets.values()])
+    keys = jax.lax.optimization_barrier(mask_keys(key, numbers))
+    return dict(zip(targets, jnp.split(keys, ends[:-1]), strict=True))
 
 
 def _shardings(state: nnx.State) -> Any:

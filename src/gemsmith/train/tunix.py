@@ -17,11 +17,11 @@ from typing import Any
 import jax
 import numpy as np
 from flax import nnx
-from jax.sharding import AxisType, Mesh
+from jax.sharding import Mesh
 
 from gemsmith.checkpoint import Checkpoint, open_checkpoint
 from gemsmith.data import Batch, Batches, load_batches
-from gemsmith.errors import DataError, EngineError, MachineError, Preempted, RecipeError, RunError
+from gemsmith.errors import DataError, EngineError, MachineError, Preempted, RunError
 from gemsmith.models import Gemma4, load_model
 from gemsmith.recipe import Recipe
 from gemsmith.records import TrainRecord, TrainStep
@@ -30,6 +30,7 @@ from gemsmith.train.compiling import Compiled, compile_step, use_compile_cache
 from gemsmith.train.hosts import is_first_host, local_rows, place_batch, place_number
 from gemsmith.train.log import Display, Events, StepLog, StepsFile
 from gemsmith.train.lora import add_adapters, count_adapted
+from gemsmith.train.mesh import make_execution, make_mesh
 from gemsmith.train.optimizer import make_optimizer
 from gemsmith.train.schedule import learning_rate
 from gemsmith.train.spikes import reason_to_stop, spike_limit
@@ -51,7 +52,7 @@ def train_with_tunix(run: Run, *, fresh: bool = False) -> TrainRecord:
     batches = load_batches(run)
     variant = find_variant(recipe.model) if recipe.model in VARIANTS else None
     checkpoint = open_checkpoint(recipe.checkpoint, variant=variant)
-    mesh = make_mesh(recipe)
+    mesh = make_mesh(recipe, checkpoint.variant)
     with _one_line_errors(run):
         model = adapted_model(recipe, checkpoint, mesh)
         session = _Session(run, model, batches, mesh, fresh=fresh)
@@ -65,28 +66,8 @@ def train_with_tunix(run: Run, *, fresh: bool = False) -> TrainRecord:
 
 def adapted_model(recipe: Recipe, checkpoint: Checkpoint, mesh: Mesh) -> Gemma4:
     """The checkpoint's model on the mesh, with adapters at their start."""
-    base = load_model(checkpoint, dtype=recipe.train.dtype, remat="none", mesh=mesh)
-    model = add_adapters(base, checkpoint.variant, recipe.lora, seed=recipe.seed)
-    model.remat = recipe.train.remat  # Qwix finds no projection inside a rematerialised layer, so only now
-    return model
-
-
-def make_mesh(recipe: Recipe) -> Mesh:
-    """Devices in axes fsdp and tp: as the recipe says, or all of them in fsdp. Raises RecipeError where they cannot be laid out so."""
-    try:
-        devices = jax.devices()
-    except RuntimeError as error:
-        raise MachineError(f"no accelerator: {_last_line(error)}; unset JAX_PLATFORMS to train on what there is") from None
-    wanted, rows = recipe.train.mesh, recipe.train.rows_per_step
-    fsdp, tp = (len(devices), 1) if wanted == "auto" else (wanted.fsdp, wanted.tp)
-    if fsdp * tp != len(devices):
-        raise RecipeError(
-            f"train.mesh: fsdp {fsdp} × tp {tp} needs {fsdp * tp} devices, this machine has {len(devices)} ({devices[0].device_kind}); "
-            f"set their product to {len(devices)}, or auto"
-        )
-    if rows % fsdp:
-        raise RecipeError(f"train.rows_per_step: {rows} rows do not divide over fsdp {fsdp}; set a multiple of {fsdp}")
-    return jax.make_mesh((fsdp, tp), ("fsdp", "tp"), axis_types=(AxisType.Auto, AxisType.Auto), devices=devices)
+    base = load_model(checkpoint, dtype=recipe.train.dtype, execution=make_execution(recipe, mesh))
+    return add_adapters(base, checkpoint.variant, recipe.lora, seed=recipe.seed)
 
 
 class _Session:
@@ -104,11 +85,11 @@ class _Session:
             before_save=self._before_save,
             after_save=self._start_clock,
         )
-        self.trainer = Trainer(model, make_optimizer(recipe.optimizer), place=lambda moments: place_moments(moments, model, mesh))
+        self.trainer = Trainer(model, make_optimizer(recipe.optimizer), place=lambda moments: place_moments(moments, model))
         self.done, kept, self._resumed_at = (0, [], []) if fresh else self._restore()
         self.log = StepLog(kept, self._sinks(kept) if is_first_host() else ())
         self.trainer.start_at(self.done)
-        self.step: Step = make_step(model, self.trainer.optimizer, mesh, dropout=recipe.lora.dropout, seed=recipe.seed)
+        self.step: Step = make_step(model, self.trainer.optimizer, lora=recipe.lora, seed=recipe.seed)
         self.trainer.attach(update=self._update, finish=self._finish, load=self._load, checkpoints=self.checkpoints)
         self.inputs = input_shapes(mesh, rows=recipe.train.rows_per_step, length=recipe.data.max_length)
         self.rows = local_rows(self.inputs["tokens"])

@@ -59,6 +59,13 @@ class SwitchableLora(LoraProvider):
         return rule, op_id
 
 
+def forget_rngs(model: nnx.Module) -> None:
+    """Takes the random state away that injection gives every module: dropout here has keys of its own."""
+    for _, module in nnx.iter_modules(model):
+        if hasattr(module, "qwix_rngs"):
+            module.qwix_rngs = None
+
+
 def set_dropout(model: nnx.Module, keys: Mapping[tuple[str | int, ...], jax.Array]) -> None:
     """Turns dropout on in the adapted modules at these paths, each with its key."""
     for path, key in keys.items():

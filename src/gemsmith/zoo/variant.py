@@ -4,11 +4,21 @@ Letters for axes, here and everywhere: B batch, L length, H heads, K kv heads, D
 """
 
 from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Any
 
 from gemsmith.errors import CheckpointError
 
 MODEL_TYPES = ("gemma4", "gemma4_unified")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stretch:
+    """Layers `first` to `first + period * repeats - 1`: the same `period` kinds of layer, `repeats` times."""
+
+    first: int
+    period: int
+    repeats: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +74,32 @@ class Variant:
     def has_v(self, layer: int) -> bool:
         """Whether the layer has a value projection of its own; where K = V it has none."""
         return not self.shares_kv(layer) and not (self.k_is_v and self.is_global(layer))
+
+    @cached_property
+    def pattern(self) -> tuple[Stretch, ...]:
+        """The layers as repeated blocks: 31B, ten times five local layers and a global one; E2B, three blocks and four that share kv."""
+
+        def kinds(first: int, period: int) -> list[tuple[Any, ...]]:
+            numbers = range(first, first + period)
+            return [(self.is_global(n), self.shares_kv(n), self.ffn_of(n), self.has_v(n)) for n in numbers]
+
+        stretches, first = [], 0
+        while first < self.layers:
+            period, end = min(self.global_every, self.layers - first), first
+            while end + period <= self.layers and kinds(end, period) == kinds(first, period):
+                end += period
+            stretches.append(Stretch(first=first, period=period, repeats=(end - first) // period))
+            first = end
+        return tuple(stretches)
+
+    @cached_property
+    def stacks(self) -> tuple[range, ...]:
+        """The layers of each kind in a stretch, which a model may hold as one array: in the 31B, 0, 6, …, 54 are the first of six."""
+        return tuple(
+            range(stretch.first + place, stretch.first + stretch.period * stretch.repeats, stretch.period)
+            for stretch in self.pattern
+            for place in range(stretch.period)
+        )
 
     @property
     def layer_types(self) -> list[str]:

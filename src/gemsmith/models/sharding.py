@@ -1,0 +1,66 @@
+"""How arrays lie on a mesh of devices: axes replica, fsdp, sequence and tp.
+
+rows of a batch      over replica and fsdp
+positions of a row   over sequence
+weights              E over fsdp and sequence together; heads, hidden units, experts and words over tp
+"""
+
+import jax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from gemsmith.models.names import kernel_shape
+from gemsmith.zoo import Tensor, Variant
+
+AXES = ("replica", "fsdp", "sequence", "tp")
+BATCH = ("replica", "fsdp")
+WEIGHTS = ("fsdp", "sequence")
+
+Axes = str | tuple[str, ...] | None
+
+
+def axis_size(mesh: Mesh, axes: Axes) -> int:
+    """Over how many devices the axes split an array; an axis that the mesh lacks does not."""
+    names = (axes,) if isinstance(axes, str) else axes or ()
+    size = 1
+    for name in names:
+        size *= mesh.shape.get(name, 1)
+    return size
+
+
+def partition(variant: Variant, tensor: Tensor, *, mesh: Mesh) -> PartitionSpec:
+    """How the mesh splits a tensor as the model holds it, matrices as (in, out), without the axis of the stack.
+
+    An axis that does not divide its dimension leaves it whole: K and V, where tp does not divide the kv heads (each device then
+    holds all of them), are the case in practice.
+    """
+    axes: tuple[Axes, ...] = _SPLITS.get(tensor.role, ())
+    shape = kernel_shape(tensor)
+    heads = {"q": variant.heads, "o": variant.heads}
+    if tensor.layer is not None:
+        heads |= dict.fromkeys(("k", "v"), variant.kv_heads_of(tensor.layer))
+
+    def divides(axis: Axes, size: int) -> bool:
+        count = heads.get(tensor.role, size) if axis == "tp" else size
+        return count % axis_size(mesh, axis) == 0
+
+    return PartitionSpec(*(axis if divides(axis, size) else None for axis, size in zip(axes, shape, strict=False)))
+
+
+def constrain(x: jax.Array, mesh: Mesh | None, *axes: Axes) -> jax.Array:
+    """The array, laid out so inside a compiled function; without a mesh, as it is."""
+    return x if mesh is None else jax.lax.with_sharding_constraint(x, NamedSharding(mesh, PartitionSpec(*axes)))
+
+
+_IN, _OUT = (WEIGHTS, "tp"), ("tp", WEIGHTS)
+_SPLITS: dict[str, tuple[Axes, ...]] = {
+    "embed": _OUT,
+    "per_layer_embed": _OUT,
+    "per_layer_projection": (WEIGHTS, None),
+    "per_layer_gate": (WEIGHTS, None),
+    "per_layer_out": (None, WEIGHTS),
+    **dict.fromkeys(("q", "k", "v", "gate", "up"), _IN),
+    **dict.fromkeys(("o", "down"), _OUT),
+    "router": (WEIGHTS, None),
+    "expert_gate_up": ("tp", WEIGHTS, None),
+    "expert_down": ("tp", None, WEIGHTS),
+}

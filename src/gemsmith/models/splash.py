@@ -1,0 +1,94 @@
+"""Attention by JAX's splash kernel for TPU: no scores in HBM, blocks outside of the mask skipped, documents kept apart by segments.
+
+Source of the kernel: jax.experimental.pallas.ops.tpu.splash_attention, https://arxiv.org/abs/2205.14135 for the method.
+"""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernels
+from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from gemsmith.models.remat import ATTENDED
+from gemsmith.models.sharding import BATCH, axis_size
+
+LANES = 128
+"""The kernel's blocks are multiples of this, so rows must be too."""
+
+
+def splash_attention(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    *,
+    segments: jax.Array,
+    window: int | None,
+    mesh: Mesh | None = None,
+    interpret: bool = False,
+) -> jax.Array:
+    """The attended values, (B, L, H, D), of query (B, L, H, D) over key and value (B, L, K, D): what `attention` gives.
+
+    On a mesh, rows are split over replica and fsdp, heads over tp, and queries over sequence, each of whose devices holds all keys of
+    its rows. L must be a multiple of 128 on each device.
+    """
+    length, heads = query.shape[1:3]
+    shards = 1 if mesh is None else axis_size(mesh, "sequence")
+    head_shards = 1 if mesh is None else axis_size(mesh, "tp")
+    assert length % (LANES * shards) == 0, f"rows of {length} positions over {shards} devices"
+    key, value = (_enough_heads(x, head_shards) for x in (key, value))
+    kernel = kernels.make_splash_mha(
+        _mask(length, window, heads),
+        block_sizes=_block_sizes(length // shards, length),
+        head_shards=head_shards,
+        q_seq_shards=shards,
+        residual_checkpoint_name=ATTENDED,
+        interpret=interpret,
+    )
+
+    def attend(kernel: kernels.SplashAttentionKernel, *arrays: jax.Array) -> jax.Array:
+        query, key, value, of_queries, of_keys = arrays
+        heads_first = (jnp.swapaxes(x, 1, 2) for x in (query, key, value))
+        attended = jax.vmap(kernel)(*heads_first, kernels.SegmentIds(of_queries, of_keys))
+        return jnp.swapaxes(attended, 1, 2)
+
+    if mesh is None:
+        return attend(kernel, query, key, value, segments, segments)
+    of_queries, of_keys = PartitionSpec(BATCH, "sequence", "tp", None), PartitionSpec(BATCH, None, "tp", None)
+    specs = (of_queries, of_keys, of_keys, PartitionSpec(BATCH, "sequence"), PartitionSpec(BATCH, None))
+    kernel_spec = kernel.manual_sharding_spec(NamedSharding(mesh, PartitionSpec("tp", "sequence")))
+    # check_vma: pallas_call does not say over which axes its results vary.
+    sharded = partial(jax.shard_map, mesh=mesh, in_specs=(kernel_spec, *specs), out_specs=of_queries, check_vma=False)
+    return sharded(attend)(kernel, query, key, value, segments, segments)
+
+
+def _mask(length: int, window: int | None, heads: int) -> masks.MultiHeadMask:
+    shape = (length, length)
+    one = masks.CausalMask(shape) if window is None else masks.LocalMask(shape, window_size=(window - 1, 0), offset=0)
+    return masks.MultiHeadMask([one] * heads)
+
+
+def _block_sizes(queries: int, keys: int) -> kernels.BlockSizes:
+    # Blocks of 1024 do not fit on the chip with a head of 512 (v5p: 17.9 of 16 MB).
+    block = 512
+    of_queries, of_keys = _divisor(queries, block), _divisor(keys, block)
+    return kernels.BlockSizes(
+        block_q=of_queries,
+        block_kv=of_keys,
+        block_q_dkv=of_queries,
+        block_kv_dkv=of_keys,
+        block_q_dq=of_queries,
+        block_kv_dq=of_keys,
+    )
+
+
+def _divisor(length: int, most: int) -> int:
+    """The largest multiple of 128 up to `most` that divides the length."""
+    return next(size for size in range(most, 0, -LANES) if length % size == 0)
+
+
+def _enough_heads(x: jax.Array, shards: int) -> jax.Array:
+    """Keys or values (B, L, K, D) with each head repeated where tp is more than K, so that every device has the one it needs."""
+    heads = x.shape[2]
+    return x if heads % shards == 0 else jnp.repeat(x, shards // heads, axis=2)

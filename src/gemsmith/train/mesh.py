@@ -1,0 +1,96 @@
+"""Which devices hold what: the mesh that a recipe asks for, or the one that suits the rows and the machine."""
+
+import math
+from typing import Any
+
+import jax
+from jax.sharding import AxisType, Mesh
+
+from gemsmith.errors import MachineError, RecipeError
+from gemsmith.models import Execution
+from gemsmith.models.sharding import AXES
+from gemsmith.models.splash import LANES
+from gemsmith.recipe import Recipe
+from gemsmith.zoo import Variant
+
+
+def make_mesh(recipe: Recipe, variant: Variant) -> Mesh:
+    """All devices in the axes replica, fsdp, sequence and tp. Raises InputError where they cannot be laid out so."""
+    try:
+        devices = jax.devices()
+    except RuntimeError as error:
+        raise MachineError(f"no accelerator: {_last_line(error)}; unset JAX_PLATFORMS to train on what there is") from None
+    sizes = mesh_sizes(recipe, variant, devices=len(devices), kind=devices[0].device_kind)
+    return jax.make_mesh(tuple(sizes.values()), AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices)
+
+
+def mesh_sizes(recipe: Recipe, variant: Variant, *, devices: int, kind: str) -> dict[str, int]:
+    """The size of every axis: the recipe's, or fsdp over as many devices as divide the rows, and the rest over each row's positions.
+
+    Raises RecipeError where they do not fit the devices, the rows or the heads.
+    """
+    wanted, rows, length = recipe.train.mesh, recipe.train.rows_per_step, recipe.data.max_length
+    if wanted == "auto":
+        fsdp = math.gcd(rows, devices)
+        sizes = {"replica": 1, "fsdp": fsdp, "sequence": devices // fsdp, "tp": 1}
+    else:
+        sizes = {axis: getattr(wanted, axis) for axis in AXES}
+    count = math.prod(sizes.values())
+    given = " × ".join(f"{axis} {size}" for axis, size in sizes.items() if size > 1) or "one device"
+    if count != devices:
+        raise RecipeError(
+            f"train.mesh: {given} needs {count} devices, this machine has {devices} ({kind}); set their product to {devices}, or auto"
+        )
+    over_rows = sizes["replica"] * sizes["fsdp"]
+    if rows % over_rows:
+        raise RecipeError(
+            f"train.rows_per_step: {rows} rows do not divide over replica × fsdp = {over_rows}; set a multiple of {over_rows}, "
+            "or split rows with train.mesh.sequence"
+        )
+    if length % sizes["sequence"]:
+        raise RecipeError(
+            f"data.max_length: {length} does not divide over {sizes['sequence']} devices of a row ({given}); "
+            f"set a multiple of {sizes['sequence']}, or train.rows_per_step to a multiple of {devices}"
+        )
+    _check_heads(variant, sizes["tp"])
+    return sizes
+
+
+def make_execution(recipe: Recipe, mesh: Mesh) -> Execution:
+    """How this recipe's forward pass runs on the mesh. Raises RecipeError for rows that the splash kernel cannot take."""
+    train, platform = recipe.train, mesh.devices.flat[0].platform
+    how = train.attention
+    if how == "auto":
+        how = "splash" if platform == "tpu" else "dense"
+    if how == "splash" and platform != "tpu":
+        raise RecipeError(f"train.attention: splash is a kernel for TPU, the devices here are {platform}; set dense, or auto")
+    part = recipe.data.max_length // mesh.shape["sequence"]
+    if how == "splash" and part % LANES:
+        raise RecipeError(
+            f"data.max_length: the splash kernel takes rows in multiples of {LANES} positions a device, {part} was given; "
+            f"set {math.ceil(part / LANES) * LANES * mesh.shape['sequence']}, or train.attention to dense"
+        )
+    return Execution(attention=how, remat=train.remat, mesh=mesh)
+
+
+def _check_heads(variant: Variant, tp: int) -> None:
+    """Tp splits the query heads; kv heads are split too, or each is held by tp / K devices."""
+    if variant.heads % tp:
+        raise RecipeError(
+            f"train.mesh.tp: {tp} does not divide the {variant.heads} heads of {variant.name}; set {_divisors(variant.heads)}"
+        )
+    for name, heads in (("kv", variant.kv_heads), ("global kv", variant.global_kv_heads)):
+        if heads % tp and tp % heads:
+            raise RecipeError(
+                f"train.mesh.tp: {tp} neither divides the {heads} {name} heads of {variant.name} nor is a multiple of them; "
+                f"set {_divisors(variant.heads)}"
+            )
+
+
+def _divisors(number: int) -> str:
+    return ", ".join(str(size) for size in range(1, number + 1) if number % size == 0)
+
+
+def _last_line(error: Any) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1][:200] if lines else type(error).__name__
