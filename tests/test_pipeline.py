@@ -20,7 +20,7 @@ checkpoint: {checkpoint}
 data: {{train: rows.jsonl, eval: {{task: verilog, rows: 3, split: held-out}}, max_length: 64}}
 lora: {{rank: 4, alpha: 8, dropout: 0.1}}
 optimizer: {{learning_rate: 1e-2, warmup_steps: 1}}
-train: {{steps: {steps}, rows_per_step: 2, checkpoint_every: 2, dtype: float32}}
+train: {{optimizer_steps: {steps}, rows_per_step: 2, checkpoint_every: 2, dtype: float32}}
 bench: {{input_tokens: [8], output_tokens: 4, request_rates: [50], prompts: 2}}
 eval: {{scorer: verilog-exact, max_tokens: 16}}
 hardware: {{machines: [cpu]}}

@@ -74,7 +74,9 @@ class Mesh(Section):
 class Train(Section):
     backend: Literal["tunix", "trl"] = Field("tunix", description="JAX on TPU, GPU or CPU; or TRL on GPU.")
     epochs: Positive = 1
-    steps: Positive | None = Field(None, description="Stop after this many steps; default: epochs decide.")
+    optimizer_steps: Positive | None = Field(
+        None, description="Updates; rows repeat in further epochs where there are fewer than they need. Default: epochs decide."
+    )
     rows_per_step: Positive = Field(8, description="Rows of max_length in one optimizer step, over all devices.")
     tokens_per_step: Positive | None = Field(None, description="Instead of rows_per_step: positions in one step, padding counted.")
     attention: Literal["auto", "splash", "dense"] = Field("auto", description="`auto`: the splash kernel on TPU, dense blocks elsewhere.")

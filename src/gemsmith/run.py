@@ -35,7 +35,7 @@ _TRAINED_DATA = ("data.train", "data.format", "data.template", "data.max_length"
 # What each stage reads: keys of the recipe (or whole sections of it), and the records of earlier stages.
 _KEYS: dict[str, tuple[str, ...]] = {
     "plan": ("model", "checkpoint", "data", "lora", "train", "hardware"),
-    "data": ("checkpoint", "seed", *_TRAINED_DATA, "train.epochs", "train.steps", "train.rows_per_step"),
+    "data": ("checkpoint", "seed", *_TRAINED_DATA, "train.epochs", "train.optimizer_steps", "train.rows_per_step"),
     "train": ("model", "checkpoint", "seed", *_TRAINED_DATA, "lora", "optimizer", "train"),
     "export": ("export",),
     "verify": (),

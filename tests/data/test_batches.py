@@ -72,11 +72,19 @@ def test_the_order_follows_the_seed_and_neighbouring_seeds_share_no_epoch(prepar
 
 
 def test_steps_of_the_recipe_go_on_into_further_epochs(prepared):
-    batches = load_batches(prepared({"steps": 11, "rows_per_step": 4}))
+    batches = load_batches(prepared({"optimizer_steps": 11, "rows_per_step": 4}))
     assert batches.steps == 11
     seen = row_hashes(batches)
     assert len(seen) == 44
     assert len(set(seen[:21])) == len(set(seen[21:42])) == 21
+
+
+def test_a_step_of_all_rows_has_each_once_however_many_steps(prepared):
+    batches = load_batches(prepared({"optimizer_steps": 3, "rows_per_step": 21}))
+    seen = row_hashes(batches)
+    assert batches.steps == 3
+    assert len(seen) == 63
+    assert all(len(set(seen[begin : begin + 21])) == 21 for begin in (0, 21, 42))
 
 
 def test_a_single_row_makes_a_batch(prepared):

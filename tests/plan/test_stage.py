@@ -49,7 +49,7 @@ def test_every_variant_is_planned_on_this_machine_too(name):
 
 
 def test_hours_and_dollars_follow_from_steps_and_price():
-    record = plan_only(recipe(steps=360))
+    record = plan_only(recipe(optimizer_steps=360))
     machine = record.machines[0]
     assert (record.steps, record.priced_steps) == (360, 360)
     assert machine.hours == pytest.approx([second / 10 for second in machine.step_s], rel=1e-3)
@@ -96,7 +96,7 @@ def test_an_unknown_machine_is_refused_by_key():
 def test_a_users_prices_are_used_and_their_file_is_in_the_record(tmp_path):
     own = tmp_path / "own.yaml"
     own.write_text("machines: {v5p-8: {prices: [{provider: gcp, region: r, usd_per_hour: 10, source: contract, date: '2026-11-01'}]}}")
-    record = plan_only(recipe(steps=360, catalogue=str(own)))
+    record = plan_only(recipe(optimizer_steps=360, catalogue=str(own)))
     assert record.machines[0].usd == pytest.approx([10 * hours for hours in record.machines[0].hours])
     assert len(record.origin.made_from["catalogue"]) == 64
 

@@ -19,7 +19,7 @@ def data_record(steps):
 
 
 def test_the_recipes_own_number_comes_first():
-    assert count_steps(recipe(steps=17), data_record(5)).steps == 17
+    assert count_steps(recipe(optimizer_steps=17), data_record(5)).steps == 17
 
 
 def test_then_what_the_data_stage_counted():

@@ -95,7 +95,7 @@ def test_a_step_is_compiled_before_it_runs_and_never_again(prepared_run, monkeyp
         return step
 
     monkeypatch.setattr(tunix, "make_step", keep)
-    run = prepared_run(train={"steps": 4, "keep_checkpoints": 1})
+    run = prepared_run(train={"optimizer_steps": 4, "keep_checkpoints": 1})
     interrupt(monkeypatch, at=4, by=KeyboardInterrupt)
     with pytest.raises(KeyboardInterrupt):
         train(run)
@@ -199,7 +199,7 @@ def test_a_finished_run_whose_record_is_lost_writes_it_again_without_training(tr
 
 
 def test_a_loss_that_is_no_number_stops_and_is_not_saved(prepared_run):
-    run = prepared_run(optimizer={"learning_rate": 1e30, "warmup_steps": 0}, train={"checkpoint_every": 1, "steps": 6})
+    run = prepared_run(optimizer={"learning_rate": 1e30, "warmup_steps": 0}, train={"checkpoint_every": 1, "optimizer_steps": 6})
     with pytest.raises(EngineError, match=r"step 2 has loss nan .* the last checkpoint is .*checkpoints/1;"):
         train(run)
     assert [path.name for path in run.checkpoints.iterdir()] == ["1"]

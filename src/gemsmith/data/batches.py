@@ -50,7 +50,7 @@ class Batches:
 
 def count_steps(train: Train, packed_rows: int) -> int:
     """Optimizer steps: those of the recipe, or as many as all rows of all epochs need."""
-    return train.steps or math.ceil(train.epochs * packed_rows / train.rows_per_step)
+    return train.optimizer_steps or math.ceil(train.epochs * packed_rows / train.rows_per_step)
 
 
 def load_batches(run: Run) -> Batches:
@@ -62,7 +62,7 @@ def load_batches(run: Run) -> Batches:
     if rows.tokens.shape != shape:
         raise RunError(f"{run.data}: holds rows of shape {rows.tokens.shape}, its record says {shape}; run: gemsmith data {run.path}")
     steps = count_steps(train, record.packed_rows)
-    total_rows = steps * train.rows_per_step if train.steps else train.epochs * record.packed_rows
+    total_rows = steps * train.rows_per_step if train.optimizer_steps else train.epochs * record.packed_rows
     return Batches(
         steps=steps,
         rows_per_step=train.rows_per_step,

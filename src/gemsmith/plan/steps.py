@@ -25,8 +25,8 @@ class StepCount(NamedTuple):
 
 def count_steps(recipe: Recipe, data: DataRecord | None = None) -> StepCount:
     """Steps from the recipe, else from the data stage's record, else estimated from the rows; never by tokenising."""
-    if recipe.train.steps is not None:
-        return StepCount(recipe.train.steps, f"{recipe.train.steps:,} steps: train.steps says so.")
+    if recipe.train.optimizer_steps is not None:
+        return StepCount(recipe.train.optimizer_steps, f"{recipe.train.optimizer_steps:,} steps: train.optimizer_steps says so.")
     if data is not None:
         return StepCount(data.steps, f"{data.steps:,} steps: counted by the data stage from {data.packed_rows:,} rows of tokens.")
     source = recipe.data.train

@@ -214,7 +214,11 @@ def _settings(run: Run) -> Iterator[tuple[str, str]]:
     yield "AdamW", f"peak {numbers.plain(optimizer.learning_rate)}, {optimizer.schedule}, {warmup}, {decay}, {clip}"
     packed = "packed" if recipe.data.packing else "not packed"
     yield "Step", f"{train.rows_per_step} rows of {numbers.count(recipe.data.max_length)} tokens, {packed}"
-    length = f"{numbers.count(train.steps)} steps" if train.steps else f"{train.epochs} epoch{'s' if train.epochs > 1 else ''}"
+    length = (
+        f"{numbers.count(train.optimizer_steps)} steps"
+        if train.optimizer_steps
+        else f"{train.epochs} epoch{'s' if train.epochs > 1 else ''}"
+    )
     yield "Length", f"{length}, backend {train.backend}, {train.dtype}, seed {recipe.seed}"
 
 
