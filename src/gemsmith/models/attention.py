@@ -15,10 +15,10 @@ from jax.ad_checkpoint import checkpoint_name
 
 from gemsmith.models.remat import ATTENDED
 
-# Scores of one block are B x H x Q x M in fp32: 0.07 GB for a row of 4096 in the 31B on CPU, where all of L x L would be 2.1 GB.
-# On CPU small blocks stay in the cache and waste little on the diagonal: 184 ms for a layer forward and back, 243 with 256, 407 with 512.
-# Elsewhere a block must be large enough to fill the device.
-QUERY_BLOCKS = {"cpu": 128}
+# Scores of one block are B x H x Q x M in fp32: 0.03 GB for a row of 4096 in the 31B on CPU, where all of L x L would be 2.1 GB.
+# On CPU small blocks stay in the cache and waste little on the diagonal: a layer forward and back (2 rows of 1024, 12 heads of 64, window
+# 512) took 149 ms with 64, 153 with 32, 176 with 128, 243 with 256, 407 with 512. Elsewhere a block must be large enough to fill the device.
+QUERY_BLOCKS = {"cpu": 64}
 OTHER_QUERY_BLOCK = 512
 # Blocks that read equally many keys share one loop. More loops read fewer keys in vain (1/16 of the row here) and compile longer.
 LOOPS = 8
@@ -131,7 +131,7 @@ class _Reach:
 
 
 # A derivative of our own: the one that JAX makes keeps every block's scores, or computes each block once more to get them, and turns
-# the products with scores around to layouts that XLA then copies. On CPU that took 705 ms where this takes 184.
+# the products with scores around to layouts that XLA then copies. On CPU that took 705 ms where this takes 149.
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attend(reach: _Reach, query: jax.Array, key: jax.Array, value: jax.Array, tokens: tuple[jax.Array, ...]) -> jax.Array:
     return _forward(reach, query, key, value, tokens)[0]
@@ -169,26 +169,26 @@ def _backward(reach: _Reach, kept: tuple[Any, ...], gradient: jax.Array) -> tupl
     shape, kv_heads, length = gradient.shape, key.shape[1], key.shape[2]
     dots = jnp.sum(gradient.astype(jnp.float32) * attended.astype(jnp.float32), axis=-1, keepdims=True)
     per_block = (queries, log_total[..., None], *(_in_blocks(x, kv_heads, reach.block) for x in (gradient, dots)))
-    sums = (jnp.zeros(key.shape, jnp.float32), jnp.zeros(value.shape, jnp.float32))
+    # (B, K, D, L): so the products' left sides, which XLA on CPU turns around, are the small ones.
+    sums = tuple(jnp.zeros((*x.shape[:2], x.shape[3], length), jnp.float32) for x in (key, value))
     pieces = []
     for numbers, keys in reach.loops(length):
 
         def block(sums: tuple[jax.Array, ...], of_block: tuple[jax.Array, ...], keys: int = keys) -> tuple[Any, jax.Array]:
             number, query, log_total, gradient, dots = of_block
             first = reach.keys_of(number, keys, length)
-            key_block, value_block, *of_sums = (jax.lax.dynamic_slice_in_dim(x, first, keys, axis=2) for x in (key, value, *sums))
+            key_block, value_block = (jax.lax.dynamic_slice_in_dim(x, first, keys, axis=2) for x in (key, value))
             weights = jnp.exp(_scores(query, key_block, reach.sees(number, first, keys, tokens)) - log_total)
             of_scores = (weights * (_product("bkqd,bkmd->bkqm", gradient, value_block) - dots)).astype(query.dtype)
-            of_key = _product("bkqm,bkqd->bkmd", of_scores, query)
-            of_value = _product("bkqm,bkqd->bkmd", weights.astype(value.dtype), gradient)
-            more = (old + new for old, new in zip(of_sums, (of_key, of_value), strict=True))
-            sums = tuple(jax.lax.dynamic_update_slice_in_dim(x, new, first, axis=2) for x, new in zip(sums, more, strict=True))
+            of_key = _product("bkqd,bkqm->bkdm", query, of_scores)
+            of_value = _product("bkqd,bkqm->bkdm", gradient, weights.astype(value.dtype))
+            sums = tuple(_add_at(first, x, more) for x, more in zip(sums, (of_key, of_value), strict=True))
             return sums, _product("bkqm,bkmd->bkqd", of_scores, key_block).astype(query.dtype)
 
         of_loop = (jnp.arange(numbers.start, numbers.stop), *(x[numbers.start : numbers.stop] for x in per_block))
         sums, of_query = jax.lax.scan(block, sums, of_loop)
         pieces.append(of_query)
-    of_key, of_value = (jnp.swapaxes(x, 1, 2).astype(key.dtype) for x in sums)
+    of_key, of_value = (x.transpose(0, 3, 1, 2).astype(key.dtype) for x in sums)
     return _in_rows(jnp.concatenate(pieces), shape), of_key, of_value, None
 
 
@@ -204,6 +204,11 @@ def _scores(query: jax.Array, key: jax.Array, seen: jax.Array) -> jax.Array:
 
 # Heads of one kv head stand below each other, so that each product is one of plain matrices, whose layouts XLA need not change.
 _product = partial(jnp.einsum, preferred_element_type=jnp.float32)
+
+
+def _add_at(place: jax.Array, x: jax.Array, more: jax.Array) -> jax.Array:
+    there = jax.lax.dynamic_slice_in_dim(x, place, more.shape[-1], axis=-1)
+    return jax.lax.dynamic_update_slice_in_dim(x, there + more, place, axis=-1)
 
 
 def _in_blocks(x: jax.Array, kv_heads: int, block: int) -> jax.Array:
