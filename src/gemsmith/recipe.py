@@ -4,6 +4,7 @@ Defaults live here and nowhere else; where arXiv 2605.25645 gives a value, it is
 """
 
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -43,11 +44,26 @@ class Data(Section):
     too_long: Literal["drop", "error"] = Field("drop", description="What happens to a document longer than max_length.")
 
 
+def lora_scale(*, rank: int, alpha: float, rslora: bool) -> float:
+    """What B A is multiplied by; rsLoRA: https://arxiv.org/abs/2312.03732.
+
+    >>> lora_scale(rank=16, alpha=32.0, rslora=False), lora_scale(rank=16, alpha=32.0, rslora=True)
+    (2.0, 8.0)
+    """
+    return alpha / (math.sqrt(rank) if rslora else rank)
+
+
 class Lora(Section):
     rank: Positive = 64
     alpha: Annotated[float, Field(gt=0)] = 64.0
     dropout: Fraction = 0.05
+    rslora: bool = Field(False, description="Scale adapters by alpha / sqrt(rank) instead of alpha / rank.")
     targets: tuple[str, ...] = Field(LORA_KINDS, description="Kinds of projection that get an adapter.", strict=False)
+
+    @property
+    def scale(self) -> float:
+        """What B A is multiplied by."""
+        return lora_scale(rank=self.rank, alpha=self.alpha, rslora=self.rslora)
 
 
 class Optimizer(Section):

@@ -1,12 +1,12 @@
 """Runs whose training has ended: a tiny base and an Orbax checkpoint of a random adapter, in the layout that Tunix writes."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from gemsmith.export.adapters import Adapter, LowRank
+from gemsmith.checkpoint.adapter import Adapter, LowRank
 from gemsmith.recipe import build_recipe
 from gemsmith.resolve import resolve
 from gemsmith.run import Run, open_run
@@ -26,26 +26,37 @@ def make_adapter(variant: str, *, seed: int = 0, rank: int = RANK, alpha: float 
     return Adapter(modules=modules, rank=rank, alpha=alpha)
 
 
-def save_steps(root: Path, steps: Mapping[int, Adapter]) -> None:
+def save_steps(root: Path, steps: Mapping[int, Adapter], variant: str) -> None:
     """Writes `<root>/<step>/model_params` with leaves `layers/<N>/<module>/kernel_lora_a/value`, as Tunix's CheckpointManager does."""
     import orbax.checkpoint as ocp
 
     handlers = {"model_params": ocp.PyTreeCheckpointHandler(), "optimizer_state": ocp.PyTreeCheckpointHandler()}
     with ocp.CheckpointManager(root, item_handlers=handlers, options=ocp.CheckpointManagerOptions(max_to_keep=None)) as manager:
         for step, adapter in steps.items():
-            manager.save(step, args=ocp.args.Composite(model_params=ocp.args.PyTreeSave(item=as_tree(adapter))))
+            manager.save(step, args=ocp.args.Composite(model_params=ocp.args.PyTreeSave(item=as_tree(adapter, variant))))
 
 
-def as_tree(adapter: Adapter) -> dict:
+def stacks_of(adapter: Adapter, variant: str) -> Iterator[tuple[int, list[str], np.ndarray, np.ndarray]]:
+    """Every stack's number, the words of a module in it, and A (layers, in, R) and B (layers, R, out); no stack that lacks a layer."""
+    prefix = "model.language_model.layers."
+    kinds = dict.fromkeys(name.removeprefix(prefix).partition(".")[2] for name in adapter.modules)
+    for number, layers in enumerate(find_variant(variant).stacks):
+        for kind in kinds:
+            pairs = [adapter.modules.get(f"{prefix}{layer}.{kind}") for layer in layers]
+            if all(pairs):
+                yield number, kind.split("."), *(np.stack([getattr(pair, side).T for pair in pairs]) for side in "ab")
+
+
+def as_tree(adapter: Adapter, variant: str) -> dict:
     import jax.numpy as jnp
 
     tree: dict = {}
-    for module, pair in adapter.modules.items():
+    for number, words, a, b in stacks_of(adapter, variant):
         place = tree
-        for part in module.removeprefix("model.language_model.").split("."):
-            place = place.setdefault(part, {})
-        place["kernel_lora_a"] = {"value": jnp.asarray(pair.a.T)}
-        place["kernel_lora_b"] = {"value": jnp.asarray(pair.b.T)}
+        for word in ("layers", str(number), *words):
+            place = place.setdefault(word, {})
+        place["kernel_lora_a"] = {"value": jnp.asarray(a)}
+        place["kernel_lora_b"] = {"value": jnp.asarray(b)}
     return tree
 
 
@@ -69,7 +80,7 @@ def make_run(tiny_checkpoint: Callable[..., Path], tmp_path: Path) -> Callable[.
         }
         recipe, derived = resolve(build_recipe(values))
         run = open_run(tmp_path / "run", recipe, derived)
-        save_steps(run.checkpoints, steps if steps is not None else {20: make_adapter(variant)})
+        save_steps(run.checkpoints, steps if steps is not None else {20: make_adapter(variant)}, variant)
         return run
 
     return make
@@ -81,5 +92,5 @@ def adapter_of() -> Callable[..., Adapter]:
 
 
 @pytest.fixture
-def save() -> Callable[[Path, Mapping[int, Adapter]], None]:
-    return save_steps
+def stacks() -> Callable[..., Iterator[tuple[int, list[str], np.ndarray, np.ndarray]]]:
+    return stacks_of

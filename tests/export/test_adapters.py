@@ -1,22 +1,14 @@
 import dataclasses
 import json
+import re
 import shutil
 
 import numpy as np
 import pytest
 
+from gemsmith.checkpoint.adapter import Adapter, LowRank, read_peft_adapter, target_pattern, write_peft_adapter
 from gemsmith.errors import CheckpointError, RunError
-from gemsmith.export.adapters import (
-    Adapter,
-    LowRank,
-    complete_steps,
-    delta_norm,
-    find_step,
-    read_peft_adapter,
-    read_run_adapter,
-    target_pattern,
-    write_peft_adapter,
-)
+from gemsmith.export.adapters import complete_steps, delta_norm, find_step, read_run_adapter
 from gemsmith.export.logits import load_model, load_peft
 from gemsmith.zoo import VARIANTS, find_variant, lora_targets
 
@@ -25,7 +17,7 @@ TINY = ("tiny-31b", "tiny-e2b", "tiny-26b-a4b", "tiny-12b")
 
 def same(one: Adapter, other: Adapter) -> bool:
     return (
-        (one.rank, one.alpha) == (other.rank, other.alpha)
+        (one.rank, one.alpha, one.rslora) == (other.rank, other.alpha, other.rslora)
         and one.modules.keys() == other.modules.keys()
         and all(np.array_equal(one.modules[name].a, other.modules[name].a) for name in one.modules)
         and all(np.array_equal(one.modules[name].b, other.modules[name].b) for name in one.modules)
@@ -46,7 +38,7 @@ def test_the_adapter_of_a_run_is_what_was_saved_for_every_kind_of_model(make_run
     assert same(read_run_adapter(make_run(variant, steps={3: adapter})), adapter)
 
 
-def test_a_checkpoint_that_tunix_itself_wrote_is_read(make_run, adapter_of, tmp_path):
+def test_a_checkpoint_that_tunix_itself_wrote_is_read(make_run, adapter_of, stacks):
     from flax import nnx
     from tunix.sft.checkpoint_manager import CheckpointManager
 
@@ -54,14 +46,13 @@ def test_a_checkpoint_that_tunix_itself_wrote_is_read(make_run, adapter_of, tmp_
     run = make_run("tiny-12b")
     shutil.rmtree(run.checkpoints)
     model = nnx.Module()
-    model.layers = nnx.List([nnx.Module() for _ in range(find_variant("tiny-12b").layers)])
-    for name, pair in adapter.modules.items():
-        layer, part, projection = name.removeprefix("model.language_model.layers.").split(".")
-        parent = model.layers[int(layer)]
+    model.layers = nnx.List([nnx.Module() for _ in find_variant("tiny-12b").stacks])
+    for number, (part, projection), a, b in stacks(adapter, "tiny-12b"):
+        parent = model.layers[number]
         if not hasattr(parent, part):
             setattr(parent, part, nnx.Module())
         matrices = nnx.Module()
-        matrices.kernel_lora_a, matrices.kernel_lora_b = nnx.LoRAParam(pair.a.T), nnx.LoRAParam(pair.b.T)
+        matrices.kernel_lora_a, matrices.kernel_lora_b = nnx.LoRAParam(a), nnx.LoRAParam(b)
         setattr(getattr(parent, part), projection, matrices)
     manager = CheckpointManager(str(run.checkpoints))
     manager.save(7, model, save_only_lora_params=True, force=True)
@@ -94,9 +85,10 @@ def test_no_checkpoint_names_the_command_that_makes_one(make_run):
 
 def test_missing_and_extra_modules_are_listed(make_run, adapter_of):
     adapter = adapter_of("tiny-12b")
-    names = list(adapter.modules)
-    less = dataclasses.replace(adapter, modules={name: adapter.modules[name] for name in names[2:]})
-    with pytest.raises(CheckpointError, match=r"2 missing \(layers\.0\.self_attn\.k_proj, layers\.0\.self_attn\.q_proj\)"):
+    stack = [f"layers.{layer}.self_attn.{kind}_proj" for layer in find_variant("tiny-12b").stacks[0] for kind in "kq"]
+    there = {name: pair for name, pair in adapter.modules.items() if name.removeprefix("model.language_model.") not in stack}
+    less = dataclasses.replace(adapter, modules=there)
+    with pytest.raises(CheckpointError, match=rf"{len(stack)} missing \({re.escape(', '.join(sorted(stack)))}\)"):
         read_run_adapter(make_run(steps={1: less}))
 
 
@@ -135,9 +127,10 @@ def test_a_damaged_checkpoint_is_refused_in_one_line(make_run):
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.parametrize("rslora", [False, True])
 @pytest.mark.parametrize("prefix", ["model.language_model.", "model."])
-def test_a_peft_folder_reads_back_as_it_was_written(adapter_of, tmp_path, prefix):
-    adapter = adapter_of("tiny-e2b", rank=3, alpha=4.5)
+def test_a_peft_folder_reads_back_as_it_was_written(adapter_of, tmp_path, prefix, rslora):
+    adapter = dataclasses.replace(adapter_of("tiny-e2b", rank=3, alpha=4.5), rslora=rslora)
     write_peft_adapter(adapter, tmp_path / "adapter", "base", prefix=prefix)
     assert same(read_peft_adapter(tmp_path / "adapter"), adapter)
 
@@ -153,8 +146,6 @@ def test_the_keys_are_those_that_peft_writes(adapter_of, tmp_path):
 
 @pytest.mark.parametrize("variant", sorted(VARIANTS))
 def test_target_modules_matches_the_adapted_modules_of_both_classes_and_no_tower(variant):
-    import re
-
     modules = [target.module for target in lora_targets(find_variant(variant), ("q", "v", "down"))]
     pattern = target_pattern(modules)
     every = [target.module for target in lora_targets(find_variant(variant))]
@@ -165,9 +156,9 @@ def test_target_modules_matches_the_adapted_modules_of_both_classes_and_no_tower
     assert not re.fullmatch(pattern, "model.vision_tower.encoder.layers.0.self_attn.q_proj.linear")
 
 
-@pytest.mark.parametrize("variant", TINY)
-def test_peft_puts_the_adapter_on_the_multimodal_class(tiny_checkpoint, adapter_of, tmp_path, variant):
-    adapter = adapter_of(variant)
+@pytest.mark.parametrize(("variant", "rslora"), [*((name, False) for name in TINY), ("tiny-e2b", True)])
+def test_peft_puts_the_adapter_on_the_multimodal_class(tiny_checkpoint, adapter_of, tmp_path, variant, rslora):
+    adapter = dataclasses.replace(adapter_of(variant), rslora=rslora)
     write_peft_adapter(adapter, tmp_path, "base")
     tuned = load_peft(load_model(tiny_checkpoint(variant, "float32")), tmp_path, adapter)  # raises where a matrix differs
     assert tuned.peft_config["default"].r == adapter.rank
@@ -197,9 +188,7 @@ def test_peft_puts_the_adapter_on_the_text_only_class(adapter_of, tmp_path, vari
         assert torch.equal(placed[f"{stem}.lora_B.default.weight"], torch.from_numpy(pair.b))
 
 
-@pytest.mark.parametrize(
-    ("key", "value"), [("use_dora", True), ("use_rslora", True), ("rank_pattern", {"q_proj": 2}), ("bias", "all"), ("lora_bias", True)]
-)
+@pytest.mark.parametrize(("key", "value"), [("use_dora", True), ("rank_pattern", {"q_proj": 2}), ("bias", "all"), ("lora_bias", True)])
 def test_an_adapter_that_is_more_than_plain_lora_is_refused(adapter_of, tmp_path, key, value):
     write_peft_adapter(adapter_of("tiny-12b"), tmp_path, "base")
     config = json.loads((tmp_path / "adapter_config.json").read_text())

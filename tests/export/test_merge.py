@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 from gemsmith.checkpoint import open_checkpoint
+from gemsmith.checkpoint.adapter import LowRank, write_peft_adapter
 from gemsmith.errors import CheckpointError, MachineError
 from gemsmith.export import merge as merge_module
-from gemsmith.export.adapters import LowRank, write_peft_adapter
 from gemsmith.export.logits import load_model, load_peft
 from gemsmith.export.merge import merge
 
@@ -29,12 +29,13 @@ def contents(folder: Path) -> dict[str, str]:
     return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in folder.iterdir()}
 
 
-@pytest.mark.parametrize("variant", TINY)
-def test_merged_weights_are_those_of_peft_bit_for_bit(tiny_checkpoint, adapter_of, tmp_path, variant):
+@pytest.mark.parametrize(("variant", "rslora"), [*((name, False) for name in TINY), ("tiny-31b", True)])
+def test_merged_weights_are_those_of_peft_bit_for_bit(tiny_checkpoint, adapter_of, tmp_path, variant, rslora):
     import torch
     import transformers
 
-    adapter, base = adapter_of(variant, rank=16, alpha=24), open_checkpoint(str(tiny_checkpoint(variant, "bfloat16")))
+    adapter = dataclasses.replace(adapter_of(variant, rank=16, alpha=24), rslora=rslora)
+    base = open_checkpoint(str(tiny_checkpoint(variant, "bfloat16")))
     merge(base, adapter, tmp_path / "merged")
     write_peft_adapter(adapter, tmp_path / "adapter", "base")
     architecture = getattr(transformers, base.config["architectures"][0])
@@ -184,8 +185,8 @@ _SLOW_MERGE = """
 import sys, time
 from pathlib import Path
 from gemsmith.checkpoint import open_checkpoint
+from gemsmith.checkpoint.adapter import read_peft_adapter
 from gemsmith.export import merge as module
-from gemsmith.export.adapters import read_peft_adapter
 rows = module.merged_rows
 def slow(*arguments):
     Path(sys.argv[4]).touch()

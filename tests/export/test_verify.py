@@ -5,12 +5,12 @@ import numpy as np
 import pytest
 
 from gemsmith.checkpoint import open_checkpoint
+from gemsmith.checkpoint.adapter import LowRank, read_peft_adapter, write_peft_adapter
 from gemsmith.data.pack import ARRAYS
 from gemsmith.errors import CheckpointError, VerifyError
 from gemsmith.export import logits
 from gemsmith.export import stage as stage_module
 from gemsmith.export import verify as verify_module
-from gemsmith.export.adapters import LowRank, read_peft_adapter, write_peft_adapter
 from gemsmith.export.stage import export
 from gemsmith.export.verify import verify
 from gemsmith.records import FileSum
@@ -90,7 +90,7 @@ def test_one_changed_byte_fails(exported):
 def test_one_changed_value_fails_even_where_the_checksums_know_nothing(exported):
     write_bytes(exported, UP, bytes([raw(exported, UP)[40] ^ 1]), offset=40)  # one step of bfloat16
     record_again(exported)
-    assert failed(exported) == {"values": f"{UP} has 1 values that are not W + alpha/rank * B A"}
+    assert failed(exported) == {"values": f"{UP} has 1 values that are not W + scale * B A"}
 
 
 def test_two_swapped_tensors_fail(exported):
@@ -144,6 +144,12 @@ def test_another_alpha_than_the_trained_one_fails(exported):
     file.write_text(json.dumps(json.loads(file.read_text()) | {"lora_alpha": 9}))
     record_again(exported)
     assert failed(exported)["adapter"] == "rank and alpha are 4, 9; trained were 4, 8"
+
+
+def test_another_scale_than_the_trained_one_fails(exported):
+    file = exported.adapter / "adapter_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"use_rslora": True}))
+    assert failed(exported)["adapter"] == "use_rslora is True, trained was False"
 
 
 def test_an_adapter_of_zeros_fails(exported, adapter_of):

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from gemsmith.checkpoint import Checkpoint, open_checkpoint
+from gemsmith.checkpoint.adapter import Adapter
 from gemsmith.data.batches import open_rows
 from gemsmith.errors import CheckpointError
-from gemsmith.export.adapters import Adapter
 from gemsmith.records import Check
 
 PROMPTS = 3

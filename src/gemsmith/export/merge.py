@@ -1,4 +1,4 @@
-"""Merged weights: W + alpha/rank * B A in float32, rounded once to the base's dtype, straight from file to file.
+"""Merged weights: W + scale * B A in float32, rounded once to the base's dtype, straight from file to file.
 
 The base and the result have the same dtypes and shapes, so each shard keeps its size, its header and every byte that no adapter touches:
 a merge is a copy in which some ranges are computed. PEFT's merge does the same arithmetic in the same order; where its `safe_merge` is
@@ -19,8 +19,9 @@ from typing import BinaryIO
 import numpy as np
 
 from gemsmith.checkpoint import Checkpoint, TensorPlace
+from gemsmith.checkpoint.adapter import Adapter, LowRank
 from gemsmith.errors import CheckpointError, MachineError
-from gemsmith.export.adapters import Adapter, LowRank, check_values
+from gemsmith.export.adapters import check_values
 from gemsmith.records import FileSum
 from gemsmith.run import replacing_folder
 

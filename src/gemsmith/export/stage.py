@@ -3,7 +3,8 @@
 from rich.console import Console
 
 from gemsmith.checkpoint import open_checkpoint
-from gemsmith.export.adapters import find_step, read_run_adapter, write_peft_adapter
+from gemsmith.checkpoint.adapter import write_peft_adapter
+from gemsmith.export.adapters import find_step, read_run_adapter
 from gemsmith.export.merge import merge
 from gemsmith.records import ExportRecord, FileSum
 from gemsmith.run import Run, make_origin, replacing_folder, sha256_file, start_clock, write_record

@@ -5,15 +5,16 @@ and PEFT.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 from rich.console import Console
 
 from gemsmith.checkpoint import Checkpoint, TensorPlace, open_checkpoint
+from gemsmith.checkpoint.adapter import Adapter, LowRank, read_peft_adapter
 from gemsmith.errors import CheckpointError, RunError, VerifyError
-from gemsmith.export.adapters import Adapter, LowRank, complete_steps, delta_norm, read_peft_adapter, read_run_adapter
+from gemsmith.export.adapters import complete_steps, delta_norm, read_run_adapter
 from gemsmith.export.logits import compare_logits, make_prompts
 from gemsmith.export.merge import DTYPES, row_blocks
 from gemsmith.records import Check, ExportRecord, FileSum, VerifyRecord
@@ -94,7 +95,7 @@ def compare_tensors(base: Checkpoint, merged: Checkpoint, adapter: Adapter) -> D
 
 
 def recompute(base: Checkpoint, merged: Checkpoint, adapter: Adapter) -> list[str]:
-    """Which merged weights are not W + alpha/rank * B A, computed again in float64 and allowed one rounding.
+    """Which merged weights are not W + scale * B A, computed again in float64 and allowed one rounding.
 
     Where a value lies within float32's own error of the middle between two of the base's dtype, either is right.
     """
@@ -105,7 +106,7 @@ def recompute(base: Checkpoint, merged: Checkpoint, adapter: Adapter) -> list[st
             continue  # compare_tensors has named it
         wrong = sum(_wrong_values(base.places[name], merged.places[name], pair, adapter.scale, rows) for rows in _sample(base.places[name]))
         if wrong:
-            problems.append(f"{name} has {wrong} values that are not W + alpha/rank * B A")
+            problems.append(f"{name} has {wrong} values that are not W + scale * B A")
     return problems
 
 
@@ -127,7 +128,7 @@ def _run_checks(run: Run, exported: ExportRecord, base: Checkpoint) -> tuple[lis
     difference = compare_tensors(base, merged, adapter)
     count = f"{len(difference.changed)} of {len(base.places)} tensors differ from the base, as expected"
     checks.append(_check("tensors", list(difference.problems), count))
-    checks.append(_check("values", recompute(base, merged, adapter), "W + alpha/rank * B A, recomputed in float64"))
+    checks.append(_check("values", recompute(base, merged, adapter), "W + scale * B A, recomputed in float64"))
     checks.append(_check_norms(base, adapter))
     if any(check.passed is False for check in checks):
         detail = "not compared, because other checks failed"
@@ -148,6 +149,8 @@ def _check_adapter(run: Run, exported: ExportRecord, adapter: Adapter) -> Check:
     problems = [f"{name} is missing or not trained" for name in sorted(saved.modules.keys() ^ adapter.modules.keys())]
     if (saved.rank, saved.alpha) != (adapter.rank, adapter.alpha):
         problems.append(f"rank and alpha are {adapter.rank}, {adapter.alpha:g}; trained were {saved.rank}, {saved.alpha:g}")
+    if saved.rslora != adapter.rslora:
+        problems.append(f"use_rslora is {adapter.rslora}, trained was {saved.rslora}")
     for name in sorted(saved.modules.keys() & adapter.modules.keys()):
         one, other = saved.modules[name], adapter.modules[name]
         if not (np.array_equal(one.a, other.a) and np.array_equal(one.b, other.b)):
@@ -157,7 +160,7 @@ def _check_adapter(run: Run, exported: ExportRecord, adapter: Adapter) -> Check:
 
 def _check_norms(base: Checkpoint, adapter: Adapter) -> Check:
     known = {module: pair for module, pair in adapter.modules.items() if f"{module}.weight" in base.places}
-    ratios = relative_deltas(base, Adapter(modules=known, rank=adapter.rank, alpha=adapter.alpha))
+    ratios = relative_deltas(base, replace(adapter, modules=known))
     problems = [
         f"{module}: its adapter has {ratio:.3g} times the norm of its weight"
         for module, ratio in ratios.items()

@@ -1,6 +1,6 @@
 """LoRA adapters on a Gemma 4 model: where Qwix puts them, what they start from, and a count that is checked.
 
-Each adapted projection with a kernel W of shape (in, out) gets A (in, R) and B (R, out): x -> x W + alpha/R * dropout(x) A B.
+Each adapted projection with a kernel W of shape (in, out) gets A (in, R) and B (R, out): x -> x W + scale * dropout(x) A B.
 A starts uniform in ±1/sqrt(in), which is PEFT's start, B at 0. Both are float32 whatever the base is.
 """
 
@@ -97,7 +97,9 @@ def _adapt(layer: Layer, variant: Variant, targets: Targets, lora: Lora, seed: i
 
 def _rule(targets: Iterable[ModulePath], lora: Lora) -> Any:
     modules = sorted({"/".join(map(str, path)) for path in targets})
-    return qwix.LoraRule(module_path="|".join(map(re.escape, modules)), rank=lora.rank, alpha=lora.alpha, dropout=lora.dropout)
+    pattern = "|".join(map(re.escape, modules))
+    # Qwix divides its alpha by the rank.
+    return qwix.LoraRule(module_path=pattern, rank=lora.rank, alpha=lora.scale * lora.rank, dropout=lora.dropout)
 
 
 def _trace_injection(graphdef: Any, stack: Any, variant: Variant, rule: Any) -> tuple[Any, Any]:
