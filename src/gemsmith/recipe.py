@@ -95,6 +95,7 @@ class Train(Section):
     )
     rows_per_step: Positive = Field(8, description="Rows of max_length in one optimizer step, over all devices.")
     tokens_per_step: Positive | None = Field(None, description="Instead of rows_per_step: positions in one step, padding counted.")
+    micro_batches: Positive = Field(1, description="Slices of a step that run one after the other, for less memory; the update is the same.")
     attention: Literal["auto", "splash", "dense"] = Field("auto", description="`auto`: the splash kernel on TPU, dense blocks elsewhere.")
     remat: Literal["none", "layer"] | Annotated[tuple[Kept, ...], Field(strict=False)] = Field(
         "layer", description="What the backward pass computes again: `none`, a whole `layer`, or all of it but the results named here."

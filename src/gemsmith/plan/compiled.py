@@ -111,7 +111,7 @@ def lower_step(recipe: Recipe, devices: Any) -> tuple[Any, Any]:
     model = add_adapters(base, variant, recipe.lora, seed=recipe.seed)
     optimizer = nnx.eval_shape(partial(nnx.Optimizer, tx=make_optimizer(recipe.optimizer), wrt=nnx.LoRAParam), model)
     nnx.update(optimizer, place_moments(nnx.state(optimizer), model))
-    step = make_step(model, optimizer, lora=recipe.lora, seed=recipe.seed)
+    step = make_step(model, optimizer, lora=recipe.lora, seed=recipe.seed, micro_batches=recipe.train.micro_batches)
     inputs = input_shapes(mesh, rows=recipe.train.rows_per_step, length=recipe.data.max_length)
     return step.update.lower(step.trained, step.moments, step.frozen, inputs), mesh
 

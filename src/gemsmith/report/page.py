@@ -207,7 +207,8 @@ def _settings(run: Run) -> Iterator[tuple[str, str]]:
     rows = recipe.data.train
     yield "Data", rows if isinstance(rows, str) else f"{numbers.count(rows.rows)} made rows of the {rows.task} task"
     dropout = f", dropout {numbers.plain(lora.dropout)}" if lora.dropout else ""
-    yield "LoRA", f"rank {lora.rank}, {'rsLoRA ' if lora.rslora else ''}alpha {numbers.plain(lora.alpha)}{dropout}, on {', '.join(lora.targets)}"
+    scale = f"{'rsLoRA with ' if lora.rslora else ''}alpha {numbers.plain(lora.alpha)}"
+    yield "LoRA", f"rank {lora.rank}, {scale}{dropout}, on {', '.join(lora.targets)}"
     decay = f"decay {numbers.plain(optimizer.weight_decay)}"
     clip = f"clip {numbers.plain(optimizer.clip_norm)}" if optimizer.clip_norm else "no clipping"
     warmup = f"{numbers.count(optimizer.warmup_steps)} warm-up steps"

@@ -30,8 +30,9 @@ def mesh_sizes(recipe: Recipe, variant: Variant, *, devices: int, kind: str) -> 
     Raises RecipeError where they do not fit the devices, the rows or the heads.
     """
     wanted, rows, length = recipe.train.mesh, recipe.train.rows_per_step, recipe.data.max_length
+    slices = recipe.train.micro_batches
     if wanted == "auto":
-        fsdp = math.gcd(rows, devices)
+        fsdp = math.gcd(max(1, rows // slices), devices)
         sizes = {"replica": 1, "fsdp": fsdp, "sequence": devices // fsdp, "tp": 1}
     else:
         sizes = {axis: getattr(wanted, axis) for axis in AXES}
@@ -41,11 +42,12 @@ def mesh_sizes(recipe: Recipe, variant: Variant, *, devices: int, kind: str) -> 
         raise RecipeError(
             f"train.mesh: {given} needs {count} devices, this machine has {devices} ({kind}); set their product to {devices}, or auto"
         )
-    over_rows = sizes["replica"] * sizes["fsdp"]
+    over_rows = slices * sizes["replica"] * sizes["fsdp"]
     if rows % over_rows:
+        product = f"{f'micro_batches {slices} × ' if slices > 1 else ''}replica × fsdp = {over_rows}"
         raise RecipeError(
-            f"train.rows_per_step: {rows} rows do not divide over replica × fsdp = {over_rows}; set a multiple of {over_rows}, "
-            "or split rows with train.mesh.sequence"
+            f"train.rows_per_step: {rows} rows do not divide over {product}; set a multiple of {over_rows}, "
+            f"{'fewer train.micro_batches, ' if slices > 1 else ''}or split rows with train.mesh.sequence"
         )
     if length % sizes["sequence"]:
         raise RecipeError(

@@ -1,5 +1,6 @@
 """One optimizer step as a pure, compiled function, without callbacks: training runs it, and a plan compiles it for absent chips."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,11 +12,13 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from gemsmith.models import Gemma4, token_nll
-from gemsmith.models.sharding import BATCH
+from gemsmith.models.sharding import BATCH, axis_size, constrain
 from gemsmith.recipe import Lora
 from gemsmith.train.dropout import mask_keys
 from gemsmith.train.lora import Targets, name_number, targets_of
 from gemsmith.train.upstream import set_dropout
+
+_ROW_ARRAYS = {"tokens": jnp.int32, "segments": jnp.int32, "positions": jnp.int32, "loss_mask": jnp.bool_}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,26 +34,33 @@ class Step:
     frozen: nnx.State
 
 
-def make_step(model: Gemma4, optimizer: nnx.Optimizer, *, lora: Lora, seed: int) -> Step:
+def make_step(model: Gemma4, optimizer: nnx.Optimizer, *, lora: Lora, seed: int, micro_batches: int = 1) -> Step:
     """The compiled step of an adapted model; both may be of ShapeDtypeStructs, and then it can only be lowered.
 
-    loss = sum of nll over the step's supervised tokens / their count, so any split of the rows over devices means the same.
+    loss = sum of nll over the step's supervised tokens / their count, so any split of the rows over devices and micro-batches means the
+    same. Only dropout masks follow from a row's place in its micro-batch, and so from the number of micro-batches.
     """
     model_def, trained, frozen = nnx.split(model, nnx.LoRAParam, ...)  # type: ignore[misc]
     optimizer_def, moments = nnx.split(optimizer)
     mesh, targets = model.execution.mesh, targets_of(model.variant, lora)
     assert mesh is not None, "the step runs on a mesh, be it of one device"
 
-    def loss_of(trained: nnx.State, frozen: nnx.State, inputs: dict[str, jax.Array]) -> jax.Array:
+    def loss_of(trained: nnx.State, frozen: nnx.State, rows: dict[str, jax.Array], count: jax.Array, key: jax.Array) -> jax.Array:
         model = nnx.merge(model_def, _in_base_dtype(trained, frozen), frozen)
         if lora.dropout:
-            set_dropout(model, _dropout_keys(targets, seed, inputs["step"]))
-        hidden = model.hidden(inputs["tokens"], inputs["positions"], inputs["segments"])
-        nll, count = token_nll(model, hidden, inputs["tokens"], inputs["loss_mask"])
-        return nll / count
+            set_dropout(model, _dropout_keys(targets, key))
+        hidden = model.hidden(rows["tokens"], rows["positions"], rows["segments"])
+        return token_nll(model, hidden, rows["tokens"], rows["loss_mask"])[0] / count
 
     def update(trained: nnx.State, moments: nnx.State, frozen: nnx.State, inputs: dict[str, jax.Array]) -> tuple[Any, Any, Any]:
-        loss, grads = jax.value_and_grad(loss_of)(trained, frozen, inputs)
+        rows = {name: inputs[name] for name in _ROW_ARRAYS}
+        count = jnp.sum(rows["loss_mask"][:, 1:], dtype=jnp.float32)
+        key = jax.random.fold_in(jax.random.key(seed), inputs["step"])
+        if micro_batches == 1:
+            loss, grads = jax.value_and_grad(loss_of)(trained, frozen, rows, count, key)
+        else:
+            split = {name: _in_micro_batches(x, mesh, micro_batches) for name, x in rows.items()}
+            loss, grads = _accumulate(loss_of, trained, frozen, split, count, key, shardings[0])
         model, optimizer = nnx.merge(model_def, trained, frozen), nnx.merge(optimizer_def, moments)
         optimizer.update(model, grads, learning_rate=inputs["learning_rate"])
         metrics = {"loss": loss, "grad_norm": optax.tree.norm(nnx.as_pure(grads))}
@@ -78,8 +88,7 @@ def input_shapes(mesh: Mesh, *, rows: int, length: int) -> dict[str, jax.ShapeDt
     and the step's number, from 1.
     """
     by_rows, everywhere = (NamedSharding(mesh, spec) for spec in (PartitionSpec(BATCH, "sequence"), PartitionSpec()))
-    kinds = {"tokens": jnp.int32, "segments": jnp.int32, "positions": jnp.int32, "loss_mask": jnp.bool_}
-    arrays = {name: jax.ShapeDtypeStruct((rows, length), kind, sharding=by_rows) for name, kind in kinds.items()}
+    arrays = {name: jax.ShapeDtypeStruct((rows, length), kind, sharding=by_rows) for name, kind in _ROW_ARRAYS.items()}
     return arrays | {
         "learning_rate": jax.ShapeDtypeStruct((), jnp.float32, sharding=everywhere),
         "step": jax.ShapeDtypeStruct((), jnp.int32, sharding=everywhere),
@@ -96,9 +105,38 @@ def _in_base_dtype(trained: nnx.State, frozen: nnx.State) -> nnx.State:
     return nnx.from_flat_state(leaves)
 
 
-def _dropout_keys(targets: Targets, seed: int, step: jax.Array) -> dict[Any, jax.Array]:
-    """A key for each adapted tensor, (layers,) for a stack: of the seed, the step and its name, so resuming needs no random state."""
-    key = jax.random.fold_in(jax.random.key(seed), step)
+def _accumulate(
+    loss_of: Callable[..., jax.Array],
+    trained: nnx.State,
+    frozen: nnx.State,
+    split: dict[str, jax.Array],
+    count: jax.Array,
+    key: jax.Array,
+    shardings: nnx.State,
+) -> tuple[jax.Array, nnx.State]:
+    """Loss and gradient summed over micro-batches, float32 and sharded as the adapters are."""
+
+    def add(total: Any, piece: Any) -> tuple[Any, None]:
+        number, rows = piece
+        one = jax.value_and_grad(loss_of)(trained, frozen, rows, count, jax.random.fold_in(key, number))
+        return jax.tree.map(jnp.add, total, one), None
+
+    # zeros_like alone would leave it to XLA how the sums lie, and they lie so for the whole loop.
+    zeros = jax.tree.map(lambda leaf, sharding: jax.lax.with_sharding_constraint(jnp.zeros_like(leaf), sharding), trained, shardings)
+    numbers = jnp.arange(len(split["tokens"]))
+    return jax.lax.scan(add, (jnp.zeros(()), zeros), (numbers, split))[0]
+
+
+def _in_micro_batches(x: jax.Array, mesh: Mesh, count: int) -> jax.Array:
+    """Rows (B, L) as (count, B / count, L); every device gives each micro-batch some of the rows that it holds, so none are moved."""
+    devices = axis_size(mesh, BATCH)
+    apart = x.reshape(devices, count, x.shape[0] // (devices * count), *x.shape[1:])
+    apart = constrain(apart, mesh, BATCH, None, None, "sequence")
+    return constrain(jnp.swapaxes(apart, 0, 1).reshape(count, -1, *x.shape[1:]), mesh, None, BATCH, "sequence")
+
+
+def _dropout_keys(targets: Targets, key: jax.Array) -> dict[Any, jax.Array]:
+    """A key for each adapted tensor, (layers,) for a stack: of its name and a key of seed and step, so resuming needs no random state."""
     numbers = jnp.array([name_number(tensor) for tensors in targets.values() for tensor in tensors], jnp.uint32)
     ends = np.cumsum([len(tensors) for tensors in targets.values()])
     keys = jax.lax.optimization_barrier(mask_keys(key, numbers))

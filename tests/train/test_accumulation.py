@@ -1,0 +1,125 @@
+"""A step in several micro-batches is the step in one piece, on one device and on four."""
+
+import os
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+
+from gemsmith.checkpoint import open_checkpoint
+from gemsmith.errors import RecipeError
+from gemsmith.recipe import build_recipe
+from gemsmith.train.mesh import make_mesh, mesh_sizes
+from gemsmith.train.optimizer import make_optimizer
+from gemsmith.train.step import input_shapes, make_step, place_moments
+from gemsmith.train.tunix import adapted_model, place
+from gemsmith.zoo import find_variant
+
+ROWS, LENGTH = 16, 24
+
+
+def recipe_of(checkpoint, micro_batches, mesh="auto", rows=ROWS, dropout=0.0):
+    train = {"rows_per_step": rows, "micro_batches": micro_batches, "mesh": mesh, "dtype": "float32"}
+    values = {"checkpoint": str(checkpoint), "data": {"train": "not read", "max_length": LENGTH}, "train": train}
+    return build_recipe(values | {"lora": {"rank": 4, "alpha": 8.0, "dropout": dropout}})
+
+
+def one_update(checkpoint, micro_batches, mesh="auto", dropout=0.0):
+    """Adam's first moments after an update, which are 0.1 of the clipped gradient, its loss and the gradient's norm: name -> array."""
+    recipe, opened = recipe_of(checkpoint, micro_batches, mesh, dropout=dropout), open_checkpoint(str(checkpoint))
+    devices = make_mesh(recipe, opened.variant)
+    model = adapted_model(recipe, opened, devices)
+    random = np.random.default_rng(3)
+    for path, leaf in nnx.to_flat_state(nnx.state(model, nnx.LoRAParam)):
+        if path[-1] == "kernel_lora_b":  # B = 0 would leave A without a gradient
+            start = 0.1 * random.standard_normal(leaf.shape).astype(np.float32)
+            nnx.update(model, nnx.from_flat_state([(path, leaf.replace(jax.device_put(start, leaf.get_value().sharding)))]))
+    optimizer = nnx.Optimizer(model, make_optimizer(recipe.optimizer), wrt=nnx.LoRAParam)
+    nnx.update(optimizer, place_moments(nnx.state(optimizer), model))
+    step = make_step(model, optimizer, lora=recipe.lora, seed=0, micro_batches=micro_batches)
+    inputs = make_inputs(devices)
+    _, moments, metrics = step.update(step.trained, step.moments, step.frozen, inputs)
+    found = {"/".join(map(str, path)): np.asarray(leaf[...]) for path, leaf in nnx.to_flat_state(moments) if "mu" in path}
+    return found | {"loss": np.asarray(metrics["loss"]), "norm": np.asarray(metrics["grad_norm"])}
+
+
+def make_inputs(mesh):
+    random = np.random.default_rng(0)
+    tokens = random.integers(108, 1024, (ROWS, LENGTH))
+    mask = random.random((ROWS, LENGTH)) < np.linspace(0, 1, ROWS)[:, None]  # from none to all of a row's tokens
+    mask[:, 0] = False
+    values = {
+        "tokens": tokens,
+        "segments": np.ones_like(tokens),
+        "positions": np.tile(np.arange(LENGTH), (ROWS, 1)),
+        "loss_mask": mask,
+        "learning_rate": 1e-3,
+        "step": 1,
+        "loss_limit": np.inf,
+        "stop": False,
+    }
+    return {name: place(values[name], shape) for name, shape in input_shapes(mesh, rows=ROWS, length=LENGTH).items()}
+
+
+@pytest.fixture(scope="module")
+def whole(small_checkpoint):
+    return one_update(small_checkpoint, 1)
+
+
+def assert_same(actual, expected):
+    assert actual.keys() == expected.keys()
+    errors = {name: np.linalg.norm(actual[name] - value) / np.linalg.norm(value) for name, value in expected.items()}
+    assert errors.pop("loss") < 1e-6 and errors.pop("norm") < 1e-6
+    # float32's noise in the gradient of a module, as between two libraries (test_parity.py).
+    assert max(errors.values()) < 1e-5, max(errors, key=errors.get)
+
+
+@pytest.mark.parametrize("micro_batches", [2, 4])
+def test_micro_batches_give_the_update_of_the_whole(small_checkpoint, whole, micro_batches):
+    assert_same(one_update(small_checkpoint, micro_batches), whole)
+
+
+def test_every_micro_batch_draws_masks_of_its_own(small_checkpoint, monkeypatch):
+    """With the same rows in both and no row of its own, equal masks would give the gradient of one micro-batch."""
+    monkeypatch.setattr(sys.modules[__name__], "make_inputs", repeated_inputs)
+    dropped = [one_update(small_checkpoint, micro_batches, dropout=0.5)["norm"] for micro_batches in (2, 2)]
+    assert dropped[0] == dropped[1]
+    halves = one_update(small_checkpoint, 2, dropout=0.5)
+    monkeypatch.setattr(jax.random, "fold_in", lambda key, number, fold_in=jax.random.fold_in: fold_in(key, 1 + 0 * number))
+    same_masks = one_update(small_checkpoint, 2, dropout=0.5)
+    assert not np.isclose(halves["norm"], same_masks["norm"], rtol=1e-4)
+
+
+def repeated_inputs(mesh, make_inputs=make_inputs):
+    """Eight rows, twice."""
+    inputs = make_inputs(mesh)
+    for name in ("tokens", "loss_mask"):
+        rows = np.asarray(inputs[name])[ROWS // 2 :]
+        inputs[name] = place(np.concatenate([rows, rows]), inputs[name])
+    return inputs
+
+
+def test_four_devices_give_the_update_of_one(small_checkpoint, whole, tmp_path):
+    flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
+    subprocess.run([sys.executable, __file__, small_checkpoint, tmp_path], env=os.environ | flags, check=True)
+    files = sorted(tmp_path.glob("*.npz"))
+    assert len(files) == 4
+    for file in files:
+        assert_same(dict(np.load(file)), whole)
+
+
+def test_rows_that_do_not_divide_are_refused(small_checkpoint):
+    with pytest.raises(RecipeError, match=r"train\.rows_per_step: 6 rows do not divide over micro_batches 4 × replica × fsdp = 4"):
+        mesh_sizes(recipe_of(small_checkpoint, 4, rows=6), find_variant("tiny-12b"), devices=1, kind="cpu")
+    with pytest.raises(RecipeError, match=r"16 rows do not divide over micro_batches 8 × replica × fsdp = 32; set a multiple of 32"):
+        mesh_sizes(recipe_of(small_checkpoint, 8, {"fsdp": 4}), find_variant("tiny-12b"), devices=4, kind="cpu")
+    assert mesh_sizes(recipe_of(small_checkpoint, 8), find_variant("tiny-12b"), devices=4, kind="cpu")["fsdp"] == 2
+
+
+if __name__ == "__main__":
+    for micro_batches, mesh in ((1, {"fsdp": 4}), (2, {"replica": 2, "fsdp": 2}), (4, {"fsdp": 4}), (4, {"fsdp": 2, "sequence": 2})):
+        name = f"{micro_batches}-{'-'.join(mesh)}.npz"
+        np.savez(f"{sys.argv[2]}/{name}", **one_update(sys.argv[1], micro_batches, mesh))
