@@ -1,3 +1,4 @@
+from dataclasses import replace
 from types import SimpleNamespace
 
 import jax
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from gemsmith.models import Gemma4, token_nll
+from gemsmith.models import Execution, abstract_model, token_nll
 from gemsmith.zoo import Variant
 
 VARIANT = Variant(
@@ -19,7 +20,7 @@ VARIANT = Variant(
 @pytest.fixture(scope="module")
 def model():
     random = np.random.default_rng(0)
-    graph, state = nnx.split(nnx.eval_shape(lambda: Gemma4(VARIANT, dtype=jnp.float32, rngs=nnx.Rngs(0))))
+    graph, state = nnx.split(abstract_model(VARIANT, dtype=jnp.float32))
     return nnx.merge(graph, jax.tree.map(lambda x: jnp.asarray(random.normal(0, 0.2, x.shape), x.dtype), state))
 
 
@@ -47,7 +48,8 @@ def test_the_loss_in_chunks_equals_the_loss_of_whole_rows(model, chunk):
 def test_each_target_is_predicted_from_the_position_before_it():
     """A model that puts all its weight on the word that its hidden state names: right only one step ahead."""
     tokens = np.array([[5, 3, 7, 1]])
-    model = SimpleNamespace(logits=lambda hidden: 100 * hidden)
+    table = SimpleNamespace(embedding=100 * jnp.eye(8))
+    model = SimpleNamespace(execution=Execution(), variant=replace(VARIANT, softcap=0.0), embed_tokens=table)
     hidden = np.eye(8, dtype=np.float32)[[[3, 7, 1, 0]]]
     total, count = token_nll(model, hidden, tokens, np.array([[0, 1, 0, 1]]))
     assert (float(total), float(count)) == (0, 2)

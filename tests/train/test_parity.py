@@ -1,6 +1,7 @@
 """A training step here and in transformers + PEFT + torch, from the same base and the same start, fp32, without dropout."""
 
 import re
+from dataclasses import replace
 
 import jax
 import numpy as np
@@ -9,20 +10,29 @@ import pytest
 import torch
 import transformers
 from flax import nnx
-from jax.sharding import NamedSharding, PartitionSpec
 
 from gemsmith.checkpoint import open_checkpoint
 from gemsmith.checkpoint.tiny import make_tokenizer, write_checkpoint
-from gemsmith.models import hf_name_of
+from gemsmith.models import hf_names_of
+from gemsmith.models.remat import NAMES
 from gemsmith.recipe import build_recipe
+from gemsmith.train.mesh import make_mesh
 from gemsmith.train.optimizer import make_optimizer
 from gemsmith.train.schedule import learning_rate
-from gemsmith.train.step import input_shapes, make_step
-from gemsmith.train.tunix import adapted_model, make_mesh, place
+from gemsmith.train.step import input_shapes, make_step, place_moments
+from gemsmith.train.tunix import adapted_model, place
 from gemsmith.zoo import find_variant, lora_targets, text_tensors
 
 # Beyond the tiny variants' window of 64.
 ROWS, LENGTH, UPDATES = 2, 80, 20
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quick_compiles():
+    """Compiling is most of these tests' time; without optimisations it takes half as long, and the numbers are as exact."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
 
 
 class Pair:
@@ -38,14 +48,15 @@ class Pair:
                 "train": {"rows_per_step": ROWS, "dtype": "float32", "remat": "none"},
             }
         )
-        self.targets = lora_targets(find_variant(name))
-        self.mesh = make_mesh(self.recipe)
-        model = adapted_model(self.recipe, open_checkpoint(str(checkpoint)), self.mesh)
-        optimizer = nnx.Optimizer(model, make_optimizer(self.recipe.optimizer), wrt=nnx.LoRAParam)
-        self.step = make_step(model, optimizer, self.mesh, dropout=0.0, seed=0)
+        self.variant = find_variant(name)
+        self.targets = lora_targets(self.variant)
+        self.mesh = make_mesh(self.recipe, self.variant)
+        self.model = adapted_model(self.recipe, open_checkpoint(str(checkpoint)), self.mesh)
+        self.step = self.make_step("none")
         self.flat = nnx.to_flat_state(self.step.trained)
-        self.start = {name_of(path): np.array(leaf[...]) for path, leaf in self.flat}
+        self.start = self.by_name(self.flat)
         self.zeros = jax.tree.map(np.array, self.step.moments)
+        self.places = jax.tree.map(lambda value: value.sharding, self.step.moments)
         base = transformers.AutoModelForImageTextToText.from_pretrained(checkpoint, attn_implementation="eager", dtype=torch.float32)
         names = "|".join(re.escape(target.module) for target in self.targets)
         self.reference = peft.get_peft_model(base, peft.LoraConfig(r=4, lora_alpha=8.0, target_modules=f"({names})"))
@@ -56,12 +67,30 @@ class Pair:
             for module, matrix in [re.fullmatch(r"(.*)\.lora_([AB])\.default\.weight", name).groups()]
         }
 
+    def make_step(self, remat):
+        """The step whose backward pass keeps that much."""
+        graph, state = nnx.split(self.model)
+        model = nnx.merge(graph, state)
+        model.execution = replace(model.execution, remat=remat)
+        optimizer = nnx.Optimizer(model, make_optimizer(self.recipe.optimizer), wrt=nnx.LoRAParam)
+        nnx.update(optimizer, place_moments(nnx.state(optimizer), model))
+        return make_step(model, optimizer, lora=self.recipe.lora, seed=0)
+
+    def by_name(self, flat):
+        """{module.A: (in, R), module.B: (R, out)} of what is stacked for the model's layers."""
+        return {name: value for path, leaf in flat for name, value in zip(self.names_of(path), np.array(leaf[...]), strict=True)}
+
+    def names_of(self, path):
+        """("layers", 3, "mlp", "up_proj", "kernel_lora_a") -> [model.language_model.layers.3.mlp.up_proj.A, …]"""
+        names = hf_names_of(self.variant, (*path[:-1], "kernel"))
+        return [name.removesuffix("weight") + path[-1][-1].upper() for name in names]
+
     def reset(self, start):
         """Both at the given adapters, ours as {module.A: (in, R), module.B: (R, out)}, with moments of zero."""
-        everywhere = NamedSharding(self.mesh, PartitionSpec())
-        state = [(path, leaf.replace(jax.device_put(start[name_of(path)], everywhere))) for path, leaf in self.flat]
+        stacks = [(path, leaf, np.stack([start[name] for name in self.names_of(path)])) for path, leaf in self.flat]
+        state = [(path, leaf.replace(jax.device_put(stack, leaf.sharding))) for path, leaf, stack in stacks]
         self.trained = nnx.from_flat_state(state)
-        self.moments = jax.tree.map(lambda value: jax.device_put(value, everywhere), self.zeros)
+        self.moments = jax.tree.map(jax.device_put, self.zeros, self.places)
         with torch.no_grad():
             for name, weight in self.weights.items():
                 weight.copy_(torch.tensor(start[name].T))
@@ -71,6 +100,20 @@ class Pair:
 
     def update(self, number):
         """Runs the update of that number, from 0, in both: the two losses and the two gradient norms."""
+        tokens, mask, inputs = self.make_inputs(number)
+        self.trained, self.moments, metrics = self.step.update(self.trained, self.moments, self.step.frozen, inputs)
+
+        logits = self.reference(input_ids=torch.tensor(tokens)).logits
+        loss = torch.nn.functional.cross_entropy(logits[:, :-1][mask[:, 1:]], torch.tensor(tokens[:, 1:][mask[:, 1:]]))
+        self.optimizer.zero_grad()
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(self.weights.values(), self.recipe.optimizer.clip_norm)
+        self.optimizer.step()
+        self.scheduler.step()
+        return (float(metrics["loss"]), loss.item()), (float(metrics["grad_norm"]), norm.item())
+
+    def make_inputs(self, number):
+        """The tokens and the mask of the update of that number, and all that our step takes."""
         random = np.random.default_rng(number)
         tokens, mask = random.integers(108, 1024, (ROWS, LENGTH)), random.random((ROWS, LENGTH)) < 0.4
         mask[0] &= random.random(LENGTH) < 0.3  # rows count by their tokens, not alike
@@ -84,22 +127,7 @@ class Pair:
             "step": number + 1,
         }
         shapes = input_shapes(self.mesh, rows=ROWS, length=LENGTH)
-        inputs = {name: place(values[name], shape) for name, shape in shapes.items()}
-        self.trained, self.moments, metrics = self.step.update(self.trained, self.moments, self.step.frozen, inputs)
-
-        logits = self.reference(input_ids=torch.tensor(tokens)).logits
-        loss = torch.nn.functional.cross_entropy(logits[:, :-1][mask[:, 1:]], torch.tensor(tokens[:, 1:][mask[:, 1:]]))
-        self.optimizer.zero_grad()
-        loss.backward()
-        norm = torch.nn.utils.clip_grad_norm_(self.weights.values(), self.recipe.optimizer.clip_norm)
-        self.optimizer.step()
-        self.scheduler.step()
-        return (float(metrics["loss"]), loss.item()), (float(metrics["grad_norm"]), norm.item())
-
-
-def name_of(path):
-    """("layers", 3, "mlp", "up_proj", "kernel_lora_a") -> model.language_model.layers.3.mlp.up_proj.A"""
-    return hf_name_of((*path[:-1], "kernel")).removesuffix("weight") + path[-1][-1].upper()
+        return tokens, mask, {name: place(values[name], shape) for name, shape in shapes.items()}
 
 
 @pytest.fixture(scope="module", params=["tiny-31b", "tiny-e2b", "tiny-26b-a4b", "tiny-12b"])
@@ -120,6 +148,11 @@ def make_weight(tensor, random):
     return (0.25 if "q_norm" in tensor.name else 0.9) + 0.1 * noise
 
 
+def first_moments(pair, moments):
+    """After one update from moments of zero, Adam's first moment is 0.1 of the clipped gradient."""
+    return pair.by_name([(path[3:], leaf) for path, leaf in nnx.to_flat_state(moments) if "mu" in path])
+
+
 def relative_error(actual, expected):
     return np.linalg.norm(actual - expected) / np.linalg.norm(expected)
 
@@ -132,14 +165,32 @@ def test_peft_adapts_the_same_modules(pair):
 def test_loss_and_every_gradient_agree(pair):
     random = np.random.default_rng(5)
     noise = {name: 0.05 * random.standard_normal(value.shape).astype(np.float32) for name, value in pair.start.items()}
-    pair.reset({name: value + noise[name] if name.endswith(".B") else value for name, value in pair.start.items()})
+    start = {name: value + noise[name] if name.endswith(".B") else value for name, value in pair.start.items()}
+    pair.reset(start)
     losses, norms = pair.update(0)
     # Measured over the four: loss 1.2e-7, norm 6e-7, gradients 2.8e-6 to 6.4e-6, adapters after twenty updates 3e-6 to 8e-6.
     assert losses[0] == pytest.approx(losses[1], rel=1e-6)
     assert norms[0] == pytest.approx(norms[1], rel=1e-5)
-    # After one update from moments of zero, Adam's first moment is 0.1 of the clipped gradient.
-    moments = {name_of(path[3:]): np.asarray(leaf[...]) for path, leaf in nnx.to_flat_state(pair.moments) if "mu" in path}
+    moments = first_moments(pair, pair.moments)
     errors = {name: relative_error(moments[name] / 0.1, weight.grad.numpy().T) for name, weight in pair.weights.items()}
+    assert max(errors.values()) < 1e-5, max(errors, key=errors.get)
+
+
+@pytest.mark.parametrize(
+    ("pair", "remat"), [("tiny-31b", NAMES), ("tiny-e2b", "layer"), ("tiny-e2b", ("attended", "lora"))], indirect=["pair"]
+)
+def test_what_is_computed_again_gives_the_same_gradients(pair, remat):
+    random = np.random.default_rng(5)
+    start = {name: value + 0.05 * random.standard_normal(value.shape).astype(np.float32) for name, value in pair.start.items()}
+    results = []
+    for step in (pair.step, pair.make_step(remat)):
+        pair.reset(start)
+        _, _, inputs = pair.make_inputs(0)
+        _, moments, metrics = step.update(pair.trained, pair.moments, step.frozen, inputs)
+        results.append((first_moments(pair, moments), float(metrics["loss"])))
+    (plain, plain_loss), (again, again_loss) = results
+    assert again_loss == pytest.approx(plain_loss, rel=1e-6)
+    errors = {name: relative_error(again[name], value) for name, value in plain.items()}
     assert max(errors.values()) < 1e-5, max(errors, key=errors.get)
 
 
@@ -147,7 +198,6 @@ def test_twenty_updates_give_the_same_adapters(pair):
     pair.reset(pair.start)
     losses = [pair.update(number)[0] for number in range(UPDATES)]
     assert [ours for ours, _ in losses] == pytest.approx([theirs for _, theirs in losses], rel=1e-6)
-    errors = {}
-    for path, leaf in nnx.to_flat_state(pair.trained):
-        errors[name_of(path)] = relative_error(np.asarray(leaf[...]), pair.weights[name_of(path)].detach().numpy().T)
+    ours = pair.by_name(nnx.to_flat_state(pair.trained))
+    errors = {name: relative_error(ours[name], weight.detach().numpy().T) for name, weight in pair.weights.items()}
     assert max(errors.values()) < 1e-5, max(errors, key=errors.get)

@@ -83,10 +83,13 @@ class Variant:
             numbers = range(first, first + period)
             return [(self.is_global(n), self.shares_kv(n), self.ffn_of(n), self.has_v(n)) for n in numbers]
 
+        first_sharing = self.layers - self.kv_shared_layers
         stretches, first = [], 0
         while first < self.layers:
-            period, end = min(self.global_every, self.layers - first), first
-            while end + period <= self.layers and kinds(end, period) == kinds(first, period):
+            # A stretch's layers all share kv, or none does.
+            bound = first_sharing if first < first_sharing else self.layers
+            period, end = min(self.global_every, bound - first), first
+            while end + period <= bound and kinds(end, period) == kinds(first, period):
                 end += period
             stretches.append(Stretch(first=first, period=period, repeats=(end - first) // period))
             first = end
