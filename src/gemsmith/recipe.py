@@ -89,13 +89,14 @@ class Mesh(Section):
 
 class Train(Section):
     backend: Literal["tunix", "trl"] = Field("tunix", description="JAX on TPU, GPU or CPU; or TRL on GPU.")
+    start_adapter: str | None = Field(None, description="A folder of a PEFT adapter whose matrices training starts from.")
     epochs: Positive = 1
     optimizer_steps: Positive | None = Field(
         None, description="Updates; rows repeat in further epochs where there are fewer than they need. Default: epochs decide."
     )
     rows_per_step: Positive = Field(8, description="Rows of max_length in one optimizer step, over all devices.")
     tokens_per_step: Positive | None = Field(None, description="Instead of rows_per_step: positions in one step, padding counted.")
-    micro_batches: Positive = Field(1, description="Slices of a step that run one after the other, for less memory; the update is the same.")
+    micro_batches: Positive = Field(1, description="Slices of a step, run one after the other for less memory; the update is the same.")
     attention: Literal["auto", "splash", "dense"] = Field("auto", description="`auto`: the splash kernel on TPU, dense blocks elsewhere.")
     remat: Literal["none", "layer"] | Annotated[tuple[Kept, ...], Field(strict=False)] = Field(
         "layer", description="What the backward pass computes again: `none`, a whole `layer`, or all of it but the results named here."

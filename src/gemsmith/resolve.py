@@ -17,7 +17,7 @@ def resolve(recipe: Recipe) -> tuple[Recipe, list[Derived]]:
     A resolved recipe resolves to itself. Raises RecipeError or CheckpointError where a value cannot be derived or contradicts another.
     """
     derived: list[Derived] = []
-    for key in ("checkpoint", "data.train", "data.eval", "data.template", "hardware.catalogue"):
+    for key in ("checkpoint", "data.train", "data.eval", "data.template", "train.start_adapter", "hardware.catalogue"):
         _make_absolute(recipe, key, derived)
     _make_folder_absolute(recipe, derived)
     _derive_rows_per_step(recipe, derived)

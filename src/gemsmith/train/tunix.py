@@ -34,6 +34,7 @@ from gemsmith.train.mesh import make_execution, make_mesh
 from gemsmith.train.optimizer import make_optimizer
 from gemsmith.train.schedule import learning_rate
 from gemsmith.train.spikes import reason_to_stop, spike_limit
+from gemsmith.train.start import read_start_adapter, set_adapter, start_adapter_hash
 from gemsmith.train.step import Step, input_shapes, make_step, place_moments
 from gemsmith.train.upstream import Checkpoints, Trainer
 from gemsmith.zoo import VARIANTS, Variant, find_variant
@@ -65,9 +66,13 @@ def train_with_tunix(run: Run, *, fresh: bool = False) -> TrainRecord:
 
 
 def adapted_model(recipe: Recipe, checkpoint: Checkpoint, mesh: Mesh) -> Gemma4:
-    """The checkpoint's model on the mesh, with adapters at their start."""
+    """The checkpoint's model on the mesh, with adapters at their start: the recipe's, or one that is new."""
+    start = read_start_adapter(recipe, checkpoint.variant)
     base = load_model(checkpoint, dtype=recipe.train.dtype, execution=make_execution(recipe, mesh))
-    return add_adapters(base, checkpoint.variant, recipe.lora, seed=recipe.seed)
+    model = add_adapters(base, checkpoint.variant, recipe.lora, seed=recipe.seed)
+    if start:
+        set_adapter(model, recipe, start)
+    return model
 
 
 class _Session:
@@ -76,6 +81,7 @@ class _Session:
     def __init__(self, run: Run, model: Gemma4, batches: Batches, mesh: Mesh, *, fresh: bool) -> None:
         recipe = run.recipe
         self.run, self.batches, self.mesh, self.model, self.fresh = run, batches, mesh, model, fresh
+        self.start_adapter_sha256 = start_adapter_hash(recipe)
         self.stopping, self._told_to_stop = threading.Event(), False
         self._mark_s, self.compiled = 0.0, Compiled(update=None, seconds=0.0, from_cache=False)
         self.checkpoints = Checkpoints(
@@ -157,6 +163,8 @@ class _Session:
             )
         if metadata["rows_sha256"] != read_record(self.run, "data").rows_sha256:
             raise RunError(f"{place}: was trained on other rows than {self.run.data} holds; start again with --force")
+        if metadata.get("start_adapter_sha256") != self.start_adapter_sha256:
+            raise RunError(f"{place}: was trained from another adapter than train.start_adapter holds now; start again with --force")
 
     def _load(self, step: int) -> tuple[int, Batch] | None:
         # Several hosts must stop after the same step, so there the step's own sum over all of them decides.
@@ -230,6 +238,7 @@ class _Session:
         return {
             "recipe": stage_keys(self.run.recipe, "train"),
             "rows_sha256": read_record(self.run, "data").rows_sha256,
+            "start_adapter_sha256": self.start_adapter_sha256,
             "resumed_at": self.resumed_at,
             "steps": [step.model_dump_json() for step in self.log.steps],
         }
@@ -280,7 +289,8 @@ def _make_record(run: Run, clock: Clock, session: _Session, variant: Variant) ->
     warming = {1, *(step + 1 for step in resumes)}
     timed = [step for step in steps if step.step not in warming] or steps
     inside = run.recipe.train.checkpoint_folder is None
-    origin = make_origin(run, "train", clock, packages=_PACKAGES)
+    start = session.start_adapter_sha256
+    origin = make_origin(run, "train", clock, packages=_PACKAGES, sources={"train.start_adapter": start} if start else None)
     accelerators = tuple(device.device_kind for device in jax.devices() if device.platform != "cpu")
     return TrainRecord(
         origin=origin.model_copy(update={"machine": origin.machine.model_copy(update={"accelerators": accelerators})}),
