@@ -122,3 +122,8 @@ def test_differing_keys_are_named_with_both_values():
 def test_the_shipped_schema_is_the_recipes_own():
     """Made again with: gemsmith schema > recipes/recipe.schema.json."""
     assert json.loads(SCHEMA.read_text()) == recipe_schema()
+
+
+def test_a_quantised_base_is_refused_with_the_reason():
+    with pytest.raises(RecipeError, match=r"train\.dtype: 'nf4' was given, but a quantised base cannot be trained on.*; set bfloat16"):
+        build_recipe({"checkpoint": "x", "data": {"train": "x"}, "train": {"dtype": "nf4"}})

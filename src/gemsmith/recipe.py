@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic_core import PydanticCustomError
 
 from gemsmith.errors import RecipeError, nearest
 from gemsmith.zoo import LORA_KINDS, find_variant, lora_targets, variant_of_hub_id
@@ -115,6 +116,15 @@ class Train(Section):
         3.0, description="A loss of more than this many times the median of the last 50 steps is a spike."
     )
     on_spike: Literal["report", "stop", "skip"] = Field("report", description="What a step does whose loss is a spike.")
+
+    @field_validator("dtype", mode="before")
+    @classmethod
+    def _refuse_quantised(cls, value: Any) -> Any:
+        if value in ("int8", "nf4", "int4", "fp8"):
+            raise PydanticCustomError(
+                "quantised", "but a quantised base cannot be trained on: the adapters sit on plain kernels; set bfloat16, or float32"
+            )
+        return value
 
 
 class Export(Section):
