@@ -16,8 +16,8 @@ from jax.ad_checkpoint import checkpoint_name
 from gemsmith.models.remat import ATTENDED
 
 # Scores of one block are B x H x Q x M in fp32: 0.03 GB for a row of 4096 in the 31B on CPU, where all of L x L would be 2.1 GB.
-# On CPU small blocks stay in the cache and waste little on the diagonal: a layer forward and back (2 rows of 1024, 12 heads of 64, window
-# 512) took 149 ms with 64, 153 with 32, 176 with 128, 243 with 256, 407 with 512. Elsewhere a block must be large enough to fill the device.
+# On CPU small blocks stay in the cache and waste little on the diagonal. A layer forward and back (2 rows of 1024, 12 heads of 64, window
+# 512) took 149 ms with 64, 153 with 32, 176 with 128, 243 with 256, 407 with 512. Elsewhere a block must be large, to fill the device.
 QUERY_BLOCKS = {"cpu": 64}
 OTHER_QUERY_BLOCK = 512
 # Blocks that read equally many keys share one loop. More loops read fewer keys in vain (1/16 of the row here) and compile longer.

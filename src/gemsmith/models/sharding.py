@@ -5,11 +5,14 @@ positions of a row   over sequence
 weights              E over fsdp and sequence together; heads, hidden units, experts and words over tp
 """
 
+from typing import Any
+
 import jax
+from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from gemsmith.models.names import kernel_shape
-from gemsmith.zoo import Tensor, Variant
+from gemsmith.models.names import kernel_shape, path_of
+from gemsmith.zoo import LORA_KINDS, Tensor, Variant, text_tensors
 
 AXES = ("replica", "fsdp", "sequence", "tp")
 BATCH = ("replica", "fsdp")
@@ -49,6 +52,33 @@ def partition(variant: Variant, tensor: Tensor, *, mesh: Mesh) -> PartitionSpec:
 def constrain(x: jax.Array, mesh: Mesh | None, *axes: Axes) -> jax.Array:
     """The array, laid out so inside a compiled function; without a mesh, as it is."""
     return x if mesh is None else jax.lax.with_sharding_constraint(x, NamedSharding(mesh, PartitionSpec(*axes)))
+
+
+def gathered(state: nnx.State, specs: dict[tuple[Any, ...], PartitionSpec], mesh: Mesh | None) -> nnx.State:
+    """A layer's arrays, whole over fsdp and sequence: without this, XLA may move activations instead, which are larger."""
+    if mesh is None:
+        return state
+    leaves = []
+    for path, leaf in nnx.to_flat_state(state):
+        spec = specs.get(path)
+        value = leaf.get_value()
+        leaves.append((path, leaf if spec is None else leaf.replace(constrain(value, mesh, *spec))))
+    return nnx.from_flat_state(leaves)
+
+
+def gathered_specs(variant: Variant, layer: int, *, mesh: Mesh) -> dict[tuple[Any, ...], PartitionSpec]:
+    """How a layer's matrices and their adapters lie on the mesh while they are used: split over tp alone."""
+    specs: dict[tuple[Any, ...], PartitionSpec] = {}
+    for tensor in text_tensors(variant):
+        if tensor.layer != layer or len(tensor.shape) < 2:
+            continue
+        path = path_of(variant, tensor)[2:]
+        spec = PartitionSpec(*(axis if axis == "tp" else None for axis in partition(variant, tensor, mesh=mesh)))
+        specs[path] = spec
+        if tensor.role in LORA_KINDS:
+            specs[(*path[:-1], "kernel_lora_a")] = PartitionSpec(spec[0], None)
+            specs[(*path[:-1], "kernel_lora_b")] = PartitionSpec(None, spec[1])
+    return specs
 
 
 _IN, _OUT = (WEIGHTS, "tp"), ("tp", WEIGHTS)
