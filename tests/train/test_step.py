@@ -7,7 +7,8 @@ import pytest
 from flax import nnx
 
 from gemsmith.checkpoint import open_checkpoint
-from gemsmith.models import Gemma4
+from gemsmith.models import Execution, abstract_model
+from gemsmith.models.sharding import AXES
 from gemsmith.train.lora import add_adapters
 from gemsmith.train.optimizer import make_optimizer
 from gemsmith.train.step import input_shapes, make_step, place_moments
@@ -19,7 +20,7 @@ ROWS, LENGTH = 2, 32
 
 @pytest.fixture(scope="module")
 def mesh(small_checkpoint):
-    return jax.make_mesh((1, 1), ("fsdp", "tp"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    return jax.make_mesh((1,) * 4, AXES, axis_types=(jax.sharding.AxisType.Auto,) * 4, devices=jax.devices()[:1])
 
 
 @pytest.fixture
@@ -30,8 +31,8 @@ def make(small_recipe, small_checkpoint, mesh):
         recipe = small_recipe(**sections)
         model = adapted_model(recipe, open_checkpoint(str(small_checkpoint)), mesh)
         optimizer = nnx.Optimizer(model, make_optimizer(recipe.optimizer), wrt=nnx.LoRAParam)
-        nnx.update(optimizer, place_moments(nnx.state(optimizer), model, mesh))
-        return make_step(model, optimizer, mesh, dropout=recipe.lora.dropout, seed=recipe.seed)
+        nnx.update(optimizer, place_moments(nnx.state(optimizer), model))
+        return make_step(model, optimizer, lora=recipe.lora, seed=recipe.seed)
 
     return build
 
@@ -103,14 +104,11 @@ def test_rows_count_by_their_tokens(make, mesh):
 def test_the_step_of_absent_weights_can_be_lowered(mesh, small_recipe):
     """What a plan compiles for chips that are not there; no callback to the host is in it."""
     recipe, variant = small_recipe(), find_variant("tiny-e2b")
-    graph, state = nnx.split(nnx.eval_shape(lambda: Gemma4(variant, dtype=jnp.bfloat16, rngs=nnx.Rngs(0))))
-    everywhere = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
-    state = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=everywhere), state)
-    model = add_adapters(nnx.merge(graph, state), variant, recipe.lora, seed=0)
-    model.remat = "layer"
+    base = abstract_model(variant, dtype=jnp.bfloat16, execution=Execution(remat="layer", mesh=mesh))
+    model = add_adapters(base, variant, recipe.lora, seed=0)
     optimizer = nnx.eval_shape(partial(nnx.Optimizer, tx=make_optimizer(recipe.optimizer), wrt=nnx.LoRAParam), model)
-    nnx.update(optimizer, place_moments(nnx.state(optimizer), model, mesh))
-    step = make_step(model, optimizer, mesh, dropout=0.1, seed=0)
+    nnx.update(optimizer, place_moments(nnx.state(optimizer), model))
+    step = make_step(model, optimizer, lora=recipe.lora, seed=0)
     text = step.update.lower(step.trained, step.moments, step.frozen, input_shapes(mesh, rows=ROWS, length=LENGTH)).as_text()
     assert "callback" not in text and "dot_general" in text
     assert len(jax.tree.leaves(step.moments)) == 2 + 2 * len(jax.tree.leaves(step.trained))
