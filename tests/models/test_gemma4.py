@@ -87,7 +87,7 @@ def test_each_token_gets_its_own_experts_answers():
     gate, up = np.split(np.einsum("ne,xef->nxf", x, experts.gate_up_proj[...]), 2, axis=-1)
     everyone = np.einsum("nxf,xfe->nxe", jax.nn.gelu(gate, approximate=True) * up, experts.down_proj[...])
     expected = (np.take_along_axis(everyone, chosen[..., None], axis=1) * shares[..., None]).sum(axis=1)
-    np.testing.assert_allclose(experts(x, shares, chosen), expected, atol=1e-5)
+    np.testing.assert_allclose(experts(x[None], shares[None], chosen[None], mesh=None)[0], expected, atol=1e-5)
 
 
 def make_pictures(embeddings, spans=None):

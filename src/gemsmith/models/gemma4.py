@@ -16,6 +16,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import Mesh
 
 from gemsmith.models.attention import Rope, attention, inverse_frequencies, rope, rotate
+from gemsmith.models.experts import ask_experts
 from gemsmith.models.remat import ATTENDED, Remat, rematerialised
 from gemsmith.models.sharding import BATCH, constrain, gathered, gathered_specs
 from gemsmith.models.splash import splash_attention
@@ -164,7 +165,7 @@ class Gemma4(nnx.Module):
 
         def run_layer(place: int, state: Any, hidden: jax.Array, shared: Any, extra: Any) -> tuple[jax.Array, KeyValue]:
             layer = nnx.merge(graphs[place], gathered(state, specs[place], mesh))
-            hidden, key_value = layer(hidden, **contexts[kinds[place]], shared=shared, per_layer_input=extra)
+            hidden, key_value = layer(hidden, **contexts[kinds[place]], shared=shared, per_layer_input=extra, mesh=mesh)
             return self._laid_out(hidden), key_value
 
         def run_block(carry: tuple[jax.Array, Any], sliced: tuple[Any, Any]) -> tuple[tuple[jax.Array, Any], None]:
@@ -217,26 +218,32 @@ class Layer(nnx.Module):
         self.layer_scalar = nnx.Param(jnp.ones((1,), dtype))
 
     def __call__(
-        self, hidden: jax.Array, *, angles: Rope, attend: Attend, shared: KeyValue | None, per_layer_input: jax.Array | None
+        self,
+        hidden: jax.Array,
+        *,
+        angles: Rope,
+        attend: Attend,
+        shared: KeyValue | None,
+        per_layer_input: jax.Array | None,
+        mesh: Mesh | None = None,
     ) -> tuple[jax.Array, KeyValue]:
         """The next layer's input, (B, L, E), and the keys and values that were attended to."""
         attended, key_value = self.self_attn(apart(self.input_layernorm(hidden)), angles=angles, attend=attend, shared=shared)
         hidden = hidden + self.post_attention_layernorm(attended)
         fed = self.mlp(apart(self.pre_feedforward_layernorm(hidden)))
         if self.has_experts:
-            fed = self.post_feedforward_layernorm_1(fed) + self._consult_experts(hidden)
+            fed = self.post_feedforward_layernorm_1(fed) + self._consult_experts(hidden, mesh)
         hidden = hidden + self.post_feedforward_layernorm(fed)
         if per_layer_input is not None:
             gated = _gelu(self.per_layer_input_gate(hidden)) * per_layer_input
             hidden = hidden + self.post_per_layer_input_norm(self.per_layer_projection(gated))
         return hidden * self.layer_scalar[...], key_value
 
-    def _consult_experts(self, hidden: jax.Array) -> jax.Array:
+    def _consult_experts(self, hidden: jax.Array, mesh: Mesh | None) -> jax.Array:
         """The experts' part. The router sees the residual itself and norms it in its own way; only the experts see the layer's norm."""
-        flat = hidden.reshape(-1, hidden.shape[-1])
-        shares, chosen = self.router(flat)
-        answer = self.experts(self.pre_feedforward_layernorm_2(flat), shares, chosen)
-        return self.post_feedforward_layernorm_2(answer.reshape(hidden.shape))
+        shares, chosen = self.router(hidden)
+        answer = self.experts(self.pre_feedforward_layernorm_2(hidden), shares, chosen, mesh=mesh)
+        return self.post_feedforward_layernorm_2(answer)
 
 
 class Attention(nnx.Module):
@@ -297,7 +304,7 @@ class Router(nnx.Module):
         self.per_expert_scale = nnx.Param(jnp.ones((variant.experts,), dtype))
 
     def __call__(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Shares (fp32) and numbers of the chosen experts, (N, experts per token) each, of x (N, E).
+        """Shares (fp32) and numbers of the chosen experts, (B, L, experts per token) each, of x (B, L, E).
 
         The shares of the chosen ones add up to 1 before each expert's own factor.
         """
@@ -316,18 +323,8 @@ class Experts(nnx.Module):
         self.gate_up_proj = nnx.Param(jnp.zeros((experts, hidden, 2 * ffn), dtype))
         self.down_proj = nnx.Param(jnp.zeros((experts, ffn, hidden), dtype))
 
-    def __call__(self, x: jax.Array, shares: jax.Array, chosen: jax.Array) -> jax.Array:
-        """The chosen experts' answers to x (N, E), added up by their shares: (N, E).
-
-        Each token is copied once for every expert it asks; the copies are sorted by expert, so that each expert's lie together.
-        """
-        per_token, experts = chosen.shape[1], self.down_proj.shape[0]
-        order = jnp.argsort(chosen.reshape(-1))
-        loads = jnp.bincount(chosen.reshape(-1), length=experts).astype(jnp.int32)
-        gate, up = jnp.split(jax.lax.ragged_dot(x[order // per_token], self.gate_up_proj[...], loads), 2, axis=-1)
-        answers = jax.lax.ragged_dot(_gelu(gate) * up, self.down_proj[...], loads)
-        answers = answers[jnp.argsort(order)].reshape(*chosen.shape, -1)
-        return (answers * shares[:, :, None]).sum(axis=1).astype(x.dtype)
+    def __call__(self, x: jax.Array, shares: jax.Array, chosen: jax.Array, *, mesh: Mesh | None) -> jax.Array:
+        return ask_experts(x, self.gate_up_proj[...], self.down_proj[...], shares, chosen, mesh=mesh)
 
 
 class RMSNorm(nnx.Module):

@@ -25,7 +25,9 @@ _ROW_ARRAYS = {"tokens": jnp.int32, "segments": jnp.int32, "positions": jnp.int3
 class Step:
     """`update(trained, moments, frozen, inputs) -> (trained, moments, metrics)`, and the state to begin with.
 
-    `trained` and `moments` are donated. `inputs`: see input_shapes. `metrics`: `loss` and `grad_norm` (before clipping), float32 scalars.
+    `trained` and `moments` are donated. `inputs`: see input_shapes. `metrics`, scalars: `loss` and `grad_norm` (before clipping),
+    float32; `targets` and `real_tokens`, the step's over all hosts; `stop`, whether any host was told to; and `skipped`: a step whose loss
+    or gradient is no number, or whose loss is above `loss_limit`, leaves the state as it was.
     """
 
     update: Any
@@ -61,10 +63,23 @@ def make_step(model: Gemma4, optimizer: nnx.Optimizer, *, lora: Lora, seed: int,
         else:
             split = {name: _in_micro_batches(x, mesh, micro_batches) for name, x in rows.items()}
             loss, grads = _accumulate(loss_of, trained, frozen, split, count, key, shardings[0])
+        grad_norm = optax.tree.norm(nnx.as_pure(grads))
+        keep = jnp.isfinite(loss) & jnp.isfinite(grad_norm) & (loss <= inputs["loss_limit"])
+        # Copied first: merging shares the variables, and the update writes into them.
+        before = jax.tree.map(lambda leaf: leaf, (trained, moments))
         model, optimizer = nnx.merge(model_def, trained, frozen), nnx.merge(optimizer_def, moments)
         optimizer.update(model, grads, learning_rate=inputs["learning_rate"])
-        metrics = {"loss": loss, "grad_norm": optax.tree.norm(nnx.as_pure(grads))}
-        return nnx.state(model, nnx.LoRAParam), nnx.state(optimizer), metrics
+        after = (nnx.state(model, nnx.LoRAParam), nnx.state(optimizer))
+        trained, moments = jax.tree.map(lambda new, old: jnp.where(keep, new, old), after, before)
+        metrics = {
+            "loss": loss,
+            "grad_norm": grad_norm,
+            "skipped": ~keep,
+            "stop": jnp.max(inputs["stop"]),
+            "real_tokens": jnp.sum(rows["segments"] > 0, dtype=jnp.int32),
+            "targets": count.astype(jnp.int32),
+        }
+        return trained, moments, metrics
 
     shardings = (_shardings(trained), _shardings(moments), NamedSharding(mesh, PartitionSpec()))
     return Step(update=jax.jit(update, donate_argnums=(0, 1), out_shardings=shardings), trained=trained, moments=moments, frozen=frozen)
@@ -85,13 +100,15 @@ def place_moments(moments: nnx.State, model: Gemma4) -> nnx.State:
 
 def input_shapes(mesh: Mesh, *, rows: int, length: int) -> dict[str, jax.ShapeDtypeStruct]:
     """What a step takes: four arrays (rows, length), by rows over replica and fsdp and by positions over sequence; the learning rate;
-    and the step's number, from 1.
+    the step's number, from 1; the loss above which it is skipped; and for each device, 1 where its process was told to stop.
     """
     by_rows, everywhere = (NamedSharding(mesh, spec) for spec in (PartitionSpec(BATCH, "sequence"), PartitionSpec()))
     arrays = {name: jax.ShapeDtypeStruct((rows, length), kind, sharding=by_rows) for name, kind in _ROW_ARRAYS.items()}
     return arrays | {
         "learning_rate": jax.ShapeDtypeStruct((), jnp.float32, sharding=everywhere),
         "step": jax.ShapeDtypeStruct((), jnp.int32, sharding=everywhere),
+        "loss_limit": jax.ShapeDtypeStruct((), jnp.float32, sharding=everywhere),
+        "stop": jax.ShapeDtypeStruct((mesh.size,), jnp.int32, sharding=NamedSharding(mesh, PartitionSpec(mesh.axis_names))),
     }
 
 
@@ -150,4 +167,5 @@ def _shardings(state: nnx.State) -> Any:
 def _put(value: Any, sharding: Any) -> Any:
     if isinstance(value, jax.ShapeDtypeStruct):
         return jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=sharding)
-    return jax.device_put(value, sharding)
+    host = np.array(value)  # zeros: every process has all of it
+    return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
