@@ -138,9 +138,8 @@ class Gemma4(nnx.Module):
     def _attention(self, positions: jax.Array, segments: jax.Array, window: int | None, spans: jax.Array | None) -> Attend:
         how, mesh = self.execution.attention, self.execution.mesh
         if how == "dense" or spans is not None:  # the kernel's mask cannot depend on the rows
-            marks = {} if spans is None else {"spans": spans}
-            attend = partial(attention, positions=positions, segments=segments, window=window, **marks)
-            return lambda query, key, value: checkpoint_name(attend(query, key, value), ATTENDED)
+            marks: dict[str, Any] = {"positions": positions, "segments": segments, "window": window, "spans": spans}
+            return lambda query, key, value: checkpoint_name(attention(query, key, value, **marks), ATTENDED)
         return partial(splash_attention, segments=segments, window=window, mesh=mesh, interpret=how == "splash-interpret")
 
     def _run_stretch(

@@ -1,7 +1,7 @@
 """A checkpoint's weights into the model, one tensor at a time, each straight to the devices that hold it."""
 
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -43,7 +43,7 @@ def load_model(checkpoint: Checkpoint, *, dtype: str, execution: Execution | Non
     filled = []
     for path, leaf in nnx.to_flat_state(state):
         if path not in tensors:
-            lacking = hf_names_of(variant, path)[0]
+            lacking = hf_names_of(variant, cast(Path, path))[0]
             raise CheckpointError(f"checkpoint {checkpoint.folder}: lacks {lacking}, which {variant.name} needs")
         filled.append((path, leaf.replace(_read(checkpoint, tensors.pop(path), leaf.get_value()))))
     if tensors:
@@ -52,9 +52,9 @@ def load_model(checkpoint: Checkpoint, *, dtype: str, execution: Execution | Non
     return nnx.merge(graph, nnx.from_flat_state(filled))
 
 
-def _by_path(variant: Variant) -> dict[Path, list[Tensor]]:
+def _by_path(variant: Variant) -> dict[Any, list[Tensor]]:
     """The tensors at each path of the model: one, or those of a stack's layers in order."""
-    tensors: dict[Path, list[Tensor]] = {}
+    tensors: dict[Any, list[Tensor]] = {}
     for tensor in text_tensors(variant):
         tensors.setdefault(path_of(variant, tensor), []).append(tensor)
     return tensors

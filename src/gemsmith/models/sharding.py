@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 from flax import nnx
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from gemsmith.models.names import kernel_shape, path_of
 from gemsmith.zoo import LORA_KINDS, Tensor, Variant, text_tensors
@@ -21,7 +21,7 @@ WEIGHTS = ("fsdp", "sequence")
 Axes = str | tuple[str, ...] | None
 
 
-def axis_size(mesh: Mesh, axes: Axes) -> int:
+def axis_size(mesh: Mesh | AbstractMesh, axes: Axes) -> int:
     """Over how many devices the axes split an array; an axis that the mesh lacks does not."""
     names = (axes,) if isinstance(axes, str) else axes or ()
     size = 1

@@ -4,6 +4,7 @@ Source of the kernel: jax.experimental.pallas.ops.tpu.splash_attention, https://
 """
 
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -50,7 +51,7 @@ def splash_attention(
     def attend(kernel: kernels.SplashAttentionKernel, *arrays: jax.Array) -> jax.Array:
         query, key, value, of_queries, of_keys = arrays
         heads_first = (jnp.swapaxes(x, 1, 2) for x in (query, key, value))
-        attended = jax.vmap(kernel)(*heads_first, kernels.SegmentIds(of_queries, of_keys))
+        attended: Any = jax.vmap(kernel)(*heads_first, kernels.SegmentIds(of_queries, of_keys))
         return jnp.swapaxes(attended, 1, 2)
 
     if mesh is None:

@@ -128,9 +128,9 @@ def _trace_injection(graphdef: Any, stack: Any, variant: Variant, rule: Any) -> 
     return found[-1], shapes
 
 
-def _start(tensors: list[Tensor], shape: tuple[int, int], kernel: Any, seed: int, *, is_a: bool) -> Any:
+def _start(tensors: list[Tensor], layer_shape: tuple[int, int], kernel: Any, seed: int, *, is_a: bool) -> Any:
     """The start of A (layers, in, R) or B (layers, R, out) of a stack."""
-    shape = (len(tensors), *shape)
+    shape = (len(tensors), *layer_shape)
     sharding = _sharding(kernel, shape, is_a=is_a)
     if isinstance(kernel, jax.ShapeDtypeStruct):
         return jax.ShapeDtypeStruct(shape, jnp.float32, sharding=sharding)
@@ -145,7 +145,7 @@ def _sharding(kernel: Any, shape: tuple[int, ...], *, is_a: bool) -> Any:
     sharding = kernel.sharding
     if not isinstance(sharding, NamedSharding):
         return sharding
-    _, rows, columns = (*sharding.spec, None, None, None)[:3]
+    _, rows, columns, *_ = (*sharding.spec, None, None, None)
     shared, width = (rows, shape[1]) if is_a else (columns, shape[2])
     if shared in ("tp", None):
         wider = ("tp", *WEIGHTS) if shared == "tp" or axis_size(sharding.mesh, "tp") == 1 else WEIGHTS
