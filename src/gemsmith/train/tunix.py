@@ -249,7 +249,7 @@ class _Session:
 
 def place(value: Any, like: jax.ShapeDtypeStruct) -> jax.Array:
     """The value as the step takes it: cast, and split over the devices."""
-    return jax.device_put(np.asarray(value, like.dtype), like.sharding)
+    return jax.device_put(np.broadcast_to(np.asarray(value, like.dtype), like.shape), like.sharding)
 
 
 @contextlib.contextmanager
