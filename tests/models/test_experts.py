@@ -1,0 +1,94 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from gemsmith.models import experts as module
+from gemsmith.models.experts import ask_experts
+
+TOKENS, EXPERTS, ASKED, WIDTH, HIDDEN = 23, 6, 2, 8, 5
+
+
+def make_inputs(chosen=None):
+    """Expert 5 is asked by every token and expert 3 by none, unless the choice is given."""
+    random = np.random.default_rng(0)
+    shapes = ((TOKENS, WIDTH), (EXPERTS, WIDTH, 2 * HIDDEN), (EXPERTS, HIDDEN, WIDTH), (TOKENS, ASKED))
+    arrays = tuple(random.standard_normal(shape).astype(np.float32) for shape in shapes)
+    if chosen is None:
+        chosen = np.stack([random.choice([0, 1, 2, 4], TOKENS), np.full(TOKENS, 5)], axis=1)
+    return arrays, chosen
+
+
+def plain_answers(x, gate_up, down, shares, chosen):
+    """One token and one expert at a time."""
+    answers = []
+    for token, numbers in enumerate(chosen):
+        parts = []
+        for place, number in enumerate(numbers):
+            gate, up = jnp.split(x[token] @ gate_up[number], 2)
+            parts.append(shares[token, place] * ((jax.nn.gelu(gate, approximate=True) * up) @ down[number]))
+        answers.append(sum(parts))
+    return jnp.stack(answers)
+
+
+def value_and_gradients(ask, arrays, chosen):
+    """Answers, and gradients to x and shares."""
+    x, gate_up, down, shares = arrays
+    weights = np.random.default_rng(1).standard_normal((TOKENS, WIDTH)).astype(np.float32)
+    answers, backward = jax.vjp(lambda x, shares: ask(x, gate_up, down, shares, chosen), x, shares)
+    return answers, *backward(jnp.asarray(weights, answers.dtype))
+
+
+# Blocks of 4 rows: experts have several blocks, and some a part of one; of 64: one holds all.
+@pytest.mark.parametrize("rows", [4, 64])
+@pytest.mark.parametrize("chosen", [None, np.full((TOKENS, ASKED), 0), np.full((TOKENS, ASKED), 5)], ids=["uneven", "first", "last"])
+def test_answers_and_gradients_are_those_of_one_token_after_the_other(monkeypatch, rows, chosen):
+    monkeypatch.setitem(module.ROWS, "cpu", rows)
+    arrays, chosen = make_inputs(chosen)
+    expected = value_and_gradients(plain_answers, arrays, chosen)
+    for array, reference in zip(jax.jit(lambda: value_and_gradients(ask_experts, arrays, jnp.asarray(chosen)))(), expected, strict=True):
+        assert np.abs(array - reference).max() < 1e-5 * np.abs(reference).max()
+
+
+def test_experts_have_no_gradient():
+    (x, *experts, shares), chosen = make_inputs()
+    gradients_of = jax.jit(jax.grad(lambda *experts: ask_experts(x, *experts, shares, jnp.asarray(chosen)).sum(), argnums=(0, 1)))
+    gradients = gradients_of(*experts)
+    assert not any(np.any(gradient) for gradient in gradients)
+
+
+def test_bfloat16_answers_are_close_to_float32():
+    arrays, chosen = make_inputs()
+    fine, coarse = (
+        jax.jit(ask_experts)(*(jnp.asarray(x, dtype) for x in arrays), jnp.asarray(chosen)) for dtype in (jnp.float32, jnp.bfloat16)
+    )
+    assert coarse.dtype == jnp.bfloat16
+    assert np.linalg.norm(coarse.astype(jnp.float32) - fine) < 0.01 * np.linalg.norm(fine)
+
+
+def lowered(platform):
+    arrays, chosen = make_inputs()
+    traced = jax.jit(lambda *arrays: value_and_gradients(ask_experts, arrays, jnp.asarray(chosen))).trace(*arrays)
+    return traced.lower(lowering_platforms=(platform,)).as_text()
+
+
+@pytest.mark.parametrize("platform", ["cpu", "cuda"])
+def test_work_does_not_grow_with_the_experts_that_are_not_asked(platform):
+    text = lowered(platform)
+    assert "ragged_dot" not in text
+    assert f"{EXPERTS}x{TOKENS * ASKED}x" not in text
+
+
+def test_tpus_have_their_own_products_forward_and_back():
+    text = lowered("tpu")
+    assert text.count('"chlo.ragged_dot"(') == 4
+    assert "stablehlo.while" not in text
+
+
+def test_ragged_products_are_the_same_as_those_in_blocks(monkeypatch):
+    monkeypatch.setitem(module.ROWS, "cpu", 4)
+    (x, gate_up, _, _), _ = make_inputs()
+    loads = jnp.array([3, 0, 9, 1, 4, 6])
+    for rows, transposed in ((x, False), (x @ gate_up[0], True)):
+        blocks, ragged = (make(rows, gate_up, loads, transposed=transposed) for make in (module._block_products, module._ragged_products))
+        assert np.abs(blocks - ragged).max() < 1e-5
