@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from gemsmith.hardware import find_machine, load_catalogue
@@ -14,9 +16,9 @@ def choose(machine, *, model="gemma4-31b", mesh="auto", rows=8, **train):
 
 @pytest.mark.parametrize(
     ("model", "allowed"),
-    [("gemma4-31b", [1, 2, 4]), ("gemma4-26b-a4b", [1, 2]), ("gemma4-12b", [1]), ("gemma4-e4b", [1, 2]), ("gemma4-e2b", [1])],
+    [("gemma4-31b", [1, 2, 4, 8, 16, 32]), ("gemma4-12b", [1, 2, 4, 8, 16]), ("gemma4-e2b", [1, 2, 4, 8])],
 )
-def test_tp_divides_the_kv_heads_of_every_layer(model, allowed):
+def test_tp_divides_the_heads_and_kv_heads_divide_it_or_it_them(model, allowed):
     assert allowed_tp(find_variant(model)) == allowed
 
 
@@ -32,21 +34,41 @@ def test_the_31b_does_not_fit_and_says_what_it_needs(machine):
     assert "GiB a chip of" in choose(machine).problems[0]
 
 
-def test_too_few_rows_for_fsdp_make_tp_the_choice():
-    assert choose("v6e-8", rows=2).mesh == Mesh(fsdp=2, tp=4)
-    assert "train.rows_per_step is 2; fsdp 8 needs a multiple of it" in choose("v6e-8", model="gemma4-12b", rows=2).problems
+def test_tp_that_splits_kv_heads_and_leaves_a_rest_is_not_allowed():
+    assert allowed_tp(replace(find_variant("gemma4-31b"), heads=24, kv_heads=6, global_kv_heads=6)) == [1, 2, 3, 6, 12, 24]
+
+
+def test_devices_that_rows_do_not_fill_split_their_positions_or_heads():
+    mesh = choose("v6e-8", rows=2).mesh
+    assert mesh.fsdp == 2 and mesh.sequence * mesh.tp == 4
+    assert "train.rows_per_step is 2; replica x fsdp = 8 needs a multiple of it" in choose("v6e-8", rows=2, mesh=Mesh(fsdp=8)).problems
+    problems = choose("v6e-8", mesh=Mesh(fsdp=2, sequence=3)).problems
+    assert "data.max_length is 4096; train.mesh.sequence 3 needs a multiple of it" in problems
+
+
+def test_a_mesh_that_splits_positions_splits_weights_and_activations():
+    rows, parts, copies = (choose("v5p-8", mesh=mesh).memory for mesh in (Mesh(fsdp=4), Mesh(fsdp=2, sequence=2), Mesh(replica=2, fsdp=2)))
+    assert parts.base == rows.base == copies.base / 2
+    assert parts.kept == rows.kept == copies.kept
 
 
 def test_a_wanted_mesh_is_taken_and_its_faults_are_said():
     assert choose("v5p-8", mesh=Mesh(fsdp=1, tp=4)).mesh == Mesh(fsdp=1, tp=4)
     assert choose("v5p-8", mesh=Mesh(fsdp=1, tp=4)).problems == ()
-    assert "is 4 devices (fsdp 1 x tp 4); this machine has 8" in choose("v6e-8", mesh=Mesh(fsdp=1, tp=4)).problems[0]
-    assert "gemma4-31b's kv heads allow 1, 2, 4" in choose("v6e-8", mesh=Mesh(fsdp=1, tp=8)).problems[0]
+    assert (
+        "is 4 devices (replica 1 x fsdp 1 x sequence 1 x tp 4); this machine has 8" in choose("v6e-8", mesh=Mesh(fsdp=1, tp=4)).problems[0]
+    )
+    assert "gemma4-31b's heads allow 1, 2, 4, 8, 16, 32" in choose("v6e-8", mesh=Mesh(fsdp=1, tp=3)).problems[1]
 
 
 def test_keeping_every_activation_does_not_fit_v5p():
     assert choose("v5p-8", remat="layer").problems == ()
     assert choose("v5p-8", remat="none").problems
+
+
+def test_names_of_what_is_kept_need_less_than_all_and_more_than_nothing():
+    nothing, named, all_of_it = (choose("v5p-8", remat=remat).memory.kept for remat in ("layer", ("q", "attended", "lora"), "none"))
+    assert nothing < named < all_of_it
 
 
 def test_bytes_of_a_chip_with_two_devices_are_those_of_both():

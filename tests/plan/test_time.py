@@ -1,7 +1,7 @@
 import pytest
 
 from gemsmith.hardware import find_machine, load_catalogue
-from gemsmith.plan.time import matmul_flops, step_time
+from gemsmith.plan.time import attention_flops, matmul_flops, step_time
 from gemsmith.plan.work import attended_pairs, work_of
 from gemsmith.recipe import Mesh, build_recipe
 from gemsmith.zoo import find_variant
@@ -65,6 +65,19 @@ def test_looking_up_per_layer_embeddings_is_no_matmul():
     assert ours.parameters - ours.layer_matmul_parameters > 2.3e9
 
 
+def test_what_names_keep_is_not_computed_again():
+    nothing, ffn, all_of_it = (matmul_flops(work(remat=remat)) for remat in ("layer", ("gate", "up"), "none"))
+    assert all_of_it < ffn < nothing
+    assert attention_flops(work(remat=("attended",))) == attention_flops(work(remat="none")) < attention_flops(work(remat=("q",)))
+    assert attention_flops(work(remat=("q",))) == attention_flops(work(remat="layer"))
+
+
+def test_parts_of_a_row_send_each_other_keys_and_values(catalogue):
+    machine = find_machine(catalogue, "v5p-8")
+    whole, parts = (step_time(work(), machine, Mesh(**sizes)) for sizes in ({"fsdp": 4}, {"fsdp": 2, "sequence": 2}))
+    assert parts.interconnect_s > whole.interconnect_s and parts.flops == whole.flops
+
+
 def test_pairs_by_counting_them():
     for length, window in ((7, 3), (5, 9), (6, None)):
         reach = window or length
@@ -75,11 +88,11 @@ def test_pairs_by_counting_them():
 
 
 def test_the_blocks_are_those_of_the_jax_code():
-    from gemsmith.models.attention import QUERY_BLOCK
-    from gemsmith.models.loss import POSITIONS_PER_CHUNK
+    from gemsmith.models.attention import OTHER_QUERY_BLOCK
+    from gemsmith.models.loss import TOKENS_PER_CHUNK
     from gemsmith.plan import memory, work
 
-    assert work.QUERY_BLOCK == QUERY_BLOCK and memory.LOGIT_CHUNK == POSITIONS_PER_CHUNK
+    assert work.QUERY_BLOCK == OTHER_QUERY_BLOCK and memory.LOGIT_CHUNK == TOKENS_PER_CHUNK
 
 
 def test_a_single_chip_has_no_traffic_between_chips(catalogue):

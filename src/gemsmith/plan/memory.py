@@ -23,8 +23,8 @@ from gemsmith.recipe import Mesh
 
 ADAPTER_BYTES = 4
 """Adapters, their gradients and both moments are float32."""
-LOGIT_CHUNK = 256
-"""Positions of each row whose logits are held at once, by the JAX loss."""
+LOGIT_CHUNK = 1024
+"""Tokens whose logits a device holds at once, in the JAX loss."""
 SCORE_BUFFERS = 3
 """Of blocked or dense attention, in float32: scores, probabilities, and the gradient of one of them."""
 
@@ -50,26 +50,34 @@ def memory_of(work: Work, mesh: Mesh) -> Memory:
     """What one device of the mesh holds at the peak of a step."""
     copy_bytes = work.dtype_bytes if work.dtype_bytes != ADAPTER_BYTES else 0
     return Memory(
-        base=work.parameters * work.dtype_bytes / (mesh.fsdp * mesh.tp),
-        adapters=(work.adapters_along_fsdp / mesh.fsdp + work.adapters_along_tp / mesh.tp) * (4 * ADAPTER_BYTES + copy_bytes),
+        base=work.parameters * work.dtype_bytes / (weight_shards(mesh) * mesh.tp),
+        adapters=(work.adapters_along_fsdp / weight_shards(mesh) + work.adapters_along_tp / mesh.tp) * (4 * ADAPTER_BYTES + copy_bytes),
         kept=_kept(work, mesh),
         workspace=max(_layer_workspace(work, mesh), _head_workspace(work, mesh)),
     )
 
 
 def rows_per_device(work: Work, mesh: Mesh) -> int:
-    """Rows that the fullest of the fsdp devices gets."""
-    return -(-work.rows // mesh.fsdp)
+    """Rows that the fullest of the devices along replica and fsdp gets."""
+    return -(-work.rows // (mesh.replica * mesh.fsdp))
+
+
+def tokens_per_device(work: Work, mesh: Mesh) -> int:
+    """Tokens whose activations a device holds: its rows, or its part of them."""
+    return rows_per_device(work, mesh) * -(-work.length // mesh.sequence)
+
+
+def weight_shards(mesh: Mesh) -> int:
+    """Devices that the weights' side of the model's width is split over."""
+    return mesh.fsdp * mesh.sequence
 
 
 def _kept(work: Work, mesh: Mesh) -> float:
-    """With remat each layer's input; without it everything that its backward pass reads."""
-    tokens = rows_per_device(work, mesh) * work.length
+    """With remat each layer's input, and the results that it names; without it everything that the layer's backward pass reads."""
     variant = work.variant
     numbers: float = variant.layers * (variant.hidden + variant.per_layer_input)
-    if work.remat == "none":
-        numbers += sum(width.split / mesh.tp + width.whole for width in work.widths)
-    kept = tokens * numbers * work.dtype_bytes
+    numbers += sum(width.split / mesh.tp + width.whole for width in work.kept_widths)
+    kept = tokens_per_device(work, mesh) * numbers * work.dtype_bytes
     if work.remat == "none":
         kept += variant.layers * _scores(work, mesh) if work.attention == "dense" else 0
     return kept
@@ -77,16 +85,16 @@ def _kept(work: Work, mesh: Mesh) -> float:
 
 def _layer_workspace(work: Work, mesh: Mesh) -> float:
     """One layer computed again and walked back, and under fsdp its gathered weights beside those of the next one."""
-    tokens = rows_per_device(work, mesh) * work.length
+    tokens = tokens_per_device(work, mesh)
     widest = max(width.split / mesh.tp + width.whole for width in work.widths)
-    gathered = 2 * work.largest_layer_parameters * work.dtype_bytes / mesh.tp if mesh.fsdp > 1 else 0.0
+    gathered = 2 * work.largest_layer_parameters * work.dtype_bytes / mesh.tp if weight_shards(mesh) > 1 else 0.0
     return tokens * widest * work.dtype_bytes + _scores(work, mesh) + gathered
 
 
 def _head_workspace(work: Work, mesh: Mesh) -> float:
     """A chunk's logits and their gradient in float32, and under fsdp the gathered head."""
-    logits = 2 * rows_per_device(work, mesh) * min(LOGIT_CHUNK, work.length) * work.variant.vocabulary * 4 / mesh.tp
-    gathered = work.head_parameters * work.dtype_bytes / mesh.tp if mesh.fsdp > 1 else 0.0
+    logits = 2 * min(LOGIT_CHUNK, tokens_per_device(work, mesh)) * work.variant.vocabulary * 4 / mesh.tp
+    gathered = work.head_parameters * work.dtype_bytes / mesh.tp if weight_shards(mesh) > 1 else 0.0
     return logits + gathered
 
 

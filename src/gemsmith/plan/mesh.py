@@ -1,5 +1,6 @@
 """Which mesh a machine gets: every one that the model allows is tried, and of those that fit the fastest is taken."""
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -27,12 +28,13 @@ class Choice:
 
 
 def allowed_tp(variant: Variant) -> list[int]:
-    """Values of tp that divide the kv heads of every layer.
+    """Values of tp that divide the heads, and the kv heads of every layer or are multiples of them.
 
-    31B: 4 global kv heads, so 1, 2 and 4. Its 32 heads and 16 local kv heads would allow 8.
+    31B: 32 heads, 16 local and 4 global kv heads, so every power of 2 up to 32; beyond 4, devices hold copies of global kv heads.
     """
-    heads = [variant.kv_heads_of(layer) for layer in range(variant.layers)]
-    return [tp for tp in range(1, min(heads) + 1) if all(count % tp == 0 for count in heads)]
+    kv_heads = {variant.kv_heads_of(layer) for layer in range(variant.layers)}
+    divisors = (tp for tp in range(1, variant.heads + 1) if variant.heads % tp == 0)
+    return [tp for tp in divisors if all(count % tp == 0 or tp % count == 0 for count in kv_heads)]
 
 
 def choose_mesh(work: Work, machine: Machine, wanted: Mesh | Literal["auto"]) -> Choice:
@@ -40,7 +42,7 @@ def choose_mesh(work: Work, machine: Machine, wanted: Mesh | Literal["auto"]) ->
     if wanted != "auto":
         return _weigh(work, machine, wanted)
     devices = machine.devices
-    meshes = [Mesh(fsdp=devices // tp, tp=tp) for tp in allowed_tp(work.variant) if devices % tp == 0]
+    meshes = [_rows_first(work, devices // tp, tp) for tp in allowed_tp(work.variant) if devices % tp == 0]
     choices = [_weigh(work, machine, mesh) for mesh in meshes]
     usable = [choice for choice in choices if not choice.problems]
     if usable:
@@ -48,19 +50,27 @@ def choose_mesh(work: Work, machine: Machine, wanted: Mesh | Literal["auto"]) ->
     return min(choices, key=lambda choice: (len(choice.problems), choice.hbm_bytes_per_chip))
 
 
+def _rows_first(work: Work, devices: int, tp: int) -> Mesh:
+    """As training's auto does: fsdp over as many devices as divide the rows, the rest over each row's positions."""
+    fsdp = math.gcd(work.rows, devices)
+    return Mesh(fsdp=fsdp, sequence=devices // fsdp, tp=tp)
+
+
 def _weigh(work: Work, machine: Machine, mesh: Mesh) -> Choice:
     memory, chip = memory_of(work, mesh), machine.chip
     hbm_bytes = memory.total * chip.devices
     problems = []
-    if mesh.fsdp * mesh.tp != machine.devices:
-        problems.append(
-            f"train.mesh is {mesh.fsdp * mesh.tp} devices (fsdp {mesh.fsdp} x tp {mesh.tp}); this machine has {machine.devices}"
-        )
+    sizes = mesh.model_dump()
+    if (count := math.prod(sizes.values())) != machine.devices:
+        given = " x ".join(f"{axis} {size}" for axis, size in sizes.items())
+        problems.append(f"train.mesh is {count} devices ({given}); this machine has {machine.devices}")
     allowed = allowed_tp(work.variant)
     if mesh.tp not in allowed:
-        problems.append(f"train.mesh.tp is {mesh.tp}; {work.variant.name}'s kv heads allow {', '.join(map(str, allowed))}")
-    if work.rows % mesh.fsdp:
-        problems.append(f"train.rows_per_step is {work.rows}; fsdp {mesh.fsdp} needs a multiple of it")
+        problems.append(f"train.mesh.tp is {mesh.tp}; {work.variant.name}'s heads allow {', '.join(map(str, allowed))}")
+    if work.rows % (over_rows := mesh.replica * mesh.fsdp):
+        problems.append(f"train.rows_per_step is {work.rows}; replica x fsdp = {over_rows} needs a multiple of it")
+    if work.length % mesh.sequence:
+        problems.append(f"data.max_length is {work.length}; train.mesh.sequence {mesh.sequence} needs a multiple of it")
     if hbm_bytes > USABLE_SHARE * chip.hbm_bytes:
         problems.append(
             f"needs {hbm_bytes / GIB:.1f} GiB a chip of {chip.hbm_bytes / GIB:.1f}, of which {100 * USABLE_SHARE:.0f} % can be used; "

@@ -80,11 +80,11 @@ def _plan_machine(work: Work, machine: Machine, recipe: Recipe, steps: int) -> M
 
 
 def _mesh_note(choice: Choice, recipe: Recipe) -> tuple[str, ...]:
-    """What to write into the recipe, where training's own choice, all devices in fsdp, is slower or does not fit."""
+    """What to write into the recipe, where training's own choice, which never takes tp, is slower or does not fit."""
     if recipe.train.mesh != "auto" or choice.mesh.tp == 1 or choice.problems:
         return ()
-    fsdp, tp = choice.mesh.fsdp, choice.mesh.tp
-    return (f"set train.mesh to {{fsdp: {fsdp}, tp: {tp}}} to get this; auto trains with fsdp {fsdp * tp}, tp 1: slower, or too large",)
+    sizes = ", ".join(f"{axis}: {size}" for axis, size in choice.mesh.model_dump().items() if size > 1)
+    return (f"set train.mesh to {{{sizes}}} to get this; auto trains with tp 1: slower, or too large",)
 
 
 def _price_note(machine: Machine) -> str:
@@ -107,13 +107,16 @@ def _speed_note(machine: Machine) -> str:
 
 
 def _assumptions(work: Work) -> tuple[str, ...]:
-    remat = "every layer is computed again in the backward pass" if work.remat == "layer" else "every activation is kept"
+    remat = {
+        "none": "every activation is kept",
+        "layer": "every layer is computed again in the backward pass",
+    }.get(str(work.remat), f"layers are computed again in the backward pass, but for {', '.join(work.remat)}")
     sentences = [
         "Everything here is modelled by formula; nothing was measured on these machines.",
         f"All {work.rows} rows of {work.length:,} tokens of a step go through at once, without accumulation; {remat}.",
         f"Attention takes {QUERY_BLOCK} queries at a time against all keys of the row or window; flash would need about half.",
         "Documents packed into a row are reckoned as one document of its length, which is an upper bound.",
-        f"The logits of {memory.LOGIT_CHUNK} positions of each row are held at once.",
+        f"Each device holds the logits of {memory.LOGIT_CHUNK:,} tokens at once.",
         "Base weights are split over all devices, each adapter matrix along one axis of the mesh.",
         "Adapters, their gradients and moments are float32.",
         "Low: traffic between chips hidden and matmuls at their best; high: none hidden and matmuls at their worst.",

@@ -19,7 +19,7 @@ against what was measured:
 from dataclasses import dataclass
 
 from gemsmith.hardware import Machine
-from gemsmith.plan.memory import ADAPTER_BYTES, rows_per_device
+from gemsmith.plan.memory import ADAPTER_BYTES, rows_per_device, tokens_per_device, weight_shards
 from gemsmith.plan.work import Work, attended_pairs
 from gemsmith.recipe import Mesh
 
@@ -49,7 +49,7 @@ class StepTime:
 def step_time(work: Work, machine: Machine, mesh: Mesh) -> StepTime:
     chip = machine.chip
     # Rows that do not fill the mesh cost as much as if they did.
-    filled = rows_per_device(work, mesh) * mesh.fsdp / work.rows
+    filled = rows_per_device(work, mesh) * mesh.replica * mesh.fsdp / work.rows
     matmul, attention = filled * matmul_flops(work), filled * attention_flops(work)
     share = FLOAT32_SHARE if work.dtype_bytes == 4 and chip.kind != "cpu" else 1.0
     ideal_s = (matmul + attention / ATTENTION_SHARE) / (chip.flops_per_s * share * machine.chips)
@@ -71,9 +71,9 @@ def matmul_flops(work: Work) -> float:
 
     The loss computes the head again whatever the layers do.
     """
-    again = 2 if work.remat == "layer" else 0
-    base = (4 + again) * work.layer_matmul_parameters + 6 * work.head_parameters
-    return float(work.tokens * (base + (6 + again) * work.trained_parameters))
+    again = work.recomputed_parameters / work.layer_matmul_parameters
+    base = 4 * work.layer_matmul_parameters + 2 * work.recomputed_parameters + 6 * work.head_parameters
+    return float(work.tokens * (base + (6 + 2 * again) * work.trained_parameters))
 
 
 def attention_flops(work: Work) -> float:
@@ -83,25 +83,30 @@ def attention_flops(work: Work) -> float:
         window = None if variant.is_global(layer) else variant.sliding_window
         pairs = attended_pairs(work.length, window, work.attention)
         forward += 4 * variant.heads * variant.head_dim_of(layer) * pairs
-    passes = 3.0 + _RECOMPUTED[work.attention] + (1.0 if work.remat == "layer" else 0.0)
+    passes = 3.0 + _RECOMPUTED[work.attention] + (1.0 if work.recomputes_attention else 0.0)
     return work.rows * forward * passes
 
 
 def _hbm_bytes(work: Work, mesh: Mesh) -> float:
     """On one device: the weights once a pass, each pass's activations in and out of matmul and adapter, AdamW."""
-    passes = 3 if work.remat == "layer" else 2
+    passes = 3 if work.recomputes else 2
     weights = passes * work.parameters * work.dtype_bytes / mesh.tp
-    tokens = rows_per_device(work, mesh) * work.length
+    tokens = tokens_per_device(work, mesh)
     numbers = sum(width.split / mesh.tp + width.whole for width in work.widths)
     activations = 2 * passes * tokens * numbers * work.dtype_bytes
-    return weights + activations + OPTIMIZER_PASSES * work.trained_parameters * ADAPTER_BYTES / (mesh.fsdp * mesh.tp)
+    return weights + activations + OPTIMIZER_PASSES * work.trained_parameters * ADAPTER_BYTES / (weight_shards(mesh) * mesh.tp)
 
 
 def _received_bytes(work: Work, mesh: Mesh) -> float:
-    """By one device: fsdp's gathered weights once a pass and the adapters' gradients; tp's two sums a layer and direction."""
-    passes = 3 if work.remat == "layer" else 2
-    others = (mesh.fsdp - 1) / mesh.fsdp
-    gathered = others / mesh.tp * (passes * work.parameters * work.dtype_bytes + 2 * work.trained_parameters * ADAPTER_BYTES)
-    tokens = rows_per_device(work, mesh) * work.length
-    one_sum = 2 * (mesh.tp - 1) / mesh.tp * tokens * work.variant.hidden * work.dtype_bytes
-    return gathered + 2 * passes * work.variant.layers * one_sum
+    """By one device: the gathered weights once a pass, the adapters' gradients, the keys and values of the other parts of its rows, and
+    tp's two sums a layer and direction.
+    """
+    passes, variant, shards = 3 if work.recomputes else 2, work.variant, weight_shards(mesh)
+    others, copies = (shards - 1) / shards, 2 * (mesh.replica - 1) / mesh.replica
+    adapters = (2 * others + copies / shards) * work.trained_parameters * ADAPTER_BYTES
+    gathered = (others * passes * work.parameters * work.dtype_bytes + adapters) / mesh.tp
+    tokens = tokens_per_device(work, mesh)
+    one_sum = 2 * (mesh.tp - 1) / mesh.tp * tokens * variant.hidden * work.dtype_bytes
+    key_value = 2 * sum(variant.kv_heads_of(layer) * variant.head_dim_of(layer) for layer in range(variant.layers)) * work.dtype_bytes
+    from_other_parts = passes * tokens * (mesh.sequence - 1) * key_value / mesh.tp
+    return gathered + from_other_parts + 2 * passes * variant.layers * one_sum

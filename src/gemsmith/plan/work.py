@@ -13,6 +13,8 @@ Attention = Literal["blocked", "flash", "dense"]
 """`blocked` is the JAX model's: a block of queries at a time against every key that it may see. The others are what it is compared with."""
 QUERY_BLOCK = 512
 """Of the JAX model's attention."""
+Remat = Literal["none", "layer"] | tuple[str, ...]
+"""The recipe's train.remat: names are those of results that are kept."""
 # Split by tp along what they put out; the others along what they take in, so that their outputs are whole on every device.
 _COLUMN = ("q", "k", "v", "gate", "up")
 _IN_LAYER = (*_COLUMN, "o", "down", "per_layer_gate", "per_layer_out", "router")
@@ -34,7 +36,7 @@ class Work:
     variant: Variant
     rows: int
     length: int
-    remat: Literal["none", "layer"]
+    remat: Remat
     attention: Attention
     dtype_bytes: int
     parameters: int
@@ -46,12 +48,25 @@ class Work:
     """Weights of the layers that each token is multiplied with: of the experts, only those it is sent to."""
     head_parameters: int
     largest_layer_parameters: int
+    recomputed_parameters: int
+    """Of `layer_matmul_parameters`, those that the backward pass multiplies with once more."""
     widths: tuple[Widths, ...]
     """Of each layer."""
+    kept_widths: tuple[Widths, ...]
+    """What of each layer is kept from the forward to the backward pass, beside the layer's input."""
 
     @property
     def trained_parameters(self) -> int:
         return self.adapters_along_fsdp + self.adapters_along_tp
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether the backward pass runs layers again, all or in part."""
+        return self.remat != "none"
+
+    @property
+    def recomputes_attention(self) -> bool:
+        return self.recomputes and "attended" not in self.remat
 
     @property
     def tokens(self) -> int:
@@ -68,20 +83,28 @@ def work_of(recipe: Recipe, variant: Variant, *, attention: Attention = "blocked
     targets = lora_targets(variant, recipe.lora.targets)
     along_model = sum(tensor.shape[1] if tensor.role in _COLUMN else tensor.shape[0] for tensor in targets)
     sizes = {layer: sum(tensor.size for tensor in tensors) for layer, tensors in layers.items()}
+    remat, adapted = recipe.train.remat, recipe.lora.targets
+    widths = tuple(_widths(variant, tensors, adapted) for tensors in layers.values())
+    matmul = {tensor: _met_by_a_token(variant, tensor) for group in layers.values() for tensor in group}
+    again = 0 if remat == "none" else sum(size for tensor, size in matmul.items() if tensor.role not in remat)
     return Work(
         variant=variant,
         rows=recipe.train.rows_per_step,
         length=recipe.data.max_length,
-        remat=recipe.train.remat,
+        remat=remat,
         attention=attention,
         dtype_bytes=2 if recipe.train.dtype == "bfloat16" else 4,
         parameters=sum(sizes.values()) + sum(tensor.size for tensor in outside),
         adapters_along_fsdp=recipe.lora.rank * along_model,
         adapters_along_tp=recipe.lora.rank * (sum(sum(tensor.shape) for tensor in targets) - along_model),
-        layer_matmul_parameters=projection + sum(_met_by_a_token(variant, tensor) for group in layers.values() for tensor in group),
+        layer_matmul_parameters=projection + sum(matmul.values()),
         head_parameters=variant.vocabulary * variant.hidden,
         largest_layer_parameters=max(sizes.values()),
-        widths=tuple(_widths(variant, tensors, recipe.lora.targets) for tensors in layers.values()),
+        recomputed_parameters=again,
+        widths=widths,
+        kept_widths=widths
+        if remat == "none"
+        else tuple(_kept_by_name(group, remat, adapted, recipe.lora.rank) for group in layers.values()),
     )
 
 
@@ -130,4 +153,13 @@ def _widths(variant: Variant, tensors: list[Tensor], adapted: tuple[str, ...]) -
     split += 2 * ffn  # gelu(gate) and its product with up
     split += 4 * variant.experts_per_token * variant.expert_ffn
     whole += 6 * variant.hidden + 2 * variant.experts_per_token * variant.hidden  # norms and residuals; what goes to experts and back
+    return Widths(split=split, whole=whole)
+
+
+def _kept_by_name(tensors: list[Tensor], remat: Remat, adapted: tuple[str, ...], rank: int) -> Widths:
+    """The results that train.remat names: projections' outputs, what attention puts out, what adapters' A give."""
+    split = sum(tensor.shape[0] for tensor in tensors if tensor.role in _COLUMN and tensor.role in remat)
+    whole = sum(tensor.shape[0] for tensor in tensors if tensor.role in ("o", "down") and tensor.role in remat)
+    split += sum(tensor.shape[1] for tensor in tensors if tensor.role == "o" and "attended" in remat)
+    whole += sum(rank for tensor in tensors if tensor.role in adapted and "lora" in remat)
     return Widths(split=split, whole=whole)
