@@ -1,41 +1,51 @@
+import os
+import subprocess
+import sys
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType
 
 from gemsmith.models import experts as module
 from gemsmith.models.experts import ask_experts
+from gemsmith.models.sharding import AXES
 
-TOKENS, EXPERTS, ASKED, WIDTH, HIDDEN = 23, 6, 2, 8, 5
+ROWS, LENGTH, EXPERTS, ASKED, WIDTH, HIDDEN = 2, 12, 6, 2, 8, 5
+TOKENS = ROWS * LENGTH
 
 
 def make_inputs(chosen=None):
     """Expert 5 is asked by every token and expert 3 by none, unless the choice is given."""
     random = np.random.default_rng(0)
-    shapes = ((TOKENS, WIDTH), (EXPERTS, WIDTH, 2 * HIDDEN), (EXPERTS, HIDDEN, WIDTH), (TOKENS, ASKED))
+    shapes = ((ROWS, LENGTH, WIDTH), (EXPERTS, WIDTH, 2 * HIDDEN), (EXPERTS, HIDDEN, WIDTH), (ROWS, LENGTH, ASKED))
     arrays = tuple(random.standard_normal(shape).astype(np.float32) for shape in shapes)
     if chosen is None:
-        chosen = np.stack([random.choice([0, 1, 2, 4], TOKENS), np.full(TOKENS, 5)], axis=1)
+        chosen = np.stack([random.choice([0, 1, 2, 4], (ROWS, LENGTH)), np.full((ROWS, LENGTH), 5)], axis=-1)
     return arrays, chosen
 
 
 def plain_answers(x, gate_up, down, shares, chosen):
     """Every token with its own copy of its experts."""
-    gate, up = jnp.split(jnp.einsum("ne,naef->naf", x, gate_up[chosen]), 2, axis=-1)
-    return jnp.einsum("naf,nafe,na->ne", jax.nn.gelu(gate, approximate=True) * up, down[chosen], shares)
+    gate, up = jnp.split(jnp.einsum("ble,blaef->blaf", x, gate_up[chosen]), 2, axis=-1)
+    return jnp.einsum("blaf,blafe,bla->ble", jax.nn.gelu(gate, approximate=True) * up, down[chosen], shares)
 
 
 def value_and_gradients(ask, arrays, chosen):
     """Answers, and gradients to x and shares."""
     x, gate_up, down, shares = arrays
-    weights = np.random.default_rng(1).standard_normal((TOKENS, WIDTH)).astype(np.float32)
+    weights = np.random.default_rng(1).standard_normal((ROWS, LENGTH, WIDTH)).astype(np.float32)
     answers, backward = jax.vjp(lambda x, shares: ask(x, gate_up, down, shares, chosen), x, shares)
     return answers, *backward(jnp.asarray(weights, answers.dtype))
 
 
 # Blocks of 4 rows: experts have several blocks, and some a part of one; of 64: one holds all.
 @pytest.mark.parametrize("rows", [4, 64])
-@pytest.mark.parametrize("chosen", [None, np.full((TOKENS, ASKED), 0), np.full((TOKENS, ASKED), 5)], ids=["uneven", "first", "last"])
+@pytest.mark.parametrize(
+    "chosen", [None, np.full((ROWS, LENGTH, ASKED), 0), np.full((ROWS, LENGTH, ASKED), 5)], ids=["uneven", "first", "last"]
+)
 def test_answers_and_gradients_are_those_of_one_token_after_the_other(monkeypatch, rows, chosen):
     monkeypatch.setitem(module.ROWS, "cpu", rows)
     arrays, chosen = make_inputs(chosen)
@@ -82,7 +92,29 @@ def test_tpus_have_their_own_products_forward_and_back():
 def test_ragged_products_are_the_same_as_those_in_blocks(monkeypatch):
     monkeypatch.setitem(module.ROWS, "cpu", 4)
     (x, gate_up, _, _), _ = make_inputs()
-    loads = jnp.array([3, 0, 9, 1, 4, 6])
+    loads = jnp.array([3, 0, 9, 1, 4, 7])
+    x = x.reshape(-1, WIDTH)
     for rows, transposed in ((x, False), (x @ gate_up[0], True)):
         blocks, ragged = (make(rows, gate_up, loads, transposed=transposed) for make in (module._block_products, module._ragged_products))
         assert np.abs(blocks - ragged).max() < 1e-5
+
+
+def test_devices_that_share_the_experts_and_the_tokens_give_the_same():
+    """In a process of its own, since this one has a single device."""
+    environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
+    subprocess.run([sys.executable, __file__], env=environment, check=True)
+
+
+def main():
+    arrays, chosen = make_inputs()
+    expected = value_and_gradients(plain_answers, arrays, chosen)
+    for sizes in ((1, 2, 2, 2), (1, 2, 1, 3), (1, 1, 2, 4)):  # with tp 4, every device holds all 6 experts
+        mesh = jax.make_mesh(sizes, AXES, axis_types=(AxisType.Auto,) * 4, devices=jax.devices()[: np.prod(sizes)])
+        ask = partial(ask_experts, mesh=mesh)
+        actual = jax.jit(lambda ask=ask: value_and_gradients(ask, arrays, jnp.asarray(chosen)))()
+        for array, reference in zip(actual, expected, strict=True):
+            assert np.abs(array - reference).max() < 1e-5 * np.abs(reference).max()
+
+
+if __name__ == "__main__":
+    main()

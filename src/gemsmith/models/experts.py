@@ -1,12 +1,15 @@
 """Mixture of experts without a capacity: every token is answered by all the experts that it asks, and no other product is computed.
 
-Axes: N tokens, A experts that each token asks, C = N·A copies of tokens, X experts, E model, F hidden.
+Axes: B batch, L length, A experts that each token asks, C = B·L·A copies of tokens, X experts, E model, F hidden.
 """
 
 from functools import partial
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh, PartitionSpec
+
+from gemsmith.models.sharding import BATCH
 
 # Rows of one product. An expert's last block is filled up with others' rows, whose products are thrown away. On CPU a layer forward and
 # back (16,384 copies, 128 experts, E 704, F 176) takes 0.55 CPU-s with 32 or 64 and 0.60 with 128; jax.lax.ragged_dot, which multiplies
@@ -15,25 +18,50 @@ ROWS = {"cpu": 64}
 OTHER_ROWS = 512
 
 
-def ask_experts(x: jax.Array, gate_up: jax.Array, down: jax.Array, shares: jax.Array, chosen: jax.Array) -> jax.Array:
-    """The answers to x (N, E) of the experts whose numbers are in `chosen` (N, A), added up by `shares` (N, A): (N, E).
+def ask_experts(
+    x: jax.Array, gate_up: jax.Array, down: jax.Array, shares: jax.Array, chosen: jax.Array, *, mesh: Mesh | None = None
+) -> jax.Array:
+    """The answers to x (B, L, E) of the experts whose numbers are in `chosen` (B, L, A), added up by `shares` (B, L, A): (B, L, E).
 
     An expert is down(gelu(gate(x)) · up(x)), with gate and up side by side in `gate_up` (X, E, 2F), and `down` (X, F, E). Gradients go to
-    x and shares; experts are frozen, and theirs are zero.
-
-        chosen  2 0   copies of token 0 0 1 1   sorted by expert   1 0 1 0
-                0 1   ask expert        2 0 0 1                    0 0 1 2  (here 0: token 0 and token 1)
+    x and shares; experts are frozen, and theirs are zero. On a mesh, each device asks for its own tokens, and those of its experts that
+    tp gave it; the sum over tp is the answer.
     """
-    asked = chosen.shape[1]
+    if mesh is None:
+        return _ask(x, gate_up, down, shares, chosen, choices=down.shape[0])
+    tokens, experts = PartitionSpec(BATCH, "sequence", None), PartitionSpec("tp", None, None)
+    if gate_up.shape[0] % mesh.shape["tp"]:
+        experts = PartitionSpec(None, None, None)
+    split = mesh.shape["tp"] > 1 and experts[0] == "tp"
+
+    def ask_own(x: jax.Array, gate_up: jax.Array, down: jax.Array, shares: jax.Array, chosen: jax.Array) -> jax.Array:
+        count = gate_up.shape[0]
+        if not split:
+            return _ask(x, gate_up, down, shares, chosen, choices=count)
+        own = chosen - jax.lax.axis_index("tp") * count
+        own = jnp.where((own >= 0) & (own < count), own, count)
+        return jax.lax.psum(_ask(x, gate_up, down, shares, own, choices=count + 1), "tp")
+
+    sharded = jax.shard_map(ask_own, mesh=mesh, in_specs=(tokens, experts, experts, tokens, tokens), out_specs=tokens, check_vma=False)
+    return sharded(x, gate_up, down, shares, chosen)
+
+
+def _ask(x: jax.Array, gate_up: jax.Array, down: jax.Array, shares: jax.Array, chosen: jax.Array, *, choices: int) -> jax.Array:
+    """The answers where `chosen` is below `choices`; if that is X + 1, the choice X gets none.
+
+    chosen  2 0   copies of token 0 0 1 1   sorted by expert   0 1 1 0
+            0 1   ask expert        2 0 0 1                    0 0 1 2
+    """
+    asked = chosen.shape[-1]
     order = jnp.argsort(chosen.reshape(-1))
     back = jnp.argsort(order)
-    loads = jnp.bincount(chosen.reshape(-1), length=down.shape[0]).astype(jnp.int32)
-    copies = _permuted(jnp.repeat(x, asked, axis=0), order, back)
+    loads = jnp.bincount(chosen.reshape(-1), length=choices).astype(jnp.int32)
+    copies = _permuted(jnp.repeat(x.reshape(-1, x.shape[-1]), asked, axis=0), order, back)
     gate, up = jnp.split(_products(copies, gate_up, loads, False), 2, axis=-1)
     # Shares count here, where a row is F wide, and not after `down`, where the backward pass would need the answers again.
     hidden = jax.nn.gelu(gate, approximate=True) * up * _permuted(shares.reshape(-1, 1), order, back)
     answers = _permuted(_products(hidden.astype(x.dtype), down, loads, False), back, order)
-    return answers.reshape(*chosen.shape, -1).sum(axis=1, dtype=jnp.float32).astype(x.dtype)
+    return answers.reshape(*chosen.shape, -1).sum(axis=-2, dtype=jnp.float32).astype(x.dtype)
 
 
 @jax.custom_vjp
@@ -48,10 +76,16 @@ _permuted.defvjp(lambda x, order, back: (x[order], back), lambda back, gradient:
 
 @partial(jax.custom_vjp, nondiff_argnums=(3,))
 def _products(rows: jax.Array, weights: jax.Array, loads: jax.Array, transposed: bool) -> jax.Array:
-    """Each row's product with its expert's matrix (or that matrix transposed), the rows of expert 0 first: `loads` says how many."""
-    return jax.lax.platform_dependent(
-        rows, weights, loads, tpu=partial(_ragged_products, transposed=transposed), default=partial(_block_products, transposed=transposed)
-    )
+    """Each row's product with its expert's matrix (or that matrix transposed), the rows of expert 0 first.
+
+    `loads` (X or X + 1) says how many rows each expert has, and then how many at the end have none; their product is 0.
+    """
+    of_experts = loads[: weights.shape[0]]
+    ragged, in_blocks = (partial(make, transposed=transposed) for make in (_ragged_products, _block_products))
+    made = jax.lax.platform_dependent(rows, weights, of_experts, tpu=ragged, default=in_blocks)
+    if of_experts.shape == loads.shape:
+        return made
+    return jnp.where((jnp.arange(rows.shape[0]) < of_experts.sum())[:, None], made, 0)
 
 
 _products.defvjp(
