@@ -125,6 +125,8 @@ class Pair:
             "loss_mask": mask,
             "learning_rate": learning_rate(self.recipe.optimizer, update=number, updates=UPDATES),
             "step": number + 1,
+            "loss_limit": np.inf,
+            "stop": np.zeros(self.mesh.size),
         }
         shapes = input_shapes(self.mesh, rows=ROWS, length=LENGTH)
         return tokens, mask, {name: place(values[name], shape) for name, shape in shapes.items()}

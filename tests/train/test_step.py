@@ -47,6 +47,8 @@ def make_inputs(mesh, step=1, rate=0.1, **changed):
         "loss_mask": np.arange(LENGTH) % 3 == 2,
         "learning_rate": rate,
         "step": step,
+        "loss_limit": np.inf,
+        "stop": np.zeros(mesh.size),
     } | changed
     values["loss_mask"] = np.broadcast_to(values["loss_mask"], tokens.shape)
     return {name: place(values[name], shape) for name, shape in input_shapes(mesh, rows=ROWS, length=LENGTH).items()}
