@@ -30,18 +30,13 @@ from gemsmith.plan.costs import HOST_BYTES_PER_S, KERNEL_SHARE, KINDS, Costs, wa
 from gemsmith.plan.work import work_of
 from gemsmith.recipe import Recipe, build_recipe
 from gemsmith.run import this_machine
+from gemsmith.train.xla import COMPILER_OPTIONS
 from gemsmith.zoo import find_variant
 
 ROOT = Path(__file__).parents[1]
 RECORDS = ROOT / "benchmarks" / "records" / "tpu_compile"
 GIB = 2**30
-ASYNC = {
-    "xla_enable_async_all_gather": True,
-    "xla_tpu_enable_async_collective_fusion": True,
-    "xla_tpu_enable_async_collective_fusion_fuse_all_gather": True,
-    "xla_tpu_enable_async_collective_fusion_multiple_steps": True,
-    "xla_tpu_overlap_compute_collective_tc": True,
-}
+ASYNC = COMPILER_OPTIONS["tpu"]  # as `gemsmith train` compiles
 ALL_KEPT = ["q", "k", "v", "o", "gate", "up", "down", "attended", "lora"]
 HALF_KEPT = ["o", "down", "attended", "lora"]
 PAPER_SHARE = 0.3  # of the positions in the paper's padded rows, arXiv 2605.25645, are real tokens

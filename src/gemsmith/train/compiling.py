@@ -14,6 +14,7 @@ from typing import Any
 import jax
 
 from gemsmith.train.step import Step
+from gemsmith.train.xla import COMPILER_OPTIONS
 
 _LARGEST_CACHE_BYTES = 10 * 2**30
 _POLL_S = 0.1
@@ -66,7 +67,8 @@ class _Work(threading.Thread):
     def run(self) -> None:
         update, *arguments = self._arguments
         try:
-            self.result = update.lower(*arguments).compile()
+            options = COMPILER_OPTIONS.get(jax.default_backend(), {})
+            self.result = update.lower(*arguments).compile(compiler_options=options)
         except Exception as error:  # noqa: BLE001 - whoever waits raises it again
             self.error = error
         finally:

@@ -1,0 +1,12 @@
+"""What XLA is told when it compiles a training step, by platform."""
+
+COMPILER_OPTIONS: dict[str, dict[str, bool]] = {
+    # Weights of the next layer are gathered while the matmuls of this one run: benchmarks/tpu_compile.py has rows with and without.
+    "tpu": {
+        "xla_enable_async_all_gather": True,
+        "xla_tpu_enable_async_collective_fusion": True,
+        "xla_tpu_enable_async_collective_fusion_fuse_all_gather": True,
+        "xla_tpu_enable_async_collective_fusion_multiple_steps": True,
+        "xla_tpu_overlap_compute_collective_tc": True,
+    }
+}
