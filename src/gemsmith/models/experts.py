@@ -4,9 +4,11 @@ Axes: B batch, L length, A experts that each token asks, C = B·L·A copies of t
 """
 
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.custom_derivatives import SymbolicZero
 from jax.sharding import Mesh, PartitionSpec
 
 from gemsmith.models.sharding import BATCH
@@ -23,9 +25,8 @@ def ask_experts(
 ) -> jax.Array:
     """The answers to x (B, L, E) of the experts whose numbers are in `chosen` (B, L, A), added up by `shares` (B, L, A): (B, L, E).
 
-    An expert is down(gelu(gate(x)) · up(x)), with gate and up side by side in `gate_up` (X, E, 2F), and `down` (X, F, E). Gradients go to
-    x and shares; experts are frozen, and theirs are zero. On a mesh, each device asks for its own tokens, and those of its experts that
-    tp gave it; the sum over tp is the answer.
+    An expert is down(gelu(gate(x)) · up(x)), with gate and up side by side in `gate_up` (X, E, 2F), and `down` (X, F, E). On a mesh,
+    each device asks for its own tokens, and those of its experts that tp gave it; the sum over tp is the answer.
     """
     if mesh is None:
         return _ask(x, gate_up, down, shares, chosen, choices=down.shape[0])
@@ -88,10 +89,27 @@ def _products(rows: jax.Array, weights: jax.Array, loads: jax.Array, transposed:
     return jnp.where((jnp.arange(rows.shape[0]) < of_experts.sum())[:, None], made, 0)
 
 
-_products.defvjp(
-    lambda rows, weights, loads, transposed: (_products(rows, weights, loads, transposed), (weights, loads)),
-    lambda transposed, kept, gradient: (_products(gradient, *kept, not transposed), None, None),
-)
+def _products_forward(rows: Any, weights: Any, loads: Any, transposed: bool) -> tuple[jax.Array, tuple[Any, ...]]:
+    """The products, and the rows where the weights have a gradient: those of frozen ones are not kept."""
+    kept = (weights.value, loads.value, rows.value if weights.perturbed else None)
+    return _products(rows.value, weights.value, loads.value, transposed), kept
+
+
+def _products_backward(transposed: bool, kept: tuple[Any, ...], gradient: Any) -> tuple[Any, ...]:
+    weights, loads, rows = kept
+    if isinstance(gradient, SymbolicZero):
+        return None, None, None
+    of_weights = None
+    if rows is not None:
+        pair = (gradient, rows) if transposed else (rows, gradient)
+        of_weights = jax.lax.ragged_dot_general(*pair, loads[: weights.shape[0]], _BY_EXPERT)
+    return _products(gradient, weights, loads, not transposed), of_weights, None
+
+
+_products.defvjp(_products_forward, _products_backward, symbolic_zeros=True)
+
+# A sum over the rows of each expert: one matrix for each.
+_BY_EXPERT = jax.lax.RaggedDotDimensionNumbers((((0,), (0,)), ((), ())), [0], [])
 
 
 def _ragged_products(rows: jax.Array, weights: jax.Array, loads: jax.Array, *, transposed: bool) -> jax.Array:
