@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from gemsmith import pipeline
 from gemsmith.records import STAGES
 
 TINY = ["tiny-31b", "tiny-e2b", "tiny-26b-a4b", "tiny-12b"]
@@ -92,6 +93,19 @@ def test_what_depends_on_a_stage_done_again_is_done_again(gemsmith, recipe, engi
     kept = {line.split()[0] for line in err.splitlines() if "complete, kept" in line}
     assert code == 0 and kept == {"data", "train"}
     assert json.loads(Path("runs/my/adapter/adapter_config.json").read_text())["r"] == 2
+
+
+def test_a_run_on_several_hosts_ends_after_training(gemsmith, recipe, engine, monkeypatch):
+    call = pipeline._call
+
+    def call_as_on_two(run, stage, servers):
+        record = call(run, stage, servers)
+        return record.model_copy(update={"hosts": 2}) if stage == "train" else record
+
+    monkeypatch.setattr(pipeline, "_call", call_as_on_two)
+    code, _, err = gemsmith("run", recipe("tiny-31b").name)
+    assert code == 0 and "trained on 2 hosts; the other stages need only one: gemsmith run runs/my" in err
+    assert not Path("runs/my/export.json").exists()
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

@@ -114,14 +114,21 @@ def data(source: Path, run_path: Path | None, overrides: Sequence[str], as_json:
 @cli.command()
 @_source_options
 @_force
-def train(source: Path, run_path: Path | None, overrides: Sequence[str], as_json: bool, force: bool) -> None:
+@click.option("--coordinator", metavar="HOST:PORT", help="Of several hosts: where the first is reached; a free port.")
+@click.option("--processes", type=click.IntRange(min=1), metavar="N", help="Of several hosts: how many.")
+@click.option("--process-id", type=click.IntRange(min=0), metavar="I", help="Of several hosts: which one this is, from 0.")
+def train(source: Path, run_path: Path | None, overrides: Sequence[str], as_json: bool, force: bool, **hosts: str | int | None) -> None:
     """Train the adapter; a run that was stopped goes on from its last checkpoint.
 
-    SOURCE is a recipe (YAML) or a run directory. --force starts again from step 0 and deletes the checkpoints.
+    SOURCE is a recipe (YAML) or a run directory. --force starts again from step 0; what is there is deleted once the first step has run.
+    Several hosts train together when each runs this command; those of a TPU slice find each other.
 
     \b
     gemsmith train my.yaml --run runs/a --set optimizer.learning_rate=2e-4
+    gemsmith train runs/a --coordinator 10.0.0.1:8476 --processes 2 --process-id 0
     """
+    names = {"coordinator": "JAX_COORDINATOR_ADDRESS", "processes": "JAX_NUM_PROCESSES", "process_id": "JAX_PROCESS_ID"}
+    os.environ.update({names[option]: str(value) for option, value in hosts.items() if value is not None})
     _run_stage("train", source, run_path, overrides, as_json=as_json, force=force)
 
 

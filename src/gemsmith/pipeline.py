@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from gemsmith.errors import RunError
-from gemsmith.records import STAGES, Record
+from gemsmith.records import STAGES, Record, TrainRecord
 from gemsmith.run import UPSTREAM, Run, is_complete, read_record
 
 if TYPE_CHECKING:
@@ -44,7 +44,10 @@ def run_stages(run: Run) -> list[Record]:
                 console.print(f"{stage:8} [dim]complete, kept[/]")
             else:
                 console.print(f"[bold]{stage}[/]")
-                _call(run, stage, servers)
+                record = _call(run, stage, servers)
+                if isinstance(record, TrainRecord) and record.hosts > 1:
+                    console.print(f"trained on {record.hosts} hosts; the other stages need only one: gemsmith run {run.path}")
+                    return [*records, record]
             records.append(read_record(run, stage))
     importlib.import_module("gemsmith.report.stage").report(run)
     return records

@@ -6,7 +6,7 @@ import pytest
 from gemsmith.data import Batches, load_batches, prepare_data
 from gemsmith.data.batches import open_rows
 from gemsmith.data.pack import ARRAYS
-from gemsmith.errors import RunError
+from gemsmith.errors import DataError, RunError
 
 ROWS = [{"prompt": f"add {number}", "response": f"wire {number}"} for number in range(21)]
 
@@ -88,9 +88,14 @@ def test_a_step_of_all_rows_has_each_once_however_many_steps(prepared):
 
 
 def test_a_single_row_makes_a_batch(prepared):
-    batches = load_batches(prepared({"rows_per_step": 2}, rows=ROWS[:1]))
+    batches = load_batches(prepared({"rows_per_step": 1}, rows=ROWS[:1]))
     assert batches.steps == 1
-    assert batches.batch(1).segments.any(axis=1).tolist() == [True, False]
+    assert batches.batch(1).segments.any(axis=1).tolist() == [True]
+
+
+def test_too_few_rows_for_one_step_are_refused(prepared):
+    with pytest.raises(DataError, match=r"train.rows_per_step: 22 was given, but all data makes 21 packed rows of 48; set 21 or less"):
+        load_batches(prepared({"rows_per_step": 22}))
 
 
 def test_some_rows_of_a_batch_are_those_of_the_whole(prepared):

@@ -91,7 +91,7 @@ def test_rows_that_are_made_need_no_file(make_run):
 def test_fewer_rows_than_a_step_are_said(make_run, write_rows, capsys):
     prepare_data(make_run(write_rows(ROWS[0]), train={"rows_per_step": 4}))
     out = capsys.readouterr()
-    assert "fewer packed rows than train.rows_per_step (4): 3 rows of a step are padding" in out.err
+    assert "too few for one step of train.rows_per_step = 4, so training will ask to lower that" in out.err
     assert out.out == ""
 
 

@@ -9,8 +9,12 @@ import optax
 import pytest
 import qwix
 from flax import nnx
+from jax._src.clusters import cloud_tpu_cluster
 from tunix.sft.checkpoint_manager import CheckpointManager
+from tunix.sft.metrics_logger import MetricsLogger
 from tunix.sft.peft_trainer import PeftTrainer, TrainingConfig
+
+from gemsmith.train import upstream
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::RuntimeWarning")
 
@@ -110,3 +114,23 @@ def test_tunix_calls_an_unjitted_step_with_the_example_alone():
     source = inspect.getsource(PeftTrainer.train)
     assert "train_step(train_example)" in source
     assert make_trainer().jit_train_and_eval_step(skip_jit=True)[0].__name__ == "_train_step"
+
+
+def test_tunix_clears_all_listeners():
+    assert "jax.monitoring.clear_event_listeners()" in inspect.getsource(MetricsLogger.close)
+
+
+def test_jax_says_how_many_hosts_a_slice_has(monkeypatch):
+    """It has no public way to ask for it before jax.distributed.initialize."""
+    assert upstream.count_tpu_hosts() == 1
+    monkeypatch.setattr(cloud_tpu_cluster, "running_in_cloud_tpu_vm", True)
+    monkeypatch.setenv("TPU_WORKER_HOSTNAMES", "a,b,c,d")
+    monkeypatch.setenv("MEGASCALE_NUM_SLICES", "2")
+    before = jax.config.values["jax_platforms"]
+    jax.config.update("jax_platforms", "tpu,cpu")
+    try:
+        assert upstream.count_tpu_hosts() == 8
+        jax.config.update("jax_platforms", "cpu")
+        assert upstream.count_tpu_hosts() == 1
+    finally:
+        jax.config.update("jax_platforms", before)

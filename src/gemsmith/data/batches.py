@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gemsmith.data.pack import ARRAYS, PackedRows
-from gemsmith.errors import RunError
+from gemsmith.errors import DataError, RunError
 from gemsmith.recipe import Train
 from gemsmith.run import Run, read_record
 
@@ -54,9 +54,17 @@ def count_steps(train: Train, packed_rows: int) -> int:
 
 
 def load_batches(run: Run) -> Batches:
-    """The batches of the run's data stage. Raises RunError where that has not run, or its files are not what its record says."""
+    """The batches of the run's data stage.
+
+    Raises RunError where that has not run, or its files are not what its record says; DataError for too few rows for one step.
+    """
     record = read_record(run, "data")
     train = run.recipe.train
+    if record.packed_rows < train.rows_per_step:
+        raise DataError(
+            f"train.rows_per_step: {train.rows_per_step} was given, but all data makes {record.packed_rows} packed rows of "
+            f"{run.recipe.data.max_length}; set {record.packed_rows} or less, or lower data.max_length"
+        )
     shape = (record.packed_rows, run.recipe.data.max_length)
     rows = open_rows(run.data)
     if rows.tokens.shape != shape:

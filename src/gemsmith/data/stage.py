@@ -144,9 +144,5 @@ def _summary(record: DataRecord, run: Run) -> str:
     if record.dropped:
         text += f"; dropped {sum(record.dropped.values()):,} longer than {data.max_length} (longest {record.length_percentiles['p100']:,})"
     if record.packed_rows < per_step:
-        text += f"; fewer packed rows than train.rows_per_step ({per_step}): " + (
-            "rows repeat within a step"
-            if run.recipe.train.optimizer_steps
-            else f"{per_step - record.packed_rows} rows of a step are padding"
-        )
+        text += f"; too few for one step of train.rows_per_step = {per_step}, so training will ask to lower that"
     return text

@@ -167,5 +167,4 @@ def _shardings(state: nnx.State) -> Any:
 def _put(value: Any, sharding: Any) -> Any:
     if isinstance(value, jax.ShapeDtypeStruct):
         return jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=sharding)
-    host = np.array(value)  # zeros: every process has all of it
-    return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
+    return jax.device_put(value, sharding)

@@ -27,7 +27,7 @@ from gemsmith.recipe import Recipe
 from gemsmith.records import TrainRecord, TrainStep
 from gemsmith.run import Clock, Run, confirm_recipe, make_origin, read_record, refused_changes, stage_keys, start_clock, write_record
 from gemsmith.train.compiling import Compiled, compile_step, use_compile_cache
-from gemsmith.train.hosts import is_first_host, local_rows, place_batch, place_number
+from gemsmith.train.hosts import check_accelerator, check_hosts, is_first_host, local_rows, place, place_batch, start_hosts
 from gemsmith.train.log import Display, Events, StepLog, StepsFile
 from gemsmith.train.lora import add_adapters, count_adapted
 from gemsmith.train.mesh import make_execution, make_mesh
@@ -50,10 +50,13 @@ def train_with_tunix(run: Run, *, fresh: bool = False) -> TrainRecord:
     """
     clock, recipe = start_clock(), run.recipe
     use_compile_cache()
+    start_hosts()
+    check_accelerator()
     batches = load_batches(run)
     variant = find_variant(recipe.model) if recipe.model in VARIANTS else None
     checkpoint = open_checkpoint(recipe.checkpoint, variant=variant)
     mesh = make_mesh(recipe, checkpoint.variant)
+    check_hosts(run)
     with _one_line_errors(run):
         model = adapted_model(recipe, checkpoint, mesh)
         session = _Session(run, model, batches, mesh, fresh=fresh)
@@ -182,7 +185,7 @@ class _Session:
             "loss_limit": limit if train.on_spike == "skip" else np.inf,
             "stop": self.stopping.is_set(),
         }
-        inputs = place_batch(batch, self.rows, self.inputs) | {name: place_number(numbers[name], self.inputs[name]) for name in numbers}
+        inputs = place_batch(batch, self.rows, self.inputs) | {name: place(numbers[name], self.inputs[name]) for name in numbers}
         self.trained, self.moments, metrics = self.compiled.update(self.trained, self.moments, self.step.frozen, inputs)
         if self.fresh:
             self._forget_earlier(metrics)
@@ -245,11 +248,6 @@ class _Session:
 
     def _start_clock(self) -> None:
         self._mark_s = time.monotonic()
-
-
-def place(value: Any, like: jax.ShapeDtypeStruct) -> jax.Array:
-    """The value as the step takes it: cast, and split over the devices."""
-    return jax.device_put(np.broadcast_to(np.asarray(value, like.dtype), like.shape), like.sharding)
 
 
 @contextlib.contextmanager

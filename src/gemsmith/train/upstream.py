@@ -1,4 +1,4 @@
-"""What Qwix 0.1.8 and Tunix 0.1.7 do otherwise than training here needs, each with where it is and the test that says when it can go.
+"""What Qwix 0.1.8, Tunix 0.1.7 and JAX do otherwise than training here needs, each with where it is and the test that says when it can go.
 
 Each line: what upstream does -> what stands here for it (the test in tests/train/test_upstream.py that fails once upstream has changed).
 
@@ -12,15 +12,22 @@ Tunix
 - reads all batches again, up to the step it resumes at -> Trainer asks for batches by step (test_tunix_replays_the_data_when_it_resumes)
 - compiles its step without giving the adapters' memory back, and keeps gradient norms for its own metrics
   -> Trainer runs the step of gemsmith.train.step (test_tunix_donates_the_optimizer_only)
+- takes every listener away from JAX's events when it closes -> compile_step adds its own anew (test_tunix_clears_all_listeners)
 - saves without looking at the loss -> Checkpoints.save (test_tunix_saves_a_step_whose_loss_is_no_number)
 - restores moments whole onto every device -> Checkpoints.maybe_restore (test_tunix_restores_moments_whole_onto_every_device)
+
+JAX
+- says how many hosts a TPU slice has only once they have joined -> count_tpu_hosts (test_jax_says_how_many_hosts_a_slice_has)
 
 https://github.com/google/qwix/blob/v0.1.8/qwix/_src/providers/lora.py
 https://github.com/google/tunix/blob/v0.1.7/tunix/sft/peft_trainer.py, checkpoint_manager.py
 """
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +35,20 @@ import jax
 import optax
 import orbax.checkpoint as ocp
 from flax import nnx
+from jax._src.clusters.cloud_tpu_cluster import GceTpuCluster, GkeTpuCluster
 from qwix._src.providers.lora import LoraProvider, LoraRule
 from qwix._src.utils import flax_util
 from tunix.sft import hooks
 from tunix.sft.checkpoint_manager import CheckpointManager
 from tunix.sft.peft_trainer import PeftTrainer, TrainingConfig
+
+
+def count_tpu_hosts() -> int:
+    """The hosts of the TPU slice that this machine belongs to, 1 elsewhere. JAX knows, but tells nobody before they have joined."""
+    if "tpu" not in (jax.config.values["jax_platforms"] or "tpu"):
+        return 1
+    here = [cluster for cluster in (GkeTpuCluster, GceTpuCluster) if cluster.is_env_present()]
+    return here[0].get_process_count() if here else 1
 
 
 class DropoutKey(nnx.Variable):
@@ -87,7 +103,8 @@ class Checkpoints(CheckpointManager):
         if step == 0 or not (force or self._checkpoint_manager.should_save(step)):
             return False
         options["custom_metadata"] = self._before_save()
-        saved = super().save(step, model, optimizer, *args, force=True, **options)
+        with _later_interrupt():
+            saved = super().save(step, model, optimizer, *args, force=True, **options)
         self._after_save()
         return saved
 
@@ -118,6 +135,22 @@ class Checkpoints(CheckpointManager):
     def wait(self) -> None:
         """Returns once every save that was begun is complete."""
         self._checkpoint_manager.wait_until_finished()
+
+
+@contextlib.contextmanager
+def _later_interrupt() -> Iterator[None]:
+    """Ctrl-C is raised once the block is done: in the middle of its start, Orbax forgets a save that it has begun."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    caught: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: caught.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if caught and callable(before):
+        before(signal.SIGINT, None)
 
 
 class Trainer(PeftTrainer):
