@@ -78,12 +78,11 @@ def time_steps(update: Callable[[dict[str, np.ndarray], int], float]) -> dict[st
 
 
 def train_ours(folder: Path) -> dict[str, Any]:
+    import jax
     from flax import nnx
 
     from gemsmith.checkpoint import open_checkpoint
-    from gemsmith.data import Batch
     from gemsmith.recipe import build_recipe
-    from gemsmith.train.hosts import place_batch, place_number
     from gemsmith.train.mesh import make_mesh
     from gemsmith.train.optimizer import make_optimizer
     from gemsmith.train.step import input_shapes, make_step
@@ -107,8 +106,8 @@ def train_ours(folder: Path) -> dict[str, Any]:
 
     def update(rows: dict[str, np.ndarray], number: int) -> float:
         nonlocal trained, moments
-        numbers = {"learning_rate": RATE, "step": number + 1}
-        inputs = place_batch(Batch(**rows), range(ROWS), shapes) | {name: place_number(numbers[name], shapes[name]) for name in numbers}
+        values: dict[str, Any] = rows | {"learning_rate": RATE, "step": number + 1, "loss_limit": np.inf, "stop": 0}
+        inputs = {name: jax.device_put(np.full(like.shape, values[name], like.dtype), like.sharding) for name, like in shapes.items()}
         trained, moments, metrics = step.update(trained, moments, step.frozen, inputs)
         return float(metrics["loss"])
 

@@ -67,8 +67,8 @@ def far(actual, expected):
     return {name: float(np.linalg.norm(actual[name] - expected[name]) / np.linalg.norm(expected[name])) for name in expected}
 
 one = results((1, 1, 1, 1), "dense")
-layouts = {"sequence": (1, 2, 2, 1), "tp": (1, 1, 1, 4), "replica": (2, 1, 1, 2)}
-cases = [("sequence", "dense"), ("sequence", "splash-interpret"), ("tp", "dense"), ("tp", "splash-interpret"), ("replica", "dense")]
+layouts = {"sequence": (1, 2, 2, 1), "tp": (1, 1, 1, 4)}
+cases = [("sequence", "splash-interpret"), ("tp", "dense"), ("tp", "splash-interpret")]
 found = {f"{name} {how}": far(results(layouts[name], how), one) for name, how in cases}
 json.dump(found, sys.stdout)
 """
@@ -96,13 +96,13 @@ def make_weight(tensor, random):
 
 
 def test_four_devices_give_the_logits_and_the_gradients_of_one(checkpoint):
-    """Rows over sequence 2 x fsdp 2; heads over tp 4, where there are 2 kv heads and 1; and replica 2 x tp 2."""
+    """Rows over sequence 2 x fsdp 2; heads over tp 4, where there are 2 kv heads and 1."""
     environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
     command = [sys.executable, "-c", SCRIPT, str(checkpoint)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads(done.stdout)
-    assert len(found) == 5
+    assert len(found) == 3
     for case, errors in found.items():
         # Measured: logits 1e-7 to 4e-7; a matrix' gradient at most 1.2e-6. Dense and splash on one device: 3e-7, and 8e-7.
         assert max(errors.pop(name) for name in ("logits", "loss", "norm")) < 1e-6, case
