@@ -12,10 +12,11 @@ from flax import nnx
 from gemsmith.checkpoint import open_checkpoint
 from gemsmith.errors import RecipeError
 from gemsmith.recipe import build_recipe
+from gemsmith.train.hosts import place
 from gemsmith.train.mesh import make_mesh, mesh_sizes
 from gemsmith.train.optimizer import make_optimizer
 from gemsmith.train.step import input_shapes, make_step, place_moments
-from gemsmith.train.tunix import adapted_model, place
+from gemsmith.train.tunix import adapted_model
 from gemsmith.zoo import find_variant
 
 ROWS, LENGTH = 16, 24

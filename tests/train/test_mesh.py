@@ -27,7 +27,7 @@ from gemsmith.recipe import Lora, Optimizer
 from gemsmith.train.lora import add_adapters
 from gemsmith.train.optimizer import make_optimizer
 from gemsmith.train.step import input_shapes, make_step, place_moments
-from gemsmith.train.tunix import place
+from gemsmith.train.hosts import place
 
 ROWS, LENGTH, LORA = 2, 256, Lora(rank=4, alpha=8.0, dropout=0.0)
 jax.config.update("jax_disable_most_optimizations", True)

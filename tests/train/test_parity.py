@@ -16,11 +16,12 @@ from gemsmith.checkpoint.tiny import make_tokenizer, write_checkpoint
 from gemsmith.models import hf_names_of
 from gemsmith.models.remat import NAMES
 from gemsmith.recipe import build_recipe
+from gemsmith.train.hosts import place
 from gemsmith.train.mesh import make_mesh
 from gemsmith.train.optimizer import make_optimizer
 from gemsmith.train.schedule import learning_rate
 from gemsmith.train.step import input_shapes, make_step, place_moments
-from gemsmith.train.tunix import adapted_model, place
+from gemsmith.train.tunix import adapted_model
 from gemsmith.zoo import find_variant, lora_targets, text_tensors
 
 # Beyond the tiny variants' window of 64.

@@ -9,10 +9,11 @@ from flax import nnx
 from gemsmith.checkpoint import open_checkpoint
 from gemsmith.models import Execution, abstract_model
 from gemsmith.models.sharding import AXES
+from gemsmith.train.hosts import place
 from gemsmith.train.lora import add_adapters
 from gemsmith.train.optimizer import make_optimizer
 from gemsmith.train.step import input_shapes, make_step, place_moments
-from gemsmith.train.tunix import adapted_model, place
+from gemsmith.train.tunix import adapted_model
 from gemsmith.zoo import find_variant
 
 ROWS, LENGTH = 2, 32
