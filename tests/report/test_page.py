@@ -17,7 +17,7 @@ from gemsmith.errors import MachineError
 from gemsmith.recipe import build_recipe
 from gemsmith.records import RECORDS, Check, TrainStep
 from gemsmith.report import charts
-from gemsmith.report.findings import read_findings
+from gemsmith.report.findings import find_notices, read_findings
 from gemsmith.report.page import render_page
 from gemsmith.report.stage import report
 from gemsmith.run import Run, open_run, read_record, write_record
@@ -308,3 +308,19 @@ def test_colours_stand_out_in_light_and_dark():
             ("ink", "bad-soft"),
         ):
             assert contrast(theme[text], theme[ground]) >= 4.5, (text, ground)
+
+
+@pytest.mark.parametrize(
+    ("marks", "expected"),
+    [
+        ({"skipped": (7,), "spikes": ()}, ["The updates of step 7 were left out"]),
+        ({"skipped": (7,), "spikes": (7, 9)}, ["The updates of step 7 were left out", "The loss had a spike at step 9."]),
+        ({"skipped": (), "spikes": (3, 4, 9)}, ["The loss had a spike at steps 3, 4 and 9."]),
+        ({"skipped": (), "spikes": tuple(range(1, 9))}, ["The loss had a spike at 8 steps (1, 2, 3, 4, 5, …)."]),
+    ],
+)
+def test_spikes_and_skipped_steps_are_told_before_the_numbers(make_run, marks, expected):
+    run = make_run(steps=12)
+    write_record(run, read_record(run, "train").model_copy(update=marks))
+    notices = [notice.text for notice in find_notices(read_findings(run)) if "step" in notice.text and "settings" not in notice.text]
+    assert [text.startswith(start) for text, start in zip(notices, expected, strict=True)] == [True] * len(expected), notices

@@ -3,6 +3,7 @@
 Shared by the page and the terminal's table; no plotting and no HTML.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gemsmith.errors import RunError
@@ -22,6 +23,8 @@ from gemsmith.records import (
 )
 from gemsmith.report.numbers import count
 from gemsmith.run import Run, made_from, read_record
+
+_NAMED_STEPS = 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +89,11 @@ def find_notices(findings: Findings) -> list[Notice]:
         notices.append(Notice(grave=True, text=f"Verification failed: {', '.join(failed) or 'see the checks'}. Do not use these weights."))
     if findings.train and not losses_are_finite(findings.train):
         notices.append(Notice(grave=True, text="The training loss is not finite at some steps. The curves leave those out."))
+    if findings.train and findings.train.skipped:
+        text = f"The updates of {_steps(findings.train.skipped)} were left out: the loss was a spike or no number."
+        notices.append(Notice(grave=False, text=text))
+    if findings.train and (spikes := sorted(set(findings.train.spikes) - set(findings.train.skipped))):
+        notices.append(Notice(grave=False, text=f"The loss had a spike at {_steps(spikes)}."))
     if findings.bench and (failed_requests := sum(cell.failed for cell in findings.bench.cells)):
         asked = failed_requests + sum(cell.completed for cell in findings.bench.cells)
         text = f"{count(failed_requests)} of {count(asked)} requests of the load test failed; the latencies are those of the others."
@@ -104,7 +112,16 @@ def find_notices(findings: Findings) -> list[Notice]:
 
 
 def losses_are_finite(train: TrainRecord) -> bool:
-    return all(abs(step.loss) < float("inf") for step in train.steps)
+    """Whether every step that was not skipped has a loss that is a number."""
+    return all(step.skipped or abs(step.loss) < float("inf") for step in train.steps)
+
+
+def _steps(numbers: Sequence[int]) -> str:
+    """[3, 4, 9] → "steps 3, 4 and 9"; of many only the first few."""
+    named = [str(number) for number in numbers[:_NAMED_STEPS]]
+    if len(numbers) > _NAMED_STEPS:
+        return f"{count(len(numbers))} steps ({', '.join(named)}, …)"
+    return f"steps {', '.join(named[:-1])} and {named[-1]}" if named[1:] else f"step {named[0]}"
 
 
 def middle_cell(bench: BenchRecord) -> BenchCell | None:
