@@ -1,0 +1,63 @@
+"""What training starts from: random matrices as PEFT draws them, or those in a PEFT folder, `train.start_adapter`.
+
+No machine-learning library is imported, so that every backend starts from the same bytes.
+"""
+
+import zlib
+from pathlib import Path
+
+import numpy as np
+
+from gemsmith.checkpoint.adapter import WEIGHTS, Adapter, check_finite, check_fit, read_peft_adapter
+from gemsmith.errors import RecipeError
+from gemsmith.recipe import Recipe
+from gemsmith.run import sha256_file
+from gemsmith.zoo import Tensor, Variant, lora_targets
+
+
+def name_number(tensor: Tensor) -> int:
+    """A number that stands for the tensor in random keys, the same in every process and whatever else is adapted."""
+    return zlib.crc32(tensor.name.encode())
+
+
+def start_of_a(tensor: Tensor, rank: int, seed: int) -> np.ndarray:
+    """The start of A (in, R): uniform in ±1/sqrt(in), float32, a function of the seed and the tensor's name."""
+    inputs = tensor.shape[1]
+    bound = 1.0 / np.sqrt(inputs)
+    random = np.random.Generator(np.random.Philox(key=[seed % 2**64, name_number(tensor)]))
+    return ((random.random((inputs, rank), dtype=np.float32) * 2 - 1) * bound).astype(np.float32)
+
+
+def read_start_adapter(recipe: Recipe, variant: Variant) -> Adapter | None:
+    """The adapter of train.start_adapter, None where the recipe names none.
+
+    Raises RecipeError for another rank or scale than lora says, CheckpointError for modules or shapes that are not those of model and
+    lora.targets, for values that are not finite, and for a folder that cannot be read.
+    """
+    folder = recipe.train.start_adapter
+    if folder is None:
+        return None
+    adapter, lora = read_peft_adapter(Path(folder)), recipe.lora
+    for key, found, wanted in (
+        ("rank", adapter.rank, lora.rank),
+        ("alpha", adapter.alpha, lora.alpha),
+        ("rslora", adapter.rslora, lora.rslora),
+    ):
+        if found != wanted:
+            raise RecipeError(
+                f"train.start_adapter: {folder} has {key} {_plain(found)}, lora.{key} is {_plain(wanted)}; set lora.{key}={_plain(found)}"
+            )
+    source = f"{folder} (train.start_adapter)"
+    check_fit(adapter, lora_targets(variant, lora.targets), source=source)
+    check_finite(adapter, source=source, otherwise="start from another")
+    return adapter
+
+
+def start_adapter_hash(recipe: Recipe) -> str | None:
+    """SHA-256 of the weights of train.start_adapter."""
+    folder = recipe.train.start_adapter
+    return None if folder is None else sha256_file(Path(folder) / WEIGHTS)
+
+
+def _plain(value: float | bool) -> str:
+    return str(value).lower() if isinstance(value, bool) else f"{value:g}"
