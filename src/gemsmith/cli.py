@@ -23,13 +23,21 @@ _RECIPE_OR_RUN = "SOURCE is a recipe (YAML) or a run directory."
 
 def _source_options(function: Callable[..., None]) -> Callable[..., None]:
     """The arguments that every verb takes."""
+    return _run_options(click.argument("source", type=click.Path(path_type=Path))(function))
+
+
+def _optional_source_options(function: Callable[..., None]) -> Callable[..., None]:
+    """The same, of a verb that can do without a run."""
+    return _run_options(click.argument("source", type=click.Path(path_type=Path), required=False)(function))
+
+
+def _run_options(function: Callable[..., None]) -> Callable[..., None]:
     for option in (
         click.option("--json", "as_json", is_flag=True, help="Print the stage's record as JSON on stdout."),
         click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key of the recipe; may be repeated."),
         click.option(
             "--run", "run_path", metavar="DIR", type=click.Path(path_type=Path), help="The run directory; default: runs/<recipe's name>."
         ),
-        click.argument("source", type=click.Path(path_type=Path)),
     ):
         function = option(function)
     return function
@@ -132,18 +140,54 @@ def train(source: Path, run_path: Path | None, overrides: Sequence[str], as_json
     _run_stage("train", source, run_path, overrides, as_json=as_json, force=force)
 
 
+_folder = click.Path(path_type=Path)
+
+
 @cli.command()
-@_source_options
+@_optional_source_options
 @_force
-def export(source: Path, run_path: Path | None, overrides: Sequence[str], as_json: bool, force: bool) -> None:
+@click.option("--base", metavar="FOLDER", help="The base: a folder, a Hugging Face hub id, or gs://bucket/folder.")
+@click.option("--adapter", type=_folder, metavar="FOLDER", help="Any PEFT LoRA adapter of that base.")
+@click.option("--from-tunix", type=_folder, metavar="FOLDER", help="Instead: an Orbax checkpoint of an ordinary Tunix and Qwix run.")
+@click.option("--out", type=_folder, metavar="FOLDER", help="Where adapter/, merged/ and export.json go; must not be there yet.")
+@click.option("--overwrite", is_flag=True, help="Replace an earlier export at --out, once the new one is complete.")
+@click.option("--step", type=click.IntRange(min=1), metavar="N", help="With --from-tunix: the saved step; default: the last.")
+@click.option("--rank", type=click.IntRange(min=1), metavar="R", help="With --from-tunix: what the rank must be; it is read.")
+@click.option("--alpha", type=float, metavar="A", help="With --from-tunix: alpha, as given to qwix.LoraProvider.")
+def export(source: Path | None, run_path: Path | None, overrides: Sequence[str], as_json: bool, force: bool, **options: Any) -> None:
     """Write the PEFT adapter and the merged safetensors.
 
-    SOURCE is a recipe (YAML) or a run directory.
+    SOURCE is a recipe (YAML) or a run directory. Without it, --base and --out name folders, and --adapter or --from-tunix what is merged.
 
     \b
     gemsmith export runs/my --set export.step=200 --force
+    gemsmith export --base google/gemma-4-31B-it --adapter my-lora --out tuned
+    gemsmith export --base gemma-4-31B-it --from-tunix checkpoints --alpha 64 --out tuned
     """
-    _run_stage("export", source, run_path, overrides, as_json=as_json, force=force)
+    given = {name: value for name, value in options.items() if value not in (None, False)}
+    if source is not None:
+        if given:
+            raise InputError(f"--{next(iter(given)).replace('_', '-')}: goes without SOURCE, for exports that need no run; leave one out")
+        _run_stage("export", source, run_path, overrides, as_json=as_json, force=force)
+        return
+    record = _export_folder(force or run_path is not None or bool(overrides), **given)
+    if as_json:
+        click.echo(record.model_dump_json(indent=1))
+
+
+def _export_folder(
+    of_a_run: bool, base: str = "", out: Path | None = None, adapter: Path | None = None, from_tunix: Path | None = None, **options: Any
+) -> Any:
+    if of_a_run:
+        raise InputError("--run, --set and --force: go with SOURCE, a recipe or run directory; give one, or leave them out")
+    if not base or out is None or (adapter is None) == (from_tunix is None):
+        raise InputError("export: give a recipe or run directory; or --base, --out, and one of --adapter and --from-tunix")
+    part = _part("export.folder")
+    if from_tunix is not None:
+        return part.export_tunix(base, from_tunix, out, **options)
+    if odd := [name for name in ("step", "rank", "alpha") if name in options]:
+        raise InputError(f"--{odd[0]}: goes with --from-tunix; a PEFT adapter says it itself")
+    return part.export_peft(base, adapter, out, **options)
 
 
 @cli.command()

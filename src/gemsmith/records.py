@@ -149,7 +149,13 @@ class FileSum(Part):
 
 class ExportRecord(Record):
     stage: ClassVar[str] = "export"
-    step: int
+    source: str = "run"
+    """Where the adapter came from: `run`, or the PEFT folder or Tunix checkpoint that was given."""
+    step: int | None
+    """The saved step, where it came from one."""
+    base: str = ""
+    base_sha256: str = ""
+    """The base's fingerprint; that of the one trained on is compared with it where it is known."""
     adapter: tuple[FileSum, ...]
     merged: tuple[FileSum, ...]
     merged_tensors: int

@@ -7,6 +7,7 @@ A stage is complete when its record is there and was made from the same recipe k
 """
 
 import contextlib
+import fcntl
 import hashlib
 import importlib.util
 import json
@@ -276,22 +277,44 @@ def replacing(path: Path) -> Iterator[IO[str]]:
 def replacing_folder(path: Path) -> Iterator[Path]:
     """An empty folder beside `path` that takes its place once the block has ended well; on any error `path` stays as it was.
 
-    Killed between its two renames, `path` is gone and the old one beside it; the next call puts it back first.
+    Killed between its two renames, `path` is gone and the old one beside it; the next call puts it back first. Raises RunError where
+    `path` is a symbolic link, or another process is at it.
     """
     beside, old = (path.with_name(f".{path.name}.{state}") for state in ("partial", "old"))
-    if old.exists() and not path.exists():
-        old.rename(path)
-    shutil.rmtree(beside, ignore_errors=True)
-    beside.mkdir(parents=True)
+    if path.is_symlink():
+        raise RunError(f"{path}: is a symbolic link, which would be replaced by a folder; name the folder itself ({path.resolve()})")
+    with _locked_folder(beside):
+        if old.exists() and not path.exists():
+            old.rename(path)
+        try:
+            yield beside
+            shutil.rmtree(old, ignore_errors=True)
+            if path.exists():
+                path.rename(old)
+            beside.rename(path)
+            shutil.rmtree(old, ignore_errors=True)
+        finally:
+            shutil.rmtree(beside, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _locked_folder(path: Path) -> Iterator[None]:
+    """An empty folder that is this process's until the block ends; whatever a killed one left there is deleted."""
+    path.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(path, os.O_RDONLY)
     try:
-        yield beside
-        shutil.rmtree(old, ignore_errors=True)
-        if path.exists():
-            path.rename(old)
-        beside.rename(path)
-        shutil.rmtree(old, ignore_errors=True)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RunError(f"{path}: another process is writing there; wait for it, or stop it") from None
+        # Whoever held the lock before may have renamed the folder: then this is no longer the one at the path.
+        if not path.exists() or os.stat(path).st_ino != os.fstat(descriptor).st_ino:
+            raise RunError(f"{path}: another process has just written there; run the same command again")
+        for left in path.iterdir():
+            shutil.rmtree(left) if left.is_dir() and not left.is_symlink() else left.unlink()
+        yield
     finally:
-        shutil.rmtree(beside, ignore_errors=True)
+        os.close(descriptor)
 
 
 def _next_recipe_file(run: Run) -> Path:

@@ -1,37 +1,28 @@
 """LoRA adapters in memory, and out of and into a PEFT folder: A (R, in), B (out, R), W + scale * B A."""
 
+import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from gemsmith.checkpoint.peft_config import CONFIG, PeftConfig, read_peft_config
+from gemsmith.checkpoint.safetensors import TensorPlace, Written, digest, read_header, write_tensors
 from gemsmith.errors import CheckpointError
 from gemsmith.recipe import lora_scale
 from gemsmith.zoo import Tensor
 from gemsmith.zoo.tensors import PREFIX
 
 WEIGHTS = "adapter_model.safetensors"
-CONFIG = "adapter_config.json"
+# In the metadata of adapter_model.safetensors: SHA-256 of its tensors, and the fingerprint of the base that was trained on.
+SHA256_KEY, BASE_KEY = "gemsmith_sha256", "gemsmith_base"
 _PEFT_PREFIX = "base_model.model."
 _TEXT_ONLY_PREFIX = "model."
 _LISTED = 8
-# What PEFT can also do, and the value that means it does not: an adapter that uses it is not W + scale * B A.
-_PLAIN: Mapping[str, tuple[Any, ...]] = {
-    "use_dora": (False, None),
-    "lora_bias": (False, None),
-    "bias": ("none",),
-    "fan_in_fan_out": (False, None),
-    "modules_to_save": (None, []),
-    "rank_pattern": ({}, None),
-    "alpha_pattern": ({}, None),
-    "layer_replication": (None,),
-    "target_parameters": (None, []),
-    "trainable_token_indices": (None,),
-}
+_FLOATS = ("BF16", "F16", "F32")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -44,12 +35,17 @@ class LowRank:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Adapter:
-    """HF module (`model.language_model.layers.0.self_attn.q_proj`) -> its matrices; one rank, alpha and scale for all."""
+    """HF module (`model.language_model.layers.0.self_attn.q_proj`) -> its matrices; one rank, alpha and scale for all.
+
+    One that was read from a PEFT folder reads a module's matrices when they are asked for, and keeps none.
+    """
 
     modules: Mapping[str, LowRank]
     rank: int
     alpha: float
     rslora: bool = False
+    base_sha256: str | None = None
+    """Fingerprint of the base that was trained on, where that is known."""
 
     @property
     def scale(self) -> float:
@@ -82,39 +78,39 @@ def check_finite(adapter: Adapter, *, source: str, otherwise: str) -> None:
 def read_peft_adapter(folder: Path) -> Adapter:
     """The plain LoRA adapter in a PEFT folder, of the multimodal class or the text-only one; modules get the multimodal names.
 
-    Raises CheckpointError where a file is missing or damaged, or the adapter is not plain LoRA with one rank.
+    Where modules have ranks or alphas of their own, matrices are padded with zeros to the largest rank, and B is scaled so that one alpha
+    holds for all. Raises CheckpointError where a file is missing, damaged or lies elsewhere, or the adapter is not plain LoRA.
     """
-    from safetensors import SafetensorError
-    from safetensors.numpy import load_file
+    config = read_peft_config(folder)
+    for name in (CONFIG, WEIGHTS):
+        refuse_outside(folder / name, folder)
+    if not (folder / WEIGHTS).exists() and (folder / "adapter_model.bin").exists():
+        raise CheckpointError(
+            f"adapter {folder}: holds adapter_model.bin, a pickle, which is not read here; save it with PEFT as safetensors"
+        )
+    places, metadata = read_header(folder / WEIGHTS)
+    sides = _sides(places, folder)
+    _check_ranks(sides, config, folder)
+    if SHA256_KEY in metadata and (found := digest(places)) != metadata[SHA256_KEY]:
+        written = metadata[SHA256_KEY]
+        raise CheckpointError(f"adapter {folder}: {WEIGHTS} is damaged: SHA-256 {found[:12]}… instead of {written[:12]}…; copy it again")
+    ranks = {config.rank_of(original) for original, _ in sides.values()}
+    scales = {config.scale_of(original) for original, _ in sides.values()}
+    base_sha256 = metadata.get(BASE_KEY)
+    if len(ranks | {config.rank}) == 1 and len(scales | {config.scale}) == 1:
+        pairs = _Pairs(sides, {})
+        return Adapter(modules=pairs, rank=config.rank, alpha=config.alpha, rslora=config.rslora, base_sha256=base_sha256)
+    rank, scale = max(ranks), config.scale if config.scale in scales or not scales else max(scales)
+    factors = {module: (rank, config.scale_of(original) / scale) for module, (original, _) in sides.items()}
+    return Adapter(modules=_Pairs(sides, factors), rank=rank, alpha=scale * rank, base_sha256=base_sha256)
 
-    config = _read_config(folder)
-    try:
-        tensors = load_file(folder / WEIGHTS)
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"adapter {folder}: {WEIGHTS} cannot be read ({error})") from None
-    sides: dict[str, dict[str, np.ndarray]] = {}
-    for key, value in tensors.items():
-        match = re.fullmatch(r"base_model\.model\.(.+)\.lora_(A|B)\.weight", key)
-        if not match:
-            raise CheckpointError(f"adapter {folder}: holds {key}; allowed: base_model.model.<module>.lora_A.weight and lora_B.weight")
-        sides.setdefault(_full_name(match[1]), {})[match[2].lower()] = np.ascontiguousarray(value, dtype=np.float32)
-    if halves := [module for module, found in sides.items() if len(found) != 2]:
-        raise CheckpointError(f"adapter {folder}: has only one of lora_A and lora_B for {some(halves)}")
-    rank = config["r"]
-    if wrong := [name for name, found in sides.items() if found["a"].shape[0] != rank or found["b"].shape[-1] != rank]:
-        raise CheckpointError(f"adapter {folder}: {CONFIG} says r = {rank}, the tensors of {some(wrong)} do not have it")
-    pairs = {name: LowRank(**found) for name, found in sides.items()}
-    return Adapter(modules=pairs, rank=rank, alpha=float(config["lora_alpha"]), rslora=bool(config.get("use_rslora")))
 
-
-def write_peft_adapter(adapter: Adapter, folder: Path, base_name: str, *, dropout: float = 0.0, prefix: str = PREFIX) -> None:
-    """Writes adapter_config.json and adapter_model.safetensors for PEFT and vLLM.
+def write_peft_adapter(adapter: Adapter, folder: Path, base_name: str, *, dropout: float = 0.0, prefix: str = PREFIX) -> dict[str, Written]:
+    """Writes adapter_config.json and adapter_model.safetensors for PEFT and vLLM; returns the size and checksum of each.
 
     The default names fit Gemma4ForConditionalGeneration and its unified twin; `prefix="model."` those of a text-only Gemma4ForCausalLM,
     whose modules lack `language_model`. target_modules fits both, and no tower: PEFT cannot wrap the towers' clipped linears.
     """
-    from safetensors.numpy import save_file
-
     folder.mkdir(parents=True, exist_ok=True)
     alpha = int(adapter.alpha) if adapter.alpha == int(adapter.alpha) else adapter.alpha
     config = {
@@ -135,12 +131,20 @@ def write_peft_adapter(adapter: Adapter, folder: Path, base_name: str, *, dropou
         "rank_pattern": {},
         "alpha_pattern": {},
     }
-    (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    tensors: dict[str, np.ndarray] = {}
-    for name, pair in adapter.modules.items():
-        stem = _PEFT_PREFIX + prefix + name.removeprefix(PREFIX)
-        tensors |= {f"{stem}.lora_A.weight": pair.a, f"{stem}.lora_B.weight": pair.b}
-    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+    shapes = {name: ((adapter.rank, pair.a.shape[1]), (pair.b.shape[0], adapter.rank)) for name, pair in adapter.modules.items()}
+    stems = {_PEFT_PREFIX + prefix + name.removeprefix(PREFIX): name for name in shapes}
+    entries = {f"{stem}.lora_{side}.weight": shapes[name]["AB".index(side)] for stem, name in stems.items() for side in "AB"}
+
+    def tensor(key: str) -> np.ndarray:
+        stem, _, rest = key.rpartition(".lora_")
+        pair = adapter.modules[stems[stem]]
+        return pair.a if rest.startswith("A") else pair.b
+
+    text = (json.dumps(config, indent=2) + "\n").encode()
+    (folder / CONFIG).write_bytes(text)
+    metadata = {"format": "pt"} | ({BASE_KEY: adapter.base_sha256} if adapter.base_sha256 else {})
+    weights = write_tensors(folder / WEIGHTS, entries, tensor, metadata=metadata, sha256_key=SHA256_KEY)
+    return {CONFIG: Written(bytes=len(text), sha256=hashlib.sha256(text).hexdigest()), WEIGHTS: weights}
 
 
 def target_pattern(modules: Iterable[str]) -> str:
@@ -150,11 +154,16 @@ def target_pattern(modules: Iterable[str]) -> str:
     model\.(?:language_model\.)?layers\.(?:(?:0|1)\.mlp\.up_proj)
     """
     layers: dict[str, list[str]] = {}
+    others = []
     for module in modules:
-        number, _, name = module.removeprefix(f"{PREFIX}layers.").partition(".")
-        layers.setdefault(name, []).append(number)
+        match = re.fullmatch(rf"{re.escape(PREFIX)}layers\.(\d+)\.(.+)", module)
+        if match:
+            layers.setdefault(match[2], []).append(match[1])
+        else:
+            others.append(re.escape(module))
     kinds = [f"(?:{'|'.join(numbers)})\\.{re.escape(name)}" for name, numbers in layers.items()]
-    return rf"model\.(?:language_model\.)?layers\.(?:{'|'.join(kinds)})"
+    pattern = rf"model\.(?:language_model\.)?layers\.(?:{'|'.join(kinds)})"
+    return "|".join([*([pattern] if kinds else []), *others])
 
 
 def some(names: Sequence[str]) -> str:
@@ -167,26 +176,84 @@ def some(names: Sequence[str]) -> str:
     return ", ".join(short) + (f" and {len(names) - _LISTED} more" if len(names) > _LISTED else "")
 
 
+def refuse_outside(file: Path, folder: Path) -> None:
+    """Raises CheckpointError where a file is a symbolic link out of its folder; links into the hub cache's own blobs are none."""
+    target, home = file.resolve(), folder.resolve()
+    blobs = home.parent.parent / "blobs" if home.parent.name == "snapshots" else home
+    if not (target.is_relative_to(home) or target.is_relative_to(blobs)):
+        raise CheckpointError(f"{file}: is a symbolic link out of its folder, to {target}; put the file itself there")
+
+
 def _full_name(module: str) -> str:
     if module.startswith(PREFIX):
         return module
     return PREFIX + module.removeprefix(_TEXT_ONLY_PREFIX) if module.startswith(f"{_TEXT_ONLY_PREFIX}layers.") else module
 
 
-def _read_config(folder: Path) -> dict[str, Any]:
-    file = folder / CONFIG
+class _Pairs(Mapping[str, LowRank]):
+    """The matrices in a file, each pair read when it is asked for: module -> its name in the file, and the places of A and B.
+
+    `factors`: module -> the rank to pad to, and what to multiply B by.
+    """
+
+    def __init__(self, sides: "_Sides", factors: Mapping[str, tuple[int, float]]) -> None:
+        self._sides, self._factors = sides, factors
+
+    def __getitem__(self, module: str) -> LowRank:
+        a, b = (np.array(place.read(), dtype=np.float32) for place in self._sides[module][1])
+        if module in self._factors:
+            rank, factor = self._factors[module]
+            missing = rank - len(a)
+            a, b = np.pad(a, ((0, missing), (0, 0))), np.pad(b * np.float32(factor), ((0, 0), (0, missing)))
+        return LowRank(a=a, b=b)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._sides)
+
+    def __len__(self) -> int:
+        return len(self._sides)
+
+
+_Sides = Mapping[str, tuple[str, tuple[TensorPlace, TensorPlace]]]
+
+
+def _sides(places: Mapping[str, TensorPlace], folder: Path) -> _Sides:
+    """Module, with its multimodal name -> its name in the file, and where A and B lie."""
+    found: dict[str, dict[str, TensorPlace]] = {}
+    for key, place in places.items():
+        match = re.fullmatch(r"base_model\.model\.(.+)\.lora_(A|B)\.weight", key)
+        if not match or len(place.shape) != 2 or place.dtype not in _FLOATS:
+            raise CheckpointError(
+                f"adapter {folder}: holds {key} ({place.dtype} {list(place.shape)}); allowed: matrices "
+                f"base_model.model.<module>.lora_A.weight and lora_B.weight in {', '.join(_FLOATS)}"
+            )
+        found.setdefault(match[1], {})[match[2]] = place
+    if not found:
+        raise CheckpointError(f"adapter {folder}: {WEIGHTS} holds no matrices; export it again where it was trained")
+    if halves := [_full_name(module) for module, sides in found.items() if len(sides) != 2]:
+        raise CheckpointError(f"adapter {folder}: has only one of lora_A and lora_B for {some(halves)}")
+    return {
+        _full_name(name): (name, (sides["A"], sides["B"])) for name, sides in sorted(found.items(), key=lambda item: _in_order(item[0]))
+    }
+
+
+def _in_order(module: str) -> list[tuple[int, str]]:
+    """Sorts layer 2 before layer 10."""
+    return [(int(word), "") if word.isdecimal() else (-1, word) for word in module.split(".")]
+
+
+def _check_ranks(sides: _Sides, config: PeftConfig, folder: Path) -> None:
     try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise CheckpointError(f"adapter {folder}: has no {CONFIG}; give a folder that PEFT or Gemsmith wrote") from None
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{file}: cannot be read as JSON ({error})") from None
-    if not isinstance(config, dict) or config.get("peft_type") != "LORA":
-        raise CheckpointError(f"{file}: must be a LoRA adapter's (peft_type LORA)")
-    for key, plain in _PLAIN.items():
-        if key in config and config[key] not in plain:
-            raise CheckpointError(f"{file}: has {key} = {json.dumps(config[key])}; only plain LoRA is known here ({key} = {plain[0]!r})")
-    rank, alpha = config.get("r"), config.get("lora_alpha")
-    if not isinstance(rank, int) or rank < 1 or not isinstance(alpha, int | float) or not alpha > 0:
-        raise CheckpointError(f"{file}: has r = {rank!r} and lora_alpha = {alpha!r}; both must be numbers above 0")
-    return config
+        wrong = [
+            module
+            for module, (original, (a, b)) in sides.items()
+            if (a.shape[0], b.shape[1]) != (config.rank_of(original), config.rank_of(original))
+        ]
+    except re.error as error:
+        raise CheckpointError(f"{folder / CONFIG}: rank_pattern or alpha_pattern is no regular expression ({error})") from None
+    if wrong:
+        a, b = sides[wrong[0]][1]
+        raise CheckpointError(
+            f"adapter {folder}: {CONFIG} says r = {config.rank_of(sides[wrong[0]][0])}, the tensors of {some(wrong)} do not have it "
+            f"(A {list(a.shape)}, B {list(b.shape)})"
+        )

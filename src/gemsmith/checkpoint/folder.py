@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gemsmith.checkpoint.fetch import fetch_folder
-from gemsmith.checkpoint.safetensors import TensorPlace, read_header
+from gemsmith.checkpoint.safetensors import TensorPlace, fingerprint, read_header
 from gemsmith.errors import CheckpointError
 from gemsmith.zoo import VARIANTS, Variant, read_variant, text_tensors
 from gemsmith.zoo.tensors import PREFIX
@@ -39,6 +39,10 @@ class Checkpoint:
         if name not in self.places:
             raise CheckpointError(f"checkpoint {self.folder}: has no tensor {name}")
         return self.places[name].read()
+
+    def fingerprint(self) -> str:
+        """SHA-256 that tells this text model's weights from another's, from a sample of each tensor."""
+        return fingerprint({name: place for name, place in self.places.items() if name.startswith(PREFIX)})
 
 
 def open_checkpoint(source: str, *, variant: Variant | None = None) -> Checkpoint:

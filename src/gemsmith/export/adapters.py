@@ -38,7 +38,7 @@ def complete_steps(checkpoints: Path) -> list[int]:
     """
     if not checkpoints.is_dir():
         return []
-    return sorted(int(folder.name) for folder in checkpoints.iterdir() if folder.name.isdecimal() and _is_complete(folder))
+    return sorted(int(folder.name) for folder in checkpoints.iterdir() if folder.name.isdecimal() and is_complete_step(folder))
 
 
 def read_run_adapter(run: Run, step: int | None = None) -> Adapter:
@@ -51,7 +51,7 @@ def read_run_adapter(run: Run, step: int | None = None) -> Adapter:
     folder = run.checkpoints / str(step)
     sides: dict[str, dict[str, np.ndarray]] = {}
     variant = recipe_variant(run.recipe)
-    for path, stack in _restore_lora(folder / "model_params"):
+    for path, stack in restore_lora(folder / "model_params"):
         modules, side = _modules_of(path, variant)
         if len(stack) != len(modules):
             raise CheckpointError(f"{folder}: {'.'.join(path)} holds {len(stack)} layers, {variant.name} has {len(modules)} there")
@@ -59,7 +59,7 @@ def read_run_adapter(run: Run, step: int | None = None) -> Adapter:
             sides.setdefault(module, {})[side] = value
     if halves := [module for module, found in sides.items() if len(found) != 2]:
         raise CheckpointError(f"{folder}: has only one of A and B for {some(halves)}; export another step")
-    pairs = {name: LowRank(a=_contiguous(found["a"].T), b=_contiguous(found["b"].T)) for name, found in sides.items()}
+    pairs = {name: LowRank(a=contiguous(found["a"].T), b=contiguous(found["b"].T)) for name, found in sides.items()}
     lora = run.recipe.lora
     adapter = Adapter(modules=pairs, rank=lora.rank, alpha=lora.alpha, rslora=lora.rslora)
     check_adapter(adapter, lora_targets(variant, lora.targets), source=str(folder))
@@ -88,7 +88,7 @@ def delta_norm(pair: LowRank, scale: float) -> float:
     return abs(scale) * math.sqrt(max(float(((b.T @ b) * (a @ a.T)).sum()), 0.0))
 
 
-def _is_complete(folder: Path) -> bool:
+def is_complete_step(folder: Path) -> bool:
     try:
         metadata = json.loads((folder / "_CHECKPOINT_METADATA").read_bytes())
     except (OSError, ValueError):
@@ -96,8 +96,8 @@ def _is_complete(folder: Path) -> bool:
     return bool(metadata.get("commit_timestamp_nsecs")) and (folder / "model_params" / "_METADATA").is_file()
 
 
-def _restore_lora(folder: Path) -> Iterator[tuple[tuple[str, ...], np.ndarray]]:
-    """Every LoRA matrix of an Orbax tree, by its path, as float32 numpy.
+def restore_lora(folder: Path) -> Iterator[tuple[tuple[str, ...], np.ndarray]]:
+    """Every LoRA matrix of an Orbax tree, by its path, as float32 numpy; nothing else of it is read, and none is kept here.
 
     As numpy, because arrays of jax would be put where the checkpoint's sharding says, on chips that may not be here.
     """
@@ -107,23 +107,33 @@ def _restore_lora(folder: Path) -> Iterator[tuple[tuple[str, ...], np.ndarray]]:
     # The handler, not its Checkpointer: that one looks for a step's metadata in an item's folder, and warns that there is none.
     handler, path = ocp.PyTreeCheckpointHandler(), epath.Path(folder.absolute())
     try:
-        as_numpy = _map_leaves(handler.metadata(path).tree, lambda _: ocp.RestoreArgs(restore_type=np.ndarray))
-        restored = handler.restore(path, args=ocp.args.PyTreeRestore(restore_args=as_numpy))
+        tree = handler.metadata(path).tree
+        wanted = _map_leaves(tree, lambda keys, leaf: leaf if _is_lora(keys) else ocp.PLACEHOLDER)
+        as_numpy = _map_leaves(tree, lambda *_: ocp.RestoreArgs(restore_type=np.ndarray))
+        restored = handler.restore(path, args=ocp.args.PyTreeRestore(item=wanted, restore_args=as_numpy))
     except (OSError, ValueError, KeyError) as error:
-        raise CheckpointError(f"{folder}: cannot be read ({str(error).splitlines()[0]}); export another step") from None
+        first = (str(error).splitlines() or [type(error).__name__])[0]
+        raise CheckpointError(f"{folder}: cannot be read ({first}); export another step") from None
     for keys, value in _leaves(restored):
-        if any("lora_" in key for key in keys):
+        if _is_lora(keys):
             yield keys, np.asarray(value, dtype=np.float32)
 
 
-def _map_leaves(tree: Any, function: Any) -> Any:
-    return {key: _map_leaves(value, function) for key, value in tree.items()} if isinstance(tree, Mapping) else function(tree)
+def _is_lora(keys: Sequence[str]) -> bool:
+    return any("lora_" in key for key in keys)
+
+
+def _map_leaves(tree: Any, function: Any, path: tuple[str, ...] = ()) -> Any:
+    if not isinstance(tree, Mapping):
+        return function(path, tree)
+    return {key: _map_leaves(value, function, (*path, str(key))) for key, value in tree.items()}
 
 
 def _leaves(tree: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    if isinstance(tree, Mapping):
-        for key, value in tree.items():
-            yield from _leaves(value, (*path, str(key)))
+    """The leaves of a tree, which is emptied on the way, so that what has been used need not be kept."""
+    if isinstance(tree, dict):
+        for key in list(tree):
+            yield from _leaves(tree.pop(key), (*path, str(key)))
     else:
         yield path, tree
 
@@ -141,5 +151,5 @@ def _modules_of(path: Sequence[str], variant: Variant) -> tuple[list[str], str]:
     return [f"{PREFIX}layers.{layer}.{match[2]}" for layer in variant.stacks[int(match[1])]], match[3]
 
 
-def _contiguous(array: np.ndarray) -> np.ndarray:
+def contiguous(array: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(array, dtype=np.float32)

@@ -9,28 +9,35 @@ import errno
 import hashlib
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 
 from gemsmith.checkpoint import Checkpoint, TensorPlace
-from gemsmith.checkpoint.adapter import Adapter, LowRank
+from gemsmith.checkpoint.adapter import Adapter, LowRank, refuse_outside
 from gemsmith.errors import CheckpointError, MachineError
 from gemsmith.export.adapters import check_values
+from gemsmith.export.threads import one_blas_thread
 from gemsmith.records import FileSum
 from gemsmith.run import replacing_folder
 
-# Values of a matrix, and bytes that are copied, at once. Measured on 1.1 GB: 2**20 values take 3.8 s of CPU, 2**22 take 5.4 s.
-_BLOCK_VALUES = 2**20
-_BLOCK_BYTES = 4 * 2**20
+# Values of a matrix, and bytes that are copied, at once: what a core's cache holds. benchmarks/merge.py.
+_BLOCK_VALUES = 2**18
+_BLOCK_BYTES = 2**20
+# Blocks that are under way at once, for each thread.
+_AHEAD = 4
+# Written bytes after which they are sent to the disk, while the next are computed.
+_FLUSH_BYTES = 256 * 2**20
 # Weights in other forms, which would be the base's: a merged folder must not carry them.
 _OTHER_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".ckpt", ".npz")
 DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
+# The bits of a number's size, and those from which on it is infinity or NaN.
+_SIZE_BITS = {"BF16": ("uint16", 0x7FFF, 0x7F80), "F16": ("uint16", 0x7FFF, 0x7C00), "F32": ("uint32", 0x7FFFFFFF, 0x7F800000)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,27 +54,57 @@ def merge(base: Checkpoint, adapter: Adapter, folder: Path) -> Merged:
 
     Raises CheckpointError where the adapter does not fit the base or its values are not finite, MachineError where space runs out.
     """
+    check_mergeable(base, adapter)
+    check_space(folder, merged_bytes(base))
+    with no_space_named(folder), replacing_folder(folder) as beside:
+        return write_merged(base, adapter, beside)
+
+
+def check_mergeable(base: Checkpoint, adapter: Adapter) -> None:
+    """Raises CheckpointError where the adapter does not fit the base, or is not finite, or does nothing."""
+    _check_fit(base, adapter)
     check_values(adapter, source="to merge")
-    changes = {f"{module}.weight": pair for module, pair in adapter.modules.items()}
-    _check_fit(base, changes)
-    files = files_to_write(base)
-    _check_space(folder, sum(file.stat().st_size for file in files))
-    with _no_space_named(folder), replacing_folder(folder) as beside:
-        sums = [_write_file(file, beside / file.name, _changes_in(file, base.places, changes), adapter.scale) for file in files]
-        _sync(beside)
-    return Merged(files=tuple(sums), merged_tensors=len(changes), copied_tensors=len(base.places) - len(changes))
+    files_to_write(base)
+
+
+def write_merged(base: Checkpoint, adapter: Adapter, folder: Path) -> Merged:
+    """Writes the base with the adapter merged in into an empty folder, and onto the disk."""
+    weights = {f"{module}.weight": module for module in adapter.modules}
+    threads = max(1, len(os.sched_getaffinity(0)))
+    with one_blas_thread(), ThreadPoolExecutor(threads) as pool, ThreadPoolExecutor(1) as flusher:
+        sums = []
+        for source in files_to_write(base):
+            here = {name: place for name, place in base.places.items() if place.file == source and name in weights}
+            changes = [(name, here[name], weights[name]) for name in sorted(here, key=lambda name: here[name].begin)]
+            with source.open("rb") as reader, (folder / source.name).open("xb") as writer:
+                blocks = _blocks(reader.fileno(), writer.fileno(), changes, adapter, pool)
+                sums.append(_hash_in_order(blocks, writer.fileno(), source.name, flusher, ahead=_AHEAD * threads))
+    _sync(folder)
+    return Merged(files=tuple(sums), merged_tensors=len(weights), copied_tensors=len(base.places) - len(weights))
 
 
 def files_to_write(base: Checkpoint) -> list[Path]:
-    """The base's files that a merged folder has: its shards, and whatever is beside them but weights in other forms."""
+    """The base's files that a merged folder has: its shards, and whatever is beside them but weights in other forms.
+
+    Raises CheckpointError where one is a link out of the folder.
+    """
     shards = {place.file for place in base.places.values()}
-    beside = [file for file in base.folder.iterdir() if file.is_file() and not file.name.startswith(".")]
-    return sorted(shards | {file for file in beside if file.suffix not in _OTHER_WEIGHTS})
+    beside = [file for file in base.folder.iterdir() if not file.name.startswith(".") and (file.is_file() or file.is_symlink())]
+    files = sorted(shards | {file for file in beside if file.suffix not in _OTHER_WEIGHTS and not file.is_dir()})
+    for file in files:
+        refuse_outside(file, base.folder)
+        if not file.is_file():
+            raise CheckpointError(f"{file}: is a symbolic link to nothing; copy the checkpoint again")
+    return files
 
 
-def merged_rows(weight: np.ndarray, pair: LowRank, rows: slice, scale: float) -> np.ndarray:
-    """Those rows of W + scale * B A, in the weight's dtype: one rounding, to nearest even."""
-    delta: np.ndarray = pair.b[rows] @ pair.a
+def merged_bytes(base: Checkpoint) -> int:
+    return sum(file.stat().st_size for file in files_to_write(base))
+
+
+def merged_rows(weight: np.ndarray, a: np.ndarray, b: np.ndarray, scale: float) -> np.ndarray:
+    """W + scale * B A of some rows, in the weight's dtype: one rounding, to nearest even."""
+    delta: np.ndarray = b @ a
     delta *= np.float32(scale)
     delta += weight.astype(np.float32, copy=False)
     with np.errstate(over="ignore"):  # float16 overflows to infinity, which the caller refuses
@@ -87,8 +124,30 @@ def numpy_dtype(name: str) -> np.dtype:
     return np.dtype(ml_dtypes.bfloat16 if name == "BF16" else DTYPES[name])
 
 
-def _check_fit(base: Checkpoint, changes: Mapping[str, LowRank]) -> None:
-    for name, pair in changes.items():
+def check_space(folder: Path, need_bytes: int) -> None:
+    """Raises MachineError where the disk of the folder has less space free."""
+    there = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
+    free_bytes = shutil.disk_usage(there).free
+    if free_bytes < need_bytes:
+        raise MachineError(
+            f"{folder}: the merged weights need {need_bytes / 1e9:.2f} GB, {free_bytes / 1e9:.2f} GB are free; make room, or name a place "
+            "on another disk"
+        )
+
+
+@contextmanager
+def no_space_named(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise MachineError(f"{folder}: the disk became full while merged weights were written; make room and run export again") from None
+
+
+def _check_fit(base: Checkpoint, adapter: Adapter) -> None:
+    for module, pair in adapter.modules.items():
+        name = f"{module}.weight"
         place = base.places.get(name)
         if place is None:
             raise CheckpointError(f"checkpoint {base.folder}: has no {name}, which the adapter changes; is it another variant's adapter?")
@@ -101,90 +160,80 @@ def _check_fit(base: Checkpoint, changes: Mapping[str, LowRank]) -> None:
             raise CheckpointError(f"checkpoint {base.folder}: {name} is {place.dtype}; allowed: {', '.join(DTYPES)}")
 
 
-def _check_space(folder: Path, need_bytes: int) -> None:
-    there = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
-    free_bytes = shutil.disk_usage(there).free
-    if free_bytes < need_bytes:
-        raise MachineError(
-            f"{folder}: the merged weights need {need_bytes / 1e9:.2f} GB, {free_bytes / 1e9:.2f} GB are free; make room, or put the run "
-            "elsewhere with --run"
-        )
+def _blocks(
+    source: int, target: int, changes: list[tuple[str, TensorPlace, str]], adapter: Adapter, pool: ThreadPoolExecutor
+) -> Iterator["Future[np.ndarray]"]:
+    """The file's blocks in order, each being read, computed and written at its place by a thread of the pool."""
+    here = 0
+    for name, place, module in changes:
+        yield from _copies(source, target, here, place.begin, pool)
+        pair = adapter.modules[module]
+        for rows in row_blocks(place.shape):
+            yield pool.submit(_put_rows, source, target, name, place, rows, pair, adapter.scale)
+        here = place.end
+    yield from _copies(source, target, here, os.fstat(source).st_size, pool)
 
 
-@contextmanager
-def _no_space_named(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        raise MachineError(f"{folder}: the disk became full while merged weights were written; make room and run export again") from None
+def _copies(source: int, target: int, begin: int, end: int, pool: ThreadPoolExecutor) -> Iterator["Future[np.ndarray]"]:
+    for here in range(begin, end, _BLOCK_BYTES):
+        yield pool.submit(_put_copy, source, target, here, min(_BLOCK_BYTES, end - here))
 
 
-def _changes_in(file: Path, places: Mapping[str, TensorPlace], changes: Mapping[str, LowRank]) -> list[tuple[str, TensorPlace, LowRank]]:
-    """The file's tensors that an adapter changes, in the order of their bytes."""
-    here = [(name, places[name], pair) for name, pair in changes.items() if places[name].file == file]
-    return sorted(here, key=lambda item: item[1].begin)
+def _put_copy(source: int, target: int, begin: int, length: int) -> np.ndarray:
+    block = _read(source, begin, length)
+    _write(target, begin, block)
+    return block
 
 
-def _write_file(source: Path, target: Path, changes: list[tuple[str, TensorPlace, LowRank]], scale: float) -> FileSum:
-    """Copies the file, with the changed tensors computed; returns its size and checksum, taken from what was written."""
-    with source.open("rb") as reader, target.open("xb") as file, ThreadPoolExecutor(1) as worker:
-        writer = _Writer(file, worker)
-        for name, place, pair in changes:
-            _copy(reader, writer, place.begin)
-            for rows in row_blocks(place.shape):
-                block = merged_rows(_read_rows(reader, place, rows), pair, rows, scale)
-                if not np.isfinite(block).all():
-                    raise CheckpointError(f"{source}: {name} with the adapter added has NaN or infinity in {place.dtype}")
-                writer.write(block.view(np.uint8).data)
-        _copy(reader, writer, os.fstat(reader.fileno()).st_size)
-        return writer.finish(target.name)
-
-
-class _Writer:
-    """Writes and hashes in another thread while the next block is computed; hashing costs as much as all the rest."""
-
-    def __init__(self, file: BinaryIO, worker: ThreadPoolExecutor) -> None:
-        self._file, self._worker = file, worker
-        self._sum, self._bytes = hashlib.sha256(), 0
-        self._pending: Future[None] | None = None
-
-    def write(self, block: bytes | memoryview) -> None:
-        self._wait()
-        self._pending = self._worker.submit(self._put, block)
-
-    def finish(self, name: str) -> FileSum:
-        self._wait()
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        return FileSum(name=name, bytes=self._bytes, sha256=self._sum.hexdigest())
-
-    def _put(self, block: bytes | memoryview) -> None:
-        self._file.write(block)
-        self._sum.update(block)
-        self._bytes += memoryview(block).nbytes
-
-    def _wait(self) -> None:
-        if self._pending is not None:
-            self._pending.result()
-            self._pending = None
-
-
-def _copy(reader: BinaryIO, writer: _Writer, end: int) -> None:
-    """Copies bytes from where the reader stands up to `end`."""
-    while (left := end - reader.tell()) > 0:
-        block = reader.read(min(left, _BLOCK_BYTES))
-        if not block:
-            raise CheckpointError(f"{reader.name}: ended early; it was changed while it was read")
-        writer.write(block)
-
-
-def _read_rows(reader: BinaryIO, place: TensorPlace, rows: slice) -> np.ndarray:
-    """Those rows of a matrix; the reader stands at their first byte, and is left behind their last."""
+def _put_rows(source: int, target: int, name: str, place: TensorPlace, rows: slice, pair: LowRank, scale: float) -> np.ndarray:
     dtype = numpy_dtype(place.dtype)
-    raw = reader.read((rows.stop - rows.start) * place.shape[1] * dtype.itemsize)
-    return np.frombuffer(raw, dtype).reshape(rows.stop - rows.start, place.shape[1])
+    begin = place.begin + rows.start * place.shape[1] * dtype.itemsize
+    raw = _read(source, begin, (rows.stop - rows.start) * place.shape[1] * dtype.itemsize)
+    block = merged_rows(raw.view(dtype).reshape(-1, place.shape[1]), pair.a, pair.b[rows], scale)
+    unsigned, size_bits, infinity = _SIZE_BITS[place.dtype]
+    if (block.view(unsigned) & size_bits).max() >= infinity:
+        raise CheckpointError(f"{place.file}: {name} with the adapter added has NaN or infinity in {place.dtype}")
+    written = block.reshape(-1).view(np.uint8)
+    _write(target, begin, written)
+    return written
+
+
+def _read(source: int, begin: int, length: int) -> np.ndarray:
+    block = np.empty(length, np.uint8)
+    done = 0
+    while done < length:
+        count = os.preadv(source, [block[done:].data], begin + done)
+        if not count:
+            raise CheckpointError("a file of the base ended early; it was changed while it was read")
+        done += count
+    return block
+
+
+def _write(target: int, begin: int, block: np.ndarray) -> None:
+    done = 0
+    while done < len(block):
+        done += os.pwrite(target, block[done:].data, begin + done)
+
+
+def _hash_in_order(blocks: Iterator["Future[np.ndarray]"], target: int, name: str, flusher: ThreadPoolExecutor, *, ahead: int) -> FileSum:
+    """Size and SHA-256 of the file, its blocks hashed in order while later ones are computed; the file is on the disk at the end."""
+    checksum, size, flushed = hashlib.sha256(), 0, 0
+    waiting: deque[Future[np.ndarray]] = deque()
+    flushing: Future[None] | None = None
+    while True:
+        while len(waiting) < ahead and (block := next(blocks, None)) is not None:
+            waiting.append(block)
+        if not waiting:
+            break
+        done = waiting.popleft().result()
+        checksum.update(done.data)
+        size += len(done)
+        if size - flushed >= _FLUSH_BYTES and (flushing is None or flushing.done()):
+            flushed, flushing = size, flusher.submit(os.fdatasync, target)
+    if flushing is not None:
+        flushing.result()
+    os.fsync(target)
+    return FileSum(name=name, bytes=size, sha256=checksum.hexdigest())
 
 
 def _sync(folder: Path) -> None:

@@ -1,13 +1,16 @@
 """The stage `export`: a run's adapter, and the base with it merged in."""
 
+from dataclasses import replace
+
 from rich.console import Console
 
-from gemsmith.checkpoint import open_checkpoint
-from gemsmith.checkpoint.adapter import write_peft_adapter
+from gemsmith.checkpoint import Checkpoint, open_checkpoint
+from gemsmith.checkpoint.adapter import read_peft_adapter, write_peft_adapter
+from gemsmith.errors import CheckpointError
 from gemsmith.export.adapters import find_step, read_run_adapter
 from gemsmith.export.merge import merge
 from gemsmith.records import ExportRecord, FileSum
-from gemsmith.run import Run, make_origin, replacing_folder, sha256_file, start_clock, write_record
+from gemsmith.run import Run, make_origin, read_record, replacing_folder, start_clock, write_record
 
 PACKAGES = ("numpy", "orbax-checkpoint", "safetensors")
 
@@ -17,18 +20,22 @@ def export(run: Run) -> ExportRecord:
     clock = start_clock()
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     step = find_step(run, run.recipe.export.step)
-    adapter = read_run_adapter(run, step)
     base = open_checkpoint(run.recipe.checkpoint)
+    fingerprint = base.fingerprint()
+    _check_base(run, base, fingerprint)
     with replacing_folder(run.adapter) as beside:
-        write_peft_adapter(adapter, beside, run.recipe.checkpoint, dropout=run.recipe.lora.dropout)
-    merged = merge(base, adapter, run.merged)
+        adapter = replace(read_run_adapter(run, step), base_sha256=fingerprint)
+        written = write_peft_adapter(adapter, beside, run.recipe.checkpoint, dropout=run.recipe.lora.dropout)
+        del adapter
+    # From the file, one module at a time, so that all of them need not lie in memory.
+    merged = merge(base, read_peft_adapter(run.adapter), run.merged)
     total_bytes = sum(file.bytes for file in merged.files)
     record = ExportRecord(
         origin=make_origin(run, "export", clock, packages=PACKAGES),
         step=step,
-        adapter=tuple(
-            FileSum(name=file.name, bytes=file.stat().st_size, sha256=sha256_file(file)) for file in sorted(run.adapter.iterdir())
-        ),
+        base=run.recipe.checkpoint,
+        base_sha256=fingerprint,
+        adapter=tuple(FileSum(name=name, bytes=file.bytes, sha256=file.sha256) for name, file in sorted(written.items())),
         merged=merged.files,
         merged_tensors=merged.merged_tensors,
         copied_tensors=merged.copied_tensors,
@@ -39,3 +46,15 @@ def export(run: Run) -> ExportRecord:
         f"{total_bytes / 1e9:.2f} GB in {clock.elapsed_s():.1f} s -> {run.merged}"
     )
     return record
+
+
+def _check_base(run: Run, base: Checkpoint, fingerprint: str) -> None:
+    """Raises CheckpointError where training recorded another base than is there now."""
+    if not run.record_file("train").exists():
+        return
+    trained_on = read_record(run, "train").origin.made_from.get("checkpoint")
+    if trained_on not in (None, fingerprint):
+        raise CheckpointError(
+            f"checkpoint {base.source}: is not the base that {run.path} was trained on (fingerprint {fingerprint[:12]}…, trained on "
+            f"{trained_on[:12]}…); put that one back"
+        )

@@ -1,0 +1,181 @@
+"""Exports that need no run: any PEFT adapter or Tunix checkpoint and a base, into one folder in the form of a run's.
+
+OUT/export.json  OUT/adapter/ (PEFT, full module paths)  OUT/merged/ (to be served)
+"""
+
+import platform
+import re
+from collections.abc import Callable, Mapping
+from importlib import metadata
+from pathlib import Path
+
+from rich.console import Console
+
+from gemsmith import __version__
+from gemsmith.checkpoint import Checkpoint, open_checkpoint
+from gemsmith.checkpoint.adapter import WEIGHTS, Adapter, read_peft_adapter, some, write_peft_adapter
+from gemsmith.checkpoint.peft_config import CONFIG, PeftConfig, read_peft_config
+from gemsmith.errors import CheckpointError, RunError
+from gemsmith.export.merge import check_mergeable, check_space, merged_bytes, no_space_named, write_merged
+from gemsmith.records import ExportRecord, FileSum, Origin
+from gemsmith.run import Clock, replacing_folder, sha256_file, start_clock, this_machine, write_text
+from gemsmith.zoo import text_tensors
+from gemsmith.zoo.tensors import PREFIX
+
+RECORD, ADAPTER, MERGED = "export.json", "adapter", "merged"
+_PACKAGES = ("ml_dtypes", "numpy")
+
+
+def export_peft(base_source: str, adapter_folder: Path, out: Path, *, overwrite: bool = False) -> ExportRecord:
+    """Writes a PEFT folder's adapter and the base with it merged in to `out`, and records what is in them.
+
+    Raises InputError where anything does not fit together, before a byte is written.
+    """
+    clock = start_clock()
+    if not adapter_folder.is_dir():
+        raise CheckpointError(f"--adapter {adapter_folder}: is not a folder; give one that PEFT or Gemsmith wrote")
+    _check_target(out, overwrite=overwrite, sources=(Path(base_source), adapter_folder))
+    config, adapter = read_peft_config(adapter_folder), read_peft_adapter(adapter_folder)
+    base = open_checkpoint(base_source)
+    check_base(adapter, base, source=str(adapter_folder))
+    check_modules(adapter, config, base, source=str(adapter_folder))
+    sums = {str(adapter_folder / name): sha256_file(adapter_folder / name) for name in (CONFIG, WEIGHTS)}
+    return _write(base, adapter, out, clock, source=str(adapter_folder), dropout=config.dropout, read=sums)
+
+
+def export_tunix(
+    base_source: str,
+    checkpoint: Path,
+    out: Path,
+    *,
+    step: int | None = None,
+    rank: int | None = None,
+    alpha: float | None = None,
+    overwrite: bool = False,
+) -> ExportRecord:
+    """Writes the adapter of an ordinary Tunix run and the base with it merged in to `out`, and records what is in them."""
+    from gemsmith.export.tunix import read_tunix_adapter
+
+    clock = start_clock()
+    if not checkpoint.is_dir():
+        raise CheckpointError(f"--from-tunix {checkpoint}: is not a folder; give the root of the run's checkpoints, or one step's folder")
+    _check_target(out, overwrite=overwrite, sources=(Path(base_source), checkpoint))
+    base = open_checkpoint(base_source)
+    found = read_tunix_adapter(checkpoint, base.variant, step=step, rank=rank, alpha=alpha)
+    for note in found.notes:
+        _console().print(f"note: {note}")
+    packages = (*_PACKAGES, "orbax-checkpoint")
+    return _write(base, found.adapter, out, clock, source=str(checkpoint), step=found.step, packages=packages)
+
+
+def check_base(adapter: Adapter, base: Checkpoint, *, source: str) -> None:
+    """Raises CheckpointError where the adapter says which base it was trained on, and this is another."""
+    if adapter.base_sha256 is not None and adapter.base_sha256 != (found := base.fingerprint()):
+        raise CheckpointError(
+            f"checkpoint {base.source}: is not the base that {source} was trained on (fingerprint {found[:12]}…, trained on "
+            f"{adapter.base_sha256[:12]}…); give that one"
+        )
+
+
+def check_modules(adapter: Adapter, config: PeftConfig, base: Checkpoint, *, source: str) -> None:
+    """Raises CheckpointError unless the adapter has exactly the modules of the base that its config names, as PEFT would."""
+    unused = {tensor.module for tensor in text_tensors(base.variant, optional=True) if tensor.optional}
+    missing, extra = [], []
+    try:
+        for name, place in base.places.items():
+            module = name.removesuffix(".weight")
+            if len(place.shape) != 2 or name == module or module in unused or "embed_tokens" in module:
+                continue
+            wanted = _any_name(config.targets, module)
+            if wanted is not None and wanted != (module in adapter.modules):
+                (missing if wanted else extra).append(module)
+    except re.error as error:
+        raise CheckpointError(f"adapter {source}: target_modules in {CONFIG} is no regular expression ({error})") from None
+    if missing or extra:
+        parts = [f"{len(names)} {word} ({some(names)})" for word, names in (("missing", missing), ("not named there", extra)) if names]
+        raise CheckpointError(f"adapter {source}: its modules are not those that target_modules in {CONFIG} names: {'; '.join(parts)}")
+
+
+def _any_name(targets: Callable[[str], bool | None], module: str) -> bool | None:
+    """Whether the module is meant, under its multimodal name or that of the text-only class."""
+    names = [module, *([f"model.{module.removeprefix(PREFIX)}"] if module.startswith(PREFIX) else [])]
+    answers = [targets(name) for name in names]
+    return None if None in answers else any(answers)
+
+
+def _check_target(out: Path, *, overwrite: bool, sources: tuple[Path, ...]) -> None:
+    """Raises RunError where writing `out` would lose something."""
+    place = out.absolute()
+    for source in sources:
+        read = source.expanduser().resolve()
+        if read.exists() and (place.resolve() == read or place.resolve().is_relative_to(read) or read.is_relative_to(place.resolve())):
+            raise RunError(f"--out {out}: lies in {source}, which is read, or holds it; name another folder")
+    if out.is_symlink():
+        raise RunError(f"--out {out}: is a symbolic link; name the folder itself ({out.resolve()})")
+    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+        return
+    if not overwrite:
+        raise RunError(f"--out {out}: is there already; name another, or add --overwrite, which replaces it once the new one is complete")
+    if not (out / RECORD).is_file():
+        raise RunError(f"--out {out}: was not written by gemsmith export (it holds no {RECORD}), so it is not replaced; name another")
+
+
+def _write(
+    base: Checkpoint,
+    adapter: Adapter,
+    out: Path,
+    clock: Clock,
+    *,
+    source: str,
+    step: int | None = None,
+    dropout: float = 0.0,
+    read: Mapping[str, str] | None = None,
+    packages: tuple[str, ...] = _PACKAGES,
+) -> ExportRecord:
+    check_mergeable(base, adapter)
+    check_space(out, merged_bytes(base) + adapter_bytes(adapter))
+    fingerprint = base.fingerprint()
+    with no_space_named(out), replacing_folder(out) as beside:
+        known = Adapter(modules=adapter.modules, rank=adapter.rank, alpha=adapter.alpha, rslora=adapter.rslora, base_sha256=fingerprint)
+        written = write_peft_adapter(known, beside / ADAPTER, base.source, dropout=dropout)
+        (beside / MERGED).mkdir()
+        # What is merged is what was written: matrices come from the file, one module at a time.
+        merged = write_merged(base, read_peft_adapter(beside / ADAPTER), beside / MERGED)
+        record = ExportRecord(
+            origin=_origin(clock, packages, {"base": fingerprint} | dict(read or {})),
+            source=source,
+            step=step,
+            base=str(base.folder.absolute()) if Path(base.source).expanduser().is_dir() else base.source,
+            base_sha256=fingerprint,
+            adapter=tuple(FileSum(name=name, bytes=file.bytes, sha256=file.sha256) for name, file in sorted(written.items())),
+            merged=merged.files,
+            merged_tensors=merged.merged_tensors,
+            copied_tensors=merged.copied_tensors,
+        )
+        write_text(beside / RECORD, record.model_dump_json(indent=1) + "\n")
+    total_bytes = sum(file.bytes for file in merged.files)
+    _console().print(
+        f"{merged.merged_tensors} tensors merged, {merged.copied_tensors} copied, {total_bytes / 1e9:.2f} GB in {clock.elapsed_s():.1f} s "
+        f"-> {out / MERGED}, {out / ADAPTER}"
+    )
+    return record
+
+
+def adapter_bytes(adapter: Adapter) -> int:
+    return sum(4 * (pair.a.size + pair.b.size) for pair in adapter.modules.values())
+
+
+def _origin(clock: Clock, packages: tuple[str, ...], made_from: Mapping[str, str]) -> Origin:
+    return Origin(
+        started=clock.started,
+        duration_s=round(clock.elapsed_s(), 3),
+        gemsmith=__version__,
+        versions={"python": platform.python_version()} | {name: metadata.version(name) for name in packages},
+        machine=this_machine(),
+        seed=0,
+        made_from=dict(made_from),
+    )
+
+
+def _console() -> Console:
+    return Console(stderr=True, highlight=False, soft_wrap=True)

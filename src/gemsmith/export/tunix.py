@@ -1,0 +1,176 @@
+"""The adapter of an ordinary Tunix run: Tunix's own Gemma 4, adapted by Qwix, saved by Tunix's CheckpointManager.
+
+    layers.N.attn.q_einsum.w_lora_a (E, R)              w_lora_b (R, H, D)     ->  q_proj: A (R, E), B (H D, E)
+    layers.N.attn.kv_einsum.w_lora_a (E, R)             w_lora_b (R, 2, K, D)  ->  k_proj and v_proj with the same A
+    layers.N.attn.k_einsum                                                     ->  k_proj, where K = V
+    layers.N.attn.attn_vec_einsum.w_lora_a (H, D, R)    w_lora_b (R, E)        ->  o_proj
+    layers.N.mlp.up_proj.kernel_lora_a (E, R)           kernel_lora_b (R, F)   ->  up_proj
+
+Qwix scales by alpha / rank, and no checkpoint says alpha unless the run put it into the checkpoint's custom metadata.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from gemsmith.checkpoint.adapter import Adapter, LowRank, some
+from gemsmith.errors import CheckpointError
+from gemsmith.export.adapters import check_values, complete_steps, contiguous, restore_lora
+from gemsmith.zoo import Variant
+from gemsmith.zoo.tensors import PREFIX
+
+# Tunix's name in a layer -> HF's modules.
+_MODULES: Mapping[str, tuple[str, ...]] = {
+    "attn.q_einsum.w": ("self_attn.q_proj",),
+    "attn.k_einsum.w": ("self_attn.k_proj",),
+    "attn.kv_einsum.w": ("self_attn.k_proj", "self_attn.v_proj"),
+    "attn.attn_vec_einsum.w": ("self_attn.o_proj",),
+    "mlp.gate_proj.kernel": ("mlp.gate_proj",),
+    "mlp.up_proj.kernel": ("mlp.up_proj",),
+    "mlp.down_proj.kernel": ("mlp.down_proj",),
+    "per_layer_input_gate.w": ("per_layer_input_gate",),
+    "per_layer_projection.w": ("per_layer_projection",),
+}
+_KEY_AND_VALUE = ("attn.k_einsum.w", "attn.kv_einsum.w")
+_ALPHA_KEYS = ("alpha", "lora_alpha")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TunixAdapter:
+    """The adapter, the step it was saved at (None where the folder has none), and what is worth knowing about it."""
+
+    adapter: Adapter
+    step: int | None
+    notes: tuple[str, ...]
+
+
+def read_tunix_adapter(
+    folder: Path, variant: Variant, *, step: int | None = None, rank: int | None = None, alpha: float | None = None
+) -> TunixAdapter:
+    """The adapter in a Tunix checkpoint: its root (the last complete step, or `step`), a step's folder, or a model_params folder.
+
+    Raises CheckpointError where nothing is there, leaves are not the variant's, layers lack what others have, the rank is not the one
+    given, alpha is neither given nor in the checkpoint's metadata, or values are not finite or all zero.
+    """
+    place = _find_params(folder, step)
+    sides: dict[tuple[int, str], dict[str, np.ndarray]] = {}
+    for path, value in restore_lora(place):
+        layer, name, side = _parse(path, variant, place)
+        sides.setdefault((layer, name), {})[side] = value
+    if not sides:
+        raise CheckpointError(f"{place}: holds no LoRA parameters; was the run saved with its adapter, and Qwix's rule matched?")
+    used = {key: found for key, found in sides.items() if not (key[1] in _KEY_AND_VALUE and variant.shares_kv(key[0]))}
+    found_rank = _rank(sides, place, rank)
+    alpha = alpha if alpha is not None else _read_alpha(place)
+    if not 0 < alpha < float("inf"):
+        raise CheckpointError(f"--alpha {alpha:g}: must be a number above 0")
+    _check_layers(used, variant, place)
+    modules = {}
+    for (layer, name), found in sorted(used.items()):
+        for module, pair in _pairs(name, found["a"], found["b"], place):
+            modules[f"{PREFIX}layers.{layer}.{module}"] = pair
+    adapter = Adapter(modules=modules, rank=found_rank, alpha=alpha)
+    check_values(adapter, source=str(place))
+    number = int(place.parent.name) if place.parent.name.isdecimal() else None
+    return TunixAdapter(adapter=adapter, step=number, notes=_notes(sides, used, variant))
+
+
+def _find_params(folder: Path, step: int | None) -> Path:
+    if (folder / "_METADATA").is_file():
+        return folder
+    if (folder / "model_params" / "_METADATA").is_file():
+        if step is not None and folder.name != str(step):
+            raise CheckpointError(f"--step {step}: {folder} is a step's folder itself; leave --step out")
+        return folder / "model_params"
+    steps = complete_steps(folder)
+    if not steps:
+        raise CheckpointError(f"{folder}: holds no complete Tunix checkpoint; give the checkpoint root, <root>/<step>, or its model_params")
+    if step is not None and step not in steps:
+        raise CheckpointError(f"--step {step}: {folder} holds the steps {', '.join(map(str, steps))}; allowed: one of those")
+    return folder / str(steps[-1] if step is None else step) / "model_params"
+
+
+def _parse(path: tuple[str, ...], variant: Variant, place: Path) -> tuple[int, str, str]:
+    """Layer, Tunix's name of the weight, and side of a LoRA leaf."""
+    text = ".".join(path).removesuffix(".value")
+    match = re.fullmatch(r"(?:.+\.)?layers\.(\d+)\.(.+)_lora_([ab])", text)
+    if not match or match[2] not in _MODULES:
+        known = ", ".join(name.rpartition(".")[0] for name in _MODULES)
+        raise CheckpointError(
+            f"{place}: {text} has no counterpart among the weights that an adapter can change here; allowed in a layer: {known}"
+        )
+    layer, name = int(match[1]), match[2]
+    if layer >= variant.layers or (
+        name in _KEY_AND_VALUE and not variant.shares_kv(layer) and (name == _KEY_AND_VALUE[1]) != variant.has_v(layer)
+    ):
+        raise CheckpointError(
+            f"{place}: {text} is no weight of {variant.name} ({variant.layers} layers); is it another variant's checkpoint?"
+        )
+    return layer, name, match[3]
+
+
+def _rank(sides: Mapping[tuple[int, str], Mapping[str, np.ndarray]], place: Path, given: int | None) -> int:
+    if halves := [f"layers.{layer}.{name}" for (layer, name), found in sides.items() if len(found) != 2]:
+        raise CheckpointError(f"{place}: has only one of lora_a and lora_b for {some(halves)}")
+    ranks = {rank for found in sides.values() for rank in (found["a"].shape[-1], found["b"].shape[0])}
+    if len(ranks) > 1:
+        raise CheckpointError(f"{place}: its matrices have ranks {', '.join(map(str, sorted(ranks)))}; one rank for all is expected")
+    if given not in (None, *ranks):
+        raise CheckpointError(f"--rank {given}: the matrices in {place} have rank {ranks.pop()}; give that, or leave --rank out")
+    return int(ranks.pop())
+
+
+def _read_alpha(place: Path) -> float:
+    """Alpha of the metadata that the run gave to Tunix's CheckpointManager."""
+    try:
+        custom = json.loads((place.parent / "_CHECKPOINT_METADATA").read_bytes()).get("custom_metadata") or {}
+    except (OSError, ValueError):
+        custom = {}
+    for holder in (custom, custom.get("lora_config") or custom.get("lora") or {}):
+        for key in _ALPHA_KEYS:
+            if isinstance(holder, dict) and isinstance(holder.get(key), int | float):
+                return float(holder[key])
+    raise CheckpointError(f"{place}: does not say alpha; give --alpha, as it was given to qwix.LoraProvider")
+
+
+def _check_layers(used: Mapping[tuple[int, str], object], variant: Variant, place: Path) -> None:
+    """A rule of Qwix's names weights, not layers: what one layer has, every layer has that can."""
+    missing = []
+    for name in sorted({name for _, name in used}):
+        for layer in range(variant.layers):
+            can = name not in _KEY_AND_VALUE or (not variant.shares_kv(layer) and (name == _KEY_AND_VALUE[1]) == variant.has_v(layer))
+            if can and (layer, name) not in used:
+                missing.append(f"layers.{layer}.{name.rpartition('.')[0]}")
+    if missing:
+        raise CheckpointError(
+            f"{place}: {len(missing)} weights of {variant.name} have no adapter although other layers' have ({some(missing)}); is it "
+            "another variant's checkpoint?"
+        )
+
+
+def _pairs(name: str, a: np.ndarray, b: np.ndarray, place: Path) -> list[tuple[str, LowRank]]:
+    rank = a.shape[-1]
+    shared = contiguous(a.reshape(-1, rank).T)
+    modules = _MODULES[name]
+    if len(modules) == 1:
+        return [(modules[0], LowRank(a=shared, b=contiguous(b.reshape(rank, -1).T)))]
+    if b.ndim != 4 or b.shape[1] != len(modules):
+        raise CheckpointError(f"{place}: {name} has a lora_b of shape {list(b.shape)}; [rank, 2, kv heads, head dim] is expected")
+    return [(module, LowRank(a=shared, b=contiguous(b[:, side].reshape(rank, -1).T))) for side, module in enumerate(modules)]
+
+
+def _notes(sides: Mapping[tuple[int, str], object], used: Mapping[tuple[int, str], object], variant: Variant) -> tuple[str, ...]:
+    notes = []
+    names = {name for _, name in used}
+    without_v = [layer for layer in range(variant.layers) if not variant.shares_kv(layer) and not variant.has_v(layer)]
+    if "attn.kv_einsum.w" in names and "attn.k_einsum.w" not in names and without_v:
+        notes.append(
+            f"K of {len(without_v)} global layers was not adapted: Tunix calls it k_einsum there, which the run's rule did not match"
+        )
+    if unused := len(sides) - len(used):
+        notes.append(f"{unused} adapters of layers that take K and V from another layer are left out: no model uses them")
+    return tuple(notes)
