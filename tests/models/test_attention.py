@@ -9,7 +9,8 @@ from transformers import Gemma4TextConfig
 from transformers.models.gemma4.modeling_gemma4 import Gemma4TextRotaryEmbedding
 
 from gemsmith.models import attention as module
-from gemsmith.models.attention import attention, inverse_frequencies
+from gemsmith.models.attention import attention
+from gemsmith.models.heads import inverse_frequencies
 from gemsmith.models.remat import ATTENDED
 from gemsmith.zoo import find_variant
 

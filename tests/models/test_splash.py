@@ -1,6 +1,7 @@
 """JAX's splash kernel, interpreted on CPU, against attention in dense blocks."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -38,7 +39,8 @@ def test_the_kernel_attends_as_dense_blocks_do_forward_and_back(heads, kv_heads,
         return attention(*arrays, positions=positions, segments=segments, window=window)
 
     def splash(*arrays):
-        return splash_attention(*arrays, segments=segments, window=window, interpret=True)
+        heads_first = (jnp.swapaxes(x, 1, 2) for x in arrays)
+        return jnp.swapaxes(splash_attention(*heads_first, segments=segments, window=window, interpret=True), 1, 2)
 
     (expected, pull_expected), (actual, pull_actual) = (jax.vjp(jax.jit(how), *arrays) for how in (dense, splash))
     real = (segments > 0)[:, :, None, None]

@@ -1,4 +1,4 @@
-"""Rotary positions, and causal attention inside the documents of packed rows, in blocks of queries.
+"""Causal attention inside the documents of packed rows, in dense blocks of queries.
 
 Axes: B batch, L length, H heads, K kv heads, G = H/K heads of one kv head, D head dim; Q queries and M keys of one block, n blocks.
 """
@@ -10,9 +10,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
+from gemsmith.models.heads import Rope, make_heads
 from gemsmith.models.remat import ATTENDED
 
 # Scores of one block are B x H x Q x M in fp32: 0.03 GB for a row of 4096 in the 31B on CPU, where all of L x L would be 2.1 GB.
@@ -25,33 +25,26 @@ LOOPS = 8
 # Gemma 4's image processor makes 70, 140, 280, 560 or 1120 tokens of a picture.
 MAX_SPAN = 1120
 
-Rope = tuple[jax.Array, jax.Array]
 
+@dataclass(frozen=True, kw_only=True)
+class DenseAttention:
+    """The layers' attention in dense blocks, on any device; heads are (B, L, H, D). See `attention` for what the fields mean."""
 
-def inverse_frequencies(head_dim: int, theta: float, fraction: float) -> np.ndarray:
-    """theta^(-2i/D) for the first `fraction` of a head's D/2 pairs, 0 (no rotation) for the others, fp32.
+    angles: Rope
+    positions: jax.Array
+    segments: jax.Array
+    window: int | None
+    spans: jax.Array | None = None
 
-    The exponent is over the whole head, not over the part that rotates: HF calls this "proportional". Each step rounds to fp32 as
-    transformers does: the last bit of a frequency, times a position of 700, moves a tiny model's logits by 1e-4.
-    """
-    rotated = int(fraction * head_dim // 2)
-    exponents = np.arange(0, 2 * rotated, 2, dtype=np.float32) / np.float32(head_dim)
-    frequencies = np.float32(1) / np.float32(theta) ** exponents
-    return np.concatenate([frequencies, np.zeros(head_dim // 2 - rotated, np.float32)])
+    def heads(self, x: jax.Array, head_dim: int, *, eps: float, weight: jax.Array | None = None, rotated: bool = True) -> jax.Array:
+        """A projection (B, L, H·D) as heads."""
+        return make_heads(x, head_dim, weight=weight, angles=self.angles if rotated else None, eps=eps)
 
-
-def rope(positions: jax.Array, frequencies: np.ndarray) -> Rope:
-    """Cosine and sine of every position's angles: two of (B, L, 1, D/2), fp32."""
-    angles = positions.astype(jnp.float32)[:, :, None, None] * frequencies
-    return jnp.cos(angles), jnp.sin(angles)
-
-
-def rotate(x: jax.Array, angles: Rope) -> jax.Array:
-    """The x of (B, L, heads, D) with pair (i, i + D/2) turned by the i-th angle; fp32 inside."""
-    cosine, sine = angles
-    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-    turned = jnp.concatenate([first * cosine - second * sine, second * cosine + first * sine], axis=-1)
-    return turned.astype(x.dtype)
+    def attend(self, query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
+        """The attended values, (B, L, H·D)."""
+        marks: dict[str, Any] = {"positions": self.positions, "segments": self.segments, "window": self.window, "spans": self.spans}
+        attended = checkpoint_name(attention(query, key, value, **marks), ATTENDED)
+        return attended.reshape(*attended.shape[:2], -1)
 
 
 def attention(

@@ -4,7 +4,6 @@ Axes: B batch, L length, H heads, K kv heads, D head dim, E model, F hidden, V v
 Matmuls run in the model's dtype; norms, rotation, softmax and logits in fp32.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -15,15 +14,16 @@ from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import Mesh, PartitionSpec
 
-from gemsmith.models.attention import Rope, attention, inverse_frequencies, rope, rotate
+from gemsmith.models.attention import DenseAttention
 from gemsmith.models.experts import ask_experts
-from gemsmith.models.remat import ATTENDED, Remat, rematerialised
+from gemsmith.models.heads import inverse_frequencies, rms_norm, rope
+from gemsmith.models.remat import Remat, rematerialised
 from gemsmith.models.sharding import BATCH, constrain, gathered, gathered_specs
-from gemsmith.models.splash import splash_attention
+from gemsmith.models.splash import SplashAttention
 from gemsmith.zoo import Stretch, Variant
 
 KeyValue = tuple[jax.Array, jax.Array]
-Attend = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
+Engine = DenseAttention | SplashAttention
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,13 +80,13 @@ class Gemma4(nnx.Module):
         """What the logits are made from, (B, L, E): the last layer's output after the final norm."""
         hidden, identities = self._embed(tokens, pictures)
         per_layer = self._per_layer_inputs(identities, hidden)
-        contexts = self._contexts(positions, segments, None if pictures is None else pictures.spans)
+        engines = self._engines(positions, segments, None if pictures is None else pictures.spans)
         latest: dict[bool, KeyValue] | None = None
         first = 0
         for stretch in self.variant.pattern:
             layers = self.layers[first : first + stretch.period]
             inputs = None if per_layer is None else per_layer[stretch.first : stretch.first + stretch.period * stretch.repeats]
-            hidden, latest = self._run_stretch(stretch, layers, hidden, contexts, latest, inputs)
+            hidden, latest = self._run_stretch(stretch, layers, hidden, engines, latest, inputs)
             first += stretch.period
         return self.norm(hidden)
 
@@ -120,34 +120,39 @@ class Gemma4(nnx.Module):
         both = (self.per_layer_projection_norm(context) + identity) * jnp.asarray(2**-0.5, self.dtype)
         return jnp.moveaxis(both, 2, 0)
 
-    def _contexts(self, positions: jax.Array, segments: jax.Array, spans: jax.Array | None) -> dict[bool, dict[str, Any]]:
-        """What global (True) and local (False) layers need to know of the tokens: angles of rotation, and how to attend."""
-        variant = self.variant
-        theta = {True: variant.rope_theta_global, False: variant.rope_theta_local}
-        fraction = {True: variant.rotary_fraction_global, False: 1.0}
-        head_dim = {True: variant.global_head_dim, False: variant.head_dim}
-        seen_both_ways = spans if variant.bidirectional_images else None
+    def _engines(self, positions: jax.Array, segments: jax.Array, spans: jax.Array | None) -> dict[bool, Engine]:
+        """How global (True) and local (False) layers attend to these tokens."""
+        variant, how = self.variant, self.execution.attention
 
-        def context(is_global: bool) -> dict[str, Any]:
-            angles = rope(positions, inverse_frequencies(head_dim[is_global], theta[is_global], fraction[is_global]))
-            window, both_ways = (None, None) if is_global else (variant.sliding_window, seen_both_ways)
-            return {"angles": angles, "attend": self._attention(positions, segments, window, both_ways)}
+        def engine(*, head_dim: int, theta: float, fraction: float, window: int | None, spans: jax.Array | None) -> Engine:
+            angles = rope(positions, inverse_frequencies(head_dim, theta, fraction))
+            if how == "dense" or spans is not None:  # the kernel's mask cannot depend on the rows
+                return DenseAttention(angles=angles, positions=positions, segments=segments, window=window, spans=spans)
+            mesh, interpret = self.execution.mesh, how == "splash-interpret"
+            return SplashAttention(angles=angles, segments=segments, window=window, mesh=mesh, interpret=interpret)
 
-        return {is_global: context(is_global) for is_global in (True, False)}
-
-    def _attention(self, positions: jax.Array, segments: jax.Array, window: int | None, spans: jax.Array | None) -> Attend:
-        how, mesh = self.execution.attention, self.execution.mesh
-        if how == "dense" or spans is not None:  # the kernel's mask cannot depend on the rows
-            marks: dict[str, Any] = {"positions": positions, "segments": segments, "window": window, "spans": spans}
-            return lambda query, key, value: checkpoint_name(attention(query, key, value, **marks), ATTENDED)
-        return partial(splash_attention, segments=segments, window=window, mesh=mesh, interpret=how == "splash-interpret")
+        everywhere = engine(
+            head_dim=variant.global_head_dim,
+            theta=variant.rope_theta_global,
+            fraction=variant.rotary_fraction_global,
+            window=None,
+            spans=None,
+        )
+        nearby = engine(
+            head_dim=variant.head_dim,
+            theta=variant.rope_theta_local,
+            fraction=1.0,
+            window=variant.sliding_window,
+            spans=spans if variant.bidirectional_images else None,
+        )
+        return {True: everywhere, False: nearby}
 
     def _run_stretch(
         self,
         stretch: Stretch,
         layers: list["Layer"],
         hidden: jax.Array,
-        contexts: dict[bool, dict[str, Any]],
+        engines: dict[bool, Engine],
         latest: dict[bool, KeyValue] | None,
         per_layer: jax.Array | None,
     ) -> tuple[jax.Array, dict[bool, KeyValue] | None]:
@@ -164,7 +169,7 @@ class Gemma4(nnx.Module):
 
         def run_layer(place: int, state: Any, hidden: jax.Array, shared: Any, extra: Any) -> tuple[jax.Array, KeyValue]:
             layer = nnx.merge(graphs[place], gathered(state, specs[place], mesh))
-            hidden, key_value = layer(hidden, **contexts[kinds[place]], shared=shared, per_layer_input=extra, mesh=mesh)
+            hidden, key_value = layer(hidden, engine=engines[kinds[place]], shared=shared, per_layer_input=extra, mesh=mesh)
             return self._laid_out(hidden), key_value
 
         def run_block(carry: tuple[jax.Array, Any], sliced: tuple[Any, Any]) -> tuple[tuple[jax.Array, Any], None]:
@@ -176,15 +181,23 @@ class Gemma4(nnx.Module):
                 kept = {**kept, is_global: key_value} if keeps else kept
             return (hidden, kept), None
 
-        kept = (latest or self._no_keys_and_values(hidden)) if keeps else None
+        kept = (latest or self._no_keys_and_values(hidden, engines)) if keeps else None
         (hidden, kept), _ = jax.lax.scan(run_block, (hidden, kept), (states, per_layer))
         return hidden, kept if keeps else latest
 
-    def _no_keys_and_values(self, hidden: jax.Array) -> dict[bool, KeyValue]:
+    def _no_keys_and_values(self, hidden: jax.Array, engines: dict[bool, Engine]) -> dict[bool, KeyValue]:
         variant = self.variant
-        shapes = {True: (variant.global_kv_heads, variant.global_head_dim), False: (variant.kv_heads, variant.head_dim)}
-        empty = {is_global: jnp.zeros((*hidden.shape[:2], *shape), hidden.dtype) for is_global, shape in shapes.items()}
-        return {is_global: (zeros, zeros) for is_global, zeros in empty.items()}
+
+        def empty(engine: Engine, kv_heads: int, head_dim: int) -> KeyValue:
+            projected = jax.ShapeDtypeStruct((*hidden.shape[:2], kv_heads * head_dim), hidden.dtype)
+            heads = jax.eval_shape(lambda x: engine.heads(x, head_dim, eps=variant.rms_eps), projected)
+            zeros = jnp.zeros(heads.shape, heads.dtype)
+            return zeros, zeros
+
+        return {
+            True: empty(engines[True], variant.global_kv_heads, variant.global_head_dim),
+            False: empty(engines[False], variant.kv_heads, variant.head_dim),
+        }
 
     def _laid_out(self, hidden: jax.Array) -> jax.Array:
         return constrain(hidden, self.execution.mesh, BATCH, "sequence", None)
@@ -220,14 +233,13 @@ class Layer(nnx.Module):
         self,
         hidden: jax.Array,
         *,
-        angles: Rope,
-        attend: Attend,
+        engine: Engine,
         shared: KeyValue | None,
         per_layer_input: jax.Array | None,
         mesh: Mesh | None = None,
     ) -> tuple[jax.Array, KeyValue]:
         """The next layer's input, (B, L, E), and the keys and values that were attended to."""
-        attended, key_value = self.self_attn(apart(self.input_layernorm(hidden)), angles=angles, attend=attend, shared=shared)
+        attended, key_value = self.self_attn(apart(self.input_layernorm(hidden)), engine=engine, shared=shared)
         hidden = hidden + self.post_attention_layernorm(attended)
         fed = self.mlp(apart(self.pre_feedforward_layernorm(hidden)))
         if self.has_experts:
@@ -262,22 +274,18 @@ class Attention(nnx.Module):
             self.v_proj = _linear(variant.hidden, kv_width, dtype=dtype)
         self.o_proj = _linear(query_width, variant.hidden, dtype=dtype)
 
-    def __call__(self, x: jax.Array, *, angles: Rope, attend: Attend, shared: KeyValue | None) -> tuple[jax.Array, KeyValue]:
-        """The attended values, (B, L, E), and the keys and values, (B, L, K, D) each."""
-        query = rotate(self.q_norm(self._heads(self.q_proj, x, "q")), angles)
-        key, value = self._keys_and_values(x, angles) if shared is None else shared
-        attended = attend(query, key, value)
-        return _project(self.o_proj, apart(attended.reshape(*x.shape[:-1], -1)), "o"), (key, value)
+    def __call__(self, x: jax.Array, *, engine: Engine, shared: KeyValue | None) -> tuple[jax.Array, KeyValue]:
+        """The attended values, (B, L, E), and the keys and values, as the engine orders their axes."""
+        query = engine.heads(_project(self.q_proj, x, "q"), self.head_dim, eps=self.eps, weight=self.q_norm.weight[...])
+        key, value = self._keys_and_values(x, engine) if shared is None else shared
+        return _project(self.o_proj, apart(engine.attend(query, key, value)), "o"), (key, value)
 
-    def _keys_and_values(self, x: jax.Array, angles: Rope) -> KeyValue:
+    def _keys_and_values(self, x: jax.Array, engine: Engine) -> KeyValue:
         """Where K = V, the value is K's projection, before K's norm and rotation."""
-        key = self._heads(self.k_proj, x, "k")
-        value = self._heads(self.v_proj, x, "v") if self.has_v else key
-        return rotate(self.k_norm(key), angles), _rms_norm(value, self.eps).astype(value.dtype)
-
-    def _heads(self, linear: nnx.Linear, x: jax.Array, name: str) -> jax.Array:
-        projected = _project(linear, x, name)
-        return projected.reshape(*x.shape[:-1], -1, self.head_dim)
+        key = _project(self.k_proj, x, "k")
+        value = _project(self.v_proj, x, "v") if self.has_v else key
+        heads = partial(engine.heads, head_dim=self.head_dim, eps=self.eps)
+        return heads(key, weight=self.k_norm.weight[...]), heads(value, rotated=False)
 
 
 class MLP(nnx.Module):
@@ -307,7 +315,7 @@ class Router(nnx.Module):
 
         The shares of the chosen ones add up to 1 before each expert's own factor.
         """
-        normed = _rms_norm(x, self.eps) * self.scale[...].astype(jnp.float32) * x.shape[-1] ** -0.5
+        normed = rms_norm(x, self.eps) * self.scale[...].astype(jnp.float32) * x.shape[-1] ** -0.5
         probabilities = jax.nn.softmax(self.proj(normed.astype(x.dtype)), axis=-1)
         top, chosen = jax.lax.top_k(probabilities, self.experts_per_token)
         shares = top / top.sum(axis=-1, keepdims=True)
@@ -346,12 +354,7 @@ class RMSNorm(nnx.Module):
         self.weight = nnx.Param(jnp.ones((width,), dtype))
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        return (_rms_norm(x, self.eps) * self.weight[...].astype(jnp.float32)).astype(x.dtype)
-
-
-def _rms_norm(x: jax.Array, eps: float) -> jax.Array:
-    x = x.astype(jnp.float32)
-    return x * jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + eps)
+        return (rms_norm(x, self.eps) * self.weight[...].astype(jnp.float32)).astype(x.dtype)
 
 
 def _gelu(x: jax.Array) -> jax.Array:

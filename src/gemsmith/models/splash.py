@@ -3,6 +3,7 @@
 Source of the kernel: jax.experimental.pallas.ops.tpu.splash_attention, https://arxiv.org/abs/2205.14135 for the method.
 """
 
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -12,11 +13,48 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ke
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from gemsmith.models.heads import Rope
+from gemsmith.models.heads_kernel import make_heads_first
 from gemsmith.models.remat import ATTENDED
 from gemsmith.models.sharding import BATCH, axis_size
 
 LANES = 128
 """The kernel's blocks are multiples of this, so rows must be too."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplashAttention:
+    """The layers' attention by the kernel; heads are (B, H, L, D). Rows are split over replica and fsdp, heads over tp, and queries over
+    sequence, each of whose devices holds all keys of its rows. L is a multiple of 128 on each device.
+    """
+
+    angles: Rope
+    segments: jax.Array
+    window: int | None
+    mesh: Mesh | None = None
+    interpret: bool = False
+
+    def heads(self, x: jax.Array, head_dim: int, *, eps: float, weight: jax.Array | None = None, rotated: bool = True) -> jax.Array:
+        """A projection (B, L, H·D) as heads."""
+        angles = self.angles if rotated else None
+        make = partial(make_heads_first, head_dim=head_dim, eps=eps, interpret=self.interpret)
+        if self.mesh is None:
+            return make(x, weight=weight, angles=angles)
+        over_tp = "tp" if (x.shape[-1] // head_dim) % axis_size(self.mesh, "tp") == 0 else None
+        specs = (PartitionSpec(BATCH, "sequence", over_tp), PartitionSpec(), PartitionSpec(BATCH, "sequence", None))
+        make_own = jax.shard_map(
+            lambda x, weight, angles: make(x, weight=weight, angles=angles),
+            mesh=self.mesh,
+            in_specs=specs,
+            out_specs=PartitionSpec(BATCH, over_tp, "sequence", None),
+            check_vma=False,
+        )
+        return make_own(x, weight, angles)
+
+    def attend(self, query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
+        """The attended values, (B, L, H·D)."""
+        attended = splash_attention(query, key, value, segments=self.segments, window=self.window, mesh=self.mesh, interpret=self.interpret)
+        return jnp.swapaxes(attended, 1, 2).reshape(query.shape[0], query.shape[2], -1)
 
 
 def splash_attention(
@@ -29,12 +67,8 @@ def splash_attention(
     mesh: Mesh | None = None,
     interpret: bool = False,
 ) -> jax.Array:
-    """The attended values, (B, L, H, D), of query (B, L, H, D) over key and value (B, L, K, D): what `attention` gives.
-
-    On a mesh, rows are split over replica and fsdp, heads over tp, and queries over sequence, each of whose devices holds all keys of
-    its rows. L must be a multiple of 128 on each device.
-    """
-    length, heads = query.shape[1:3]
+    """The attended values, (B, H, L, D), of query (B, H, L, D) over key and value (B, K, L, D): what `attention` gives."""
+    heads, length = query.shape[1:3]
     shards = 1 if mesh is None else axis_size(mesh, "sequence")
     head_shards = 1 if mesh is None else axis_size(mesh, "tp")
     assert length % (LANES * shards) == 0, f"rows of {length} positions over {shards} devices"
@@ -50,13 +84,12 @@ def splash_attention(
 
     def attend(kernel: kernels.SplashAttentionKernel, *arrays: jax.Array) -> jax.Array:
         query, key, value, of_queries, of_keys = arrays
-        heads_first = (jnp.swapaxes(x, 1, 2) for x in (query, key, value))
-        attended: Any = jax.vmap(kernel)(*heads_first, kernels.SegmentIds(of_queries, of_keys))
-        return jnp.swapaxes(attended, 1, 2)
+        attended: Any = jax.vmap(kernel)(query, key, value, kernels.SegmentIds(of_queries, of_keys))
+        return attended
 
     if mesh is None:
         return attend(kernel, query, key, value, segments, segments)
-    of_queries, of_keys = PartitionSpec(BATCH, "sequence", "tp", None), PartitionSpec(BATCH, None, "tp", None)
+    of_queries, of_keys = PartitionSpec(BATCH, "tp", "sequence", None), PartitionSpec(BATCH, "tp", None, None)
     specs = (of_queries, of_keys, of_keys, PartitionSpec(BATCH, "sequence"), PartitionSpec(BATCH, None))
     kernel_spec = kernel.manual_sharding_spec(NamedSharding(mesh, PartitionSpec("tp", "sequence")))
     # check_vma: pallas_call does not say over which axes its results vary.
@@ -90,6 +123,6 @@ def _divisor(length: int, most: int) -> int:
 
 
 def _enough_heads(x: jax.Array, shards: int) -> jax.Array:
-    """Keys or values (B, L, K, D) with each head repeated where tp is more than K, so that every device has the one it needs."""
-    heads = x.shape[2]
-    return x if heads % shards == 0 else jnp.repeat(x, shards // heads, axis=2)
+    """Keys or values (B, K, L, D) with each head repeated where tp is more than K, so that every device has the one it needs."""
+    heads = x.shape[1]
+    return x if heads % shards == 0 else jnp.repeat(x, shards // heads, axis=1)

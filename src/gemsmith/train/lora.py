@@ -18,6 +18,7 @@ from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
 from gemsmith.models import Gemma4, path_of
+from gemsmith.models.attention import DenseAttention
 from gemsmith.models.gemma4 import Layer
 from gemsmith.models.sharding import WEIGHTS, axis_size
 from gemsmith.recipe import Lora
@@ -109,11 +110,12 @@ def _trace_injection(graphdef: Any, stack: Any, variant: Variant, rule: Any) -> 
     def inject(weights: Any) -> Any:
         layer = nnx.merge(graphdef, weights)
         dtype = layer.layer_scalar[...].dtype
-        half = layer.self_attn.head_dim // 2
+        head_dim = layer.self_attn.head_dim
+        some, heads = jnp.ones((1, 8), jnp.int32), jnp.ones((1, 8, 1, head_dim), dtype)
+        angles = (jnp.ones((1, 8, head_dim // 2)), jnp.ones((1, 8, head_dim // 2)))
         inputs = {
-            "angles": (jnp.ones((1, 8, 1, half)), jnp.ones((1, 8, 1, half))),
-            "attend": lambda query, key, value: query,  # noqa: ARG005 - attention is not adapted
-            "shared": (jnp.ones(()), jnp.ones(())) if layer.self_attn.shares_kv else None,
+            "engine": DenseAttention(angles=angles, positions=some, segments=some, window=None),
+            "shared": (heads, heads) if layer.self_attn.shares_kv else None,
             "per_layer_input": jnp.ones((1, 8, variant.per_layer_input), dtype) if variant.per_layer_input else None,
         }
         hidden = jnp.ones((1, 8, variant.hidden), dtype)
