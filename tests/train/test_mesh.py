@@ -159,9 +159,9 @@ def test_tp_that_neither_divides_kv_heads_nor_is_a_multiple_is_refused():
 
 def test_splash_is_refused_where_there_is_no_tpu_and_auto_is_dense_there():
     mesh = make_mesh(recipe_of(rows=4), find_variant("gemma4-31b"))
-    assert make_execution(recipe_of(rows=4), mesh).attention == "dense"
+    assert make_execution(recipe_of(rows=4), find_variant("gemma4-31b"), mesh).attention == "dense"
     with pytest.raises(RecipeError, match=r"train\.attention: splash is a kernel for TPU, the devices here are cpu; set dense, or auto"):
-        make_execution(recipe_of(rows=4, attention="splash"), mesh)
+        make_execution(recipe_of(rows=4, attention="splash"), find_variant("gemma4-31b"), mesh)
 
 
 def test_names_of_what_the_backward_pass_keeps_are_checked():

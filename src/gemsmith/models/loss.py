@@ -27,15 +27,15 @@ def token_nll(
     """
     mesh = model.execution.mesh
     targets, weights = (jnp.pad(x[:, 1:], ((0, 0), (0, 1))) for x in (tokens, loss_mask.astype(jnp.float32)))
-    # The words' table is gathered once, not for every chunk.
-    table = constrain(model.embed_tokens.embedding[...], mesh, "tp", None)
+    # The words' table is gathered once, not for every chunk; by its first axis, after which XLA need not copy it.
+    table = constrain(model.embed_tokens.embedding[...].T, mesh, None, "tp")
     pieces = tuple(_in_chunks(x, mesh, chunk) for x in (hidden, targets, weights))
     return _nll(model.variant.softcap, table, *pieces), weights.sum()
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _nll(softcap: float, table: jax.Array, hidden: jax.Array, targets: jax.Array, weights: jax.Array) -> jax.Array:
-    """The weighted nll of hidden (chunks, B, C, E), targets and weights (chunks, B, C), with the table (V, E)."""
+    """The weighted nll of hidden (chunks, B, C, E), targets and weights (chunks, B, C), with the table (E, V)."""
 
     def add_chunk(total: jax.Array, piece: tuple[jax.Array, ...]) -> tuple[jax.Array, None]:
         return total + _chunk_nll(softcap, table, *piece)[0], None
@@ -53,7 +53,7 @@ def _nll_and_gradient(softcap: float, table: jax.Array, hidden: jax.Array, targe
         slope = surplus * some_weights[..., None]
         if softcap:
             slope *= 1 - jnp.square(logits / softcap)
-        return total + nll, jnp.einsum("bcv,ve->bce", slope.astype(table.dtype), table)
+        return total + nll, jnp.einsum("bcv,ev->bce", slope.astype(table.dtype), table)
 
     total, gradient = jax.lax.scan(add_chunk, jnp.zeros((), jnp.float32), (hidden, targets, weights))
     return total, gradient
@@ -69,7 +69,7 @@ _nll.defvjp(_nll_and_gradient, _scale_gradient)
 def _chunk_nll(
     softcap: float, table: jax.Array, hidden: jax.Array, targets: jax.Array, weights: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    logits = jnp.einsum("bce,ve->bcv", hidden, table, preferred_element_type=jnp.float32)
+    logits = jnp.einsum("bce,ev->bcv", hidden, table, preferred_element_type=jnp.float32)
     if softcap:
         logits = softcap * jnp.tanh(logits / softcap)
     log_total = jax.nn.logsumexp(logits, axis=-1)

@@ -16,17 +16,16 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from gemsmith.models.heads import Rope
 from gemsmith.models.heads_kernel import make_heads_first
 from gemsmith.models.remat import ATTENDED
-from gemsmith.models.sharding import BATCH, axis_size
+from gemsmith.models.sharding import BATCH, axis_size, constrain
 
+HEADS = ("tp", "sequence")
 LANES = 128
 """The kernel's blocks are multiples of this, so rows must be too."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SplashAttention:
-    """The layers' attention by the kernel; heads are (B, H, L, D). Rows are split over replica and fsdp, heads over tp, and queries over
-    sequence, each of whose devices holds all keys of its rows. L is a multiple of 128 on each device.
-    """
+    """The layers' attention by the kernel; heads are (B, H, L, D), L a multiple of 128 on each device."""
 
     angles: Rope
     segments: jax.Array
@@ -67,34 +66,37 @@ def splash_attention(
     mesh: Mesh | None = None,
     interpret: bool = False,
 ) -> jax.Array:
-    """The attended values, (B, H, L, D), of query (B, H, L, D) over key and value (B, K, L, D): what `attention` gives."""
+    """The attended values, (B, H, L, D), of query (B, H, L, D) over key and value (B, K, L, D): what `attention` gives.
+
+    On a mesh, rows are split over replica and fsdp, and heads over tp and sequence: where a row's positions lie on several devices, they
+    trade them for heads and back. So all devices of a row do the same work, which they would not if each kept its part of a causal mask.
+    """
     heads, length = query.shape[1:3]
-    shards = 1 if mesh is None else axis_size(mesh, "sequence")
-    head_shards = 1 if mesh is None else axis_size(mesh, "tp")
-    assert length % (LANES * shards) == 0, f"rows of {length} positions over {shards} devices"
-    key, value = (_enough_heads(x, head_shards) for x in (key, value))
+    shards = 1 if mesh is None else axis_size(mesh, HEADS)
+    assert length % LANES == 0 and heads % shards == 0, f"rows of {length} positions, {heads} heads over {shards} devices"
+    key, value = (_enough_heads(x, shards) for x in (key, value))
     kernel = kernels.make_splash_mha(
         _mask(length, window, heads),
-        block_sizes=_block_sizes(length // shards, length),
-        head_shards=head_shards,
-        q_seq_shards=shards,
+        block_sizes=_block_sizes(length),
+        head_shards=shards,
+        q_seq_shards=1,
         residual_checkpoint_name=ATTENDED,
         interpret=interpret,
     )
 
     def attend(kernel: kernels.SplashAttentionKernel, *arrays: jax.Array) -> jax.Array:
-        query, key, value, of_queries, of_keys = arrays
-        attended: Any = jax.vmap(kernel)(query, key, value, kernels.SegmentIds(of_queries, of_keys))
+        query, key, value, segments = arrays
+        attended: Any = jax.vmap(kernel)(query, key, value, kernels.SegmentIds(segments, segments))
         return attended
 
     if mesh is None:
-        return attend(kernel, query, key, value, segments, segments)
-    of_queries, of_keys = PartitionSpec(BATCH, "tp", "sequence", None), PartitionSpec(BATCH, "tp", None, None)
-    specs = (of_queries, of_keys, of_keys, PartitionSpec(BATCH, "sequence"), PartitionSpec(BATCH, None))
-    kernel_spec = kernel.manual_sharding_spec(NamedSharding(mesh, PartitionSpec("tp", "sequence")))
+        return attend(kernel, query, key, value, segments)
+    by_heads = PartitionSpec(BATCH, HEADS, None, None)
+    specs = (by_heads, by_heads, by_heads, PartitionSpec(BATCH, None))
+    kernel_spec = kernel.manual_sharding_spec(NamedSharding(mesh, PartitionSpec(HEADS, None)))
     # check_vma: pallas_call does not say over which axes its results vary.
-    sharded = partial(jax.shard_map, mesh=mesh, in_specs=(kernel_spec, *specs), out_specs=of_queries, check_vma=False)
-    return sharded(attend)(kernel, query, key, value, segments, segments)
+    sharded = jax.shard_map(attend, mesh=mesh, in_specs=(kernel_spec, *specs), out_specs=by_heads, check_vma=False)
+    return constrain(sharded(kernel, query, key, value, segments), mesh, BATCH, "tp", "sequence", None)
 
 
 def _mask(length: int, window: int | None, heads: int) -> masks.MultiHeadMask:
@@ -103,18 +105,11 @@ def _mask(length: int, window: int | None, heads: int) -> masks.MultiHeadMask:
     return masks.MultiHeadMask([one] * heads)
 
 
-def _block_sizes(queries: int, keys: int) -> kernels.BlockSizes:
+def _block_sizes(length: int) -> kernels.BlockSizes:
     # Blocks of 1024 do not fit on the chip with a head of 512 (v5p: 17.9 of 16 MB).
-    block = 512
-    of_queries, of_keys = _divisor(queries, block), _divisor(keys, block)
-    return kernels.BlockSizes(
-        block_q=of_queries,
-        block_kv=of_keys,
-        block_q_dkv=of_queries,
-        block_kv_dkv=of_keys,
-        block_q_dq=of_queries,
-        block_kv_dq=of_keys,
-    )
+    block = _divisor(length, 512)
+    names = ("block_q", "block_kv", "block_q_dkv", "block_kv_dkv", "block_q_dq", "block_kv_dq")
+    return kernels.BlockSizes(**dict.fromkeys(names, block))
 
 
 def _divisor(length: int, most: int) -> int:
@@ -123,6 +118,6 @@ def _divisor(length: int, most: int) -> int:
 
 
 def _enough_heads(x: jax.Array, shards: int) -> jax.Array:
-    """Keys or values (B, K, L, D) with each head repeated where tp is more than K, so that every device has the one it needs."""
+    """Keys or values (B, K, L, D) with each head repeated where there are more devices than heads, so that each has the one it needs."""
     heads = x.shape[1]
     return x if heads % shards == 0 else jnp.repeat(x, shards // heads, axis=1)

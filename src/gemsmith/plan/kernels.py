@@ -10,13 +10,15 @@ _PRODUCTS = {"fwd": 2, "dq": 3, "dkv": 4, "fused": 5}
 
 
 def kernel_flops(call: Instruction, home: Computation) -> float | None:
-    """FLOPs of one call: from the kernel's own estimate, or from what is known of splash attention and of grouped matmuls; else None."""
+    """FLOPs of one call: from the kernel's own estimate, or what is known of splash attention, grouped matmuls and our own; else None."""
     estimate = call.config.get("custom_call_config", {}).get("cost_estimate", {})
     if int(estimate.get("flops", 0)) > 0:
         return float(estimate["flops"])
     used = [array for name in call.operands for array in home.instructions[name].arrays]
     if not any(array.dtype[0] in "bfc" for array in (*used, *call.arrays)):
         return 0.0  # only integers: a table for another kernel
+    if call.name.startswith("heads_"):
+        return 0.0  # gemsmith.models.heads_kernel: bound by its bytes
     if call.name.startswith("splash_"):
         return _splash(call, home)
     if call.name.startswith(("gmm", "tgmm")):

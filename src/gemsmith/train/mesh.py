@@ -54,12 +54,12 @@ def mesh_sizes(recipe: Recipe, variant: Variant, *, devices: int, kind: str) -> 
             f"data.max_length: {length} does not divide over {sizes['sequence']} devices of a row ({given}); "
             f"set a multiple of {sizes['sequence']}, or train.rows_per_step to a multiple of {devices}"
         )
-    _check_heads(variant, sizes["tp"])
+    _check_heads(variant, sizes["tp"], "train.mesh.tp:")
     return sizes
 
 
-def make_execution(recipe: Recipe, mesh: Mesh) -> Execution:
-    """How this recipe's forward pass runs on the mesh. Raises RecipeError for rows that the splash kernel cannot take."""
+def make_execution(recipe: Recipe, variant: Variant, mesh: Mesh) -> Execution:
+    """How this recipe's forward pass runs on the mesh. Raises RecipeError for rows and heads that the splash kernel cannot take."""
     train, platform = recipe.train, mesh.devices.flat[0].platform
     how = train.attention
     if how == "auto":
@@ -72,19 +72,19 @@ def make_execution(recipe: Recipe, mesh: Mesh) -> Execution:
             f"data.max_length: the splash kernel takes rows in multiples of {LANES} positions a device, {part} was given; "
             f"set {math.ceil(part / LANES) * LANES * mesh.shape['sequence']}, or train.attention to dense"
         )
+    if how == "splash" and mesh.shape["sequence"] > 1:
+        _check_heads(variant, mesh.shape["sequence"] * mesh.shape["tp"], "train.mesh: sequence × tp of")
     return Execution(attention=how, remat=train.remat, mesh=mesh)
 
 
-def _check_heads(variant: Variant, tp: int) -> None:
-    """Tp splits the query heads; kv heads are split too, or each is held by tp / K devices."""
-    if variant.heads % tp:
-        raise RecipeError(
-            f"train.mesh.tp: {tp} does not divide the {variant.heads} heads of {variant.name}; set {_divisors(variant.heads)}"
-        )
+def _check_heads(variant: Variant, devices: int, key: str) -> None:
+    """Query heads are split over the devices; kv heads are split too, or each is held by devices / K of them."""
+    if variant.heads % devices:
+        raise RecipeError(f"{key} {devices} does not divide the {variant.heads} heads of {variant.name}; set {_divisors(variant.heads)}")
     for name, heads in (("kv", variant.kv_heads), ("global kv", variant.global_kv_heads)):
-        if heads % tp and tp % heads:
+        if heads % devices and devices % heads:
             raise RecipeError(
-                f"train.mesh.tp: {tp} neither divides the {heads} {name} heads of {variant.name} nor is a multiple of them; "
+                f"{key} {devices} neither divides the {heads} {name} heads of {variant.name} nor is a multiple of them; "
                 f"set {_divisors(variant.heads)}"
             )
 

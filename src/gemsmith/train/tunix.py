@@ -71,7 +71,7 @@ def train_with_tunix(run: Run, *, fresh: bool = False) -> TrainRecord:
 def adapted_model(recipe: Recipe, checkpoint: Checkpoint, mesh: Mesh) -> Gemma4:
     """The checkpoint's model on the mesh, with adapters at their start: the recipe's, or one that is new."""
     start = read_start_adapter(recipe, checkpoint.variant)
-    base = load_model(checkpoint, dtype=recipe.train.dtype, execution=make_execution(recipe, mesh))
+    base = load_model(checkpoint, dtype=recipe.train.dtype, execution=make_execution(recipe, checkpoint.variant, mesh))
     model = add_adapters(base, checkpoint.variant, recipe.lora, seed=recipe.seed)
     if start:
         set_adapter(model, recipe, start)
