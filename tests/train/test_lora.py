@@ -12,7 +12,8 @@ from gemsmith.errors import RecipeError
 from gemsmith.models import Execution, abstract_model, load_model
 from gemsmith.models.sharding import AXES
 from gemsmith.recipe import Lora
-from gemsmith.train.lora import add_adapters, count_adapted, start_of_a
+from gemsmith.train.first_adapter import start_of_a
+from gemsmith.train.lora import add_adapters, count_adapted
 from gemsmith.train.mesh import make_mesh
 from gemsmith.train.tunix import adapted_model
 from gemsmith.zoo import LORA_KINDS, VARIANTS, find_variant, lora_targets

@@ -15,11 +15,11 @@ from gemsmith.checkpoint import open_checkpoint
 from gemsmith.checkpoint.tiny import make_tokenizer, write_checkpoint
 from gemsmith.errors import CheckpointError, RecipeError
 from gemsmith.recipe import build_recipe
+from gemsmith.train.first_adapter import read_start_adapter, start_adapter_hash
 from gemsmith.train.hosts import place
 from gemsmith.train.lora import targets_of
 from gemsmith.train.mesh import make_mesh
 from gemsmith.train.optimizer import make_optimizer
-from gemsmith.train.start import read_start_adapter, start_adapter_hash
 from gemsmith.train.step import input_shapes, make_step
 from gemsmith.train.tunix import adapted_model
 from gemsmith.zoo import find_variant, lora_targets, text_tensors

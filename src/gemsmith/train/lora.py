@@ -5,7 +5,6 @@ A starts uniform in ±1/sqrt(in), which is PEFT's start, B at 0. Both are float3
 """
 
 import re
-import zlib
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any
@@ -22,6 +21,7 @@ from gemsmith.models.attention import DenseAttention
 from gemsmith.models.gemma4 import Layer
 from gemsmith.models.sharding import WEIGHTS, axis_size
 from gemsmith.recipe import Lora
+from gemsmith.train.first_adapter import start_of_a
 from gemsmith.train.upstream import SwitchableLora, forget_rngs
 from gemsmith.zoo import Tensor, Variant, lora_targets
 
@@ -65,19 +65,6 @@ def count_adapted(model: Gemma4, variant: Variant) -> dict[str, int]:
 def adapted_paths(model: Gemma4) -> list[ModulePath]:
     """Paths of the modules that have an adapter, in the model's order."""
     return [path[:-1] for path, _ in nnx.to_flat_state(nnx.state(model, nnx.LoRAParam)) if path[-1] == "kernel_lora_a"]
-
-
-def name_number(tensor: Tensor) -> int:
-    """A number that stands for the tensor in random keys, the same in every process and whatever else is adapted."""
-    return zlib.crc32(tensor.name.encode())
-
-
-def start_of_a(tensor: Tensor, rank: int, seed: int) -> np.ndarray:
-    """The start of A (in, R): uniform in ±1/sqrt(in), float32, a function of the seed and the tensor's name."""
-    inputs = tensor.shape[1]
-    bound = 1.0 / np.sqrt(inputs)
-    random = np.random.Generator(np.random.Philox(key=[seed % 2**64, name_number(tensor)]))
-    return ((random.random((inputs, rank), dtype=np.float32) * 2 - 1) * bound).astype(np.float32)
 
 
 def _adapt(layer: Layer, variant: Variant, targets: Targets, lora: Lora, seed: int) -> Layer:

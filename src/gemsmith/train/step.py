@@ -15,7 +15,8 @@ from gemsmith.models import Gemma4, token_nll
 from gemsmith.models.sharding import BATCH, axis_size, constrain
 from gemsmith.recipe import Lora
 from gemsmith.train.dropout import mask_keys
-from gemsmith.train.lora import Targets, name_number, targets_of
+from gemsmith.train.first_adapter import name_number
+from gemsmith.train.lora import Targets, targets_of
 from gemsmith.train.upstream import set_dropout
 
 _ROW_ARRAYS = {"tokens": jnp.int32, "segments": jnp.int32, "positions": jnp.int32, "loss_mask": jnp.bool_}

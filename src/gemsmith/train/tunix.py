@@ -5,13 +5,10 @@ its last complete checkpoint and ends with the bytes of one that never stopped.
 """
 
 import contextlib
-import json
 import resource
-import shutil
-import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -21,20 +18,32 @@ from jax.sharding import Mesh
 
 from gemsmith.checkpoint import Checkpoint, open_checkpoint
 from gemsmith.data import Batch, Batches, load_batches
-from gemsmith.errors import DataError, EngineError, MachineError, Preempted, RunError
+from gemsmith.errors import MachineError, RunError
 from gemsmith.models import Gemma4, load_model
 from gemsmith.recipe import Recipe
 from gemsmith.records import TrainRecord, TrainStep
-from gemsmith.run import Clock, Run, confirm_recipe, make_origin, read_record, refused_changes, stage_keys, start_clock, write_record
+from gemsmith.run import Clock, Run, make_origin, start_clock, write_record
+from gemsmith.train.attempt import (
+    checkpoint_metadata,
+    forget_earlier,
+    is_spike,
+    kept_steps,
+    last_line,
+    preempted,
+    refuse_no_targets,
+    refuse_to_go_on,
+    stop_on_sigterm,
+)
 from gemsmith.train.compiling import Compiled, compile_step, use_compile_cache
+from gemsmith.train.first_adapter import read_start_adapter, start_adapter_hash
 from gemsmith.train.hosts import check_accelerator, check_hosts, is_first_host, local_rows, place, place_batch, start_hosts
 from gemsmith.train.log import Display, Events, StepLog, StepsFile
 from gemsmith.train.lora import add_adapters, count_adapted
 from gemsmith.train.mesh import make_execution, make_mesh
 from gemsmith.train.optimizer import make_optimizer
 from gemsmith.train.schedule import learning_rate
-from gemsmith.train.spikes import reason_to_stop, spike_limit
-from gemsmith.train.start import read_start_adapter, set_adapter, start_adapter_hash
+from gemsmith.train.spikes import spike_limit
+from gemsmith.train.start import set_adapter
 from gemsmith.train.step import Step, input_shapes, make_step, place_moments
 from gemsmith.train.upstream import Checkpoints, Trainer
 from gemsmith.zoo import VARIANTS, Variant, find_variant
@@ -60,7 +69,7 @@ def train_with_tunix(run: Run, *, fresh: bool = False) -> TrainRecord:
     with _one_line_errors(run):
         model = adapted_model(recipe, checkpoint, mesh)
         session = _Session(run, model, batches, mesh, fresh=fresh)
-        with _stop_on_sigterm(session.stop):
+        with stop_on_sigterm(session.stop):
             session.train()
         record = _make_record(run, clock, session, checkpoint.variant)
     if is_first_host():
@@ -128,8 +137,7 @@ class _Session:
                 self.checkpoints.wait()
         last = self.trainer.train_steps
         if last < self.batches.steps:
-            saved = f"step {last} is saved" if last else "nothing was trained yet"
-            raise Preempted(f"stopped by SIGTERM: {saved}; continue with: gemsmith train {self.run.path}")
+            raise preempted(self.run, last)
 
     def _compile(self) -> bool:
         """Whether the step is there to be run, or none is left to run; False where SIGTERM came first."""
@@ -150,24 +158,11 @@ class _Session:
         place = f"{self.run.checkpoints}/{step}"
         try:
             metadata = self.checkpoints.read_metadata(step)
-            steps = [TrainStep.model_validate_json(line) for line in metadata["steps"]]
-            self._refuse_another_recipe(place, metadata)
+            steps = kept_steps(self.run, place, metadata, self.start_adapter_sha256)
             self.checkpoints.maybe_restore(self.model, self.trainer.optimizer, step)
         except (ValueError, KeyError, OSError) as error:
-            raise RunError(f"{place}: cannot be restored ({_last_line(error)}); delete it to continue from an earlier one") from None
+            raise RunError(f"{place}: cannot be restored ({last_line(error)}); delete it to continue from an earlier one") from None
         return step, steps, list(metadata["resumed_at"])
-
-    def _refuse_another_recipe(self, place: str, metadata: dict[str, Any]) -> None:
-        if changes := refused_changes(metadata["recipe"], stage_keys(self.run.recipe, "train")):
-            key, (old, new) = next(iter(changes.items()))
-            raise RunError(
-                f"{place}: was trained with another recipe: {key} was {json.dumps(old)} and is {json.dumps(new)}; "
-                f"set it back, or start again with: gemsmith train {self.run.path} --force"
-            )
-        if metadata["rows_sha256"] != read_record(self.run, "data").rows_sha256:
-            raise RunError(f"{place}: was trained on other rows than {self.run.data} holds; start again with --force")
-        if metadata.get("start_adapter_sha256") != self.start_adapter_sha256:
-            raise RunError(f"{place}: was trained from another adapter than train.start_adapter holds now; start again with --force")
 
     def _load(self, step: int) -> tuple[int, Batch] | None:
         # Several hosts must stop after the same step, so there the step's own sum over all of them decides.
@@ -196,19 +191,14 @@ class _Session:
         jax.block_until_ready(metrics)
         self.checkpoints.delete_all()
         if is_first_host():
-            self.run.record_file("train").unlink(missing_ok=True)
-            shutil.rmtree(self.run.tensorboard, ignore_errors=True)
-            confirm_recipe(self.run)
+            forget_earlier(self.run)
         self.fresh = False
 
     def _finish(self, pending: Any) -> None:
         """Waits for the step and logs it. Raises EngineError where the recipe stops at such a loss, DataError where nothing was trained."""
         number, rate, limit, metrics = pending
         values = {name: value.item() for name, value in jax.device_get(metrics).items()}
-        if not values["targets"]:
-            raise DataError(
-                f"{self.run.data}: no token of step {number} is trained on; make the rows again with: gemsmith data {self.run.path} --force"
-            )
+        refuse_no_targets(self.run, number, values["targets"])
         now_s = time.monotonic()
         step_s, self._mark_s = now_s - self._mark_s, now_s
         step = TrainStep(
@@ -218,49 +208,21 @@ class _Session:
             learning_rate=rate,
             real_tokens=values["real_tokens"],
             step_s=round(step_s, 6),
-            spike=limit < values["loss"] < np.inf,
+            spike=is_spike(values["loss"], limit),
             skipped=values["skipped"],
         )
-        if reason := reason_to_stop([*self.log.steps, step], self.run.recipe.train):
-            self._stop_at(reason)
+        refuse_to_go_on(self.run, [*self.log.steps, step], self.run.recipe.train, self.checkpoints.latest_step())
         self._told_to_stop |= bool(values["stop"])
         self.log.add(step)
-
-    def _stop_at(self, reason: str) -> None:
-        saved = self.checkpoints.latest_step()
-        kept = f"the last checkpoint is {self.run.checkpoints}/{saved}" if saved else "there is no checkpoint yet"
-        raise EngineError(
-            f"training stopped: {reason}; {kept}; lower optimizer.learning_rate, let such steps be skipped, or look at the rows with: "
-            "gemsmith data --show 3"
-        )
 
     def _before_save(self) -> dict[str, Any]:
         self.trainer.finish_steps()
         nnx.update(self.model, self.trained)
         nnx.update(self.trainer.optimizer, self.moments)
-        return {
-            "recipe": stage_keys(self.run.recipe, "train"),
-            "rows_sha256": read_record(self.run, "data").rows_sha256,
-            "start_adapter_sha256": self.start_adapter_sha256,
-            "resumed_at": self.resumed_at,
-            "steps": [step.model_dump_json() for step in self.log.steps],
-        }
+        return checkpoint_metadata(self.run, self.log.steps, self.resumed_at, self.start_adapter_sha256)
 
     def _start_clock(self) -> None:
         self._mark_s = time.monotonic()
-
-
-@contextlib.contextmanager
-def _stop_on_sigterm(stop: Callable[[], None]) -> Iterator[None]:
-    """SIGTERM, which announces a preemption, calls `stop` while the block runs."""
-    if threading.current_thread() is not threading.main_thread():  # Python lets only the main thread set handlers
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, lambda *_: stop())
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 @contextlib.contextmanager
@@ -314,8 +276,3 @@ def peak_memory_bytes() -> int:
     """The most that any device held; on CPU, where devices do not say, the most that the process held."""
     held = [stats["peak_bytes_in_use"] for device in jax.local_devices() if (stats := device.memory_stats())]
     return max(held) if held else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-def _last_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1][:200] if lines else type(error).__name__
