@@ -124,6 +124,8 @@ def test_the_shipped_schema_is_the_recipes_own():
     assert json.loads(SCHEMA.read_text()) == recipe_schema()
 
 
-def test_a_quantised_base_is_refused_with_the_reason():
-    with pytest.raises(RecipeError, match=r"train\.dtype: 'nf4' was given, but a quantised base cannot be trained on.*; set bfloat16"):
-        build_recipe({"checkpoint": "x", "data": {"train": "x"}, "train": {"dtype": "nf4"}})
+def test_a_base_is_held_in_what_can_be_trained_on():
+    values = {"checkpoint": "x", "data": {"train": "x"}}
+    assert build_recipe(values, ["train.dtype=nf4"]).train.dtype == "nf4"
+    with pytest.raises(RecipeError, match=r"train\.dtype: 'int4' was given, input should be 'bfloat16', 'float32', 'nf4' or 'int8'"):
+        build_recipe(values, ["train.dtype=int4"])

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
-from pydantic_core import PydanticCustomError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gemsmith.errors import RecipeError, nearest
 from gemsmith.zoo import LORA_KINDS, find_variant, lora_targets, variant_of_hub_id
@@ -98,12 +97,20 @@ class Train(Section):
     rows_per_step: Positive = Field(8, description="Rows of max_length in one optimizer step, over all devices.")
     tokens_per_step: Positive | None = Field(None, description="Instead of rows_per_step: positions in one step, padding counted.")
     micro_batches: Positive = Field(1, description="Slices of a step, run one after the other for less memory; the update is the same.")
-    attention: Literal["auto", "splash", "dense"] = Field("auto", description="`auto`: the splash kernel on TPU, dense blocks elsewhere.")
+    attention: Literal["auto", "splash", "dense", "documents", "sdpa", "eager"] = Field(
+        "auto",
+        description="tunix: the `splash` kernel on TPU, `dense` blocks elsewhere. trl: `documents` one by one, or masked `sdpa`, `eager`.",
+    )
     remat: Literal["none", "layer"] | Annotated[tuple[Kept, ...], Field(strict=False)] = Field(
         "layer", description="What the backward pass computes again: `none`, a whole `layer`, or all of it but the results named here."
     )
+    offload: Annotated[tuple[Kept, ...], Field(strict=False)] = Field(
+        (), description="Results of a layer that wait for the backward pass in the host's memory; TPU and GPU."
+    )
     mesh: Literal["auto"] | Mesh = "auto"
-    dtype: Literal["bfloat16", "float32"] = Field("bfloat16", description="Of the frozen base; adapters and moments are float32.")
+    dtype: Literal["bfloat16", "float32", "nf4", "int8"] = Field(
+        "bfloat16", description="Of the frozen base, `nf4` and `int8` computing in bfloat16; adapters and moments are float32."
+    )
     checkpoint_every: Positive = Field(100, description="Steps.")
     keep_checkpoints: Positive = 3
     checkpoint_folder: str | None = Field(
@@ -116,15 +123,6 @@ class Train(Section):
         3.0, description="A loss of more than this many times the median of the last 50 steps is a spike."
     )
     on_spike: Literal["report", "stop", "skip"] = Field("report", description="What a step does whose loss is a spike.")
-
-    @field_validator("dtype", mode="before")
-    @classmethod
-    def _refuse_quantised(cls, value: Any) -> Any:
-        if value in ("int8", "nf4", "int4", "fp8"):
-            raise PydanticCustomError(
-                "quantised", "but a quantised base cannot be trained on: the adapters sit on plain kernels; set bfloat16, or float32"
-            )
-        return value
 
 
 class Export(Section):

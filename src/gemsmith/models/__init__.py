@@ -4,6 +4,18 @@ from gemsmith.models.gemma4 import Execution, Gemma4, Pictures
 from gemsmith.models.load import abstract_model, load_model
 from gemsmith.models.loss import token_nll
 from gemsmith.models.names import hf_names_of, path_of
+from gemsmith.models.quantised import base_kinds
 from gemsmith.models.sharding import partition
 
-__all__ = ["Execution", "Gemma4", "Pictures", "abstract_model", "hf_names_of", "load_model", "partition", "path_of", "token_nll"]
+__all__ = [
+    "Execution",
+    "Gemma4",
+    "Pictures",
+    "abstract_model",
+    "base_kinds",
+    "hf_names_of",
+    "load_model",
+    "partition",
+    "path_of",
+    "token_nll",
+]

@@ -17,6 +17,7 @@ from jax.sharding import Mesh, PartitionSpec
 from gemsmith.models.attention import DenseAttention
 from gemsmith.models.experts import ask_experts
 from gemsmith.models.heads import inverse_frequencies, rms_norm, rope
+from gemsmith.models.quantised import holds_codes, plain
 from gemsmith.models.remat import Remat, rematerialised
 from gemsmith.models.sharding import BATCH, constrain, gathered, gathered_specs
 from gemsmith.models.splash import SplashAttention
@@ -35,6 +36,7 @@ class Execution:
 
     attention: str = "dense"
     remat: Remat = "none"
+    offload: tuple[str, ...] = ()
     mesh: Mesh | None = None
 
 
@@ -164,18 +166,18 @@ class Gemma4(nnx.Module):
         if per_layer is not None:
             per_layer = per_layer.reshape(stretch.repeats, stretch.period, *per_layer.shape[1:])
 
-        mesh = self.execution.mesh
+        how, mesh, dequantises = self.execution, self.execution.mesh, holds_codes(states)
         specs = [gathered_specs(variant, stretch.first + place, mesh=mesh) if mesh else {} for place in range(stretch.period)]
 
         def run_layer(place: int, state: Any, hidden: jax.Array, shared: Any, extra: Any) -> tuple[jax.Array, KeyValue]:
-            layer = nnx.merge(graphs[place], gathered(state, specs[place], mesh))
+            layer = nnx.merge(graphs[place], plain(gathered(state, specs[place], mesh)))
             hidden, key_value = layer(hidden, engine=engines[kinds[place]], shared=shared, per_layer_input=extra, mesh=mesh)
             return self._laid_out(hidden), key_value
 
         def run_block(carry: tuple[jax.Array, Any], sliced: tuple[Any, Any]) -> tuple[tuple[jax.Array, Any], None]:
             (hidden, kept), (states, extras) = carry, sliced
             for place, is_global in enumerate(kinds):
-                run = rematerialised(partial(run_layer, place), self.execution.remat)
+                run = rematerialised(partial(run_layer, place), how.remat, offload=how.offload, dequantises=dequantises)
                 shared = latest[is_global] if shares and latest else None
                 hidden, key_value = run(states[place], hidden, shared, None if extras is None else extras[place])
                 kept = {**kept, is_global: key_value} if keeps else kept

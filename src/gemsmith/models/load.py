@@ -8,37 +8,43 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
+from qwix import QArray
 
 from gemsmith.checkpoint import Checkpoint
 from gemsmith.errors import CheckpointError
 from gemsmith.models.gemma4 import Execution, Gemma4
 from gemsmith.models.names import Path, hf_names_of, is_transposed, kernel_shape, path_of
-from gemsmith.models.sharding import partition
+from gemsmith.models.quantised import Kind, is_quantised, quantise
+from gemsmith.models.sharding import axis_size, fitting, partition
 from gemsmith.zoo import Tensor, Variant, text_tensors
 
 
-def abstract_model(variant: Variant, *, dtype: jax.typing.DTypeLike, execution: Execution | None = None) -> Gemma4:
-    """The model with ShapeDtypeStructs for weights, each laid out on the execution's mesh."""
+def abstract_model(
+    variant: Variant, *, dtype: jax.typing.DTypeLike, quantised: Kind | None = None, execution: Execution | None = None
+) -> Gemma4:
+    """The model with ShapeDtypeStructs for weights, laid out on the execution's mesh; big matrices as codes where `quantised` says so."""
     execution = execution or Execution()
     graph, state = nnx.split(nnx.eval_shape(lambda: Gemma4(variant, dtype=dtype, execution=execution)))
     tensors = {path: tensors[0] for path, tensors in _by_path(variant).items()}
     leaves = []
     for path, leaf in nnx.to_flat_state(state):
-        shape = leaf.get_value()
-        sharding = _sharding(variant, tensors[path], execution.mesh)
-        leaves.append((path, leaf.replace(jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=sharding))))
+        shape, tensor = leaf.get_value(), tensors[path]
+        if quantised and is_quantised(tensor):
+            shape = jax.eval_shape(partial(quantise, kind=quantised), shape)
+        lay_out = partial(_laid_out, variant, tensor, execution.mesh)
+        leaves.append((path, leaf.replace(jax.tree.map(lay_out, shape))))
     return nnx.merge(graph, nnx.from_flat_state(leaves))
 
 
-def load_model(checkpoint: Checkpoint, *, dtype: str, execution: Execution | None = None) -> Gemma4:
-    """The model with the checkpoint's weights in `dtype`, on one device or on the execution's mesh.
+def load_model(checkpoint: Checkpoint, *, dtype: str, quantised: Kind | None = None, execution: Execution | None = None) -> Gemma4:
+    """The model with the checkpoint's weights in `dtype`, on one device or on the execution's mesh; see abstract_model for `quantised`.
 
     The mesh's axes must be Auto, as those of `jax.sharding.Mesh` are (`jax.make_mesh` makes Explicit ones). The host holds one tensor
-    at a time: each is mapped from its file, and each device's part copied, turned and cast.
+    at a time: each is mapped from its file, and each device's part copied, turned and cast; and quantised on the device, one by one.
     Raises CheckpointError where a tensor is missing, or the model has no place for it.
     """
     variant = checkpoint.variant
-    graph, state = nnx.split(abstract_model(variant, dtype=dtype, execution=execution))
+    graph, state = nnx.split(abstract_model(variant, dtype=dtype, quantised=quantised, execution=execution))
     tensors = _by_path(variant)
     filled = []
     for path, leaf in nnx.to_flat_state(state):
@@ -60,29 +66,49 @@ def _by_path(variant: Variant) -> dict[Any, list[Tensor]]:
     return tensors
 
 
-def _sharding(variant: Variant, tensor: Tensor, mesh: Mesh | None) -> Sharding:
+def _laid_out(variant: Variant, tensor: Tensor, mesh: Mesh | None, part: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+    """The array's shape with its place: the array is the tensor, its codes or its scales, or a stack of those."""
     if mesh is None:
-        return SingleDeviceSharding(jax.devices()[0])
+        return jax.ShapeDtypeStruct(part.shape, part.dtype, sharding=SingleDeviceSharding(jax.devices()[0]))
     spec = partition(variant, tensor, mesh=mesh)
-    return NamedSharding(mesh, spec if tensor.layer is None else PartitionSpec(None, *spec))
+    spec = _storable(spec if tensor.layer is None else PartitionSpec(None, *spec), part.shape, mesh)
+    return jax.ShapeDtypeStruct(part.shape, part.dtype, sharding=NamedSharding(mesh, spec))
 
 
-def _read(checkpoint: Checkpoint, tensors: list[Tensor], like: jax.ShapeDtypeStruct) -> jax.Array:
+def _storable(spec: PartitionSpec, shape: tuple[int, ...], mesh: Mesh) -> PartitionSpec:
+    """The spec, or where scales are too few for the devices of an axis, one that splits them by their outputs over those, too."""
+    fitted = fitting(spec, shape, mesh)
+    left_out = [axis for axis, kept in zip(spec, fitted, strict=False) if axis and not kept]
+    axes: list[str] = []
+    for entry in (fitted[-1], *left_out) if left_out else ():
+        axes += (entry,) if isinstance(entry, str) else entry or ()
+    return PartitionSpec(*fitted[:-1], tuple(axes)) if axes and shape[-1] % axis_size(mesh, tuple(axes)) == 0 else fitted
+
+
+def _read(checkpoint: Checkpoint, tensors: list[Tensor], like: Any) -> Any:
     """What the model holds in the place of these tensors: the one, or all of them along a first axis."""
     if tensors[0].layer is None:
         return _place(_checked(checkpoint, tensors[0]), tensors[0], like.dtype, like.sharding)
     assert like.shape == (len(tensors), *kernel_shape(tensors[0])), tensors[0].name
-    sharding: Any = like.sharding
-    part = sharding.update(spec=PartitionSpec(*sharding.spec[1:])) if isinstance(sharding, NamedSharding) else sharding
-    stack = jax.jit(partial(jnp.zeros, like.shape, like.dtype), out_shardings=sharding)()
+    whole = jax.tree.map(lambda part: part.sharding, like)
+    one = jax.tree.map(_of_one_layer, whole)
+    codes = one.qvalue if isinstance(one, QArray) else one
+    stack = jax.jit(lambda: jax.tree.map(lambda part: jnp.zeros(part.shape, part.dtype), like), out_shardings=whole)()
     for number, tensor in enumerate(tensors):
-        stack = _fill(stack, _place(_checked(checkpoint, tensor), tensor, like.dtype, part), number)
+        weight = _place(_checked(checkpoint, tensor), tensor, like.dtype, codes)
+        if isinstance(like, QArray):
+            weight = jax.jit(quantise, static_argnums=1, out_shardings=one)(weight, like.qtype)
+        stack = _fill(stack, weight, number)
     return stack
 
 
+def _of_one_layer(sharding: Any) -> Any:
+    return sharding.update(spec=PartitionSpec(*sharding.spec[1:])) if isinstance(sharding, NamedSharding) else sharding
+
+
 @partial(jax.jit, donate_argnums=0)
-def _fill(stack: jax.Array, part: jax.Array, number: int) -> jax.Array:
-    return jax.lax.dynamic_update_index_in_dim(stack, part, number, 0)
+def _fill(stack: Any, layer: Any, number: int) -> Any:
+    return jax.tree.map(lambda whole, part: jax.lax.dynamic_update_index_in_dim(whole, part, number, 0), stack, layer)
 
 
 def _checked(checkpoint: Checkpoint, tensor: Tensor) -> np.ndarray:

@@ -1,6 +1,6 @@
-"""What the backward pass keeps of the forward pass, and what it computes again."""
+"""What the backward pass keeps of the forward pass, on the device or in the host's memory, and what it computes again."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Literal
 
 import jax
@@ -15,14 +15,28 @@ NAMES = (*PROJECTIONS, ATTENDED, LORA)
 Remat = Literal["none", "layer"] | tuple[str, ...]
 
 
-def rematerialised(function: Callable[..., Any], remat: Remat) -> Callable[..., Any]:
+def rematerialised(
+    function: Callable[..., Any], remat: Remat, *, offload: tuple[str, ...] = (), dequantises: bool = False
+) -> Callable[..., Any]:
     """The layer's function, whose backward pass computes again what `remat` does not keep.
 
-    "none" keeps all, "layer" only the layer's inputs; names keep the results that `checkpoint_name` gave them, and the inputs.
+    "none" keeps all, "layer" only the layer's inputs; names keep the results that `checkpoint_name` gave them, and the inputs. Results
+    named in `offload` wait in the host's memory. A function that `dequantises` weights never keeps those.
     """
-    if remat == "none":
+    if remat == "none" and not dequantises:
         return function
-    names: Sequence[str] = () if remat == "layer" else remat
-    policy = jax.checkpoint_policies.save_only_these_names(*names)
+    names = () if remat in ("none", "layer") else remat
+    policy: Callable[..., Any] = jax.checkpoint_policies.save_only_these_names(*names)
+    if remat == "none":
+        policy = _all_but_weights
+    elif offload:
+        policy = jax.checkpoint_policies.save_and_offload_only_these_names(
+            names_which_can_be_saved=names, names_which_can_be_offloaded=offload, offload_src="device", offload_dst="pinned_host"
+        )
     # Layers run in a scan, where forward and backward are loops of their own: nothing to keep XLA from merging.
     return jax.checkpoint(function, policy=policy, prevent_cse=False)
+
+
+def _all_but_weights(primitive: Any, *_: Any, **__: Any) -> bool:
+    """Frozen weights are dequantised in a custom_vjp; any other has a gradient, and has been resolved by the time a policy is asked."""
+    return str(primitive) != "custom_vjp_call"

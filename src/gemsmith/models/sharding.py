@@ -5,6 +5,7 @@ positions of a row   over sequence
 weights              E over fsdp and sequence together; heads, hidden units, experts and words over tp
 """
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -62,8 +63,19 @@ def gathered(state: nnx.State, specs: dict[tuple[Any, ...], PartitionSpec], mesh
     for path, leaf in nnx.to_flat_state(state):
         spec = specs.get(path)
         value = leaf.get_value()
-        leaves.append((path, leaf if spec is None else leaf.replace(constrain(value, mesh, *spec))))
+        lay_out = partial(_constrain_part, mesh=mesh, spec=spec)
+        leaves.append((path, leaf if spec is None else leaf.replace(jax.tree.map(lay_out, value))))
     return nnx.from_flat_state(leaves)
+
+
+def fitting(spec: PartitionSpec, shape: tuple[int, ...], mesh: Mesh | AbstractMesh) -> PartitionSpec:
+    """The spec without the axes that do not divide the shape, as blocks of a quantised matrix may be too few."""
+    axes = (*spec, *[None] * (len(shape) - len(spec)))
+    return PartitionSpec(*(axis if size % axis_size(mesh, axis) == 0 else None for axis, size in zip(axes, shape, strict=True)))
+
+
+def _constrain_part(part: jax.Array, *, mesh: Mesh, spec: PartitionSpec) -> jax.Array:
+    return constrain(part, mesh, *fitting(spec, part.shape, mesh))
 
 
 def gathered_specs(variant: Variant, layer: int, *, mesh: Mesh) -> dict[tuple[Any, ...], PartitionSpec]:

@@ -98,7 +98,7 @@ def lower_step(recipe: Recipe, devices: Any) -> tuple[Any, Any]:
     from flax import nnx
     from jax.sharding import AxisType
 
-    from gemsmith.models import abstract_model
+    from gemsmith.models import abstract_model, base_kinds
     from gemsmith.train.lora import add_adapters
     from gemsmith.train.mesh import make_execution, mesh_sizes
     from gemsmith.train.optimizer import make_optimizer
@@ -107,7 +107,8 @@ def lower_step(recipe: Recipe, devices: Any) -> tuple[Any, Any]:
     variant = find_variant(str(recipe.model))
     sizes = mesh_sizes(recipe, variant, devices=len(devices), kind=devices[0].device_kind)
     mesh = jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes), devices=devices)
-    base = abstract_model(variant, dtype=recipe.train.dtype, execution=make_execution(recipe, variant, mesh))
+    dtype, quantised = base_kinds(recipe.train.dtype)
+    base = abstract_model(variant, dtype=dtype, quantised=quantised, execution=make_execution(recipe, variant, mesh))
     model = add_adapters(base, variant, recipe.lora, seed=recipe.seed)
     optimizer = nnx.eval_shape(partial(nnx.Optimizer, tx=make_optimizer(recipe.optimizer), wrt=nnx.LoRAParam), model)
     nnx.update(optimizer, place_moments(nnx.state(optimizer), model))

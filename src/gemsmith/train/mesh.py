@@ -10,7 +10,7 @@ from gemsmith.errors import MachineError, RecipeError
 from gemsmith.models import Execution
 from gemsmith.models.sharding import AXES
 from gemsmith.models.splash import LANES
-from gemsmith.recipe import Recipe
+from gemsmith.recipe import Recipe, Train
 from gemsmith.zoo import Variant
 
 
@@ -59,7 +59,10 @@ def mesh_sizes(recipe: Recipe, variant: Variant, *, devices: int, kind: str) -> 
 
 
 def make_execution(recipe: Recipe, variant: Variant, mesh: Mesh) -> Execution:
-    """How this recipe's forward pass runs on the mesh. Raises RecipeError for rows and heads that the splash kernel cannot take."""
+    """How this recipe's forward pass runs on the mesh.
+
+    Raises RecipeError for rows and heads that the splash kernel cannot take, and for offloading where there is no other memory.
+    """
     train, platform = recipe.train, mesh.devices.flat[0].platform
     how = train.attention
     if how == "auto":
@@ -74,7 +77,24 @@ def make_execution(recipe: Recipe, variant: Variant, mesh: Mesh) -> Execution:
         )
     if how == "splash" and mesh.shape["sequence"] > 1:
         _check_heads(variant, mesh.shape["sequence"] * mesh.shape["tp"], "train.mesh: sequence × tp of")
-    return Execution(attention=how, remat=train.remat, mesh=mesh)
+    _check_offload(train, platform)
+    return Execution(attention=how, remat=train.remat, offload=train.offload, mesh=mesh)
+
+
+def _check_offload(train: Train, platform: str) -> None:
+    """What is offloaded is kept, so it may not be named as kept on the device, too."""
+    if not train.offload:
+        return
+    if platform == "cpu":
+        raise RecipeError(
+            "train.offload: the devices here are cpu, whose memory is the host's; leave it out, or name what to keep in train.remat"
+        )
+    if train.remat == "none":
+        raise RecipeError(
+            "train.offload: train.remat is none, which keeps all on the device; set it to layer, or to names of what to keep there"
+        )
+    if both := [name for name in train.offload if name in train.remat]:
+        raise RecipeError(f"train.offload: {', '.join(both)} is kept on the device by train.remat; name it in one of them")
 
 
 def _check_heads(variant: Variant, devices: int, key: str) -> None:

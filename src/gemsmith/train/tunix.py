@@ -19,7 +19,7 @@ from jax.sharding import Mesh
 from gemsmith.checkpoint import Checkpoint, open_checkpoint
 from gemsmith.data import Batch, Batches, load_batches
 from gemsmith.errors import MachineError, RunError
-from gemsmith.models import Gemma4, load_model
+from gemsmith.models import Gemma4, base_kinds, load_model
 from gemsmith.recipe import Recipe
 from gemsmith.records import TrainRecord, TrainStep
 from gemsmith.run import Clock, Run, make_origin, start_clock, write_record
@@ -80,7 +80,8 @@ def train_with_tunix(run: Run, *, fresh: bool = False) -> TrainRecord:
 def adapted_model(recipe: Recipe, checkpoint: Checkpoint, mesh: Mesh) -> Gemma4:
     """The checkpoint's model on the mesh, with adapters at their start: the recipe's, or one that is new."""
     start = read_start_adapter(recipe, checkpoint.variant)
-    base = load_model(checkpoint, dtype=recipe.train.dtype, execution=make_execution(recipe, checkpoint.variant, mesh))
+    dtype, quantised = base_kinds(recipe.train.dtype)
+    base = load_model(checkpoint, dtype=dtype, quantised=quantised, execution=make_execution(recipe, checkpoint.variant, mesh))
     model = add_adapters(base, checkpoint.variant, recipe.lora, seed=recipe.seed)
     if start:
         set_adapter(model, recipe, start)

@@ -1,0 +1,107 @@
+"""A frozen base of 4 or 8 bits a weight: matrices held as codes and scales, and made plain where they are used.
+
+kind   code     value                                  scale
+nf4    4 bits   one of 16 levels * scale               for every 64 inputs of an output, their largest magnitude
+int8   8 bits   -127 … 127 * scale                     for every output, its largest magnitude / 127
+
+nf4 is NormalFloat of QLoRA (https://arxiv.org/abs/2305.14314), as bitsandbytes has it without double quantisation: 4.25 bits a weight, as
+a bfloat16 weight's largest magnitude is a bfloat16. On CPU, JAX spends a byte on a code of 4 bits.
+
+The arrays are Qwix's QArray, but Qwix's own conversion to and from nf4 flattens the matrix, which a mesh would have to gather for it, and
+looks every code up in a table, which a TPU does one by one (tests/models/test_quantised.py says when Qwix 0.1.8 is no longer so).
+"""
+
+import math
+from typing import Any, Literal, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from qwix import QArray
+
+from gemsmith.zoo import LORA_KINDS, Tensor
+
+Kind = Literal["nf4", "int8"]
+KINDS = ("nf4", "int8")
+ROLES = (*LORA_KINDS, "expert_gate_up", "expert_down")
+"""What is quantised: nearly all that a layer multiplies with. Embeddings, the router, per-layer inputs and norms are not."""
+BLOCK = 64
+"""Inputs with one scale in nf4; where they are no multiple of it, the largest number of them that divides both."""
+LEVELS = (
+    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
+    -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224, 0.44070982933044434,
+    0.5626170039176941, 0.7229568362236023, 1.0,
+)  # fmt: skip
+
+
+def base_kinds(dtype: str) -> tuple[str, Kind | None]:
+    """What a base of `train.dtype` computes in, and how its matrices are held.
+
+    >>> base_kinds("float32"), base_kinds("nf4")
+    (('float32', None), ('bfloat16', 'nf4'))
+    """
+    return ("bfloat16", cast(Kind, dtype)) if dtype in KINDS else (dtype, None)
+
+
+def is_quantised(tensor: Tensor) -> bool:
+    """Whether a quantised base holds the tensor as codes and scales."""
+    return tensor.role in ROLES
+
+
+def quantise(weight: jax.Array, kind: Kind) -> QArray:
+    """Codes and scales of matrices (…, in, out); the scales have the weight's dtype, which `plain` gives back."""
+    *outer, inputs, outputs = weight.shape
+    block = math.gcd(inputs, BLOCK) if kind == "nf4" else inputs
+    blocks = weight.astype(jnp.float32).reshape(*outer, inputs // block, block, outputs)
+    scale = (jnp.abs(blocks).max(axis=-2) / (1 if kind == "nf4" else 127)).astype(weight.dtype)
+    # What is divided by is what is kept, so that rounding the scale adds nothing; a block of zeros has the scale 0.
+    divisor = jnp.where(scale == 0, 1, scale).astype(jnp.float32)[..., None, :]
+    codes = _nearest_level(blocks / divisor) if kind == "nf4" else jnp.round(blocks / divisor).clip(-127, 127).astype(jnp.int8)
+    return QArray(qvalue=codes.reshape(weight.shape), scale=scale, qtype=kind)
+
+
+def plain(state: nnx.State) -> nnx.State:
+    """The state with matrices for codes and scales.
+
+    A backward pass under `jax.checkpoint` makes them anew, unless its policy keeps the results of custom_vjp.
+    """
+    leaves = []
+    for path, leaf in nnx.to_flat_state(state):
+        value = leaf.get_value()
+        leaves.append((path, leaf.replace(dequantise(value)) if isinstance(value, QArray) else leaf))
+    return nnx.from_flat_state(leaves)
+
+
+def holds_codes(tree: Any) -> bool:
+    """Whether any array in it is quantised."""
+    return any(isinstance(leaf, QArray) for leaf in jax.tree.leaves(tree, is_leaf=lambda leaf: isinstance(leaf, QArray)))
+
+
+@jax.custom_vjp
+def dequantise(array: QArray) -> jax.Array:
+    """The matrices (…, in, out) in the scales' dtype, multiplied in float32. They are frozen: there is no gradient."""
+    *outer, inputs, outputs = array.shape
+    blocks = array.scale.shape[-2]
+    codes = array.qvalue.reshape(*outer, blocks, inputs // blocks, outputs)
+    values = _level(codes) if array.qtype == "nf4" else codes.astype(jnp.float32)
+    return (values * array.scale.astype(jnp.float32)[..., None, :]).astype(array.dtype).reshape(array.shape)
+
+
+dequantise.defvjp(lambda array: (dequantise(array), None), lambda *_: (None,))
+
+
+def _nearest_level(x: jax.Array) -> jax.Array:
+    """The number of the level that is nearest; halfway between two, of the lower."""
+    midpoints = (np.array(LEVELS[1:]) + np.array(LEVELS[:-1])) / 2
+    return sum((x > midpoint).astype(jnp.uint8) for midpoint in midpoints).astype(jnp.uint4)  # type: ignore[union-attr]
+
+
+def _level(codes: jax.Array) -> jax.Array:
+    """The codes' levels: of 16 by the lowest bit 8 are left, of these by the next bit 4, and so on."""
+    bits = codes.astype(jnp.uint8)
+    left: list[Any] = [jnp.float32(level) for level in LEVELS]
+    for bit in range(4):
+        is_set = (bits >> bit) & 1 == 1
+        left = [jnp.where(is_set, high, low) for low, high in zip(left[::2], left[1::2], strict=True)]
+    return cast(jax.Array, left[0])
