@@ -36,12 +36,13 @@ HEAVY = {
     "optax": {"train"},
     "orbax": {"train", "export"},
     "grain": {"data"},
-    "torch": {"export"},
-    "transformers": {"data", "export"},
-    "peft": {"export"},
+    "torch": {"export", "train"},
+    "transformers": {"data", "export", "train"},
+    "peft": {"export", "train"},
+    "accelerate": {"train"},
     "matplotlib": {"report"},
-    "trl": set(),
-    "datasets": {"data"},
+    "trl": {"train"},
+    "datasets": {"data", "train"},
 }
 
 # Within a part, the only files that may import them.
@@ -87,6 +88,12 @@ def test_heavy_libraries_stay_in_their_parts(file):
         library = name.split(".")[0]
         assert part_of(file) in HEAVY.get(library, {part_of(file)}), f"{file} imports {name}"
         assert library not in HEAVY or file.name in FILES_OF_PART.get(part_of(file), {file.name}), f"{file} imports {name}"
+
+
+@pytest.mark.parametrize("file", (SOURCE / "train").glob("*.py"), ids=lambda file: file.name)
+def test_training_imports_pytorch_in_its_modules_and_jax_in_the_others(file):
+    libraries = {name.split(".")[0] for name in imports_of(file)}
+    assert not libraries & ({"jax", "flax", "qwix"} if file.name.startswith("trl") else {"torch", "transformers", "trl", "peft", "datasets"})
 
 
 def loaded_by(code: str) -> set[str]:

@@ -126,6 +126,8 @@ class TrainRecord(Record):
     adapted: dict[str, int]
     trained_parameters: int
     mesh: dict[str, int]
+    attention: dict[str, str] = {}
+    """What computed attention, by type of layer, where the backend can tell."""
     resumed_at: tuple[int, ...] = ()
     """Steps after which the run was continued from a checkpoint."""
     spikes: tuple[int, ...] = ()
