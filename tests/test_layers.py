@@ -93,7 +93,8 @@ def test_heavy_libraries_stay_in_their_parts(file):
 @pytest.mark.parametrize("file", (SOURCE / "train").glob("*.py"), ids=lambda file: file.name)
 def test_training_imports_pytorch_in_its_modules_and_jax_in_the_others(file):
     libraries = {name.split(".")[0] for name in imports_of(file)}
-    assert not libraries & ({"jax", "flax", "qwix"} if file.name.startswith("trl") else {"torch", "transformers", "trl", "peft", "datasets"})
+    pytorch = {"torch", "transformers", "trl", "peft", "datasets"}
+    assert not libraries & ({"jax", "flax", "qwix"} if file.name.startswith("trl") else pytorch)
 
 
 def loaded_by(code: str) -> set[str]:

@@ -1,0 +1,158 @@
+"""Processes that train together: how many the recipe asks for, and how one command starts them on this machine.
+
+Each is started as torchrun would start it, with its variables; unlike torchrun it leaves a process that was told to stop the time to
+save, and hands its exit code on.
+"""
+
+import contextlib
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from gemsmith.errors import EngineError, GemsmithError, InputError, Preempted, RecipeError
+from gemsmith.recipe import Mesh, Recipe
+from gemsmith.run import Run
+
+_POLL_S = 0.1
+# A process that waits for one that has died hears nothing.
+_PATIENCE_S = 60.0
+
+
+def started_by_torchrun() -> bool:
+    return "WORLD_SIZE" in os.environ and "RANK" in os.environ
+
+
+def mesh_of(recipe: Recipe, processes: int) -> Mesh:
+    """How the weights lie on so many processes. Raises RecipeError for a mesh of another size, or axes that this backend has not."""
+    mesh, train = recipe.train.mesh, recipe.train
+    if mesh == "auto":
+        mesh = Mesh(fsdp=processes)
+    if mesh.sequence > 1 or mesh.tp > 1:
+        raise RecipeError(
+            "train.mesh: train.backend trl splits by replica and fsdp only; set sequence and tp to 1, or train.backend to tunix"
+        )
+    if mesh.replica * mesh.fsdp != processes:
+        raise RecipeError(
+            f"train.mesh: replica {mesh.replica} × fsdp {mesh.fsdp} is not the number of processes, {processes}; set train.mesh to auto"
+        )
+    slices = processes * train.micro_batches
+    if train.rows_per_step % slices:
+        raise RecipeError(
+            f"train.rows_per_step: {train.rows_per_step} cannot be split over {processes} processes × {train.micro_batches} micro-batches; "
+            f"set a multiple of {slices}"
+        )
+    return mesh
+
+
+def wanted_processes(recipe: Recipe, gpus: int) -> int:
+    """Those that train.mesh asks for; without one, a process for each GPU that the rows of a step suffice for, and one on CPU."""
+    mesh, train = recipe.train.mesh, recipe.train
+    if mesh != "auto":
+        wanted = mesh.replica * mesh.fsdp
+        if gpus and wanted > gpus:
+            raise RecipeError(
+                f"train.mesh: replica {mesh.replica} × fsdp {mesh.fsdp} was given, this machine has {gpus} GPUs; set train.mesh to auto"
+            )
+        return wanted
+    return next((count for count in range(gpus, 1, -1) if train.rows_per_step % (count * train.micro_batches) == 0), 1)
+
+
+def launch(run: Run, processes: int, *, fresh: bool) -> None:
+    """Returns once so many processes have trained the run. Raises what they ended with; each has said why on stderr."""
+    command = [sys.executable, "-m", "gemsmith.train.worker", str(run.path), *(["--fresh"] if fresh else [])]
+    by_hand = ["torchrun", "--nproc-per-node", str(processes), "-m", "gemsmith.cli", "train", str(run.path)]
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    console.print(
+        f"train  starting {processes} processes; with several nodes, run on each (plus --nnodes and --rdzv-*): {shlex.join(by_hand)}"
+    )
+    port, recipe = _free_port(), run.recipe.model_dump_json()
+    started = [_start(command, rank, processes, port, recipe) for rank in range(processes)]
+    with _handing_on_signals(started):
+        codes = _wait(started)
+    _raise_for(codes, run.path)
+
+
+def _start(command: Sequence[str], rank: int, processes: int, port: int, recipe: str) -> subprocess.Popen:
+    variables = {
+        "RANK": rank,
+        "LOCAL_RANK": rank,
+        "WORLD_SIZE": processes,
+        "LOCAL_WORLD_SIZE": processes,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+    }
+    threads = {"OMP_NUM_THREADS": max(1, (os.cpu_count() or 1) // processes)}
+    environment = (
+        {name: str(value) for name, value in threads.items()} | os.environ | {name: str(value) for name, value in variables.items()}
+    )
+    # Ctrl-C reaches every process of the terminal; all of them end by themselves.
+    process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+    assert process.stdin is not None, "asked for"
+    with contextlib.suppress(BrokenPipeError), process.stdin as pipe:
+        pipe.write(recipe.encode())
+    return process
+
+
+def _wait(started: Sequence[subprocess.Popen]) -> list[int]:
+    """The exit codes of all. Once one has failed, the others get a while to notice, then are ended."""
+    deadline_s: float | None = None
+    while True:
+        codes = [process.poll() for process in started]
+        if None not in codes:
+            return [process.returncode for process in started]
+        if any(codes) and deadline_s is None:
+            deadline_s = time.monotonic() + _PATIENCE_S
+        if deadline_s and time.monotonic() > deadline_s:
+            for process in started:
+                process.kill()
+        time.sleep(_POLL_S)
+
+
+def _raise_for(codes: Sequence[int], path: Path) -> None:
+    known = {InputError.exit_code: InputError, Preempted.exit_code: Preempted}
+    failed = [(rank, code) for rank, code in enumerate(codes) if code]
+    if not failed:
+        return
+    # One that only lost the others says less than the one that has a reason.
+    rank, code = min(failed, key=lambda item: (item[1] not in known, item[0]))
+    if code in (130, -signal.SIGINT):
+        raise KeyboardInterrupt
+    kind: type[GemsmithError] = known.get(code, EngineError)
+    reason = "stopped by SIGTERM" if kind is Preempted else f"process {rank} of {len(codes)} ended with {code}; its reason is above"
+    raise kind(f"training: {reason}; continue with: gemsmith train {path}")
+
+
+@contextlib.contextmanager
+def _handing_on_signals(started: Sequence[subprocess.Popen]) -> Iterator[None]:
+    """SIGTERM goes to all processes, which save and end; whatever ends the block early ends them."""
+    on_main = threading.current_thread() is threading.main_thread()
+
+    def hand_on(number: int, _: object) -> None:
+        for process in started:
+            process.send_signal(number)
+
+    before = signal.signal(signal.SIGTERM, hand_on) if on_main else None
+    try:
+        yield
+    finally:
+        if on_main:
+            signal.signal(signal.SIGTERM, before)
+        for process in started:
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

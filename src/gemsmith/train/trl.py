@@ -1,0 +1,355 @@
+"""The PyTorch backend: Gemma 4 in transformers with PEFT's adapters in TRL's SFTTrainer, on one GPU, several by FSDP2, or CPU.
+
+It takes the batches, start, schedule and rules of the JAX backend, so that comparing the two compares machines and stacks alone. Only
+the random bits of dropout differ.
+"""
+
+import contextlib
+import errno
+import os
+import resource
+import threading
+import time
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed
+import transformers
+from torch.distributed.device_mesh import init_device_mesh
+
+from gemsmith.checkpoint import Checkpoint, open_checkpoint
+from gemsmith.data import load_batches
+from gemsmith.errors import CheckpointError, MachineError, RecipeError, RunError
+from gemsmith.recipe import Mesh, Recipe
+from gemsmith.records import TrainRecord, TrainStep
+from gemsmith.run import Clock, Run, make_origin, read_record, start_clock, write_record
+from gemsmith.train.attempt import (
+    checkpoint_metadata,
+    forget_earlier,
+    is_spike,
+    kept_steps,
+    last_line,
+    preempted,
+    refuse_no_targets,
+    refuse_to_go_on,
+    stop_on_sigterm,
+)
+from gemsmith.train.first_adapter import read_start_adapter, start_adapter_hash
+from gemsmith.train.launch import launch, mesh_of, started_by_torchrun, wanted_processes
+from gemsmith.train.log import Display, Events, StepLog, StepsFile
+from gemsmith.train.spikes import spike_limit
+from gemsmith.train.trl_attention import IMPLEMENTATIONS, kernels
+from gemsmith.train.trl_checkpoints import Arrays, Checkpoints
+from gemsmith.train.trl_model import (
+    adapted_model,
+    attention_heads,
+    count_adapted,
+    matrices_of,
+    set_moments,
+    set_start,
+    shard,
+    whole_array,
+    whole_moments,
+)
+from gemsmith.train.trl_trainer import Group, Hooks, StepResult, Trainer
+from gemsmith.zoo import VARIANTS, find_variant
+
+_PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "numpy")
+_LONGEST_SILENCE = timedelta(hours=1)
+
+
+def train_with_trl(run: Run, *, fresh: bool = False) -> TrainRecord:
+    """The record of a finished training, written to train.json; continues from the last complete checkpoint.
+
+    `fresh`: see gemsmith.train.stage.train. Raises InputError for what the recipe asks and this backend or machine has not, MachineError
+    where memory or space runs out, EngineError where a loss is one that the recipe stops at, and Preempted after SIGTERM, once saved.
+    """
+    clock, recipe = start_clock(), run.recipe
+    gpus = torch.cuda.device_count()
+    alone = not started_by_torchrun()
+    processes = wanted_processes(recipe, gpus) if alone else int(os.environ["WORLD_SIZE"])
+    attention, mesh = attention_of(recipe), mesh_of(recipe, processes)
+    _check_recipe(recipe, processes)
+    variant = find_variant(recipe.model) if recipe.model in VARIANTS else None
+    checkpoint, checkpoints = open_checkpoint(recipe.checkpoint, variant=variant), Checkpoints(run)
+    load_batches(run)
+    if alone and processes > 1:
+        launch(run, processes, fresh=fresh)
+        return read_record(run, "train")
+    with _joined(gpus) as group, _one_line_errors(run), _quiet():
+        _be_deterministic(group.device)
+        parts = _Parts(checkpoint=checkpoint, checkpoints=checkpoints, group=group, mesh=mesh, attention=attention)
+        session = _Session(run, parts, fresh=fresh)
+        with stop_on_sigterm(session.stopping.set):
+            session.train()
+        record = _make_record(run, clock, session)
+        if group.rank == 0:
+            write_record(run, record)
+    return record
+
+
+def attention_of(recipe: Recipe) -> str:
+    """The implementation that train.attention names. Raises RecipeError for one that this backend has not."""
+    asked = recipe.train.attention
+    if asked == "auto":
+        return "documents"
+    if asked not in IMPLEMENTATIONS:
+        raise RecipeError(
+            f"train.attention: {asked} was given, train.backend trl has {', '.join(IMPLEMENTATIONS)}; set one of them, or auto"
+        )
+    return asked
+
+
+def _check_recipe(recipe: Recipe, processes: int) -> None:
+    train = recipe.train
+    if train.remat not in ("none", "layer"):
+        raise RecipeError(
+            "train.remat: names of results were given, train.backend trl computes all of a layer again or nothing; set layer, or none"
+        )
+    if train.offload:
+        raise RecipeError("train.offload: train.backend trl keeps all on the device; leave it out, or set train.backend to tunix")
+    if train.dtype == "int8":
+        raise RecipeError("train.dtype: int8 was given, train.backend trl has bfloat16, float32 and nf4; set one of them")
+    if train.dtype == "nf4" and processes > 1:
+        raise RecipeError(f"train.dtype: nf4 trains in one process, {processes} were asked for; set train.mesh to {{fsdp: 1}}, or bfloat16")
+
+
+class _Session:
+    """One attempt at a run: the trainer, its state on this process's device, and the log."""
+
+    def __init__(self, run: Run, parts: "_Parts", *, fresh: bool) -> None:
+        self.run, self.parts, self.fresh = run, parts, fresh
+        self.stopping, self._mark_s = threading.Event(), 0.0
+        self.start_adapter_sha256 = start_adapter_hash(run.recipe)
+        self.done, kept, self._resumed_at = (0, [], []) if fresh else self._kept()
+        self.trainer = self._make_trainer()
+        self._set_state()
+        self.log = StepLog(kept, self._sinks(kept) if parts.group.rank == 0 else ())
+
+    @property
+    def resumed_at(self) -> list[int]:
+        """Steps after which the run was continued from a checkpoint."""
+        went_on = self.done and len(self.log.steps) > self.done
+        return [*self._resumed_at, self.done] if went_on else self._resumed_at
+
+    def train(self) -> None:
+        """Trains what is left. Raises Preempted where it was stopped before the end."""
+        last = self.done
+        if self.done < self.trainer.batches.steps:
+            with self.log:
+                self._mark_s = time.monotonic()
+                self.trainer.train()
+            last = self.log.steps[-1].step
+        if last < self.trainer.batches.steps:
+            raise preempted(self.run, last)
+
+    def _make_trainer(self) -> Trainer:
+        recipe, group, mesh = self.run.recipe, self.parts.group, self.parts.mesh
+        model = adapted_model(recipe, self.parts.checkpoint, self.parts.attention, group.device)
+        if group.size > 1:
+            shard(model, init_device_mesh(group.device.type, (mesh.replica, mesh.fsdp), mesh_dim_names=("replica", "fsdp")))
+        elif recipe.train.dtype != "nf4":
+            model.to(group.device)
+        return Trainer(
+            model,
+            recipe,
+            load_batches(self.run),
+            group,
+            Hooks(spike_limit=self._spike_limit, finish=self._finish, told_to_stop=self.stopping.is_set),
+            done=self.done,
+            attention=self.parts.attention,
+            window=self.parts.checkpoint.variant.sliding_window,
+            folder=self.run.logs,
+        )
+
+    def _sinks(self, kept: list[TrainStep]) -> tuple[StepsFile, Events, Display]:
+        steps = self.trainer.batches.steps
+        return StepsFile(self.run, kept), Events(self.run, done=self.done), Display(steps=steps, done=self.done)
+
+    def _kept(self) -> tuple[int, list[TrainStep], list[int]]:
+        """The step to go on after, the steps up to it, and those after which earlier attempts went on."""
+        checkpoints = self.parts.checkpoints
+        step = checkpoints.latest_step()
+        if step is None:
+            return 0, [], []
+        with self._one_line_damage(step):
+            metadata = checkpoints.read_metadata(step)
+            steps = kept_steps(self.run, f"{checkpoints.folder}/{step}", metadata, self.start_adapter_sha256)
+            return step, steps, list(metadata["resumed_at"])
+
+    def _set_state(self) -> None:
+        """Adapters and moments as the checkpoint has them that is continued from, or at their start."""
+        recipe, variant = self.run.recipe, self.parts.checkpoint.variant
+        model, optimizer = self.trainer.model, self.trainer.adamw
+        if not self.done:
+            set_start(model, recipe, variant, read_start_adapter(recipe, variant))
+            return
+        with self._one_line_damage(self.done):
+            adapter, moments = self.parts.checkpoints.read(self.done)
+            set_start(model, recipe, variant, adapter)
+            set_moments(optimizer, model, moments)
+
+    @contextlib.contextmanager
+    def _one_line_damage(self, step: int) -> Iterator[None]:
+        try:
+            yield
+        except (ValueError, KeyError, OSError, CheckpointError) as error:
+            place = f"{self.parts.checkpoints.folder}/{step}"
+            raise RunError(f"{place}: cannot be restored ({last_line(error)}); delete it to continue from an earlier one") from None
+
+    def _spike_limit(self, step: int) -> float:
+        return spike_limit([done.loss for done in self.log.steps], step, self.run.recipe.train.spike_factor)
+
+    def _finish(self, result: StepResult) -> bool:
+        """Logs and saves; whether to go on. Raises EngineError where the recipe stops there, DataError where nothing was trained."""
+        refuse_no_targets(self.run, result.number, result.targets)
+        if self.fresh:
+            self._forget_earlier()
+        now_s = time.monotonic()
+        step_s, self._mark_s = now_s - self._mark_s, now_s
+        step = TrainStep(
+            step=result.number,
+            loss=result.loss,
+            grad_norm=result.grad_norm,
+            learning_rate=result.learning_rate,
+            real_tokens=result.real_tokens,
+            step_s=round(step_s, 6),
+            spike=is_spike(result.loss, result.limit),
+            skipped=result.skipped,
+        )
+        train, steps = self.run.recipe.train, self.trainer.batches.steps
+        refuse_to_go_on(self.run, [*self.log.steps, step], train, self.parts.checkpoints.latest_step())
+        self.log.add(step)
+        if result.told_to_stop or step.step == steps or step.step % train.checkpoint_every == 0:
+            self._save(step.step)
+        return not result.told_to_stop
+
+    def _save(self, step: int) -> None:
+        """Every process gives its part, the first writes."""
+        matrices: dict[str, Arrays] = {}
+        for module, side, weight in matrices_of(self.trainer.model):
+            matrices.setdefault(module, {})[side] = whole_array(weight)
+        moments = whole_moments(self.trainer.adamw, self.trainer.model)
+        if self.parts.group.rank == 0:
+            metadata = checkpoint_metadata(self.run, self.log.steps, self.resumed_at, self.start_adapter_sha256)
+            self.parts.checkpoints.save(step, matrices, moments, metadata)
+        self._mark_s = time.monotonic()
+
+    def _forget_earlier(self) -> None:
+        """Deletes what an earlier training left, now that a step has shown that mesh, rows and memory do."""
+        if self.parts.group.rank == 0:
+            self.parts.checkpoints.delete_all()
+            forget_earlier(self.run)
+        self.fresh = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Parts:
+    """What a session is made of, checked before anything costly starts."""
+
+    checkpoint: Checkpoint
+    checkpoints: Checkpoints
+    group: Group
+    mesh: Mesh
+    attention: str
+
+
+@contextlib.contextmanager
+def _joined(gpus: int) -> Iterator[Group]:
+    """The processes that train together, this one among them. Raises MachineError where they do not come together."""
+    local = int(os.environ.get("LOCAL_RANK", "0"))
+    if local >= max(gpus, 1) and gpus:
+        raise MachineError(f"LOCAL_RANK: {local} was given, this machine has {gpus} GPUs; start as many processes on it")
+    device = torch.device("cuda", local) if gpus else torch.device("cpu")
+    if gpus:
+        torch.cuda.set_device(device)
+    if not started_by_torchrun():
+        yield Group(device=device)
+        return
+    try:
+        torch.distributed.init_process_group("nccl" if gpus else "gloo", timeout=_LONGEST_SILENCE)
+    except (ValueError, RuntimeError) as error:
+        raise MachineError(f"the processes do not come together ({last_line(error)}); start them with torchrun") from None
+    try:
+        yield Group(device=device, rank=torch.distributed.get_rank(), size=torch.distributed.get_world_size())
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def _be_deterministic(device: torch.device) -> None:
+    """A run that goes on must meet the bits that it would have had; on CPU torch's kernels do so by themselves."""
+    if device.type == "cuda":
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.utils.deterministic.fill_uninitialized_memory = False
+        torch.use_deterministic_algorithms(True, warn_only=True)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Upstream's notes are about options that it is not asked for here, such as data preparation."""
+    verbosity = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        transformers.logging.set_verbosity(verbosity)
+        transformers.logging.enable_progress_bar()
+
+
+@contextlib.contextmanager
+def _one_line_errors(run: Run) -> Iterator[None]:
+    """Turns what torch and the system raise on full memory or a full disk into one line; anything else passes."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise MachineError(
+            f"out of memory on {torch.cuda.get_device_name()}: {last_line(error)}; raise train.micro_batches, lower train.rows_per_step or "
+            "data.max_length, or set train.remat to layer"
+        ) from None
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise MachineError(
+            f"no space left on device while writing under {run.path}; free some, or set train.keep_checkpoints lower, and run again"
+        ) from None
+
+
+def _make_record(run: Run, clock: Clock, session: _Session) -> TrainRecord:
+    steps, resumes, parts = session.log.steps, session.resumed_at, session.parts
+    warming = {1, *(step + 1 for step in resumes)}
+    timed = [step for step in steps if step.step not in warming] or steps
+    inside = run.recipe.train.checkpoint_folder is None
+    start, device, variant = session.start_adapter_sha256, parts.group.device, parts.checkpoint.variant
+    origin = make_origin(run, "train", clock, packages=_PACKAGES, sources={"train.start_adapter": start} if start else None)
+    accelerators = (torch.cuda.get_device_name(device),) * parts.group.size if device.type == "cuda" else ()
+    dtype = torch.float32 if run.recipe.train.dtype == "float32" else torch.bfloat16
+    return TrainRecord(
+        origin=origin.model_copy(update={"machine": origin.machine.model_copy(update={"accelerators": accelerators})}),
+        backend="trl",
+        model=variant.name,
+        steps=tuple(steps),
+        adapted=count_adapted(session.trainer.model, variant),
+        trained_parameters=sum(weight.numel() for weight in session.trainer.trained),
+        mesh=parts.mesh.model_dump(),
+        attention=kernels(parts.attention, attention_heads(variant), device, dtype),
+        resumed_at=tuple(resumes),
+        spikes=tuple(step.step for step in steps if step.spike),
+        skipped=tuple(step.step for step in steps if step.skipped),
+        hosts=max(1, parts.group.size // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))),
+        real_tokens_per_s=sum(step.real_tokens for step in timed) / sum(step.step_s for step in timed),
+        peak_memory_bytes=peak_memory_bytes(device),
+        last_checkpoint=f"{'checkpoints' if inside else run.checkpoints}/{parts.checkpoints.latest_step()}",
+    )
+
+
+def peak_memory_bytes(device: torch.device) -> int:
+    """The most that this process's GPU held; on CPU, the most that the process held."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
