@@ -1,5 +1,8 @@
+import jax
 import pytest
+from flax import nnx
 
+from gemsmith.models import abstract_model, base_kinds
 from gemsmith.plan import memory
 from gemsmith.plan.memory import memory_of
 from gemsmith.plan.work import work_of
@@ -49,6 +52,16 @@ def test_base_and_adapters_are_those_of_the_zoo():
 def test_float32_doubles_the_base_and_needs_no_copy_of_the_adapters():
     parts = memory_of(work(dtype="float32"), Mesh())
     assert parts.base == 4 * 30_697_345_340 and parts.adapters == 489_717_760 * 16
+
+
+@pytest.mark.parametrize(("model", "dtype"), [("gemma4-31b", "nf4"), ("gemma4-26b-a4b", "int8"), ("gemma4-e2b", "nf4")])
+def test_a_quantised_base_takes_the_bytes_of_its_arrays(model, dtype):
+    """Codes of 4 bits, two a byte, as on TPU; the formula's workspace then holds one layer's plain weights."""
+    variant, (computed, quantised) = find_variant(model), base_kinds(dtype)
+    arrays = jax.tree.leaves(nnx.state(abstract_model(variant, dtype=computed, quantised=quantised)))
+    held = memory_of(work(model, dtype=dtype), Mesh())
+    assert held.base == sum(array.size * (0.5 if array.dtype == "uint4" else array.dtype.itemsize) for array in arrays)
+    assert held.total < memory_of(work(model), Mesh()).total
 
 
 def test_more_of_anything_needs_more():

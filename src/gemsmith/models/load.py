@@ -14,9 +14,10 @@ from gemsmith.checkpoint import Checkpoint
 from gemsmith.errors import CheckpointError
 from gemsmith.models.gemma4 import Execution, Gemma4
 from gemsmith.models.names import Path, hf_names_of, is_transposed, kernel_shape, path_of
-from gemsmith.models.quantised import Kind, is_quantised, quantise
+from gemsmith.models.quantised import Kind, quantise
 from gemsmith.models.sharding import axis_size, fitting, partition
 from gemsmith.zoo import Tensor, Variant, text_tensors
+from gemsmith.zoo.quantised import is_quantised
 
 
 def abstract_model(

@@ -11,7 +11,6 @@ The arrays are Qwix's QArray, but Qwix's own conversion to and from nf4 flattens
 looks every code up in a table, which a TPU does one by one (tests/models/test_quantised.py says when Qwix 0.1.8 is no longer so).
 """
 
-import math
 from typing import Any, Literal, cast
 
 import jax
@@ -20,14 +19,9 @@ import numpy as np
 from flax import nnx
 from qwix import QArray
 
-from gemsmith.zoo import LORA_KINDS, Tensor
+from gemsmith.zoo.quantised import KINDS, block_of
 
 Kind = Literal["nf4", "int8"]
-KINDS = ("nf4", "int8")
-ROLES = (*LORA_KINDS, "expert_gate_up", "expert_down")
-"""What is quantised: nearly all that a layer multiplies with. Embeddings, the router, per-layer inputs and norms are not."""
-BLOCK = 64
-"""Inputs with one scale in nf4; where they are no multiple of it, the largest number of them that divides both."""
 LEVELS = (
     -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
     -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224, 0.44070982933044434,
@@ -44,15 +38,10 @@ def base_kinds(dtype: str) -> tuple[str, Kind | None]:
     return ("bfloat16", cast(Kind, dtype)) if dtype in KINDS else (dtype, None)
 
 
-def is_quantised(tensor: Tensor) -> bool:
-    """Whether a quantised base holds the tensor as codes and scales."""
-    return tensor.role in ROLES
-
-
 def quantise(weight: jax.Array, kind: Kind) -> QArray:
     """Codes and scales of matrices (…, in, out); the scales have the weight's dtype, which `plain` gives back."""
     *outer, inputs, outputs = weight.shape
-    block = math.gcd(inputs, BLOCK) if kind == "nf4" else inputs
+    block = block_of(inputs, kind)
     blocks = weight.astype(jnp.float32).reshape(*outer, inputs // block, block, outputs)
     scale = (jnp.abs(blocks).max(axis=-2) / (1 if kind == "nf4" else 127)).astype(weight.dtype)
     # What is divided by is what is kept, so that rounding the scale adds nothing; a block of zeros has the scale 0.

@@ -50,7 +50,7 @@ def memory_of(work: Work, mesh: Mesh) -> Memory:
     """What one device of the mesh holds at the peak of a step."""
     copy_bytes = work.dtype_bytes if work.dtype_bytes != ADAPTER_BYTES else 0
     return Memory(
-        base=work.parameters * work.dtype_bytes / (weight_shards(mesh) * mesh.tp),
+        base=work.base_bytes / (weight_shards(mesh) * mesh.tp),
         adapters=(work.adapters_along_fsdp / weight_shards(mesh) + work.adapters_along_tp / mesh.tp) * (4 * ADAPTER_BYTES + copy_bytes),
         kept=_kept(work, mesh),
         workspace=max(_layer_workspace(work, mesh), _head_workspace(work, mesh)),
@@ -84,11 +84,12 @@ def _kept(work: Work, mesh: Mesh) -> float:
 
 
 def _layer_workspace(work: Work, mesh: Mesh) -> float:
-    """One layer computed again and walked back, and under fsdp its gathered weights beside those of the next one."""
+    """One layer computed again and walked back; under fsdp its gathered weights and those of the next; its plain ones beside codes."""
     tokens = tokens_per_device(work, mesh)
     widest = max(width.split / mesh.tp + width.whole for width in work.widths)
-    gathered = 2 * work.largest_layer_parameters * work.dtype_bytes / mesh.tp if weight_shards(mesh) > 1 else 0.0
-    return tokens * widest * work.dtype_bytes + _scores(work, mesh) + gathered
+    gathered = 2 * work.largest_layer_bytes / mesh.tp if weight_shards(mesh) > 1 else 0.0
+    plain = work.largest_layer_parameters * work.dtype_bytes / mesh.tp if work.dequantises else 0.0
+    return tokens * widest * work.dtype_bytes + _scores(work, mesh) + gathered + plain
 
 
 def _head_workspace(work: Work, mesh: Mesh) -> float:

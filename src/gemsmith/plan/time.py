@@ -90,7 +90,9 @@ def attention_flops(work: Work) -> float:
 def _hbm_bytes(work: Work, mesh: Mesh) -> float:
     """On one device: the weights once a pass, each pass's activations in and out of matmul and adapter, AdamW."""
     passes = 3 if work.recomputes else 2
-    weights = passes * work.parameters * work.dtype_bytes / mesh.tp
+    weights = passes * work.base_bytes / mesh.tp
+    # Written as they are made plain, and read again.
+    weights += 2 * passes * work.parameters * work.dtype_bytes / mesh.tp if work.dequantises else 0.0
     tokens = tokens_per_device(work, mesh)
     numbers = sum(width.split / mesh.tp + width.whole for width in work.widths)
     activations = 2 * passes * tokens * numbers * work.dtype_bytes
@@ -104,7 +106,7 @@ def _received_bytes(work: Work, mesh: Mesh) -> float:
     passes, variant, shards = 3 if work.recomputes else 2, work.variant, weight_shards(mesh)
     others, copies = (shards - 1) / shards, 2 * (mesh.replica - 1) / mesh.replica
     adapters = (2 * others + copies / shards) * work.trained_parameters * ADAPTER_BYTES
-    gathered = (others * passes * work.parameters * work.dtype_bytes + adapters) / mesh.tp
+    gathered = (others * passes * work.base_bytes + adapters) / mesh.tp
     tokens = tokens_per_device(work, mesh)
     one_sum = 2 * (mesh.tp - 1) / mesh.tp * tokens * variant.hidden * work.dtype_bytes
     key_value = 2 * sum(variant.kv_heads_of(layer) * variant.head_dim_of(layer) for layer in range(variant.layers)) * work.dtype_bytes

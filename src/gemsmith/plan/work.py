@@ -8,6 +8,7 @@ from typing import Literal
 
 from gemsmith.recipe import Recipe
 from gemsmith.zoo import Tensor, Variant, lora_targets, text_tensors
+from gemsmith.zoo.quantised import held_bytes
 
 Attention = Literal["blocked", "flash", "dense"]
 """`blocked` is the JAX model's: a block of queries at a time against every key that it may see. The others are what it is compared with."""
@@ -39,7 +40,10 @@ class Work:
     remat: Remat
     attention: Attention
     dtype_bytes: int
+    """Of a number that is computed with."""
     parameters: int
+    base_bytes: float
+    """Of the frozen weights as they are held: less than they are computed with where train.dtype is nf4 or int8."""
     adapters_along_fsdp: int
     """Adapter parameters that fsdp splits: the matrices' sides of the model's width E, as their kernels are split."""
     adapters_along_tp: int
@@ -48,12 +52,19 @@ class Work:
     """Weights of the layers that each token is multiplied with: of the experts, only those it is sent to."""
     head_parameters: int
     largest_layer_parameters: int
+    largest_layer_bytes: float
+    """As it is held."""
     recomputed_parameters: int
     """Of `layer_matmul_parameters`, those that the backward pass multiplies with once more."""
     widths: tuple[Widths, ...]
     """Of each layer."""
     kept_widths: tuple[Widths, ...]
     """What of each layer is kept from the forward to the backward pass, beside the layer's input."""
+
+    @property
+    def dequantises(self) -> bool:
+        """Whether a layer's weights are made anew, wherever they are used."""
+        return self.base_bytes < self.parameters * self.dtype_bytes
 
     @property
     def trained_parameters(self) -> int:
@@ -93,13 +104,15 @@ def work_of(recipe: Recipe, variant: Variant, *, attention: Attention = "blocked
         length=recipe.data.max_length,
         remat=remat,
         attention=attention,
-        dtype_bytes=2 if recipe.train.dtype == "bfloat16" else 4,
+        dtype_bytes=4 if recipe.train.dtype == "float32" else 2,
         parameters=sum(sizes.values()) + sum(tensor.size for tensor in outside),
+        base_bytes=sum(held_bytes(tensor, recipe.train.dtype) for tensor in text_tensors(variant)),
         adapters_along_fsdp=recipe.lora.rank * along_model,
         adapters_along_tp=recipe.lora.rank * (sum(sum(tensor.shape) for tensor in targets) - along_model),
         layer_matmul_parameters=projection + sum(matmul.values()),
         head_parameters=variant.vocabulary * variant.hidden,
         largest_layer_parameters=max(sizes.values()),
+        largest_layer_bytes=max(sum(held_bytes(tensor, recipe.train.dtype) for tensor in group) for group in layers.values()),
         recomputed_parameters=again,
         widths=widths,
         kept_widths=widths
