@@ -125,6 +125,8 @@ class TrainRecord(Record):
     steps: tuple[TrainStep, ...]
     adapted: dict[str, int]
     trained_parameters: int
+    base_dtype: str | None = None
+    """What the frozen base was held in, train.dtype; nf4 and int8 stand in for the checkpoint's own weights, which export merges into."""
     mesh: dict[str, int]
     attention: dict[str, str] = {}
     """What computed attention, by type of layer, where the backend can tell."""

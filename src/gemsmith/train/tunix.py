@@ -260,6 +260,7 @@ def _make_record(run: Run, clock: Clock, session: _Session, variant: Variant) ->
         steps=tuple(steps),
         adapted=count_adapted(session.model, variant),
         trained_parameters=sum(leaf.size for leaf in jax.tree.leaves(session.trained)),
+        base_dtype=run.recipe.train.dtype,
         mesh=dict(session.mesh.shape),
         resumed_at=tuple(resumes),
         spikes=tuple(step.step for step in steps if step.spike),
