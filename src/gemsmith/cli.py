@@ -3,7 +3,6 @@
 Nothing heavy is imported before a verb needs it.
 """
 
-import errno
 import importlib
 import os
 import signal
@@ -16,7 +15,7 @@ from typing import Any, NoReturn
 import click
 
 from gemsmith import __version__
-from gemsmith.errors import GemsmithError, InputError, MachineError, Preempted, RunError
+from gemsmith.errors import USERS_ERRNOS, GemsmithError, InputError, MachineError, Preempted, RunError, explain_os_error
 
 _RECIPE_OR_RUN = "SOURCE is a recipe (YAML) or a run directory."
 
@@ -170,37 +169,52 @@ def export(source: Path | None, run_path: Path | None, overrides: Sequence[str],
             raise InputError(f"--{next(iter(given)).replace('_', '-')}: goes without SOURCE, for exports that need no run; leave one out")
         _run_stage("export", source, run_path, overrides, as_json=as_json, force=force)
         return
-    record = _export_folder(force or run_path is not None or bool(overrides), **given)
+    if force or run_path is not None or overrides:
+        raise InputError("--run, --set and --force: go with SOURCE, a recipe or run directory; give one, or leave them out")
+    record = _part("export.folder").export_folder(**given)
     if as_json:
         click.echo(record.model_dump_json(indent=1))
 
 
-def _export_folder(
-    of_a_run: bool, base: str = "", out: Path | None = None, adapter: Path | None = None, from_tunix: Path | None = None, **options: Any
-) -> Any:
-    if of_a_run:
-        raise InputError("--run, --set and --force: go with SOURCE, a recipe or run directory; give one, or leave them out")
-    if not base or out is None or (adapter is None) == (from_tunix is None):
-        raise InputError("export: give a recipe or run directory; or --base, --out, and one of --adapter and --from-tunix")
-    part = _part("export.folder")
-    if from_tunix is not None:
-        return part.export_tunix(base, from_tunix, out, **options)
-    if odd := [name for name in ("step", "rank", "alpha") if name in options]:
-        raise InputError(f"--{odd[0]}: goes with --from-tunix; a PEFT adapter says it itself")
-    return part.export_peft(base, adapter, out, **options)
+@cli.command(name="import")
+@click.argument("adapter", type=_folder)
+@click.option("--base", metavar="FOLDER", required=True, help="The base it was trained on: a folder, a hub id, or gs://bucket/folder.")
+@click.option("--recipe", type=_folder, metavar="FILE", help="A recipe to take all other keys from.")
+@click.option("--out", type=_folder, metavar="FILE", help="Where the new recipe goes; default: stdout.")
+def import_(adapter: Path, base: str, recipe: Path | None, out: Path | None) -> None:
+    """Write a recipe that trains on from a PEFT adapter, once it has been checked against the base.
+
+    Rank, alpha, rslora and targets are the adapter's. Without --recipe, data.train is left for you to fill in.
+
+    \b
+    gemsmith import my-lora --base google/gemma-4-31B-it --recipe my.yaml --out on.yaml
+    gemsmith run on.yaml
+    """
+    text = _part("export.reverse").start_recipe(base, adapter, recipe=recipe, out=out)
+    if out is None:
+        click.echo(text, nl=False)
 
 
 @cli.command()
 @_source_options
 @_force
-def verify(source: Path, run_path: Path | None, overrides: Sequence[str], as_json: bool, force: bool) -> None:
+@click.option("--base", metavar="FOLDER", help="Of a folder that export wrote without a run: the base, where it has moved.")
+def verify(source: Path, run_path: Path | None, overrides: Sequence[str], as_json: bool, force: bool, base: str | None) -> None:
     """Check that the exported weights are exactly what training produced.
 
-    SOURCE is a recipe (YAML) or a run directory.
+    SOURCE is a recipe (YAML) or a run directory; or a folder that gemsmith export --out wrote.
 
     \b
     gemsmith verify runs/my --json
+    gemsmith verify tuned
     """
+    if (source / "export.json").is_file() and not (source / "recipe.yaml").exists():
+        record = _part("export.verify").verify_folder(source, base_source=base)
+        if as_json:
+            click.echo(record.model_dump_json(indent=1))
+        return
+    if base is not None:
+        raise InputError(f"--base: {source} is not a folder that gemsmith export --out wrote; a run's base is in its recipe")
     _run_stage("verify", source, run_path, overrides, as_json=as_json, force=force)
 
 
@@ -272,6 +286,27 @@ def report(source: Path, run_path: Path | None, overrides: Sequence[str], as_jso
 
 
 @cli.command()
+@click.argument("sources", nargs=-1, required=True, type=_folder, metavar="SOURCE...")
+@click.option("--out", type=_folder, metavar="FILE", help="Where the recipe goes, the table then to stdout; must not be there yet.")
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="A key of the recipe, whatever SOURCE says; may be repeated.")
+@click.option("--devices", type=click.IntRange(min=1), metavar="N", help="GPUs that SOURCE was made for; for rows_per_step.")
+@click.option("--steps", type=click.IntRange(min=1), metavar="N", help="Updates of SOURCE's run, where its warm-up is a share of them.")
+@click.option("--allow-differences", is_flag=True, help="Write the recipe although it would train differently from SOURCE.")
+@click.option("--json", is_flag=True, help="Print the table, and the recipe, as JSON on stdout.")
+def port(sources: Sequence[Path], **options: Any) -> None:
+    """Turn a GPU recipe into one of Gemsmith's, with a table of what became of every key.
+
+    SOURCE is PEFT's adapter_config.json, TrainingArguments or an SFTConfig (JSON, YAML), a YAML of TRL's command line, of Axolotl or of
+    LLaMA-Factory, or a folder that holds some; several are read as those of one run.
+
+    \b
+    gemsmith port qlora.yaml --out my.yaml --devices 8
+    gemsmith port adapter_config.json sft_config.json --set data.train=rows.jsonl > my.yaml
+    """
+    _part("port.command").port_files(sources, **options)
+
+
+@cli.command()
 def schema() -> None:
     """Print the recipe's JSON schema, for editors."""
     import json
@@ -311,20 +346,10 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except GemsmithError as error:
         code = _complain(str(error), error.exit_code)
     except OSError as error:
-        if error.errno not in _USERS_ERRNOS:
+        if error.errno not in USERS_ERRNOS:
             raise
-        code = _complain(_explain(error), 2)
+        code = _complain(explain_os_error(error), 2)
     sys.exit(code)
-
-
-_USERS_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG)
-
-
-def _explain(error: OSError) -> str:
-    place = f" ({error.filename})" if error.filename else ""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return f"no space left on the disk{place}; free some and run the same command again, what is complete was kept"
-    return f"{os.strerror(error.errno or 0).lower()}{place}; name another place, or change its permissions"
 
 
 def _complain(message: str, code: int) -> int:

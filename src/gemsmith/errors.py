@@ -1,6 +1,8 @@
 """The tree of errors. Whatever a user can cause is an `InputError`: one line, exit code 2."""
 
 import difflib
+import errno
+import os
 from collections.abc import Iterable
 
 
@@ -58,3 +60,15 @@ def nearest(word: str, allowed: Iterable[str]) -> str:
     """
     matches = difflib.get_close_matches(word, list(allowed), n=1, cutoff=0.6)
     return f" (did you mean {matches[0]}?)" if matches else ""
+
+
+# What a disk or its permissions refuse: the user's to mend.
+USERS_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG)
+
+
+def explain_os_error(error: OSError) -> str:
+    """One line on an OSError with one of USERS_ERRNOS."""
+    place = f" ({error.filename})" if error.filename else ""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"no space left on the disk{place}; free some and run the same command again, what is complete was kept"
+    return f"{os.strerror(error.errno or 0).lower()}{place}; name another place, or change its permissions"

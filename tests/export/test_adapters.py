@@ -6,7 +6,7 @@ import shutil
 import numpy as np
 import pytest
 
-from gemsmith.checkpoint.adapter import Adapter, LowRank, read_peft_adapter, target_pattern, write_peft_adapter
+from gemsmith.checkpoint.adapter import Adapter, LowRank, read_peft_adapter, shared_projections, target_pattern, write_peft_adapter
 from gemsmith.errors import CheckpointError, RunError
 from gemsmith.export.adapters import complete_steps, delta_norm, find_step, read_run_adapter
 from gemsmith.export.logits import load_model, load_peft
@@ -188,7 +188,7 @@ def test_peft_puts_the_adapter_on_the_text_only_class(adapter_of, tmp_path, vari
         assert torch.equal(placed[f"{stem}.lora_B.default.weight"], torch.from_numpy(pair.b))
 
 
-@pytest.mark.parametrize(("key", "value"), [("use_dora", True), ("rank_pattern", {"q_proj": 2}), ("bias", "all"), ("lora_bias", True)])
+@pytest.mark.parametrize(("key", "value"), [("use_dora", True), ("bias", "all"), ("lora_bias", True)])
 def test_an_adapter_that_is_more_than_plain_lora_is_refused(adapter_of, tmp_path, key, value):
     write_peft_adapter(adapter_of("tiny-12b"), tmp_path, "base")
     config = json.loads((tmp_path / "adapter_config.json").read_text())
@@ -210,8 +210,86 @@ def test_a_truncated_adapter_is_refused(adapter_of, tmp_path):
     write_peft_adapter(adapter_of("tiny-12b"), tmp_path, "base")
     file = tmp_path / "adapter_model.safetensors"
     file.write_bytes(file.read_bytes()[:-8])
-    with pytest.raises(CheckpointError, match=r"adapter_model\.safetensors cannot be read"):
+    with pytest.raises(CheckpointError, match=r"adapter_model\.safetensors: is \d+ bytes, its header says \d+; it is truncated"):
         read_peft_adapter(tmp_path)
+
+
+@pytest.mark.parametrize("where", ["values", "header"])
+def test_one_flipped_bit_in_an_adapter_is_found(adapter_of, tmp_path, where):
+    write_peft_adapter(adapter_of("tiny-12b"), tmp_path, "base")
+    file = tmp_path / "adapter_model.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-1000 if where == "values" else 10] ^= 4
+    file.write_bytes(content)
+    with pytest.raises(CheckpointError, match="damaged"):
+        read_peft_adapter(tmp_path)
+
+
+def test_a_pickle_is_not_read(adapter_of, tmp_path):
+    write_peft_adapter(adapter_of("tiny-12b"), tmp_path, "base")
+    (tmp_path / "adapter_model.safetensors").rename(tmp_path / "adapter_model.bin")
+    with pytest.raises(CheckpointError, match=r"holds adapter_model\.bin, a pickle"):
+        read_peft_adapter(tmp_path)
+
+
+@pytest.mark.parametrize("rslora", [False, True])
+@pytest.mark.filterwarnings("ignore:.*rank_pattern.*:UserWarning")
+def test_ranks_and_alphas_by_module_become_one_that_gives_the_same_deltas(tiny_checkpoint, tmp_path, rslora):
+    """PEFT itself writes the folder, and says what each module adds."""
+    import torch
+    from peft import LoraConfig, get_peft_model
+
+    names = {"rank_pattern": {"q_proj": 2, r"layers\.1\.mlp\.up_proj": 8}, "alpha_pattern": {"q_proj": 3, "down_proj": 20}}
+    targets = r"model\.language_model\.layers\.\d+\.(self_attn\.(q|k)_proj|mlp\.(up|down)_proj)"
+    config = LoraConfig(r=4, lora_alpha=6, target_modules=targets, init_lora_weights=False, use_rslora=rslora, **names)
+    model = get_peft_model(load_model(tiny_checkpoint("tiny-12b", "float32")), config)
+    model.save_pretrained(tmp_path)
+    adapter = read_peft_adapter(tmp_path)
+    layers = {
+        name.removeprefix("base_model.model."): module for name, module in model.named_modules() if hasattr(module, "get_delta_weight")
+    }
+    assert adapter.modules.keys() == layers.keys() and len(layers) == 16 and adapter.rank == 8
+    for name, layer in layers.items():
+        with torch.no_grad():
+            expected = layer.get_delta_weight("default").numpy()
+        pair = adapter.modules[name]
+        np.testing.assert_allclose(adapter.scale * pair.b @ pair.a, expected, atol=1e-5)  # measured: 1e-6
+
+
+def test_an_adapter_in_bfloat16_is_read(tiny_checkpoint, adapter_of, tmp_path):
+    import torch
+
+    adapter, base = adapter_of("tiny-31b"), tiny_checkpoint("tiny-31b", "float32")
+    write_peft_adapter(adapter, tmp_path / "float32", str(base))
+    model = load_peft(load_model(base), tmp_path / "float32", adapter)
+    model.to(torch.bfloat16).save_pretrained(tmp_path / "half")
+    name = first(adapter)
+    expected = torch.from_numpy(adapter.modules[name].b).bfloat16().float().numpy()
+    np.testing.assert_array_equal(read_peft_adapter(tmp_path / "half").modules[name].b, expected)
+
+
+def test_k_is_written_again_for_v_where_vllm_needs_it_and_nobody_else_sees_it(tiny_checkpoint, adapter_of, tmp_path):
+    from safetensors.numpy import load_file
+
+    variant, adapter = find_variant("tiny-31b"), adapter_of("tiny-31b")
+    write_peft_adapter(adapter, tmp_path, "base", v_of_k=shared_projections(variant))
+    tensors = load_file(tmp_path / "adapter_model.safetensors")
+    stem = "base_model.model.model.language_model.layers.2.self_attn."
+    assert np.array_equal(tensors[f"{stem}v_proj.lora_A.weight"], tensors[f"{stem}k_proj.lora_A.weight"])
+    assert np.array_equal(tensors[f"{stem}v_proj.lora_B.weight"], tensors[f"{stem}k_proj.lora_B.weight"])
+    assert len(tensors) == 2 * (len(adapter.modules) + 2)
+    assert same(read_peft_adapter(tmp_path), adapter)
+    load_peft(load_model(tiny_checkpoint("tiny-31b", "float32")), tmp_path, adapter)  # raises where PEFT's modules are not the adapter's
+
+
+def test_steps_of_the_trl_backend_are_peft_folders(make_run, adapter_of):
+    adapter, run = adapter_of("tiny-12b"), make_run(steps={})
+    write_peft_adapter(adapter, run.checkpoints / "5", "base")
+    assert complete_steps(run.checkpoints) == [5]
+    assert same(read_run_adapter(run), adapter)
+    write_peft_adapter(adapter_of("tiny-12b", alpha=3.0), run.checkpoints / "6", "base")
+    with pytest.raises(CheckpointError, match="has rank 4 and alpha 3, the recipe 4 and 8"):
+        read_run_adapter(run)
 
 
 def test_the_norm_of_a_delta_is_that_of_the_product(adapter_of):

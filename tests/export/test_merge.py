@@ -102,13 +102,27 @@ def contents_of_files(folder: Path) -> dict[str, str]:
 
 
 def test_links_to_files_are_followed_as_in_the_hub_cache(tiny_checkpoint, adapter_of, tmp_path):
-    source = tmp_path / "snapshot"
-    source.mkdir()
-    for file in tiny_checkpoint("tiny-12b", "bfloat16").iterdir():
-        (source / file.name).symlink_to(file)
+    source, blobs = tmp_path / "models--x" / "snapshots" / "1234", tmp_path / "models--x" / "blobs"
+    source.mkdir(parents=True)
+    shutil.copytree(tiny_checkpoint("tiny-12b", "bfloat16"), blobs)
+    for file in blobs.iterdir():
+        (source / file.name).symlink_to(Path("../../blobs") / file.name)
     merge(open_checkpoint(str(source)), adapter_of("tiny-12b"), tmp_path / "merged")
     assert not any(file.is_symlink() for file in (tmp_path / "merged").iterdir())
     assert (tmp_path / "merged" / "config.json").read_bytes() == (source / "config.json").read_bytes()
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "model-00001-of-00002.safetensors", "notes.txt"])
+def test_a_link_out_of_the_folder_is_refused(tiny_checkpoint, adapter_of, tmp_path, name):
+    source = tmp_path / "base"
+    shutil.copytree(tiny_checkpoint("tiny-12b", "bfloat16"), source)
+    outside = tmp_path / "secret"
+    shutil.copyfile(source / (name if (source / name).exists() else "config.json"), outside)
+    (source / name).unlink(missing_ok=True)
+    (source / name).symlink_to(outside)
+    with pytest.raises(CheckpointError, match=f"{name}: is a symbolic link out of its folder, to {outside}"):
+        merge(open_checkpoint(str(source)), adapter_of("tiny-12b"), tmp_path / "merged")
+    assert not (tmp_path / "merged").exists()
 
 
 def test_an_adapter_of_another_variant_is_refused(tiny_checkpoint, adapter_of, tmp_path):

@@ -66,7 +66,7 @@ def test_an_exported_run_passes_every_check(make_run, variant, dtype, capsys):
     assert read_record(run, "export") == record
     assert {file.name for file in record.adapter} == {"adapter_config.json", "adapter_model.safetensors"}
     verified = verify(run)
-    assert [check.name for check in verified.checks if check.passed] == ["files", "adapter", "tensors", "values", "norms", "logits"]
+    assert [check.name for check in verified.checks if check.passed] == ["files", "base", "adapter", "tensors", "values", "norms", "logits"]
     assert verified.passed
     assert verified.changed_tensors == verified.expected_tensors == record.merged_tensors
     assert verified.logits_max_abs_difference < 1e-4  # measured: 0 in bfloat16, 2e-6 in float32
@@ -176,7 +176,7 @@ def test_a_checkpoint_that_training_has_deleted_is_said_and_not_failed(exported)
     record = verify(exported)
     assert record.passed
     assert [(check.name, check.passed) for check in record.checks if check.passed is not True] == [("adapter", None)]
-    assert "step 20 is no longer" in record.checks[1].detail
+    assert "step 20 is no longer" in record.checks[2].detail
 
 
 def test_a_model_too_large_for_memory_is_said_and_not_passed(exported, monkeypatch):
@@ -185,6 +185,34 @@ def test_a_model_too_large_for_memory_is_said_and_not_passed(exported, monkeypat
     assert record.logits_max_abs_difference is None
     assert record.checks[-1].passed is None
     assert "needs 1.1 GB of memory, 0.0 GB are free" in record.checks[-1].detail
+
+
+@pytest.mark.parametrize("variant", TINY)
+def test_layer_by_layer_logits_are_those_of_the_whole_model(tiny_checkpoint, adapter_of, tmp_path, variant):
+    adapter, base = adapter_of(variant), open_checkpoint(str(tiny_checkpoint(variant, "bfloat16")))
+    write_peft_adapter(adapter, tmp_path, "base")
+    prompts = logits.make_prompts(tmp_path / "none", base.variant.vocabulary, 0)
+    with logits._quiet():
+        whole, windows = (logits._base_logits(base, tmp_path, adapter, prompts, windows=windows) for windows in (False, True))
+    for name, one, other in zip(("base", "base + adapter", "rounded"), whole, windows, strict=True):
+        for left, right in zip(one, other, strict=True):
+            np.testing.assert_allclose(left, right, atol=1e-5, err_msg=name)  # measured: 0
+    assert logits._distance(windows[0], windows[1]) > 0.1 and logits._distance(windows[1], windows[2]) > 1e-3
+
+
+def test_a_model_that_fits_only_layer_by_layer_is_compared_so(exported, monkeypatch):
+    need = logits.windows_needed_bytes(open_checkpoint(exported.recipe.checkpoint), read_peft_adapter(exported.adapter))
+    monkeypatch.setattr(logits, "memory_needed_bytes", lambda base: need + 2)
+    monkeypatch.setattr(logits, "free_memory_bytes", lambda: need + 1)
+    record = verify(exported)
+    assert record.checks[-1].passed and "layer by layer" in record.checks[-1].detail
+    assert record.logits_max_abs_difference < 1e-4
+
+
+def test_another_base_than_the_one_exported_from_fails(exported, adapter_of):
+    record = read_record(exported, "export")
+    write_record(exported, record.model_copy(update={"base_sha256": "0" * 64}))
+    assert "has the fingerprint" in failed(exported)["base"]
 
 
 def test_logits_tell_a_wrong_merge_by_themselves(exported, monkeypatch):

@@ -13,12 +13,14 @@ from gemsmith.checkpoint.peft_config import CONFIG, PeftConfig, read_peft_config
 from gemsmith.checkpoint.safetensors import TensorPlace, Written, digest, read_header, write_tensors
 from gemsmith.errors import CheckpointError
 from gemsmith.recipe import lora_scale
-from gemsmith.zoo import Tensor
+from gemsmith.zoo import Tensor, Variant
 from gemsmith.zoo.tensors import PREFIX
 
 WEIGHTS = "adapter_model.safetensors"
 # In the metadata of adapter_model.safetensors: SHA-256 of its tensors, and the fingerprint of the base that was trained on.
 SHA256_KEY, BASE_KEY = "gemsmith_sha256", "gemsmith_base"
+# Also there: the modules v_proj that no model has, and that hold K's matrices again for vLLM.
+_COPIES_KEY = "gemsmith_v_of_k"
 _PEFT_PREFIX = "base_model.model."
 _TEXT_ONLY_PREFIX = "model."
 _LISTED = 8
@@ -89,7 +91,8 @@ def read_peft_adapter(folder: Path) -> Adapter:
             f"adapter {folder}: holds adapter_model.bin, a pickle, which is not read here; save it with PEFT as safetensors"
         )
     places, metadata = read_header(folder / WEIGHTS)
-    sides = _sides(places, folder)
+    copies = metadata.get(_COPIES_KEY, "").split()
+    sides = {module: found for module, found in _sides(places, folder).items() if module not in copies}
     _check_ranks(sides, config, folder)
     if SHA256_KEY in metadata and (found := digest(places)) != metadata[SHA256_KEY]:
         written = metadata[SHA256_KEY]
@@ -105,13 +108,20 @@ def read_peft_adapter(folder: Path) -> Adapter:
     return Adapter(modules=_Pairs(sides, factors), rank=rank, alpha=scale * rank, base_sha256=base_sha256)
 
 
-def write_peft_adapter(adapter: Adapter, folder: Path, base_name: str, *, dropout: float = 0.0, prefix: str = PREFIX) -> dict[str, Written]:
+def write_peft_adapter(
+    adapter: Adapter, folder: Path, base_name: str, *, dropout: float = 0.0, prefix: str = PREFIX, v_of_k: Mapping[str, str] | None = None
+) -> dict[str, Written]:
     """Writes adapter_config.json and adapter_model.safetensors for PEFT and vLLM; returns the size and checksum of each.
 
     The default names fit Gemma4ForConditionalGeneration and its unified twin; `prefix="model."` those of a text-only Gemma4ForCausalLM,
     whose modules lack `language_model`. target_modules fits both, and no tower: PEFT cannot wrap the towers' clipped linears.
+
+    Where V is K's projection, vLLM 0.32 computes V from a copy of K's weight, which it gives no adapter unless the file has one for
+    v_proj. `v_of_k` names those: v_proj -> k_proj. PEFT leaves them out, since its model has no such module.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    copies = {v: k for v, k in (v_of_k or {}).items() if k in adapter.modules}
+    sources = {name: name for name in adapter.modules} | copies
     alpha = int(adapter.alpha) if adapter.alpha == int(adapter.alpha) else adapter.alpha
     config = {
         "peft_type": "LORA",
@@ -120,7 +130,7 @@ def write_peft_adapter(adapter: Adapter, folder: Path, base_name: str, *, dropou
         "r": adapter.rank,
         "lora_alpha": alpha,
         "lora_dropout": dropout,
-        "target_modules": target_pattern(adapter.modules),
+        "target_modules": target_pattern(sources),
         "bias": "none",
         "fan_in_fan_out": False,
         "inference_mode": True,
@@ -132,7 +142,7 @@ def write_peft_adapter(adapter: Adapter, folder: Path, base_name: str, *, dropou
         "alpha_pattern": {},
     }
     shapes = {name: ((adapter.rank, pair.a.shape[1]), (pair.b.shape[0], adapter.rank)) for name, pair in adapter.modules.items()}
-    stems = {_PEFT_PREFIX + prefix + name.removeprefix(PREFIX): name for name in shapes}
+    stems = {_PEFT_PREFIX + prefix + name.removeprefix(PREFIX): source for name, source in sources.items()}
     entries = {f"{stem}.lora_{side}.weight": shapes[name]["AB".index(side)] for stem, name in stems.items() for side in "AB"}
 
     def tensor(key: str) -> np.ndarray:
@@ -142,9 +152,16 @@ def write_peft_adapter(adapter: Adapter, folder: Path, base_name: str, *, dropou
 
     text = (json.dumps(config, indent=2) + "\n").encode()
     (folder / CONFIG).write_bytes(text)
-    metadata = {"format": "pt"} | ({BASE_KEY: adapter.base_sha256} if adapter.base_sha256 else {})
+    metadata = {"format": "pt"} | ({_COPIES_KEY: " ".join(copies)} if copies else {})
+    metadata |= {BASE_KEY: adapter.base_sha256} if adapter.base_sha256 else {}
     weights = write_tensors(folder / WEIGHTS, entries, tensor, metadata=metadata, sha256_key=SHA256_KEY)
     return {CONFIG: Written(bytes=len(text), sha256=hashlib.sha256(text).hexdigest()), WEIGHTS: weights}
+
+
+def shared_projections(variant: Variant) -> dict[str, str]:
+    """v_proj -> k_proj of the layers where V is K's projection, by their full names; no weight has the former's name."""
+    layers = [layer for layer in range(variant.layers) if not variant.has_v(layer) and not variant.shares_kv(layer)]
+    return {f"{PREFIX}layers.{layer}.self_attn.v_proj": f"{PREFIX}layers.{layer}.self_attn.k_proj" for layer in layers}
 
 
 def target_pattern(modules: Iterable[str]) -> str:

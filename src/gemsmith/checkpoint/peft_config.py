@@ -91,7 +91,7 @@ def read_peft_config(folder: Path) -> PeftConfig:
         if not isinstance(patterns, dict) or not all(_is_positive(value) for value in patterns.values()):
             raise CheckpointError(f"{file}: has {key} = {json.dumps(patterns)}; it must map names of modules to numbers above 0")
     rslora, dropout = bool(config.get("use_rslora")), float(config.get("lora_dropout") or 0.0)
-    return PeftConfig(rank=rank, alpha=float(alpha), rslora=rslora, dropout=dropout, values=config)
+    return PeftConfig(rank=rank, alpha=float(alpha or 0), rslora=rslora, dropout=dropout, values=config)
 
 
 def _is_positive(value: Any) -> bool:

@@ -1,7 +1,7 @@
 """The data stage: reads, renders, drops what is too long, packs, and writes the arrays and their record."""
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -13,7 +13,8 @@ from gemsmith.checkpoint import Checkpoint, open_checkpoint
 from gemsmith.data.batches import count_steps
 from gemsmith.data.pack import ARRAYS, PackedRows, assign_rows, pack_rows
 from gemsmith.data.render import Rendered, Renderer, open_renderer, render_documents
-from gemsmith.data.rows import read_documents, source_sha256
+from gemsmith.data.rows import Document, read_documents, source_sha256
+from gemsmith.data.workers import count_processes, render_in_processes
 from gemsmith.errors import CheckpointError, DataError, MachineError, RecipeError
 from gemsmith.records import DataRecord
 from gemsmith.run import Clock, Run, make_origin, replacing_folder, sha256_file, start_clock, write_record
@@ -38,7 +39,7 @@ def prepare_data(run: Run) -> DataRecord:
     renderer = _open_renderer(checkpoint, data.template)
     documents = read_documents(data.train, format=data.format, seed=run.recipe.seed)
     progress = track(documents, description="rendering rows", console=console, transient=True, disable=not console.is_terminal)
-    rendered = list(render_documents(renderer, progress))
+    rendered = list(_render(checkpoint, renderer, data.template, progress, count_processes(documents)))
     kept = _keep_fitting(rendered, data.max_length, too_long=data.too_long)
     rows = assign_rows([len(document.ids) for document in kept], data.max_length, packing=data.packing)
     rows_sha256 = _write_rows(run.data, pack_rows(kept, rows, data.max_length), (len(rows), data.max_length))
@@ -46,6 +47,14 @@ def prepare_data(run: Run) -> DataRecord:
     write_record(run, record)
     console.print(_summary(record, run), highlight=False, soft_wrap=True)
     return record
+
+
+def _render(
+    checkpoint: Checkpoint, renderer: Renderer, template: str | None, documents: Iterable[Document], processes: int
+) -> Iterator[Rendered]:
+    if processes == 1:
+        return render_documents(renderer, documents)
+    return render_in_processes(checkpoint.folder, template, documents, processes)
 
 
 def _open_renderer(checkpoint: Checkpoint, template: str | None) -> Renderer:
@@ -102,6 +111,7 @@ def _write_rows(folder: Path, chunks: Iterable[PackedRows], shape: tuple[int, in
 def _sources(run: Run, checkpoint: Checkpoint, renderer: Renderer) -> dict[str, str]:
     return {
         "data.train": source_sha256(run.recipe.data.train),
+        "checkpoint": checkpoint.fingerprint(),
         "tokenizer.json": sha256_file(checkpoint.folder / "tokenizer.json"),
         "chat template": renderer.template.sha256,
     }

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from gemsmith.checkpoint.adapter import Adapter, LowRank, check_finite, check_fit, some
+from gemsmith.checkpoint.adapter import WEIGHTS, Adapter, LowRank, check_finite, check_fit, read_peft_adapter, some
 from gemsmith.errors import CheckpointError, RunError
 from gemsmith.resolve import recipe_variant
 from gemsmith.run import Run
@@ -32,10 +32,7 @@ def find_step(run: Run, step: int | None = None) -> int:
 
 
 def complete_steps(checkpoints: Path) -> list[int]:
-    """The steps that were saved in full, in order.
-
-    Orbax writes the time of the commit into the step's metadata last, and on a local disk renames the folder after that.
-    """
+    """The steps that were saved in full, in order: Orbax's, and PEFT folders of the TRL backend."""
     if not checkpoints.is_dir():
         return []
     return sorted(int(folder.name) for folder in checkpoints.iterdir() if folder.name.isdecimal() and is_complete_step(folder))
@@ -47,23 +44,31 @@ def read_run_adapter(run: Run, step: int | None = None) -> Adapter:
     Raises RunError or CheckpointError where the step is not there, modules are missing or too many, shapes contradict the recipe, a value
     is not finite, or a module's B is all zero.
     """
-    step = find_step(run, step)
-    folder = run.checkpoints / str(step)
+    folder = run.checkpoints / str(find_step(run, step))
+    variant, lora = recipe_variant(run.recipe), run.recipe.lora
+    if (folder / WEIGHTS).is_file():
+        adapter = read_peft_adapter(folder)
+        if (adapter.rank, adapter.alpha, adapter.rslora) != (lora.rank, lora.alpha, lora.rslora):
+            raise CheckpointError(
+                f"{folder}: has rank {adapter.rank} and alpha {adapter.alpha:g}, the recipe {lora.rank} and {lora.alpha:g}"
+            )
+    else:
+        adapter = Adapter(modules=_read_orbax(folder, variant), rank=lora.rank, alpha=lora.alpha, rslora=lora.rslora)
+    check_adapter(adapter, lora_targets(variant, lora.targets), source=str(folder))
+    return adapter
+
+
+def _read_orbax(folder: Path, variant: Variant) -> dict[str, LowRank]:
     sides: dict[str, dict[str, np.ndarray]] = {}
-    variant = recipe_variant(run.recipe)
     for path, stack in restore_lora(folder / "model_params"):
         modules, side = _modules_of(path, variant)
         if len(stack) != len(modules):
             raise CheckpointError(f"{folder}: {'.'.join(path)} holds {len(stack)} layers, {variant.name} has {len(modules)} there")
         for module, value in zip(modules, stack, strict=True):
-            sides.setdefault(module, {})[side] = value
+            sides.setdefault(module, {})[side] = contiguous(value.T)
     if halves := [module for module, found in sides.items() if len(found) != 2]:
         raise CheckpointError(f"{folder}: has only one of A and B for {some(halves)}; export another step")
-    pairs = {name: LowRank(a=contiguous(found["a"].T), b=contiguous(found["b"].T)) for name, found in sides.items()}
-    lora = run.recipe.lora
-    adapter = Adapter(modules=pairs, rank=lora.rank, alpha=lora.alpha, rslora=lora.rslora)
-    check_adapter(adapter, lora_targets(variant, lora.targets), source=str(folder))
-    return adapter
+    return {name: LowRank(**found) for name, found in sides.items()}
 
 
 def check_adapter(adapter: Adapter, targets: Iterable[Tensor], *, source: str) -> None:
@@ -89,6 +94,12 @@ def delta_norm(pair: LowRank, scale: float) -> float:
 
 
 def is_complete_step(folder: Path) -> bool:
+    """Orbax writes the time of the commit into the step's metadata last, and on a local disk renames the folder after that.
+
+    A PEFT folder of the TRL backend has its number for a name only once all of it is on disk.
+    """
+    if (folder / WEIGHTS).is_file():
+        return True
     try:
         metadata = json.loads((folder / "_CHECKPOINT_METADATA").read_bytes())
     except (OSError, ValueError):

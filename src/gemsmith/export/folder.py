@@ -8,14 +8,15 @@ import re
 from collections.abc import Callable, Mapping
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
 from gemsmith import __version__
 from gemsmith.checkpoint import Checkpoint, open_checkpoint
-from gemsmith.checkpoint.adapter import WEIGHTS, Adapter, read_peft_adapter, some, write_peft_adapter
+from gemsmith.checkpoint.adapter import WEIGHTS, Adapter, read_peft_adapter, shared_projections, some, write_peft_adapter
 from gemsmith.checkpoint.peft_config import CONFIG, PeftConfig, read_peft_config
-from gemsmith.errors import CheckpointError, RunError
+from gemsmith.errors import CheckpointError, InputError, RunError
 from gemsmith.export.merge import check_mergeable, check_space, merged_bytes, no_space_named, write_merged
 from gemsmith.records import ExportRecord, FileSum, Origin
 from gemsmith.run import Clock, replacing_folder, sha256_file, start_clock, this_machine, write_text
@@ -24,6 +25,20 @@ from gemsmith.zoo.tensors import PREFIX
 
 RECORD, ADAPTER, MERGED = "export.json", "adapter", "merged"
 _PACKAGES = ("ml_dtypes", "numpy")
+
+
+def export_folder(
+    *, base: str = "", out: Path | None = None, adapter: Path | None = None, from_tunix: Path | None = None, **options: Any
+) -> ExportRecord:
+    """What the command line's options ask for. Raises InputError where they do not go together."""
+    if not base or out is None or (adapter is None) == (from_tunix is None):
+        raise InputError("export: give a recipe or run directory; or --base, --out, and one of --adapter and --from-tunix")
+    if from_tunix is not None:
+        return export_tunix(base, from_tunix, out, **options)
+    if odd := [name for name in ("step", "rank", "alpha") if name in options]:
+        raise InputError(f"--{odd[0]}: goes with --from-tunix; a PEFT adapter says it itself")
+    assert adapter is not None
+    return export_peft(base, adapter, out, **options)
 
 
 def export_peft(base_source: str, adapter_folder: Path, out: Path, *, overwrite: bool = False) -> ExportRecord:
@@ -80,7 +95,8 @@ def check_base(adapter: Adapter, base: Checkpoint, *, source: str) -> None:
 def check_modules(adapter: Adapter, config: PeftConfig, base: Checkpoint, *, source: str) -> None:
     """Raises CheckpointError unless the adapter has exactly the modules of the base that its config names, as PEFT would."""
     unused = {tensor.module for tensor in text_tensors(base.variant, optional=True) if tensor.optional}
-    missing, extra = [], []
+    missing: list[str] = []
+    extra: list[str] = []
     try:
         for name, place in base.places.items():
             module = name.removesuffix(".weight")
@@ -137,12 +153,13 @@ def _write(
     fingerprint = base.fingerprint()
     with no_space_named(out), replacing_folder(out) as beside:
         known = Adapter(modules=adapter.modules, rank=adapter.rank, alpha=adapter.alpha, rslora=adapter.rslora, base_sha256=fingerprint)
-        written = write_peft_adapter(known, beside / ADAPTER, base.source, dropout=dropout)
+        copies = shared_projections(base.variant)
+        written = write_peft_adapter(known, beside / ADAPTER, base.source, dropout=dropout, v_of_k=copies)
         (beside / MERGED).mkdir()
         # What is merged is what was written: matrices come from the file, one module at a time.
         merged = write_merged(base, read_peft_adapter(beside / ADAPTER), beside / MERGED)
         record = ExportRecord(
-            origin=_origin(clock, packages, {"base": fingerprint} | dict(read or {})),
+            origin=make_folder_origin(clock, packages, {"base": fingerprint} | dict(read or {})),
             source=source,
             step=step,
             base=str(base.folder.absolute()) if Path(base.source).expanduser().is_dir() else base.source,
@@ -165,7 +182,8 @@ def adapter_bytes(adapter: Adapter) -> int:
     return sum(4 * (pair.a.size + pair.b.size) for pair in adapter.modules.values())
 
 
-def _origin(clock: Clock, packages: tuple[str, ...], made_from: Mapping[str, str]) -> Origin:
+def make_folder_origin(clock: Clock, packages: tuple[str, ...], made_from: Mapping[str, str]) -> Origin:
+    """Where a record comes from that no run has."""
     return Origin(
         started=clock.started,
         duration_s=round(clock.elapsed_s(), 3),

@@ -2,7 +2,7 @@
 
 import gc
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +14,7 @@ from gemsmith.checkpoint import Checkpoint, open_checkpoint
 from gemsmith.checkpoint.adapter import Adapter
 from gemsmith.data.batches import open_rows
 from gemsmith.errors import CheckpointError
+from gemsmith.export.windows import read_adapters, round_merged, window_bytes, windowed_model
 from gemsmith.records import Check
 
 PROMPTS = 3
@@ -45,19 +46,20 @@ def compare_logits(
     without it: PEFT's own merge, rounded as files of the base's dtype are, against merged, within TOLERANCE. The difference to the
     adapter as it is without that rounding is in the detail.
     """
-    need_bytes, free_bytes = memory_needed_bytes(base), free_memory_bytes()
-    if free_bytes < need_bytes:
+    free_bytes = free_memory_bytes()
+    windows = free_bytes < memory_needed_bytes(base)
+    if windows and free_bytes < (need_bytes := windows_needed_bytes(base, adapter)):
         detail = (
             f"not compared: needs {need_bytes / 1e9:.1f} GB of memory, {free_bytes / 1e9:.1f} GB are free; run verify on a larger machine"
         )
         return LogitCheck(check=Check(name="logits", passed=None, detail=detail), max_abs_difference=None)
     with _quiet():
         try:
-            plain, unmerged, rounded = _base_logits(base, adapter_folder, adapter, prompts)
-            merged = _merged_logits(merged_folder, prompts)
+            plain, unmerged, rounded = _base_logits(base, adapter_folder, adapter, prompts, windows=windows)
+            merged = _merged_logits(merged_folder, prompts, windows=windows)
         except CheckpointError as error:
             return LogitCheck(check=Check(name="logits", passed=False, detail=str(error)), max_abs_difference=None)
-    return _judge(plain, unmerged, rounded, merged)
+    return _judge(plain, unmerged, rounded, merged, how=" (layer by layer)" if windows else "")
 
 
 def make_prompts(data: Path, vocabulary: int, seed: int) -> list[np.ndarray]:
@@ -78,6 +80,12 @@ def memory_needed_bytes(base: Checkpoint) -> int:
     return int(4 * values * _MEMORY_FACTOR) + _OVERHEAD_BYTES
 
 
+def windows_needed_bytes(base: Checkpoint, adapter: Adapter) -> int:
+    """Of one layer in float32 with room for its merge, the adapter, and what comes with it; the rest stays in the files."""
+    adapter_bytes = sum(4 * (pair.a.size + pair.b.size) for pair in adapter.modules.values())
+    return int(1.5 * window_bytes(base) * _MEMORY_FACTOR) + adapter_bytes + _OVERHEAD_BYTES
+
+
 def free_memory_bytes() -> int:
     """Memory that can be had without swapping, within the limit of the control group where there is one."""
     free_bytes = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -96,71 +104,116 @@ def load_model(folder: Path) -> Any:
     Raises CheckpointError where transformers does not know it or does not find every weight: it would fill those in at random and warn.
     """
     import torch
-    import transformers
 
-    try:
-        config = transformers.AutoConfig.from_pretrained(folder)
-        name = (config.architectures or ["none"])[0]
-        kind = getattr(transformers, name, None)
-        if kind is None or not name.startswith("Gemma4"):
-            raise CheckpointError(f"{folder}: config.json names the architecture {name}; allowed: Gemma 4's of transformers")
+    with _load_errors(folder):
+        kind, _ = _find_class(folder)
         model, info = kind.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
-    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-        first = (str(error).splitlines() or [type(error).__name__])[0]
-        raise CheckpointError(f"{folder}: transformers {transformers.__version__} cannot load it ({first})") from None
     for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         if keys := sorted(map(str, info.get(problem, ()))):
             raise CheckpointError(f"{folder}: transformers reports {len(keys)} {problem.replace('_', ' ')}, such as {keys[0]}")
     return model.eval()
 
 
+def load_windowed(checkpoint: Checkpoint) -> Any:
+    """The same model with a layer's weights in memory at a time. Raises CheckpointError as load_model does."""
+    with _load_errors(checkpoint.folder):
+        return windowed_model(checkpoint, *_find_class(checkpoint.folder))
+
+
+def _find_class(folder: Path) -> tuple[Any, Any]:
+    import transformers
+
+    config = transformers.AutoConfig.from_pretrained(folder)
+    name = (config.architectures or ["none"])[0]
+    kind = getattr(transformers, name, None)
+    if kind is None or not name.startswith("Gemma4"):
+        raise CheckpointError(f"{folder}: config.json names the architecture {name}; allowed: Gemma 4's of transformers")
+    return kind, config
+
+
+@contextmanager
+def _load_errors(folder: Path) -> Iterator[None]:
+    import transformers
+
+    try:
+        yield
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        first = (str(error).splitlines() or [type(error).__name__])[0]
+        raise CheckpointError(f"{folder}: transformers {transformers.__version__} cannot load it ({first})") from None
+
+
 def load_peft(model: Any, folder: Path, adapter: Adapter) -> Any:
     """The model with the PEFT folder's adapter on it. Raises CheckpointError unless PEFT put every matrix on and nothing else."""
     from peft import PeftModel
 
-    try:
-        tuned = PeftModel.from_pretrained(model, folder, torch_device="cpu").eval()
-    except (OSError, ValueError, RuntimeError, KeyError) as error:
-        raise CheckpointError(f"{folder}: PEFT cannot load it ({str(error).splitlines()[0]})") from None
-    found = {name: value for name, value in tuned.named_parameters() if ".lora_A." in name or ".lora_B." in name}
-    expected = {}
+    tuned = _put_on(adapter, folder, lambda: PeftModel.from_pretrained(model, folder, torch_device="cpu"))
+    matrices = dict(tuned.named_parameters())
     for module, pair in adapter.modules.items():
-        expected[f"base_model.model.{module}.lora_A.default.weight"] = pair.a
-        expected[f"base_model.model.{module}.lora_B.default.weight"] = pair.b
-    if odd := sorted(found.keys() ^ expected.keys()):
-        raise CheckpointError(f"{folder}: PEFT has {len(found)} adapter matrices on the model, {len(expected)} are in it; such as {odd[0]}")
-    if wrong := [name for name, value in found.items() if not np.array_equal(value.detach().numpy(), expected[name])]:
-        raise CheckpointError(f"{folder}: PEFT's {wrong[0]} is not the file's")
+        for name, value in zip(_peft_names(module), (pair.a, pair.b), strict=True):
+            if not np.array_equal(matrices[name].detach().numpy(), value):
+                raise CheckpointError(f"{folder}: PEFT's {name} is not the file's")
     return tuned
 
 
+def load_windowed_peft(model: Any, folder: Path, adapter: Adapter) -> Any:
+    """The same with a windowed model: its adapter's matrices come with each layer's weights."""
+    from peft import LoraConfig, PeftModel
+
+    tuned = _put_on(adapter, folder, lambda: PeftModel(model, LoraConfig.from_pretrained(str(folder))))
+    read_adapters(tuned, adapter)
+    return tuned
+
+
+def _put_on(adapter: Adapter, folder: Path, load: Callable[[], Any]) -> Any:
+    try:
+        tuned = load().eval()
+    except (OSError, ValueError, RuntimeError, KeyError) as error:
+        raise CheckpointError(f"{folder}: PEFT cannot load it ({str(error).splitlines()[0]})") from None
+    found = {name for name, _ in tuned.named_parameters() if ".lora_A." in name or ".lora_B." in name}
+    expected = {name for module in adapter.modules for name in _peft_names(module)}
+    if odd := sorted(found ^ expected):
+        raise CheckpointError(f"{folder}: PEFT has {len(found)} adapter matrices on the model, {len(expected)} are in it; such as {odd[0]}")
+    return tuned
+
+
+def _peft_names(module: str) -> tuple[str, str]:
+    stem = f"base_model.model.{module}"
+    return f"{stem}.lora_A.default.weight", f"{stem}.lora_B.default.weight"
+
+
 def _base_logits(
-    base: Checkpoint, folder: Path, adapter: Adapter, prompts: Sequence[np.ndarray]
+    base: Checkpoint, folder: Path, adapter: Adapter, prompts: Sequence[np.ndarray], *, windows: bool
 ) -> tuple[list[np.ndarray], list[np.ndarray], list[np.ndarray]]:
     """Logits of the base, of base + adapter, and of PEFT's merge with the base's rounding."""
+    if windows:
+        model = load_windowed(base)
+        plain = _run(model, prompts)
+        tuned = load_windowed_peft(model, folder, adapter)
+        unmerged = _run(tuned, prompts)
+        round_merged(tuned, lambda module, weight: _rounded(weight, base.places[f"{module}.weight"].dtype))
+        return plain, unmerged, _run(tuned, prompts)
     model = load_model(base.folder)
     plain = _run(model, prompts)
     tuned = load_peft(model, folder, adapter)
     unmerged = _run(tuned, prompts)
     merged = tuned.merge_and_unload()
-    _round_weights(merged, base, adapter)
+    for module in adapter.modules:
+        weight = merged.get_submodule(module).weight
+        weight.data = _rounded(weight.data, base.places[f"{module}.weight"].dtype)
     return plain, unmerged, _run(merged, prompts)
 
 
-def _merged_logits(folder: Path, prompts: Sequence[np.ndarray]) -> list[np.ndarray]:
+def _merged_logits(folder: Path, prompts: Sequence[np.ndarray], *, windows: bool) -> list[np.ndarray]:
     gc.collect()
-    open_checkpoint(str(folder))
-    return _run(load_model(folder), prompts)
+    merged = open_checkpoint(str(folder))
+    return _run(load_windowed(merged) if windows else load_model(folder), prompts)
 
 
-def _round_weights(model: Any, base: Checkpoint, adapter: Adapter) -> None:
-    """Rounds the merged weights as a file of the base's dtype does."""
+def _rounded(weight: Any, dtype: str) -> Any:
+    """The weight with the one rounding that files of that dtype carry."""
     import torch
 
-    kinds = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
-    for module in adapter.modules:
-        weight = model.get_submodule(module).weight
-        weight.data = weight.data.to(kinds[base.places[f"{module}.weight"].dtype]).float()
+    return weight.to({"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}[dtype]).float()
 
 
 def _run(model: Any, prompts: Sequence[np.ndarray]) -> list[np.ndarray]:
@@ -170,13 +223,15 @@ def _run(model: Any, prompts: Sequence[np.ndarray]) -> list[np.ndarray]:
         return [model(input_ids=torch.from_numpy(prompt)[None]).logits[0].float().numpy() for prompt in prompts]
 
 
-def _judge(plain: list[np.ndarray], unmerged: list[np.ndarray], rounded: list[np.ndarray], merged: list[np.ndarray]) -> LogitCheck:
+def _judge(
+    plain: list[np.ndarray], unmerged: list[np.ndarray], rounded: list[np.ndarray], merged: list[np.ndarray], *, how: str = ""
+) -> LogitCheck:
     largest = max(float(np.abs(logits).max()) for logits in merged)
     allowed = TOLERANCE * max(1.0, largest)
     difference, served, effect = _distance(merged, rounded), _distance(merged, unmerged), _distance(rounded, plain)
     detail = (
         f"merged differs from base + adapter by {difference:.2g} with the same rounding of weights (allowed {allowed:.2g}) and by "
-        f"{served:.2g} without; the adapter itself moves logits by {effect:.2g}"
+        f"{served:.2g} without; the adapter itself moves logits by {effect:.2g}{how}"
     )
     passed = difference <= allowed and effect >= SMALLEST_EFFECT * difference and effect > 0
     return LogitCheck(check=Check(name="logits", passed=passed, detail=detail), max_abs_difference=difference)

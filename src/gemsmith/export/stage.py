@@ -5,7 +5,7 @@ from dataclasses import replace
 from rich.console import Console
 
 from gemsmith.checkpoint import Checkpoint, open_checkpoint
-from gemsmith.checkpoint.adapter import read_peft_adapter, write_peft_adapter
+from gemsmith.checkpoint.adapter import read_peft_adapter, shared_projections, write_peft_adapter
 from gemsmith.errors import CheckpointError
 from gemsmith.export.adapters import find_step, read_run_adapter
 from gemsmith.export.merge import merge
@@ -25,7 +25,8 @@ def export(run: Run) -> ExportRecord:
     _check_base(run, base, fingerprint)
     with replacing_folder(run.adapter) as beside:
         adapter = replace(read_run_adapter(run, step), base_sha256=fingerprint)
-        written = write_peft_adapter(adapter, beside, run.recipe.checkpoint, dropout=run.recipe.lora.dropout)
+        copies, dropout = shared_projections(base.variant), run.recipe.lora.dropout
+        written = write_peft_adapter(adapter, beside, run.recipe.checkpoint, dropout=dropout, v_of_k=copies)
         del adapter
     # From the file, one module at a time, so that all of them need not lie in memory.
     merged = merge(base, read_peft_adapter(run.adapter), run.merged)
@@ -49,10 +50,10 @@ def export(run: Run) -> ExportRecord:
 
 
 def _check_base(run: Run, base: Checkpoint, fingerprint: str) -> None:
-    """Raises CheckpointError where training recorded another base than is there now."""
-    if not run.record_file("train").exists():
+    """Raises CheckpointError where the run was begun with another base than is there now."""
+    if not run.record_file("data").exists():
         return
-    trained_on = read_record(run, "train").origin.made_from.get("checkpoint")
+    trained_on = read_record(run, "data").origin.made_from.get("checkpoint")
     if trained_on not in (None, fingerprint):
         raise CheckpointError(
             f"checkpoint {base.source}: is not the base that {run.path} was trained on (fingerprint {fingerprint[:12]}…, trained on "

@@ -4,21 +4,23 @@ Nothing of the merge's own arithmetic is trusted: bytes are compared, weights re
 and PEFT.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+from pydantic import ValidationError
 from rich.console import Console
 
 from gemsmith.checkpoint import Checkpoint, TensorPlace, open_checkpoint
 from gemsmith.checkpoint.adapter import Adapter, LowRank, read_peft_adapter
 from gemsmith.errors import CheckpointError, RunError, VerifyError
 from gemsmith.export.adapters import complete_steps, delta_norm, read_run_adapter
+from gemsmith.export.folder import ADAPTER, MERGED, RECORD, make_folder_origin
 from gemsmith.export.logits import compare_logits, make_prompts
 from gemsmith.export.merge import DTYPES, row_blocks
-from gemsmith.records import Check, ExportRecord, FileSum, VerifyRecord
-from gemsmith.run import Run, make_origin, read_record, sha256_file, start_clock, write_record
+from gemsmith.records import Check, ExportRecord, FileSum, Origin, VerifyRecord
+from gemsmith.run import Run, make_origin, read_record, sha256_file, start_clock, write_record, write_text
 
 PACKAGES = ("numpy", "peft", "safetensors", "torch", "transformers")
 _COMPARED_BYTES = 32 * 2**20
@@ -35,6 +37,15 @@ _LISTED = 5
 
 
 @dataclass(frozen=True, kw_only=True)
+class Result:
+    """The checks, how many tensors differ from the base, and the largest difference of logits where they were compared."""
+
+    checks: tuple[Check, ...]
+    changed: int = 0
+    difference: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Difference:
     """Which tensors of merged/ are not the base's, and which of those should not be or are not."""
 
@@ -47,19 +58,25 @@ def verify(run: Run) -> VerifyRecord:
     clock = start_clock()
     exported: ExportRecord = read_record(run, "export")
     base = open_checkpoint(run.recipe.checkpoint)
-    checks, changed, difference = _run_checks(run, exported, base)
-    record = VerifyRecord(
-        origin=make_origin(run, "verify", clock, packages=PACKAGES),
-        passed=all(check.passed is not False for check in checks),
-        checks=tuple(checks),
-        changed_tensors=changed,
-        expected_tensors=exported.merged_tensors,
-        logits_max_abs_difference=difference,
-    )
+    prompts = make_prompts(run.data, base.variant.vocabulary, run.recipe.seed)
+    result = _run_checks(exported, base, run.adapter, run.merged, prompts, trained=lambda adapter: _check_trained(run, exported, adapter))
+    record = _make_record(make_origin(run, "verify", clock, packages=PACKAGES), exported, result)
     write_record(run, record)
-    _print(record)
-    if failed := [check for check in checks if check.passed is False]:
-        raise VerifyError(f"{run.path}: " + "; ".join(f"{check.name}: {check.detail}" for check in failed))
+    _finish(record, run.path)
+    return record
+
+
+def verify_folder(out: Path, *, base_source: str | None = None) -> VerifyRecord:
+    """The same of a folder that export wrote without a run, against the base that it names (or `base_source`); writes OUT/verify.json."""
+    clock = start_clock()
+    exported = _read_export(out)
+    base = open_checkpoint(base_source or exported.base)
+    prompts = make_prompts(out / "data", base.variant.vocabulary, 0)
+    result = _run_checks(exported, base, out / ADAPTER, out / MERGED, prompts)
+    made_from = {RECORD: sha256_file(out / RECORD), "base": base.fingerprint()}
+    record = _make_record(make_folder_origin(clock, PACKAGES, made_from), exported, result)
+    write_text(out / "verify.json", record.model_dump_json(indent=1) + "\n")
+    _finish(record, out)
     return record
 
 
@@ -118,13 +135,23 @@ def relative_deltas(base: Checkpoint, adapter: Adapter) -> dict[str, float]:
     }
 
 
-def _run_checks(run: Run, exported: ExportRecord, base: Checkpoint) -> tuple[list[Check], int, float | None]:
-    checks = [_check("files", check_files(run.adapter, exported.adapter) + check_files(run.merged, exported.merged), "as exported")]
+def _run_checks(
+    exported: ExportRecord,
+    base: Checkpoint,
+    adapter_folder: Path,
+    merged_folder: Path,
+    prompts: Sequence[np.ndarray],
+    *,
+    trained: Callable[[Adapter], Check] | None = None,
+) -> Result:
+    checks = [_check("files", check_files(adapter_folder, exported.adapter) + check_files(merged_folder, exported.merged), "as exported")]
+    checks += _check_base(exported, base)
     try:
-        adapter, merged = read_peft_adapter(run.adapter), open_checkpoint(str(run.merged))
+        adapter, merged = read_peft_adapter(adapter_folder), open_checkpoint(str(merged_folder))
     except CheckpointError as error:
-        return [*checks, Check(name="readable", passed=False, detail=str(error))], 0, None
-    checks.append(_check_adapter(run, exported, adapter))
+        return Result(checks=(*checks, Check(name="readable", passed=False, detail=str(error))))
+    if trained is not None:
+        checks.append(trained(adapter))
     difference = compare_tensors(base, merged, adapter)
     count = f"{len(difference.changed)} of {len(base.places)} tensors differ from the base, as expected"
     checks.append(_check("tensors", list(difference.problems), count))
@@ -132,13 +159,47 @@ def _run_checks(run: Run, exported: ExportRecord, base: Checkpoint) -> tuple[lis
     checks.append(_check_norms(base, adapter))
     if any(check.passed is False for check in checks):
         detail = "not compared, because other checks failed"
-        return [*checks, Check(name="logits", passed=None, detail=detail)], len(difference.changed), None
-    prompts = make_prompts(run.data, base.variant.vocabulary, run.recipe.seed)
-    logits = compare_logits(base, run.adapter, run.merged, adapter, prompts)
-    return [*checks, logits.check], len(difference.changed), logits.max_abs_difference
+        return Result(checks=(*checks, Check(name="logits", passed=None, detail=detail)), changed=len(difference.changed))
+    logits = compare_logits(base, adapter_folder, merged_folder, adapter, prompts)
+    return Result(checks=(*checks, logits.check), changed=len(difference.changed), difference=logits.max_abs_difference)
 
 
-def _check_adapter(run: Run, exported: ExportRecord, adapter: Adapter) -> Check:
+def _make_record(origin: Origin, exported: ExportRecord, result: Result) -> VerifyRecord:
+    return VerifyRecord(
+        origin=origin,
+        passed=all(check.passed is not False for check in result.checks),
+        checks=result.checks,
+        changed_tensors=result.changed,
+        expected_tensors=exported.merged_tensors,
+        logits_max_abs_difference=result.difference,
+    )
+
+
+def _finish(record: VerifyRecord, place: Path) -> None:
+    _print(record)
+    if failed := [check for check in record.checks if check.passed is False]:
+        raise VerifyError(f"{place}: " + "; ".join(f"{check.name}: {check.detail}" for check in failed))
+
+
+def _read_export(out: Path) -> ExportRecord:
+    try:
+        return ExportRecord.model_validate_json((out / RECORD).read_bytes())
+    except FileNotFoundError:
+        raise RunError(f"{out}: holds no {RECORD}; give a run directory, or a folder that gemsmith export wrote") from None
+    except ValidationError:
+        raise RunError(f"{out / RECORD}: is not a record of this version; export again") from None
+
+
+def _check_base(exported: ExportRecord, base: Checkpoint) -> list[Check]:
+    """Whether the base is still the one that was merged into; records of earlier versions do not say."""
+    if not exported.base_sha256:
+        return []
+    found = base.fingerprint()
+    problem = f"{base.source} has the fingerprint {found[:12]}…, exported was from {exported.base_sha256[:12]}…"
+    return [_check("base", [problem] if found != exported.base_sha256 else [], "the one that was exported from")]
+
+
+def _check_trained(run: Run, exported: ExportRecord, adapter: Adapter) -> Check:
     """adapter/ is what training saved at that step, bit for bit; training may since have deleted the step."""
     if exported.step not in complete_steps(run.checkpoints):
         return Check(name="adapter", passed=None, detail=f"not compared: step {exported.step} is no longer among the checkpoints")

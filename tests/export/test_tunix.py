@@ -1,0 +1,205 @@
+"""Checkpoints that Tunix and Qwix themselves made: Tunix's Gemma 4, Qwix's adapters with the published recipe's rule, Tunix's manager."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from gemsmith.errors import CheckpointError
+from gemsmith.export.folder import export_tunix
+from gemsmith.export.logits import load_model
+from gemsmith.export.tunix import read_tunix_adapter
+from gemsmith.zoo import Variant, find_variant
+
+# Tunix's own, of names that newer JAX and Flax have elsewhere.
+pytestmark = [pytest.mark.filterwarnings("ignore::DeprecationWarning"), pytest.mark.filterwarnings("ignore::UserWarning")]
+
+RANK, ALPHA = 4, 6.0
+# Of arXiv 2605.25645, and the same with the global layers' K.
+PAPERS_RULE = ".*q_einsum|.*kv_einsum|.*gate_proj|.*down_proj|.*up_proj|.*attn_vec_einsum"
+FULL_RULE = PAPERS_RULE + "|.*k_einsum"
+
+
+class Trained(NamedTuple):
+    """A Tunix model with a random adapter, and where its checkpoint is."""
+
+    model: Any
+    root: Path
+
+
+# Few layers, since Qwix traces each.
+SHORT_31B = replace(find_variant("tiny-31b"), layers=3)
+SHORT_E2B = replace(find_variant("tiny-e2b"), layers=4)
+
+
+def tunix_config(variant: Variant) -> Any:
+    from tunix.models.gemma4 import model as tunix
+
+    kinds = tuple(
+        tunix.AttentionType.GLOBAL if variant.is_global(layer) else tunix.AttentionType.LOCAL_SLIDING
+        for layer in range(variant.global_every)
+    )
+    return tunix.ModelConfig(
+        num_layers=variant.layers,
+        num_embed=variant.vocabulary,
+        embed_dim=variant.hidden,
+        hidden_dim=variant.ffn,
+        num_heads=variant.heads,
+        head_dim=variant.head_dim,
+        num_kv_heads=variant.kv_heads,
+        num_global_kv_heads=variant.global_kv_heads if variant.k_is_v else None,
+        global_key_size=variant.global_head_dim,
+        sliding_window_size=variant.sliding_window,
+        k_eq_v_global=variant.k_is_v,
+        attention_pattern=kinds,
+        per_layer_input_dim=variant.per_layer_input,
+        frac_shared_layers=variant.kv_shared_layers / variant.layers,
+        override_kv_shared_ffw_hidden=2 * variant.ffn if variant.wide_shared_mlp else None,
+    )
+
+
+def make_model(variant: Variant) -> Any:
+    from flax import nnx
+    from tunix.models.gemma4 import model as tunix
+
+    return tunix.Gemma4(tunix_config(variant), rngs=nnx.Rngs(0))
+
+
+def adapt(model: Any, rule: str) -> Any:
+    """Qwix's adapters on the model, B random, since it starts at zero."""
+    import jax
+    import jax.numpy as jnp
+    import qwix
+    from flax import nnx
+
+    provider = qwix.LoraProvider(module_path=rule, rank=RANK, alpha=ALPHA)
+    tokens = jnp.ones((1, 8), jnp.int32)
+    mask = jnp.tril(jnp.ones((1, 8, 8), bool))
+    adapted = qwix.apply_lora_to_model(model, provider, tokens, attention_mask=mask)
+    state = nnx.state(adapted, nnx.LoRAParam)
+    random = np.random.default_rng(1)
+    nnx.update(adapted, jax.tree.map(lambda leaf: jnp.asarray(0.1 * random.standard_normal(leaf.shape, np.float32)), state))
+    return adapted
+
+
+def save(model: Any, root: Path, *, step: int = 7, only_lora: bool = True, metadata: dict[str, Any] | None = None) -> Path:
+    from tunix.sft.checkpoint_manager import CheckpointManager
+
+    manager = CheckpointManager(str(root))
+    manager.save(step, model, save_only_lora_params=only_lora, force=True, custom_metadata=metadata)
+    manager.close()
+    return root
+
+
+@pytest.fixture(scope="module")
+def trained(tiny_checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    from tunix.models.gemma4 import params_safetensors
+
+    model = params_safetensors.create_model_from_safe_tensors(
+        str(tiny_checkpoint("tiny-31b", "float32")), tunix_config(find_variant("tiny-31b"))
+    )
+    adapted = adapt(model, FULL_RULE)
+    return Trained(model=adapted, root=save(adapted, tmp_path_factory.mktemp("tunix")))
+
+
+def test_merged_weights_give_the_logits_of_tunix(trained, tiny_checkpoint, tmp_path):
+    import jax.numpy as jnp
+    import torch
+
+    record = export_tunix(str(tiny_checkpoint("tiny-31b", "float32")), trained.root, tmp_path / "out", alpha=ALPHA)
+    assert (record.step, record.merged_tensors) == (7, 40)
+    tokens = np.random.default_rng(0).integers(108, 1000, (1, 48))
+    mask = jnp.tril(jnp.ones((1, 48, 48), bool))
+    expected = np.asarray(trained.model(jnp.asarray(tokens), attention_mask=mask)[0])
+    with torch.inference_mode():
+        merged = load_model(tmp_path / "out" / "merged")(torch.from_numpy(tokens)).logits.numpy()
+        base = load_model(tiny_checkpoint("tiny-31b", "float32"))(torch.from_numpy(tokens)).logits.numpy()
+    # Measured: see the assertion's numbers; the adapter itself moves logits by more than 1.
+    np.testing.assert_allclose(merged, expected, atol=1e-4)
+    assert np.abs(merged - base).max() > 0.1
+
+
+def test_the_papers_rule_leaves_k_of_global_layers_alone_and_that_is_said(tmp_path):
+    root = save(adapt(make_model(SHORT_31B), PAPERS_RULE), tmp_path / "root")
+    found = read_tunix_adapter(root, SHORT_31B, alpha=ALPHA)
+    assert not any("layers.2.self_attn.k_proj" in module for module in found.adapter.modules)
+    assert len(found.adapter.modules) == 19
+    assert found.notes == ("K of 1 global layers was not adapted: Tunix calls it k_einsum there, which the run's rule did not match",)
+
+
+def test_layers_that_share_kv_need_none(tmp_path):
+    model = adapt(make_model(SHORT_E2B), PAPERS_RULE)
+    found = read_tunix_adapter(save(model, tmp_path / "root"), SHORT_E2B, alpha=ALPHA)
+    assert not any(
+        f"layers.{layer}.self_attn.{kind}_proj" in module for layer in (2, 3) for kind in "kv" for module in found.adapter.modules
+    )
+
+
+@pytest.mark.parametrize("place", ["", "7", "7/model_params"])
+def test_the_root_a_step_and_its_parameters_are_read_alike(trained, place):
+    found = read_tunix_adapter(trained.root / place, find_variant("tiny-31b"), alpha=ALPHA)
+    assert (found.step, found.adapter.rank, found.adapter.alpha) == (7, RANK, ALPHA)
+
+
+def test_a_checkpoint_of_the_whole_model_gives_the_same_adapter(trained, tmp_path):
+    variant = find_variant("tiny-31b")
+    whole = read_tunix_adapter(save(trained.model, tmp_path / "whole", only_lora=False), variant, alpha=ALPHA).adapter
+    expected = read_tunix_adapter(trained.root, variant, alpha=ALPHA).adapter
+    assert whole.modules.keys() == expected.modules.keys()
+    for name, pair in expected.modules.items():
+        np.testing.assert_array_equal(whole.modules[name].a, pair.a)
+        np.testing.assert_array_equal(whole.modules[name].b, pair.b)
+
+
+@pytest.mark.parametrize("metadata", [{"alpha": 9}, {"lora_config": {"rank": 4, "alpha": 9.0}}])
+def test_alpha_is_read_where_the_run_saved_it(trained, tmp_path, metadata):
+    root = save(trained.model, tmp_path / "root", metadata=metadata)
+    assert read_tunix_adapter(root, find_variant("tiny-31b")).adapter.alpha == 9.0
+    assert read_tunix_adapter(root, find_variant("tiny-31b"), alpha=3.0).adapter.alpha == 3.0
+
+
+@pytest.mark.parametrize(
+    ("given", "variant", "message"),
+    [
+        ({}, "tiny-31b", "does not say alpha; give --alpha"),
+        ({"alpha": 0.0}, "tiny-31b", "--alpha 0: must be a number above 0"),
+        ({"alpha": 1.0, "rank": 8}, "tiny-31b", "--rank 8: the matrices in .* have rank 4"),
+        ({"alpha": 1.0, "step": 9}, "tiny-31b", "--step 9: .* holds the steps 7"),
+        ({"alpha": 1.0}, "tiny-12b", "is no weight of tiny-12b .4 layers"),
+        ({"alpha": 1.0}, "gemma4-31b", "is no weight of gemma4-31b"),
+    ],
+)
+def test_what_contradicts_the_checkpoint_is_refused(trained, given, variant, message):
+    with pytest.raises(CheckpointError, match=message) as raised:
+        read_tunix_adapter(trained.root, find_variant(variant), **given)
+    assert "\n" not in str(raised.value)
+
+
+def test_layers_without_what_others_have_are_listed(trained):
+    longer = replace(find_variant("tiny-31b"), layers=7)
+    with pytest.raises(CheckpointError, match=r"6 weights of .* have no adapter although other layers' have \(layers\.6\.attn\.attn_vec"):
+        read_tunix_adapter(trained.root, longer, alpha=1.0)
+
+
+def test_adapters_of_weights_that_cannot_be_expressed_are_refused(tmp_path):
+    model = adapt(make_model(SHORT_E2B), ".*per_layer_model_projection")
+    with pytest.raises(CheckpointError, match=r"per_layer_model_projection\.w_lora_\w has no counterpart"):
+        read_tunix_adapter(save(model, tmp_path / "root"), SHORT_E2B, alpha=1.0)
+
+
+def test_an_untrained_adapter_is_refused(tmp_path):
+    import jax
+    from flax import nnx
+
+    model = adapt(make_model(SHORT_31B), ".*q_einsum")
+    nnx.update(model, jax.tree.map(lambda leaf: 0 * leaf, nnx.state(model, nnx.LoRAParam)))
+    with pytest.raises(CheckpointError, match="is all zero in 3 of 3 modules"):
+        read_tunix_adapter(save(model, tmp_path / "root"), SHORT_31B, alpha=1.0)
+
+
+def test_a_folder_without_a_checkpoint_is_refused(tmp_path):
+    with pytest.raises(CheckpointError, match="holds no complete Tunix checkpoint"):
+        read_tunix_adapter(tmp_path, find_variant("tiny-31b"), alpha=1.0)
