@@ -13,7 +13,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "gemsmith"
 # Top imports down; a part never imports another of its own line.
 LAYERS = [
     {"cli"},
-    {"pipeline"},
+    {"pipeline", "port"},
     {"report"},
     {"plan", "evals", "bench"},
     {"train", "export", "serve"},

@@ -1,0 +1,161 @@
+"""The base model of a source as a checkpoint and variant of Gemma 4, and its target modules as kinds of projection."""
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gemsmith.checkpoint.folder import name_variant, read_config
+from gemsmith.errors import RecipeError
+from gemsmith.port.table import Reading, Row, Rule, is_on, row
+from gemsmith.zoo import LORA_KINDS, VARIANTS, Variant, find_variant, lora_targets, read_variant, variant_of_hub_id
+from gemsmith.zoo.tensors import PREFIX
+
+_SIZE = re.compile(r"gemma[-_]?4[-_](e2b|e4b|12b|26b[-_]a4b|31b)(?![0-9a-z])", re.IGNORECASE)
+_QUANTISED = re.compile(r"(bnb-4bit|bnb-8bit|gptq|awq|gguf|nvfp4|fp8|int4|int8|w4a16|w8a8|qat)", re.IGNORECASE)
+_SUFFIX = "_proj"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Base:
+    """`variant` is None where only the user's --set knows; `model` is set where the recipe cannot know it from the checkpoint's name."""
+
+    checkpoint: str
+    variant: Variant | None
+    model: str | None = None
+    why: str = ""
+
+
+def find_base(name: str, where: str, *, model: str | None = None) -> Base:
+    """What a source calls its base model. Raises RecipeError where that is not known to be a Gemma 4 of plain weights."""
+    folder = Path(name).expanduser()
+    if (folder / "config.json").is_file():
+        variant = name_variant(read_variant(read_config(folder)))
+        return Base(checkpoint=name, variant=variant, why=f"a folder of {variant.name}")
+    if _QUANTISED.search(name):
+        raise RecipeError(f"{where} is {name!r}: quantised weights; give the plain ones, such as --set checkpoint={_plain_id(name)}")
+    if model is not None:
+        return Base(checkpoint=name, variant=find_variant(model), model=model, why=f"{model} by --set")
+    if variant_of_id := variant_of_hub_id(name):
+        return Base(checkpoint=name, variant=variant_of_id, why=variant_of_id.name)
+    if size := _SIZE.search(name):
+        found = VARIANTS[f"gemma4-{size[1].lower().replace('_', '-')}"]
+        return Base(checkpoint=name, variant=found, model=found.name, why=f"{found.name} by its name")
+    raise RecipeError(
+        f"{where} is {name!r}: not known as a Gemma 4; --set model=gemma4-12b says that it is a copy of that one, "
+        "--set checkpoint=google/gemma-4-12B-it ports the other settings onto that one"
+    )
+
+
+def _plain_id(name: str) -> str:
+    size = _SIZE.search(name)
+    known = VARIANTS[f"gemma4-{size[1].lower().replace('_', '-')}"].hub_ids if size else ()
+    instructed = [hub_id for hub_id in known if hub_id.endswith("-it") == ("-it" in name.lower())]
+    return (instructed or ["google/gemma-4-31B-it"])[0]
+
+
+def base_rule(key: str, value: Any, reading: Reading) -> Row:
+    """The row of the key that names the base model."""
+    if value is None:
+        return row(reading, key, value, "none", "not set")
+    if "checkpoint" in reading.overridden:
+        return row(reading, key, value, "set", "--set checkpoint names another")
+    model = reading.variant.name if reading.variant and "model" in reading.overridden else None
+    base = find_base(str(value), f"{reading.file}: {key}", model=model)
+    if base.model is not None and "model" not in reading.overridden:
+        return row(reading, key, value, "derived", base.why, checkpoint=base.checkpoint, model=base.model)
+    return row(reading, key, value, "mapped", base.why, checkpoint=base.checkpoint)
+
+
+def targets_rule(key: str, value: Any, reading: Reading) -> Row:
+    """The row of target modules: a list of names, a regular expression of whole names, or a word for all linear layers."""
+    if value is None:
+        return row(reading, key, value, "derived", "PEFT's own for Gemma 4: q_proj and v_proj", lora__targets=["q", "v"])
+    if isinstance(value, str) and value.lower() in ("all-linear", "all", "all_linear"):
+        return _all_linear(key, value, reading)
+    names = value if isinstance(value, list) else [value]
+    if not all(isinstance(name, str) and name for name in names):
+        raise RecipeError(f"{reading.file}: {key} is {value!r}; it must be names of modules or one regular expression")
+    if len(names) == 1 and not re.fullmatch(r"[\w.]+", names[0]):
+        return _by_expression(key, names[0], reading, value)
+    return _by_names(key, names, reading, value)
+
+
+def comma_targets(key: str, value: Any, reading: Reading) -> Row:
+    """As targets_rule, of names with commas between them."""
+    names = [name.strip() for name in value.split(",")] if isinstance(value, str) and "," in value else value
+    return targets_rule(key, names, reading) if names is value else _by_names(key, names, reading, value)
+
+
+def linear_switch(names_key: str) -> Rule:
+    """The rule for a switch that targets all linear layers beside what `names_key` lists."""
+
+    def rule(key: str, value: Any, reading: Reading) -> Row:
+        if not is_on(value):
+            return row(reading, key, value, "none", f"{names_key} says which")
+        return _all_linear(key, value, reading)
+
+    return rule
+
+
+def _all_linear(key: str, value: Any, reading: Reading) -> Row:
+    variant, kinds = reading.variant, list(LORA_KINDS)
+    others = []
+    if variant is None or variant.per_layer_input:
+        others.append("the per-layer inputs' projections")
+    if variant is None or variant.experts:
+        others.append("the router")
+    if others:
+        why = f"all linear layers are more than {', '.join(kinds)}: {' and '.join(others)} get no adapter in Gemsmith"
+        return row(reading, key, value, "differs", why, lora__targets=kinds)
+    return row(reading, key, value, "derived", "every linear layer of the text model", lora__targets=kinds)
+
+
+def _by_names(key: str, names: Sequence[str], reading: Reading, value: Any) -> Row:
+    modules = {kind: [target.module for target in _targets(reading, kind)] for kind in LORA_KINDS}
+    found = {kind: _matched(modules[kind], lambda module: any(f".{module}".endswith(f".{name}") for name in names)) for kind in LORA_KINDS}
+    every = [module for kind in LORA_KINDS for module in modules[kind]]
+    strange = [name for name in names if not any(f".{module}".endswith(f".{name}") for module in _both_names(every))]
+    return _row_of_kinds(key, value, reading, found, strange)
+
+
+def _by_expression(key: str, pattern: str, reading: Reading, value: Any) -> Row:
+    try:
+        expression = re.compile(pattern)
+    except re.error as error:
+        raise RecipeError(f"{reading.file}: {key} is {pattern!r}, which is not a regular expression ({error})") from None
+    found = {
+        kind: _matched([target.module for target in _targets(reading, kind)], lambda module: expression.fullmatch(module) is not None)
+        for kind in LORA_KINDS
+    }
+    return _row_of_kinds(key, value, reading, found, [])
+
+
+def _row_of_kinds(key: str, value: Any, reading: Reading, found: dict[str, float], strange: list[str]) -> Row:
+    kinds = [kind for kind in LORA_KINDS if found[kind]]
+    partial = [kind for kind in kinds if found[kind] < 1]
+    problems = [f"{', '.join(strange)}: no adapter of Gemsmith's goes there"] if strange else []
+    if partial:
+        problems.append(f"{', '.join(partial)}: named in some layers only, where Gemsmith adapts every layer")
+    if not kinds:
+        problems.append("matches no projection of Gemma 4's text model")
+    if problems:
+        return row(reading, key, value, "differs", "; ".join(problems), **({"lora.targets": kinds} if kinds else {}))
+    same = value == [f"{kind}{_SUFFIX}" for kind in kinds]
+    return row(reading, key, value, "mapped" if same else "derived", "matched against the model's modules", lora__targets=kinds)
+
+
+def _targets(reading: Reading, kind: str) -> list[Any]:
+    return lora_targets(reading.variant or find_variant("gemma4-31b"), [kind])
+
+
+def _matched(modules: Iterable[str], fits: Any) -> float:
+    """The share of the modules that fit, by either of their two names."""
+    hits = [any(fits(name) for name in _both_names([module])) for module in modules]
+    return sum(hits) / len(hits)
+
+
+def _both_names(modules: Iterable[str]) -> list[str]:
+    """Names in the multimodal class and in the text-only one."""
+    return [name for module in modules for name in (module, "model." + module.removeprefix(PREFIX))]

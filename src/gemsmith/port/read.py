@@ -1,0 +1,152 @@
+"""Settings files as flat keys and values: JSON or YAML, or the folder of a run that holds some."""
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from gemsmith.errors import RecipeError
+
+FOLDER_FILES = (
+    "adapter_config.json", "training_args.json", "training_args.yaml", "training_args.yml", "sft_config.json", "sft_config.yaml",
+    "trainer_state.json",
+)  # fmt: skip
+STATE = "trainer_state.json"
+PICKLE = "training_args.bin"
+_PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle")
+_TO_JSON = "where you trust it, write its values with torch.load(FILE, weights_only=False).to_json_string() and give that JSON"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """One file's leaf keys in its order: `datasets[0].path` -> value."""
+
+    file: str
+    values: Mapping[str, Any]
+
+
+def read_settings(sources: Sequence[Path]) -> tuple[list[Settings], int | None]:
+    """The settings of every source, and the updates of the run where a folder's trainer_state.json says them.
+
+    Raises RecipeError naming the file that is missing, empty, broken, or a pickle.
+    """
+    found: list[Settings] = []
+    steps: int | None = None
+    for file in [file for source in sources for file in _files(source)]:
+        values = _read(file)
+        if file.name == STATE:
+            steps = _steps(file, values)
+        else:
+            found.append(Settings(file=file.name, values=dict(leaves(values))))
+    if not found:
+        raise RecipeError(f"{sources[0]}: holds no settings but {STATE}; give the adapter_config.json or the training arguments too")
+    if twice := next((a.file for n, a in enumerate(found) if a.file in [b.file for b in found[:n]]), None):
+        raise RecipeError(f"{twice}: two files of that name were given; give the files of one run")
+    return found, steps
+
+
+def leaves(values: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every leaf with its path; lists of plain values are leaves themselves.
+
+    >>> dict(leaves({"lora_r": 8, "datasets": [{"path": "a"}], "fsdp": {}}))
+    {'lora_r': 8, 'datasets[0].path': 'a', 'fsdp': {}}
+    """
+    if isinstance(values, Mapping) and values:
+        for key, value in values.items():
+            yield from leaves(value, f"{prefix}.{key}" if prefix else str(key))
+    elif isinstance(values, list) and values and all(isinstance(item, Mapping) for item in values):
+        for number, item in enumerate(values):
+            yield from leaves(item, f"{prefix}[{number}]")
+    else:
+        yield prefix, values
+
+
+def _files(source: Path) -> list[Path]:
+    if not source.is_dir():
+        return [source]
+    files = [source / name for name in FOLDER_FILES if (source / name).is_file()]
+    if not files:
+        pickled = f"; {PICKLE} is there, but is a pickle, which runs code when it is read: {_TO_JSON}" if (source / PICKLE).exists() else ""
+        raise RecipeError(f"{source}: is a folder without {', '.join(FOLDER_FILES[:2])} or the like{pickled or '; give a file'}")
+    return files
+
+
+def _read(file: Path) -> Mapping[str, Any]:
+    if file.suffix in _PICKLES:
+        raise RecipeError(f"{file}: is a pickle, which runs code when it is read, so it is not; {_TO_JSON}")
+    try:
+        text = file.read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        raise RecipeError(
+            f"{file}: is not there; give an adapter_config.json, training arguments, an Axolotl or LLaMA-Factory YAML"
+        ) from None
+    except UnicodeDecodeError:
+        raise RecipeError(f"{file}: is not text in UTF-8; give JSON or YAML") from None
+    except OSError as error:
+        raise RecipeError(f"{file}: cannot be read ({error.strerror or error})") from None
+    if not text.strip():
+        raise RecipeError(f"{file}: is empty; give JSON or YAML with settings")
+    values = _parse_json(file, text) if file.suffix == ".json" or text.lstrip().startswith("{") else _parse_yaml(file, text)
+    if not isinstance(values, dict) or not values:
+        raise RecipeError(f"{file}: holds no mapping of keys to values; give JSON or YAML with settings")
+    return values
+
+
+def _parse_json(file: Path, text: str) -> Any:
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        values = dict(pairs)
+        if len(values) < len(pairs):
+            names = [name for name, _ in pairs]
+            raise RecipeError(f"{file}: {next(name for name in names if names.count(name) > 1)} is given twice; keep one")
+        return values
+
+    try:
+        return json.loads(text, object_pairs_hook=once)
+    except json.JSONDecodeError as error:
+        raise RecipeError(f"{file} line {error.lineno}, column {error.colno}: is not JSON ({error.msg})") from None
+    except RecursionError:
+        raise RecipeError(f"{file}: is nested too deeply for settings") from None
+
+
+class _Once(yaml.SafeLoader):
+    """Refuses a key that is given twice, where PyYAML drops the first in silence; reads 1e-4 as a number, as YAML 1.2 does."""
+
+
+_Once.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789"))
+
+
+def _mapping_of(loader: _Once, node: yaml.MappingNode) -> dict[str, Any]:
+    seen: set[str] = set()
+    for key, _ in node.value:
+        if key.tag == "tag:yaml.org,2002:merge":
+            continue
+        if key.value in seen:
+            raise yaml.constructor.ConstructorError(None, None, f"{key.value} is given twice; keep one", key.start_mark)
+        seen.add(str(key.value))
+    loader.flatten_mapping(node)
+    return {str(key): value for key, value in loader.construct_mapping(node, deep=True).items()}
+
+
+_Once.add_constructor("tag:yaml.org,2002:map", _mapping_of)
+
+
+def _parse_yaml(file: Path, text: str) -> Any:
+    try:
+        return yaml.load(text, Loader=_Once)  # noqa: S506  # a SafeLoader
+    except yaml.YAMLError as error:
+        where = getattr(error, "problem_mark", None)
+        line = f" line {where.line + 1}" if where else ""
+        raise RecipeError(f"{file}{line}: is not YAML ({getattr(error, 'problem', None) or str(error).splitlines()[0]})") from None
+    except (RecursionError, ValueError) as error:
+        raise RecipeError(f"{file}: is not YAML ({error})") from None
+
+
+def _steps(file: Path, state: Mapping[str, Any]) -> int:
+    steps = state.get("max_steps")
+    if not isinstance(steps, int) or steps < 1:
+        raise RecipeError(f"{file}: max_steps is {steps!r}, where a run's state has its number of updates; leave the file out")
+    return steps

@@ -1,0 +1,237 @@
+"""A Gemsmith recipe from the settings of a GPU recipe, and the table of what became of every key."""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from gemsmith.errors import RecipeError
+from gemsmith.port import axolotl, llama_factory, peft, trainer
+from gemsmith.port.base import find_base
+from gemsmith.port.data import PLACEHOLDER
+from gemsmith.port.read import Settings, read_settings
+from gemsmith.port.table import Reading, Row, Rule, is_on, unknown
+from gemsmith.recipe import Derived, Recipe, build_recipe
+from gemsmith.zoo import Variant, find_variant, variant_of_hub_id
+
+BASE_KEYS = ("base_model_name_or_path", "model_name_or_path", "base_model")
+NOWHERE = "(in no file)"
+_FACTORY_KEYS = {
+    "finetuning_type", "stage", "cutoff_len", "lora_rank", "lora_target", "dataset_dir", "template", "neat_packing", "train_on_prompt",
+    "quantization_bit",
+}  # fmt: skip
+_SFT_KEYS = {
+    "max_length", "max_seq_length", "packing", "packing_strategy", "padding_free", "assistant_only_loss", "completion_only_loss",
+    "dataset_text_field", "dataset_name", "model_name_or_path", "use_peft",
+}  # fmt: skip
+_NO_RECIPE = {
+    "architectures": "a model's config.json",
+    "checkpoint": "a recipe of Gemsmith's already",
+    "distributed_type": "accelerate's settings, of which only the number of devices matters: give --devices",
+    "zero_optimization": "DeepSpeed's settings, which say how it runs and not what is learned",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ported:
+    """The recipe, its values that a source gave or that were derived, and a row for each key of each file."""
+
+    recipe: Recipe
+    derived: Sequence[Derived]
+    rows: Sequence[Row]
+
+    @property
+    def differences(self) -> list[Row]:
+        """The rows by which the recipe would train differently."""
+        return [row for row in self.rows if row.status == "differs"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Project:
+    name: str
+    rules: Mapping[str, Rule]
+    defaults: Mapping[str, Any]
+
+
+def port(sources: Sequence[Path], *, overrides: Sequence[str] = (), devices: int | None = None, steps: int | None = None) -> Ported:
+    """The recipe that the files of one run amount to. `devices` and `steps` are what files seldom say: GPUs, and updates of the run.
+
+    Raises RecipeError where a file cannot be read, is of no known project, or asks for something else than fine-tuning a Gemma 4.
+    """
+    files, found_steps = read_settings(sources)
+    readings = _readings(files, overrides, devices, steps or found_steps)
+    rows = [_row_of(key, value, reading, rules) for reading, rules in readings for key, value in reading.given.items()]
+    values = _values(rows)
+    rows += _default_rows(readings, values)
+    values = _values(rows)
+    overridden = _overridden(overrides)
+    rows += _missing_rows(values, overridden, readings)
+    values = _values(rows)
+    if "checkpoint" not in values.keys() | overridden:
+        raise RecipeError(f"{sources[0]}: names no base model; add --set checkpoint=google/gemma-4-31B-it, or the one that was trained")
+    recipe = build_recipe(_nested(values), overrides, source=str(sources[0]))
+    rows = [_as_set(row, overridden) for row in rows]
+    return Ported(recipe=recipe, derived=_derived(rows, overrides), rows=rows)
+
+
+def _readings(
+    files: Sequence[Settings], overrides: Sequence[str], devices: int | None, steps: int | None
+) -> list[tuple[Reading, Mapping[str, Rule]]]:
+    projects = [_project(file) for file in files]
+    variant, adapters = _variant(files, overrides), sum(project.name == peft.PROJECT for project in projects)
+    readings = []
+    for file, project in zip(files, projects, strict=True):
+        elsewhere = adapters > (project.name == peft.PROJECT)
+        defaults = {key: value for key, value in project.defaults.items() if not (elsewhere and key in trainer.LORA_DEFAULTS)}
+        reading = Reading(
+            file=file.file,
+            project=project.name,
+            given=file.values,
+            defaults=defaults,
+            devices=devices,
+            steps=steps,
+            variant=variant,
+            overridden=_overridden(overrides),
+            adapter_elsewhere=elsewhere,
+        )
+        readings.append((reading, project.rules))
+    return readings
+
+
+def _project(file: Settings) -> _Project:
+    """Whose settings a file holds, by its keys. Raises RecipeError for those of no project known here."""
+    keys = {re.split(r"[.\[]", key)[0] for key in file.values}
+    if "peft_type" in keys or {"r", "lora_alpha", "target_modules"} <= keys:
+        return _Project(name=peft.PROJECT, rules=peft.RULES, defaults=peft.DEFAULTS)
+    if "base_model" in keys:
+        return _Project(name=axolotl.PROJECT, rules=axolotl.RULES, defaults=axolotl.DEFAULTS)
+    if keys & _FACTORY_KEYS:
+        return _Project(name=llama_factory.PROJECT, rules=llama_factory.RULES, defaults=llama_factory.DEFAULTS)
+    known = [key for key in keys if _find_rule(key, trainer.RULES)]
+    other = next((what for key, what in _NO_RECIPE.items() if key in keys), None)
+    if other or 2 * len(known) < len(keys):
+        why = other or f"its keys ({', '.join(sorted(keys)[:4])}) are not of PEFT, TRL, TrainingArguments, Axolotl or LLaMA-Factory"
+        raise RecipeError(f"{file.file}: {why}; give an adapter_config.json, training arguments, or an Axolotl or LLaMA-Factory YAML")
+    if not keys & _SFT_KEYS:
+        return _Project(name=trainer.PROJECT, rules=trainer.RULES, defaults=trainer.DEFAULTS)
+    defaults = dict(trainer.SFT_DEFAULTS)
+    if "model_name_or_path" in keys:
+        defaults |= trainer.MODEL_DEFAULTS | (trainer.LORA_DEFAULTS if is_on(file.values.get("use_peft")) else {})
+    return _Project(name=trainer.SFT_PROJECT, rules=trainer.RULES, defaults=defaults)
+
+
+def _variant(files: Sequence[Settings], overrides: Sequence[str]) -> Variant | None:
+    """The model that target modules are matched against. Raises RecipeError for a base that is no Gemma 4."""
+    given = {key: value for key, _, value in (override.partition("=") for override in overrides)}
+    if "model" in given:
+        return find_variant(given["model"])
+    if "checkpoint" in given:
+        return find_base(given["checkpoint"], "--set checkpoint").variant
+    names = ((file.file, key, file.values.get(key)) for file in files for key in BASE_KEYS)
+    found = next(((file, key, name) for file, key, name in names if name is not None), None)
+    return find_base(str(found[2]), f"{found[0]}: {found[1]}").variant if found else None
+
+
+def _overridden(overrides: Iterable[str]) -> frozenset[str]:
+    """The recipe's keys that --set gives, and the keys that they are parts of: data.train.task gives data.train."""
+    keys = [override.partition("=")[0].strip().split(".") for override in overrides]
+    return frozenset(".".join(parts[:depth]) for parts in keys for depth in range(min(2, len(parts)), len(parts) + 1))
+
+
+def _row_of(key: str, value: Any, reading: Reading, rules: Mapping[str, Rule]) -> Row:
+    return (_find_rule(key, rules) or unknown)(key, value, reading)
+
+
+def _find_rule(key: str, rules: Mapping[str, Rule]) -> Rule | None:
+    """The rule of a key: its own, or its section's `section.*`, or that of names that begin alike, `wandb_*`."""
+    plain = re.sub(r"\[\d+\]", "[]", key)
+    if plain in rules:
+        return rules[plain]
+    parents = plain.split(".")
+    for depth in range(len(parts := parents) - 1, 0, -1):
+        if rule := rules.get(".".join(parts[:depth]) + ".*"):
+            return rule
+    return next((rule for name, rule in rules.items() if name.endswith("_*") and plain.startswith(name[:-1])), None)
+
+
+def _default_rows(readings: Sequence[tuple[Reading, Mapping[str, Rule]]], values: Mapping[str, Any]) -> list[Row]:
+    """Rows for what a file leaves to its project's defaults, where the recipe takes a value from it or would train differently."""
+    rows: list[Row] = []
+    settled = set(values)
+    for reading, rules in readings:
+        for key in [key for key in reading.defaults if key not in reading.given]:
+            row = _row_of(key, reading.defaults[key], reading, rules)
+            open_keys = {name: value for name, value in row.sets.items() if name not in settled}
+            if open_keys or (not row.sets and row.status in ("differs", "set")):
+                rows.append(replace(row, sets=open_keys))
+                settled |= open_keys.keys()
+    return rows
+
+
+def _missing_rows(values: Mapping[str, Any], overridden: frozenset[str], readings: Sequence[tuple[Reading, Any]]) -> Iterator[Row]:
+    """What a recipe needs and no file says."""
+
+    def missing(key: str, why: str, **sets: Any) -> Row:
+        return Row(file=NOWHERE, key=key, value=None, status="to do", why=why, sets=sets, given=False)
+
+    known = values.keys() | overridden
+    if "data.train" not in known:
+        yield missing("data.train", "the rows: put them there, or name them by --set data.train=FILE", **{"data.train": PLACEHOLDER})
+    if "lora.rank" not in known and not any(reading.given.get("finetuning_type") for reading, _ in readings):
+        yield missing("lora", "the adapter: Gemsmith's defaults; give its adapter_config.json too, or --set lora.rank=…")
+    checkpoint = str(values.get("checkpoint", ""))
+    if variant_of_hub_id(checkpoint) and not checkpoint.lower().endswith("-it") and "data.template" not in known:
+        yield missing("data.template", f"{checkpoint} ships no chat template: set it to the chat_template.jinja of {checkpoint}-it")
+
+
+def _values(rows: Iterable[Row]) -> dict[str, Any]:
+    """The recipe's keys and values that rows set. Raises RecipeError where two rows do not agree."""
+    values: dict[str, Any] = {}
+    origins: dict[str, Row] = {}
+    for row in rows:
+        for name, value in row.sets.items():
+            if name in values and values[name] != value:
+                first = origins[name]
+                raise RecipeError(
+                    f"{name}: {values[name]!r} by {first.file}: {first.key}, {value!r} by {row.file}: {row.key}; give the files of one run"
+                )
+            values[name] = value
+            origins.setdefault(name, row)
+    return values
+
+
+def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
+    nested: dict[str, Any] = {}
+    for name, value in values.items():
+        *parents, last = name.split(".")
+        place = nested
+        for parent in parents:
+            place = place.setdefault(parent, {})
+        place[last] = value
+    return nested
+
+
+def _as_set(row: Row, overridden: frozenset[str]) -> Row:
+    """The row as decided by --set, where that gives every key of the recipe that it sets."""
+    if not row.sets or not row.sets.keys() <= overridden:
+        return row
+    return replace(row, status="set", why=f"--set {', '.join(row.sets)} decides", sets={})
+
+
+def _derived(rows: Sequence[Row], overrides: Sequence[str]) -> list[Derived]:
+    """The comments behind the recipe's values."""
+    reasons: dict[str, tuple[Any, list[str]]] = {}
+    for row in rows:
+        for name, value in row.sets.items():
+            alone = not row.given or (row.status == "derived" and row.key in row.why)
+            origin = row.why if alone else f"{row.key}{f': {row.why}' if row.why else ''}"
+            reasons.setdefault(name, (value, []))[1].append(origin)
+    for name in _overridden(overrides):
+        reasons[name] = (None, ["--set"])
+    return [Derived(name, value, _one_line("; ".join(dict.fromkeys(why)))) for name, (value, why) in reasons.items()]
+
+
+def _one_line(text: str) -> str:
+    # A comment that dump_recipe writes ends with its line, and begins behind two spaces.
+    return " ".join(text.split())
