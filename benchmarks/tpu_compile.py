@@ -27,9 +27,9 @@ from gemsmith.errors import GemsmithError
 from gemsmith.hardware import Chip, load_catalogue
 from gemsmith.plan.compiled import ENVIRONMENT, check_compiler, compile_step, model_flops
 from gemsmith.plan.costs import HOST_BYTES_PER_S, KERNEL_SHARE, KINDS, Costs, walk
-from gemsmith.plan.work import work_of
 from gemsmith.recipe import Recipe, build_recipe
 from gemsmith.run import this_machine
+from gemsmith.sizing import work_of
 from gemsmith.train.xla import COMPILER_OPTIONS
 from gemsmith.zoo import find_variant
 
@@ -126,6 +126,7 @@ def record_of(name: str, folder: Path) -> dict[str, Any]:
         "versions": {package: version(package) for package in ("jax", "flax", "qwix", "optax", "libtpu")},
         "machine": this_machine().model_dump(),
         "settings": dataclasses.asdict(case),
+        "remat": built["remat"],
         "memory_per_chip": _memory(case.chip, built),
         **_times(case, costs, chips=len(built["coordinates"])),
         "compile": {key: round(built[key], 1) for key in ("trace_cpu_s", "compile_cpu_s")}

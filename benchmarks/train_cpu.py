@@ -144,7 +144,7 @@ def train_theirs(folder: Path, attention: str, threads: int) -> dict[str, Any]:
 
 def run_side(side: str, folder: Path, threads: int) -> dict[str, Any]:
     """One side's times, measured in a process of its own on the first `threads` cores."""
-    environment = os.environ | {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+    environment = os.environ | {"JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
     command = [sys.executable, __file__, side, str(folder), str(threads)]
     output = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout
     return json.loads(output.splitlines()[-1])

@@ -20,6 +20,7 @@ LAYERS = [
     {"models", "data"},
     {"run"},
     {"resolve"},
+    {"sizing"},
     {"checkpoint"},
     {"recipe", "records"},
     {"zoo", "hardware"},

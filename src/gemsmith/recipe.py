@@ -101,8 +101,10 @@ class Train(Section):
         "auto",
         description="tunix: the `splash` kernel on TPU, `dense` blocks elsewhere. trl: `documents` one by one, or masked `sdpa`, `eager`.",
     )
-    remat: Literal["none", "layer"] | Annotated[tuple[Kept, ...], Field(strict=False)] = Field(
-        "layer", description="What the backward pass computes again: `none`, a whole `layer`, or all of it but the results named here."
+    remat: Literal["auto", "none", "layer"] | Annotated[tuple[Kept, ...], Field(strict=False)] = Field(
+        "auto",
+        description="What the backward pass computes again: `none`, a whole `layer`, or all of it but the results named here; "
+        "`auto` names as many as the device has room for.",
     )
     offload: Annotated[tuple[Kept, ...], Field(strict=False)] = Field(
         (), description="Results of a layer that wait for the backward pass in the host's memory; TPU and GPU."

@@ -130,6 +130,8 @@ class TrainRecord(Record):
     mesh: dict[str, int]
     attention: dict[str, str] = {}
     """What computed attention, by type of layer, where the backend can tell."""
+    remat: str | tuple[str, ...] = "layer"
+    """What train.remat came to on these devices."""
     resumed_at: tuple[int, ...] = ()
     """Steps after which the run was continued from a checkpoint."""
     spikes: tuple[int, ...] = ()

@@ -11,8 +11,8 @@ from gemsmith.errors import MachineError
 from gemsmith.hardware import load_catalogue
 from gemsmith.plan.compiled import ENVIRONMENT, check_compiler, model_flops
 from gemsmith.plan.costs import walk
-from gemsmith.plan.work import work_of
 from gemsmith.recipe import build_recipe
+from gemsmith.sizing import work_of
 from gemsmith.zoo import find_variant
 
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "tpu_compile.py"

@@ -4,14 +4,15 @@ import pytest
 
 from gemsmith.hardware import find_machine, load_catalogue
 from gemsmith.plan.mesh import allowed_tp, choose_mesh
-from gemsmith.plan.work import work_of
 from gemsmith.recipe import Mesh, build_recipe
+from gemsmith.sizing import work_of
 from gemsmith.zoo import find_variant
 
 
 def choose(machine, *, model="gemma4-31b", mesh="auto", rows=8, **train):
-    values = {"checkpoint": "x", "data": {"train": "x"}, "train": {"rows_per_step": rows, **train}}
-    return choose_mesh(work_of(build_recipe(values), find_variant(model)), find_machine(load_catalogue(), machine), mesh)
+    recipe = build_recipe({"checkpoint": "x", "data": {"train": "x"}, "train": {"rows_per_step": rows, **train}})
+    work = work_of(recipe, find_variant(model))
+    return choose_mesh(work, find_machine(load_catalogue(), machine), mesh, remat=recipe.train.remat)
 
 
 @pytest.mark.parametrize(
@@ -47,7 +48,9 @@ def test_devices_that_rows_do_not_fill_split_their_positions_or_heads():
 
 
 def test_a_mesh_that_splits_positions_splits_weights_and_activations():
-    rows, parts, copies = (choose("v5p-8", mesh=mesh).memory for mesh in (Mesh(fsdp=4), Mesh(fsdp=2, sequence=2), Mesh(replica=2, fsdp=2)))
+    rows, parts, copies = (
+        choose("v5p-8", mesh=mesh, remat="layer").memory for mesh in (Mesh(fsdp=4), Mesh(fsdp=2, sequence=2), Mesh(replica=2, fsdp=2))
+    )
     assert parts.base == rows.base == copies.base / 2
     assert parts.kept == rows.kept == copies.kept
 

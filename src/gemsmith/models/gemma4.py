@@ -241,9 +241,9 @@ class Layer(nnx.Module):
         mesh: Mesh | None = None,
     ) -> tuple[jax.Array, KeyValue]:
         """The next layer's input, (B, L, E), and the keys and values that were attended to."""
-        attended, key_value = self.self_attn(apart(self.input_layernorm(hidden)), engine=engine, shared=shared)
+        attended, key_value = self.self_attn(self.input_layernorm(hidden), engine=engine, shared=shared)
         hidden = hidden + self.post_attention_layernorm(attended)
-        fed = self.mlp(apart(self.pre_feedforward_layernorm(hidden)))
+        fed = self.mlp(self.pre_feedforward_layernorm(hidden))
         if self.has_experts:
             fed = self.post_feedforward_layernorm_1(fed) + self._consult_experts(hidden, mesh)
         hidden = hidden + self.post_feedforward_layernorm(fed)
@@ -280,7 +280,7 @@ class Attention(nnx.Module):
         """The attended values, (B, L, E), and the keys and values, as the engine orders their axes."""
         query = engine.heads(_project(self.q_proj, x, "q"), self.head_dim, eps=self.eps, weight=self.q_norm.weight[...])
         key, value = self._keys_and_values(x, engine) if shared is None else shared
-        return _project(self.o_proj, apart(engine.attend(query, key, value)), "o"), (key, value)
+        return _project(self.o_proj, engine.attend(query, key, value), "o"), (key, value)
 
     def _keys_and_values(self, x: jax.Array, engine: Engine) -> KeyValue:
         """Where K = V, the value is K's projection, before K's norm and rotation."""
@@ -300,7 +300,7 @@ class MLP(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         gated = _gelu(_project(self.gate_proj, x, "gate")) * _project(self.up_proj, x, "up")
-        return _project(self.down_proj, apart(gated), "down")
+        return _project(self.down_proj, gated, "down")
 
 
 class Router(nnx.Module):
@@ -365,7 +365,7 @@ def _gelu(x: jax.Array) -> jax.Array:
 
 def _project(linear: nnx.Linear, x: jax.Array, name: str) -> jax.Array:
     """The projection in the input's dtype (fp32 adapters make that of a bf16 base fp32), under a name that remat may keep it by."""
-    return apart(checkpoint_name(linear(x).astype(x.dtype), name))
+    return apart(checkpoint_name(linear(apart(x)).astype(x.dtype), name))
 
 
 def apart(x: jax.Array) -> jax.Array:

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from gemsmith.errors import MachineError
-from gemsmith.plan.work import Work, attended_pairs
+from gemsmith.hardware import load_catalogue
 from gemsmith.recipe import Recipe
+from gemsmith.sizing import Work, attended_pairs
 from gemsmith.zoo import find_variant
 
 # Without them libtpu asks the cloud's metadata server what machine this is, and two processes at once fight for a lock file.
@@ -49,6 +50,8 @@ class CompiledStep:
     """Temporaries in the host's memory, where activations are offloaded."""
     coordinates: tuple[tuple[int, ...], ...]
     """Where each partition's chip stands in the slice."""
+    remat: str | tuple[str, ...]
+    """What train.remat came to."""
     code_bytes: int
     lowered_sha256: str
     """Of the program before XLA: a second start finds it in the persistent cache if it is the same."""
@@ -80,18 +83,20 @@ def open_topology(name: str) -> Any:
 
 
 def compile_step(recipe: Recipe, *, topology: str, options: Mapping[str, Any]) -> CompiledStep:
-    """The step that `gemsmith train` runs for a recipe, compiled for a slice.
+    """The step that `gemsmith train` runs for a recipe, compiled for a slice such as v5p:2x2x1.
 
     Raises InputError for what cannot be laid out on it or does not fit.
     """
     devices = open_topology(topology)
     begin = _cpu_s()
-    lowered, mesh = lower_step(recipe, devices)
-    return compile_for(lowered, options, coordinates=[device.coords for device in mesh.devices.flat], trace_cpu_s=_cpu_s() - begin)
+    chip = load_catalogue().chips[topology.partition(":")[0]]
+    lowered, how = lower_step(recipe, devices, device_bytes=chip.hbm_bytes / chip.devices)
+    coordinates = [device.coords for device in how.mesh.devices.flat]
+    return compile_for(lowered, options, coordinates=coordinates, trace_cpu_s=_cpu_s() - begin, remat=how.remat)
 
 
-def lower_step(recipe: Recipe, devices: Any) -> tuple[Any, Any]:
-    """The recipe's step on arrays that have shapes and places but no values, and the mesh of the devices."""
+def lower_step(recipe: Recipe, devices: Any, *, device_bytes: float | None = None) -> tuple[Any, Any]:
+    """The recipe's step on arrays that have shapes and places but no values, and how it runs (gemsmith.models.Execution)."""
     from functools import partial
 
     import jax
@@ -108,16 +113,19 @@ def lower_step(recipe: Recipe, devices: Any) -> tuple[Any, Any]:
     sizes = mesh_sizes(recipe, variant, devices=len(devices), kind=devices[0].device_kind)
     mesh = jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes), devices=devices)
     dtype, quantised = base_kinds(recipe.train.dtype)
-    base = abstract_model(variant, dtype=dtype, quantised=quantised, execution=make_execution(recipe, variant, mesh))
+    how = make_execution(recipe, variant, mesh, device_bytes=device_bytes)
+    base = abstract_model(variant, dtype=dtype, quantised=quantised, execution=how)
     model = add_adapters(base, variant, recipe.lora, seed=recipe.seed)
     optimizer = nnx.eval_shape(partial(nnx.Optimizer, tx=make_optimizer(recipe.optimizer), wrt=nnx.LoRAParam), model)
     nnx.update(optimizer, place_moments(nnx.state(optimizer), model))
     step = make_step(model, optimizer, lora=recipe.lora, seed=recipe.seed, micro_batches=recipe.train.micro_batches)
     inputs = input_shapes(mesh, rows=recipe.train.rows_per_step, length=recipe.data.max_length)
-    return step.update.lower(step.trained, step.moments, step.frozen, inputs), mesh
+    return step.update.lower(step.trained, step.moments, step.frozen, inputs), how
 
 
-def compile_for(lowered: Any, options: Mapping[str, Any], *, coordinates: Any = (), trace_cpu_s: float = 0.0) -> CompiledStep:
+def compile_for(
+    lowered: Any, options: Mapping[str, Any], *, coordinates: Any = (), trace_cpu_s: float = 0.0, remat: str | tuple[str, ...] = "none"
+) -> CompiledStep:
     """A lowered step compiled with XLA's options. Raises MachineError where it does not fit the chip, with XLA's numbers."""
     import jax
 
@@ -139,6 +147,7 @@ def compile_for(lowered: Any, options: Mapping[str, Any], *, coordinates: Any = 
         peak_bytes=memory.peak_memory_in_bytes,
         host_bytes=memory.host_temp_size_in_bytes,
         coordinates=tuple(tuple(each) for each in coordinates),
+        remat=remat,
         code_bytes=memory.generated_code_size_in_bytes,
         lowered_sha256=hashlib.sha256(lowered.as_text().encode()).hexdigest(),
         trace_cpu_s=trace_cpu_s,

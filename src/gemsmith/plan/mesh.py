@@ -1,14 +1,13 @@
 """Which mesh a machine gets: every one that the model allows is tried, and of those that fit the fastest is taken."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from gemsmith.hardware import Machine
-from gemsmith.plan.memory import Memory, memory_of
 from gemsmith.plan.time import StepTime, step_time
-from gemsmith.plan.work import Work
 from gemsmith.recipe import Mesh
+from gemsmith.sizing import Memory, Remat, Work, choose_remat, memory_of
 from gemsmith.zoo import Variant
 
 USABLE_SHARE = 0.95
@@ -21,6 +20,7 @@ class Choice:
     """A mesh on a machine, what it needs, and why it cannot be used, if it cannot."""
 
     mesh: Mesh
+    remat: Remat
     memory: Memory
     time: StepTime
     hbm_bytes_per_chip: int
@@ -37,13 +37,16 @@ def allowed_tp(variant: Variant) -> list[int]:
     return [tp for tp in divisors if all(count % tp == 0 or tp % count == 0 for count in kv_heads)]
 
 
-def choose_mesh(work: Work, machine: Machine, wanted: Mesh | Literal["auto"]) -> Choice:
-    """The wanted mesh, or for `auto` the fastest of those that fit; where none fits, the one that comes closest."""
+def choose_mesh(work: Work, machine: Machine, wanted: Mesh | Literal["auto"], *, remat: Remat | Literal["auto"]) -> Choice:
+    """The wanted mesh, or for `auto` the fastest of those that fit; where none fits, the one that comes closest.
+
+    Where remat is `auto`, each with what fits it.
+    """
     if wanted != "auto":
-        return _weigh(work, machine, wanted)
+        return _weigh(work, machine, wanted, remat)
     devices = machine.devices
     meshes = [_rows_first(work, devices // tp, tp) for tp in allowed_tp(work.variant) if devices % tp == 0]
-    choices = [_weigh(work, machine, mesh) for mesh in meshes]
+    choices = [_weigh(work, machine, mesh, remat) for mesh in meshes]
     usable = [choice for choice in choices if not choice.problems]
     if usable:
         return min(usable, key=lambda choice: choice.time.low_s + choice.time.high_s)
@@ -52,12 +55,16 @@ def choose_mesh(work: Work, machine: Machine, wanted: Mesh | Literal["auto"]) ->
 
 def _rows_first(work: Work, devices: int, tp: int) -> Mesh:
     """As training's auto does: fsdp over as many devices as divide the rows, the rest over each row's positions."""
-    fsdp = math.gcd(work.rows, devices)
+    fsdp = math.gcd(work.rows // work.micro_batches, devices)
     return Mesh(fsdp=fsdp, sequence=devices // fsdp, tp=tp)
 
 
-def _weigh(work: Work, machine: Machine, mesh: Mesh) -> Choice:
-    memory, chip = memory_of(work, mesh), machine.chip
+def _weigh(work: Work, machine: Machine, mesh: Mesh, remat: Remat | Literal["auto"]) -> Choice:
+    chip = machine.chip
+    if remat == "auto":
+        remat = choose_remat(work, mesh, device_bytes=chip.hbm_bytes / chip.devices, kind=chip.kind)
+    work = replace(work, remat=remat)
+    memory = memory_of(work, mesh)
     hbm_bytes = memory.total * chip.devices
     problems = []
     sizes = mesh.model_dump()
@@ -67,8 +74,9 @@ def _weigh(work: Work, machine: Machine, mesh: Mesh) -> Choice:
     allowed = allowed_tp(work.variant)
     if mesh.tp not in allowed:
         problems.append(f"train.mesh.tp is {mesh.tp}; {work.variant.name}'s heads allow {', '.join(map(str, allowed))}")
-    if work.rows % (over_rows := mesh.replica * mesh.fsdp):
-        problems.append(f"train.rows_per_step is {work.rows}; replica x fsdp = {over_rows} needs a multiple of it")
+    if work.rows % (over_rows := mesh.replica * mesh.fsdp * work.micro_batches):
+        slices = " x micro_batches" if work.micro_batches > 1 else ""
+        problems.append(f"train.rows_per_step is {work.rows}; replica x fsdp{slices} = {over_rows} needs a multiple of it")
     if work.length % mesh.sequence:
         problems.append(f"data.max_length is {work.length}; train.mesh.sequence {mesh.sequence} needs a multiple of it")
     if hbm_bytes > USABLE_SHARE * chip.hbm_bytes:
@@ -76,4 +84,11 @@ def _weigh(work: Work, machine: Machine, mesh: Mesh) -> Choice:
             f"needs {hbm_bytes / GIB:.1f} GiB a chip of {chip.hbm_bytes / GIB:.1f}, of which {100 * USABLE_SHARE:.0f} % can be used; "
             "a larger machine, fewer train.rows_per_step or train.remat: layer need less"
         )
-    return Choice(mesh=mesh, memory=memory, time=step_time(work, machine, mesh), hbm_bytes_per_chip=hbm_bytes, problems=tuple(problems))
+    return Choice(
+        mesh=mesh,
+        remat=remat,
+        memory=memory,
+        time=step_time(work, machine, mesh),
+        hbm_bytes_per_chip=hbm_bytes,
+        problems=tuple(problems),
+    )

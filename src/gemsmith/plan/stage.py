@@ -1,16 +1,18 @@
 """The plan stage: memory, step time, hours and dollars of the recipe on each of its machines."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from gemsmith.hardware import Catalogue, Machine, find_machine, load_catalogue
-from gemsmith.plan import memory, time
+from gemsmith.plan import time
 from gemsmith.plan.mesh import Choice, choose_mesh
 from gemsmith.plan.steps import PRICED_STEPS, StepCount, count_steps
-from gemsmith.plan.work import QUERY_BLOCK, Work, work_of
 from gemsmith.recipe import Recipe
 from gemsmith.records import DataRecord, MachinePlan, Origin, PlanRecord
 from gemsmith.resolve import recipe_variant
 from gemsmith.run import Run, is_complete, make_origin, read_record, sha256_file, start_clock, write_record
+from gemsmith.sizing import Work, attention_on, memory, work_of
+from gemsmith.sizing.work import QUERY_BLOCK
 from gemsmith.zoo import Variant
 
 
@@ -45,7 +47,7 @@ def plan_recipe(recipe: Recipe, variant: Variant, *, steps: StepCount, origin: O
         priced_steps=priced_steps,
         tokens_per_step=work.tokens,
         machines=tuple(_plan_machine(work, machine, recipe, priced_steps) for machine in machines),
-        assumptions=(steps.reason, *_assumptions(work)),
+        assumptions=(steps.reason, *_assumptions(work, recipe)),
     )
 
 
@@ -60,7 +62,8 @@ def _plan(run: Run, steps: StepCount, sources: dict[str, str]) -> PlanRecord:
 
 
 def _plan_machine(work: Work, machine: Machine, recipe: Recipe, steps: int) -> MachinePlan:
-    choice = choose_mesh(work, machine, recipe.train.mesh)
+    work = replace(work, attention=attention_on(machine.chip.kind, recipe))
+    choice = choose_mesh(work, machine, recipe.train.mesh, remat=recipe.train.remat)
     fits = not choice.problems
     step_s = (_rounded(choice.time.low_s), _rounded(choice.time.high_s))
     hours = (_rounded(steps * step_s[0] / 3600), _rounded(steps * step_s[1] / 3600)) if fits else None
@@ -75,8 +78,16 @@ def _plan_machine(work: Work, machine: Machine, recipe: Recipe, steps: int) -> M
         hours=hours,
         usd=None if hours is None or rate is None else (_rounded(hours[0] * rate), _rounded(hours[1] * rate)),
         mesh=choice.mesh.model_dump(),
-        notes=(*choice.problems, *_mesh_note(choice, recipe), _price_note(machine), _speed_note(machine)),
+        notes=(*choice.problems, *_remat_note(choice, recipe), *_mesh_note(choice, recipe), _price_note(machine), _speed_note(machine)),
     )
+
+
+def _remat_note(choice: Choice, recipe: Recipe) -> tuple[str, ...]:
+    """What training keeps there, where the recipe leaves it to the machine."""
+    if recipe.train.remat != "auto" or choice.problems:
+        return ()
+    kept = {"none": "everything", "layer": "only the layers' inputs"}.get(str(choice.remat), ", ".join(choice.remat))
+    return (f"train.remat auto: {kept} kept for the backward pass",)
 
 
 def _mesh_note(choice: Choice, recipe: Recipe) -> tuple[str, ...]:
@@ -106,18 +117,28 @@ def _speed_note(machine: Machine) -> str:
     return f"matmuls at {100 * chip.efficiency_low:.0f} to {100 * chip.efficiency_high:.0f} % of {peak}; {chip.efficiency_source}"
 
 
-def _assumptions(work: Work) -> tuple[str, ...]:
-    remat = {
+def _at_once(work: Work) -> str:
+    return "all at once" if work.micro_batches == 1 else f"in {work.micro_batches} micro-batches"
+
+
+def _computed_again(recipe: Recipe) -> str:
+    remat = recipe.train.remat
+    sentences = {
+        "auto": "of every layer as much is kept for the backward pass as fits",
         "none": "every activation is kept",
         "layer": "every layer is computed again in the backward pass",
-    }.get(str(work.remat), f"layers are computed again in the backward pass, but for {', '.join(work.remat)}")
+    }
+    return sentences.get(str(remat), f"layers are computed again in the backward pass, but for {', '.join(remat)}")
+
+
+def _assumptions(work: Work, recipe: Recipe) -> tuple[str, ...]:
     sentences = [
         "Everything here is modelled by formula; nothing was measured on these machines.",
-        f"All {work.rows} rows of {work.length:,} tokens of a step go through at once, without accumulation; {remat}.",
-        f"Attention takes {QUERY_BLOCK} queries at a time against all keys of the row or window; flash would need about half.",
+        f"{work.rows} rows of {work.length:,} tokens a step, {_at_once(work)}; {_computed_again(recipe)}.",
+        f"Attention is the splash kernel on TPU; elsewhere {QUERY_BLOCK} queries at a time meet all keys of the row or window.",
         "Documents packed into a row are reckoned as one document of its length, which is an upper bound.",
         f"Each device holds the logits of {memory.LOGIT_CHUNK:,} tokens at once.",
-        "Base weights are split over all devices, each adapter matrix along one axis of the mesh.",
+        "Base weights and adapters are split over all devices.",
         "Adapters, their gradients and moments are float32.",
         "Low: traffic between chips hidden and matmuls at their best; high: none hidden and matmuls at their worst.",
         f"Attention reaches {100 * time.ATTENTION_SHARE:.0f} % of the share of the peak that matmuls reach.",

@@ -4,24 +4,24 @@ Against the step that XLA's cycle estimates give for the 31B with rank 64 (compi
 against what was measured:
 
     machine, fsdp x tp, rows x length, attention   XLA            formula
-    v5p-8  1 x 4  1 x 4096  dense                  785 -  931      892 -  1781
-    v5p-8  1 x 4  1 x 4096  flash                  662 -  808      778 -  1554
-    v5p-8  4 x 1  4 x 4096  dense                 3404 - 3927     3391 -  7179
-    v5p-8  4 x 1  4 x 4096  flash                 2861 - 3543     2937 -  6270
-    v5p-8  4 x 1  8 x 4096  flash                 6104 - 6290     5806 - 11768
-    v5p-8  4 x 1  4 x 8192  flash                 6292 - 7143     6043 - 12242
-    v6e-8  2 x 4  2 x 4096  flash                  409 -  744      557 -  1097
+    v5p-8  1 x 4  1 x 4096  dense                  785 -  931      883 -  1763
+    v5p-8  1 x 4  1 x 4096  flash                  662 -  808      769 -  1536
+    v5p-8  4 x 1  4 x 4096  dense                 3404 - 3927     3355 -  6877
+    v5p-8  4 x 1  4 x 4096  flash                 2861 - 3543     2901 -  5968
+    v5p-8  4 x 1  8 x 4096  flash                 6104 - 6290     5734 - 11394
+    v5p-8  4 x 1  4 x 8192  flash                 6292 - 7143     5971 - 11868
+    v6e-8  2 x 4  2 x 4096  flash                  409 -  744      552 -  1050
                                                   measured
-    v5p-8  1 x 4  1 x 3072  dense                 1210             641 -  1276   arXiv 2605.25645; its efficiency_low is from this row
-    8xh100 4 x 2  32 x 4096 flash                 7280            7219 - 18519   NeMo AutoModel, of a 32B model that is not Gemma
+    v5p-8  1 x 4  1 x 3072  dense                 1210             634 -  1263   arXiv 2605.25645; its efficiency_low is from this row
+    8xh100 4 x 2  32 x 4096 flash                 7280            7134 - 18666   NeMo AutoModel, of a 32B model that is not Gemma
 """
 
 from dataclasses import dataclass
 
 from gemsmith.hardware import Machine
-from gemsmith.plan.memory import ADAPTER_BYTES, rows_per_device, tokens_per_device, weight_shards
-from gemsmith.plan.work import Work, attended_pairs
 from gemsmith.recipe import Mesh
+from gemsmith.sizing import Work, attended_pairs, rows_per_device, tokens_per_device, weight_shards
+from gemsmith.sizing.memory import ADAPTER_BYTES
 
 ATTENTION_SHARE = 0.7
 """Attention kernels reach this much of the share that matmuls reach; 50 % of the peak is what splash is assumed to reach on v5p."""
@@ -49,7 +49,7 @@ class StepTime:
 def step_time(work: Work, machine: Machine, mesh: Mesh) -> StepTime:
     chip = machine.chip
     # Rows that do not fill the mesh cost as much as if they did.
-    filled = rows_per_device(work, mesh) * mesh.replica * mesh.fsdp / work.rows
+    filled = work.micro_batches * rows_per_device(work, mesh) * mesh.replica * mesh.fsdp / work.rows
     matmul, attention = filled * matmul_flops(work), filled * attention_flops(work)
     share = FLOAT32_SHARE if work.dtype_bytes == 4 and chip.kind != "cpu" else 1.0
     ideal_s = (matmul + attention / ATTENTION_SHARE) / (chip.flops_per_s * share * machine.chips)
@@ -69,10 +69,10 @@ def step_time(work: Work, machine: Machine, mesh: Mesh) -> StepTime:
 def matmul_flops(work: Work) -> float:
     """Of one step, a weight and token: 2 forward, 2 for the activations' gradient, 2 for an adapter's own, and 2 for recomputing.
 
-    The loss computes the head again whatever the layers do.
+    The loss has the head's gradient from the logits at hand.
     """
     again = work.recomputed_parameters / work.layer_matmul_parameters
-    base = 4 * work.layer_matmul_parameters + 2 * work.recomputed_parameters + 6 * work.head_parameters
+    base = 4 * work.layer_matmul_parameters + 2 * work.recomputed_parameters + 4 * work.head_parameters
     return float(work.tokens * (base + (6 + 2 * again) * work.trained_parameters))
 
 
@@ -90,25 +90,26 @@ def attention_flops(work: Work) -> float:
 def _hbm_bytes(work: Work, mesh: Mesh) -> float:
     """On one device: the weights once a pass, each pass's activations in and out of matmul and adapter, AdamW."""
     passes = 3 if work.recomputes else 2
-    weights = passes * work.base_bytes / mesh.tp
+    weights = passes * work.micro_batches * work.base_bytes / mesh.tp
     # Written as they are made plain, and read again.
-    weights += 2 * passes * work.parameters * work.dtype_bytes / mesh.tp if work.dequantises else 0.0
-    tokens = tokens_per_device(work, mesh)
+    weights += 2 * passes * work.micro_batches * work.parameters * work.dtype_bytes / mesh.tp if work.dequantises else 0.0
+    tokens = work.micro_batches * tokens_per_device(work, mesh)
     numbers = sum(width.split / mesh.tp + width.whole for width in work.widths)
     activations = 2 * passes * tokens * numbers * work.dtype_bytes
     return weights + activations + OPTIMIZER_PASSES * work.trained_parameters * ADAPTER_BYTES / (weight_shards(mesh) * mesh.tp)
 
 
 def _received_bytes(work: Work, mesh: Mesh) -> float:
-    """By one device: the gathered weights once a pass, the adapters' gradients, the keys and values of the other parts of its rows, and
-    tp's two sums a layer and direction.
+    """By one device: the gathered weights once forward and once backward, the adapters' gradients, what devices of a row trade around
+    attention, and tp's two sums a layer and direction.
     """
     passes, variant, shards = 3 if work.recomputes else 2, work.variant, weight_shards(mesh)
     others, copies = (shards - 1) / shards, 2 * (mesh.replica - 1) / mesh.replica
     adapters = (2 * others + copies / shards) * work.trained_parameters * ADAPTER_BYTES
-    gathered = (others * passes * work.base_bytes + adapters) / mesh.tp
-    tokens = tokens_per_device(work, mesh)
+    gathered = (2 * work.micro_batches * others * work.base_bytes + adapters) / mesh.tp
+    tokens = work.micro_batches * tokens_per_device(work, mesh)
     one_sum = 2 * (mesh.tp - 1) / mesh.tp * tokens * variant.hidden * work.dtype_bytes
-    key_value = 2 * sum(variant.kv_heads_of(layer) * variant.head_dim_of(layer) for layer in range(variant.layers)) * work.dtype_bytes
-    from_other_parts = passes * tokens * (mesh.sequence - 1) * key_value / mesh.tp
-    return gathered + from_other_parts + 2 * passes * variant.layers * one_sum
+    # Queries and what they attend to, keys and values.
+    heads = sum(2 * (variant.heads + variant.kv_heads_of(layer)) * variant.head_dim_of(layer) for layer in range(variant.layers))
+    traded = passes * tokens * (mesh.sequence - 1) / mesh.sequence * heads * work.dtype_bytes / mesh.tp
+    return gathered + traded + 2 * passes * variant.layers * one_sum

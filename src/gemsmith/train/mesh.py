@@ -1,6 +1,7 @@
 """Which devices hold what: the mesh that a recipe asks for, or the one that suits the rows and the machine."""
 
 import math
+import os
 from typing import Any
 
 import jax
@@ -10,7 +11,9 @@ from gemsmith.errors import MachineError, RecipeError
 from gemsmith.models import Execution
 from gemsmith.models.sharding import AXES
 from gemsmith.models.splash import LANES
+from gemsmith.recipe import Mesh as MeshSizes
 from gemsmith.recipe import Recipe, Train
+from gemsmith.sizing import Remat, attention_on, choose_remat, work_of
 from gemsmith.zoo import Variant
 
 
@@ -58,8 +61,8 @@ def mesh_sizes(recipe: Recipe, variant: Variant, *, devices: int, kind: str) -> 
     return sizes
 
 
-def make_execution(recipe: Recipe, variant: Variant, mesh: Mesh) -> Execution:
-    """How this recipe's forward pass runs on the mesh.
+def make_execution(recipe: Recipe, variant: Variant, mesh: Mesh, *, device_bytes: float | None = None) -> Execution:
+    """How this recipe's forward pass runs on the mesh, whose devices have so much memory; default: what they say.
 
     Raises RecipeError for rows and heads that the splash kernel cannot take, and for offloading where there is no other memory.
     """
@@ -78,7 +81,23 @@ def make_execution(recipe: Recipe, variant: Variant, mesh: Mesh) -> Execution:
     if how == "splash" and mesh.shape["sequence"] > 1:
         _check_heads(variant, mesh.shape["sequence"] * mesh.shape["tp"], "train.mesh: sequence × tp of")
     _check_offload(train, platform)
-    return Execution(attention=how, remat=train.remat, offload=train.offload, mesh=mesh)
+    return Execution(attention=how, remat=_remat(recipe, variant, mesh, device_bytes), offload=train.offload, mesh=mesh)
+
+
+def _remat(recipe: Recipe, variant: Variant, mesh: Mesh, device_bytes: float | None) -> Remat:
+    if recipe.train.remat != "auto":
+        return recipe.train.remat
+    platform = mesh.devices.flat[0].platform
+    work = work_of(recipe, variant, attention=attention_on(platform, recipe))
+    sizes = MeshSizes(**{axis: mesh.shape[axis] for axis in AXES})
+    return choose_remat(work, sizes, device_bytes=device_bytes or memory_bytes(mesh), kind=platform)
+
+
+def memory_bytes(mesh: Mesh) -> float:
+    """What each device of this process can hold; CPU devices share the machine's memory."""
+    device = next(device for device in mesh.devices.flat if device.process_index == jax.process_index())
+    stats = device.memory_stats() or {}
+    return stats.get("bytes_limit") or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / jax.local_device_count()
 
 
 def _check_offload(train: Train, platform: str) -> None:

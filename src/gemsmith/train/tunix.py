@@ -262,6 +262,7 @@ def _make_record(run: Run, clock: Clock, session: _Session, variant: Variant) ->
         trained_parameters=sum(leaf.size for leaf in jax.tree.leaves(session.trained)),
         base_dtype=run.recipe.train.dtype,
         mesh=dict(session.mesh.shape),
+        remat=session.model.execution.remat,
         resumed_at=tuple(resumes),
         spikes=tuple(step.step for step in steps if step.spike),
         skipped=tuple(step.step for step in steps if step.skipped),

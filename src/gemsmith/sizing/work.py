@@ -3,6 +3,7 @@
 Letters: B rows, L length, H heads, D head dim, E model, F hidden (ffn), R rank, V vocabulary.
 """
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,11 +12,11 @@ from gemsmith.zoo import Tensor, Variant, lora_targets, text_tensors
 from gemsmith.zoo.quantised import held_bytes
 
 Attention = Literal["blocked", "flash", "dense"]
-"""`blocked` is the JAX model's: a block of queries at a time against every key that it may see. The others are what it is compared with."""
+"""`flash` is the splash kernel on TPU, `blocked` the JAX model's own: a block of queries at a time against every key that it may see."""
 QUERY_BLOCK = 512
-"""Of the JAX model's attention."""
+"""Of blocked attention."""
 Remat = Literal["none", "layer"] | tuple[str, ...]
-"""The recipe's train.remat: names are those of results that are kept."""
+"""What train.remat comes to: names are those of results that are kept."""
 # Split by tp along what they put out; the others along what they take in, so that their outputs are whole on every device.
 _COLUMN = ("q", "k", "v", "gate", "up")
 _IN_LAYER = (*_COLUMN, "o", "down", "per_layer_gate", "per_layer_out", "router")
@@ -32,34 +33,37 @@ class Widths:
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """One optimizer step of LoRA training: rows of `length` tokens, all in one pass."""
+    """One optimizer step of LoRA training: rows of `length` tokens, in micro-batches one after the other."""
 
     variant: Variant
     rows: int
     length: int
+    micro_batches: int
     remat: Remat
+    offload: tuple[str, ...]
+    """Results that wait in the host's memory."""
     attention: Attention
     dtype_bytes: int
-    """Of a number that is computed with."""
+    """Of activations, and of weights while they are used."""
     parameters: int
     base_bytes: float
     """Of the frozen weights as they are held: less than they are computed with where train.dtype is nf4 or int8."""
     adapters_along_fsdp: int
-    """Adapter parameters that fsdp splits: the matrices' sides of the model's width E, as their kernels are split."""
+    """Adapter parameters on the matrices' sides of the model's width E, which fsdp splits."""
     adapters_along_tp: int
-    """Those that tp splits: the sides of heads and hidden units. Under fsdp alone every device has all of them."""
-    layer_matmul_parameters: int
-    """Weights of the layers that each token is multiplied with: of the experts, only those it is sent to."""
+    """Those on the sides of heads and hidden units, which tp splits, and fsdp splits further."""
+    layer_parameters: Mapping[str, int]
+    """Weights of the layers that each token is multiplied with, by their role: of the experts, only those it is sent to."""
+    projection_parameters: int
+    """The same, of per-layer inputs, before the layers."""
     head_parameters: int
     largest_layer_parameters: int
     largest_layer_bytes: float
     """As it is held."""
-    recomputed_parameters: int
-    """Of `layer_matmul_parameters`, those that the backward pass multiplies with once more."""
     widths: tuple[Widths, ...]
-    """Of each layer."""
-    kept_widths: tuple[Widths, ...]
-    """What of each layer is kept from the forward to the backward pass, beside the layer's input."""
+    """Of each layer, all that its backward pass reads."""
+    named_widths: tuple[Mapping[str, Widths], ...]
+    """Of each layer, the results that train.remat can name."""
 
     @property
     def dequantises(self) -> bool:
@@ -71,53 +75,77 @@ class Work:
         return self.adapters_along_fsdp + self.adapters_along_tp
 
     @property
+    def layer_matmul_parameters(self) -> int:
+        return self.projection_parameters + sum(self.layer_parameters.values())
+
+    @property
+    def recomputed_parameters(self) -> int:
+        """Of `layer_matmul_parameters`, those that the backward pass multiplies with once more."""
+        kept = (*self.remat, *self.offload)
+        return sum(size for role, size in self.layer_parameters.items() if role not in kept) if self.recomputes else 0
+
+    @property
+    def kept_widths(self) -> tuple[Widths, ...]:
+        """What of each layer is kept from the forward to the backward pass, beside the layer's input."""
+        if not self.recomputes:
+            return self.widths
+        return tuple(_sum(width for name, width in named.items() if name in self.remat) for named in self.named_widths)
+
+    @property
     def recomputes(self) -> bool:
         """Whether the backward pass runs layers again, all or in part."""
         return self.remat != "none"
 
     @property
     def recomputes_attention(self) -> bool:
-        return self.recomputes and "attended" not in self.remat
+        return self.recomputes and "attended" not in (*self.remat, *self.offload)
 
     @property
     def tokens(self) -> int:
         return self.rows * self.length
 
 
+def attention_on(kind: str, recipe: Recipe) -> Attention:
+    """The attention of the JAX backend on chips of a kind, such as "tpu"."""
+    return "flash" if kind == "tpu" and recipe.train.attention != "dense" else "blocked"
+
+
 def work_of(recipe: Recipe, variant: Variant, *, attention: Attention = "blocked") -> Work:
-    """The work of one step of the recipe. Raises RecipeError for LoRA targets that do not exist."""
+    """The work of one step of the recipe, whole layers computed again where train.remat is auto.
+
+    Raises RecipeError for LoRA targets that do not exist.
+    """
     layers: dict[int, list[Tensor]] = {layer: [] for layer in range(variant.layers)}
     outside: list[Tensor] = []
     for tensor in text_tensors(variant):
         (outside if tensor.layer is None else layers[tensor.layer]).append(tensor)
-    projection = sum(tensor.size for tensor in outside if tensor.role == "per_layer_projection")
     targets = lora_targets(variant, recipe.lora.targets)
     along_model = sum(tensor.shape[1] if tensor.role in _COLUMN else tensor.shape[0] for tensor in targets)
     sizes = {layer: sum(tensor.size for tensor in tensors) for layer, tensors in layers.items()}
-    remat, adapted = recipe.train.remat, recipe.lora.targets
-    widths = tuple(_widths(variant, tensors, adapted) for tensors in layers.values())
-    matmul = {tensor: _met_by_a_token(variant, tensor) for group in layers.values() for tensor in group}
-    again = 0 if remat == "none" else sum(size for tensor, size in matmul.items() if tensor.role not in remat)
+    met: dict[str, int] = {}
+    for tensor in (tensor for group in layers.values() for tensor in group):
+        met[tensor.role] = met.get(tensor.role, 0) + _met_by_a_token(variant, tensor)
+    adapted, remat, dtype = recipe.lora.targets, recipe.train.remat, recipe.train.dtype
     return Work(
         variant=variant,
         rows=recipe.train.rows_per_step,
         length=recipe.data.max_length,
-        remat=remat,
+        micro_batches=recipe.train.micro_batches,
+        remat="layer" if remat == "auto" else remat,
+        offload=recipe.train.offload,
         attention=attention,
-        dtype_bytes=4 if recipe.train.dtype == "float32" else 2,
+        dtype_bytes=4 if dtype == "float32" else 2,
         parameters=sum(sizes.values()) + sum(tensor.size for tensor in outside),
-        base_bytes=sum(held_bytes(tensor, recipe.train.dtype) for tensor in text_tensors(variant)),
+        base_bytes=sum(held_bytes(tensor, dtype) for tensor in text_tensors(variant)),
         adapters_along_fsdp=recipe.lora.rank * along_model,
         adapters_along_tp=recipe.lora.rank * (sum(sum(tensor.shape) for tensor in targets) - along_model),
-        layer_matmul_parameters=projection + sum(matmul.values()),
+        layer_parameters=met,
+        projection_parameters=sum(tensor.size for tensor in outside if tensor.role == "per_layer_projection"),
         head_parameters=variant.vocabulary * variant.hidden,
         largest_layer_parameters=max(sizes.values()),
-        largest_layer_bytes=max(sum(held_bytes(tensor, recipe.train.dtype) for tensor in group) for group in layers.values()),
-        recomputed_parameters=again,
-        widths=widths,
-        kept_widths=widths
-        if remat == "none"
-        else tuple(_kept_by_name(group, remat, adapted, recipe.lora.rank) for group in layers.values()),
+        largest_layer_bytes=max(sum(held_bytes(tensor, dtype) for tensor in group) for group in layers.values()),
+        widths=tuple(_widths(variant, tensors, adapted) for tensors in layers.values()),
+        named_widths=tuple(_named_widths(tensors, adapted, recipe.lora.rank) for tensors in layers.values()),
     )
 
 
@@ -169,10 +197,15 @@ def _widths(variant: Variant, tensors: list[Tensor], adapted: tuple[str, ...]) -
     return Widths(split=split, whole=whole)
 
 
-def _kept_by_name(tensors: list[Tensor], remat: Remat, adapted: tuple[str, ...], rank: int) -> Widths:
-    """The results that train.remat names: projections' outputs, what attention puts out, what adapters' A give."""
-    split = sum(tensor.shape[0] for tensor in tensors if tensor.role in _COLUMN and tensor.role in remat)
-    whole = sum(tensor.shape[0] for tensor in tensors if tensor.role in ("o", "down") and tensor.role in remat)
-    split += sum(tensor.shape[1] for tensor in tensors if tensor.role == "o" and "attended" in remat)
-    whole += sum(rank for tensor in tensors if tensor.role in adapted and "lora" in remat)
-    return Widths(split=split, whole=whole)
+def _named_widths(tensors: list[Tensor], adapted: tuple[str, ...], rank: int) -> dict[str, Widths]:
+    """The results that train.remat can name: projections' outputs, what attention puts out, what adapters' A give."""
+    named = {tensor.role: Widths(split=tensor.shape[0], whole=0) for tensor in tensors if tensor.role in _COLUMN}
+    named |= {tensor.role: Widths(split=0, whole=tensor.shape[0]) for tensor in tensors if tensor.role in ("o", "down")}
+    named["attended"] = Widths(split=sum(tensor.shape[1] for tensor in tensors if tensor.role == "o"), whole=0)
+    named["lora"] = Widths(split=0, whole=rank * sum(tensor.role in adapted for tensor in tensors))
+    return named
+
+
+def _sum(widths: Iterable[Widths]) -> Widths:
+    found = list(widths)
+    return Widths(split=sum(width.split for width in found), whole=sum(width.whole for width in found))

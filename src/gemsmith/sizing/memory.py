@@ -6,11 +6,11 @@ keeps adapters and moments in float32; those builds may have had them in bfloat1
     machine, fsdp x tp, rows x length, attention   XLA   formula, ratio   with bfloat16 adapters
     v5p-8  1 x 4  1 x 4096  dense                 19.8    22.8  1.15       20.7  1.05
     v5p-8  1 x 4  1 x 4096  flash                 18.3    21.3  1.17       19.2  1.05
-    v5p-8  4 x 1  4 x 4096  dense                 29.9    33.0  1.10       29.4  0.98
-    v5p-8  4 x 1  4 x 4096  flash                 23.2    27.0  1.16       23.4  1.01
-    v5p-8  4 x 1  8 x 4096  flash                 27.7    31.2  1.13       27.7  1.00
-    v5p-8  4 x 1  4 x 8192  flash                 27.2    31.2  1.15       27.7  1.02
-    v6e-8  2 x 4  2 x 4096  flash                 11.6    13.5  1.16       12.0  1.04
+    v5p-8  4 x 1  4 x 4096  dense                 29.9    32.6  1.09       31.4  1.05
+    v5p-8  4 x 1  4 x 4096  flash                 23.2    26.6  1.15       25.4  1.10
+    v5p-8  4 x 1  8 x 4096  flash                 27.7    30.8  1.11       29.7  1.07
+    v5p-8  4 x 1  4 x 8192  flash                 27.2    30.8  1.13       29.7  1.09
+    v6e-8  2 x 4  2 x 4096  flash                 11.6    13.8  1.19       12.7  1.10
 
 Without remat XLA's nearest build, which kept every matmul's output, came to 102.4; the formula, which keeps all that the backward pass
 reads, to 130.3.
@@ -18,8 +18,8 @@ reads, to 130.3.
 
 from dataclasses import asdict, dataclass
 
-from gemsmith.plan.work import QUERY_BLOCK, Work, keys_of_a_block
 from gemsmith.recipe import Mesh
+from gemsmith.sizing.work import QUERY_BLOCK, Work, keys_of_a_block
 
 ADAPTER_BYTES = 4
 """Adapters, their gradients and both moments are float32."""
@@ -51,19 +51,19 @@ def memory_of(work: Work, mesh: Mesh) -> Memory:
     copy_bytes = work.dtype_bytes if work.dtype_bytes != ADAPTER_BYTES else 0
     return Memory(
         base=work.base_bytes / (weight_shards(mesh) * mesh.tp),
-        adapters=(work.adapters_along_fsdp / weight_shards(mesh) + work.adapters_along_tp / mesh.tp) * (4 * ADAPTER_BYTES + copy_bytes),
+        adapters=(work.adapters_along_fsdp + work.adapters_along_tp / mesh.tp) / weight_shards(mesh) * (4 * ADAPTER_BYTES + copy_bytes),
         kept=_kept(work, mesh),
         workspace=max(_layer_workspace(work, mesh), _head_workspace(work, mesh)),
     )
 
 
 def rows_per_device(work: Work, mesh: Mesh) -> int:
-    """Rows that the fullest of the devices along replica and fsdp gets."""
-    return -(-work.rows // (mesh.replica * mesh.fsdp))
+    """Rows of a micro-batch that the fullest of the devices along replica and fsdp gets."""
+    return -(-work.rows // (mesh.replica * mesh.fsdp * work.micro_batches))
 
 
 def tokens_per_device(work: Work, mesh: Mesh) -> int:
-    """Tokens whose activations a device holds: its rows, or its part of them."""
+    """Tokens of a micro-batch whose activations a device holds: its rows, or its part of them."""
     return rows_per_device(work, mesh) * -(-work.length // mesh.sequence)
 
 
@@ -84,10 +84,13 @@ def _kept(work: Work, mesh: Mesh) -> float:
 
 
 def _layer_workspace(work: Work, mesh: Mesh) -> float:
-    """One layer computed again and walked back; under fsdp its gathered weights and those of the next; its plain ones beside codes."""
+    """One layer computed again and walked back; its plain weights beside codes; and under fsdp the gathered weights of the block of
+    layers that repeats: XLA gathers ahead as far as that goes.
+    """
     tokens = tokens_per_device(work, mesh)
     widest = max(width.split / mesh.tp + width.whole for width in work.widths)
-    gathered = 2 * work.largest_layer_bytes / mesh.tp if weight_shards(mesh) > 1 else 0.0
+    period = max(stretch.period for stretch in work.variant.pattern)
+    gathered = period * work.largest_layer_bytes / mesh.tp if weight_shards(mesh) > 1 else 0.0
     plain = work.largest_layer_parameters * work.dtype_bytes / mesh.tp if work.dequantises else 0.0
     return tokens * widest * work.dtype_bytes + _scores(work, mesh) + gathered + plain
 

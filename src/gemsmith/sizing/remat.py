@@ -1,0 +1,28 @@
+"""What `train.remat: auto` keeps for the backward pass: as much as the chip has room for, what saves most for its bytes first."""
+
+from dataclasses import replace
+
+from gemsmith.recipe import Mesh
+from gemsmith.sizing.memory import memory_of
+from gemsmith.sizing.work import Remat, Work
+
+# A projection computed again costs as many FLOPs a byte of its result as it has inputs: of down the hidden units, of o the heads' numbers,
+# of the others the model's width. What A gives is R wide, so it costs next to nothing to keep.
+ORDER = ("lora", "down", "o", "attended", "v", "k", "q", "gate", "up")
+ROOM = 0.8
+"""Of the chip's memory: the formula knows of no fragments."""
+
+
+def choose_remat(work: Work, mesh: Mesh, *, device_bytes: float, kind: str) -> Remat:
+    """The names that fit the device's memory beside all else, `layer` where none does; on a CPU `none` where everything fits."""
+    if kind == "cpu" and not work.offload and _fits(replace(work, remat="none"), mesh, device_bytes):
+        return "none"
+    kept: tuple[str, ...] = ()
+    for name in (name for name in ORDER if name not in work.offload):
+        if _fits(replace(work, remat=(*kept, name)), mesh, device_bytes):
+            kept = (*kept, name)
+    return kept or "layer"
+
+
+def _fits(work: Work, mesh: Mesh, device_bytes: float) -> bool:
+    return memory_of(work, mesh).total <= ROOM * device_bytes

@@ -1,0 +1,45 @@
+from dataclasses import replace
+
+import pytest
+
+from gemsmith.recipe import Mesh, build_recipe
+from gemsmith.sizing import choose_remat, memory_of, work_of
+from gemsmith.sizing.remat import ORDER
+from gemsmith.zoo import find_variant
+
+GIB = 2**30
+
+
+def work(rows=4, model="gemma4-31b", **train):
+    values = {"checkpoint": "x", "data": {"train": "x", "max_length": 4096}, "train": {"rows_per_step": rows, **train}}
+    return work_of(build_recipe(values), find_variant(model), attention="flash")
+
+
+def choose(gib, rows=4, fsdp=4, kind="tpu", **train):
+    return choose_remat(work(rows, **train), Mesh(fsdp=fsdp), device_bytes=gib * GIB, kind=kind)
+
+
+def test_a_large_chip_keeps_every_name_and_a_small_one_what_saves_most():
+    assert choose(95.7) == ORDER
+    assert choose(31.2, rows=8, fsdp=8) == ("lora", "down", "o")
+    assert choose(16) == "layer"
+
+
+@pytest.mark.parametrize("gib", [24, 31.2, 40, 60, 80, 95.7])
+def test_what_is_chosen_fits_and_more_memory_never_keeps_less(gib):
+    kept, more = choose(gib), choose(gib + 10)
+    assert memory_of(replace(work(), remat=kept), Mesh(fsdp=4)).total <= 0.8 * gib * GIB or kept == "layer"
+    assert len(more) >= len(kept) or kept == "layer"
+
+
+def test_a_cpu_keeps_everything_where_it_can():
+    assert choose(1000, kind="cpu") == "none"
+    assert choose(95.7, kind="cpu") == ORDER
+
+
+def test_what_waits_in_the_hosts_memory_is_not_kept_twice():
+    assert choose(95.7, offload=["gate", "up"]) == tuple(name for name in ORDER if name not in ("gate", "up"))
+
+
+def test_a_base_of_four_bits_leaves_room_for_more():
+    assert choose(24) == "layer" and "lora" in choose(24, dtype="nf4")
