@@ -1,8 +1,8 @@
 import jax
-from flax import nnx
-from gemsmith.models import abstract_model, base_kinds
 import pytest
+from flax import nnx
 
+from gemsmith.models import abstract_model, base_kinds
 from gemsmith.recipe import Mesh, build_recipe
 from gemsmith.sizing import memory
 from gemsmith.sizing.memory import memory_of

@@ -108,8 +108,7 @@ def _mask(length: int, window: int | None, heads: int) -> masks.MultiHeadMask:
 def _block_sizes(length: int) -> kernels.BlockSizes:
     # Blocks of 1024 do not fit on the chip with a head of 512 (v5p: 17.9 of 16 MB).
     block = _divisor(length, 512)
-    names = ("block_q", "block_kv", "block_q_dkv", "block_kv_dkv", "block_q_dq", "block_kv_dq")
-    return kernels.BlockSizes(**dict.fromkeys(names, block))
+    return kernels.BlockSizes(block_q=block, block_kv=block, block_q_dkv=block, block_kv_dkv=block, block_q_dq=block, block_kv_dq=block)
 
 
 def _divisor(length: int, most: int) -> int:

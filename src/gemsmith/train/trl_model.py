@@ -77,7 +77,7 @@ def load_base(recipe: Recipe, checkpoint: Checkpoint, attention: str, device: to
     model.requires_grad_(False)
     model.config.use_cache = False
     model.forward = MethodType(_sum_nll, model)
-    if recipe.train.remat == "layer":
+    if recipe.train.remat != "none":
         model.gradient_checkpointing_enable({"use_reentrant": False})
     return model
 
