@@ -113,6 +113,7 @@ class Train(Section):
     dtype: Literal["bfloat16", "float32", "nf4", "int8"] = Field(
         "bfloat16", description="Of the frozen base, `nf4` and `int8` computing in bfloat16; adapters and moments are float32."
     )
+    compile: bool = Field(False, description="trl: fuses what lies between matmuls, with torch.compile; tunix always compiles.")
     checkpoint_every: Positive = Field(100, description="Steps.")
     keep_checkpoints: Positive = 3
     checkpoint_folder: str | None = Field(

@@ -107,7 +107,7 @@ def _check_recipe(recipe: Recipe, processes: int) -> None:
     train = recipe.train
     if train.remat not in ("auto", "none", "layer"):
         raise RecipeError(
-            "train.remat: names of results were given, train.backend trl computes all of a layer again or nothing; set layer (auto is that), or none"
+            "train.remat: names of results were given, train.backend trl computes all of a layer again or nothing; set layer, or none"
         )
     if train.offload:
         raise RecipeError("train.offload: train.backend trl keeps all on the device; leave it out, or set train.backend to tunix")

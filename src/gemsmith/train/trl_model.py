@@ -51,6 +51,9 @@ def adapted_model(recipe: Recipe, checkpoint: Checkpoint, attention: str, device
     assert found == wanted, f"adapters: {len(found)} modules have one, {len(wanted)} should; {sorted(found ^ wanted)[:3]}"
     for layer in adapters_of(model).values():
         layer.forward = MethodType(_adapted, layer)
+    if recipe.train.compile:
+        for layer in base.model.language_model.layers:
+            layer.compile(dynamic=False)
     return model
 
 
