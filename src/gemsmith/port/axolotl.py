@@ -5,7 +5,7 @@ from typing import Any
 
 from gemsmith.port import rules
 from gemsmith.port.base import base_rule, linear_switch, targets_rule
-from gemsmith.port.data import DATASET_RULES, axolotl_path_rule, held_out_rule, test_path_rule
+from gemsmith.port.data import DATASET_RULES, held_out_rule, path_rule, test_path_rule
 from gemsmith.port.table import Reading, Row, Rule, flag, idle, is_on, number, plain, positive, refuse, row, to, whole
 
 PROJECT = "Axolotl"
@@ -130,7 +130,7 @@ RULES: Mapping[str, Rule] = {
     "train_on_inputs": plain(False, otherwise="tokens of the prompt are trained too; Gemsmith trains answers only"),
     "pretraining_dataset": plain(otherwise="plain text; Gemsmith trains on the answers in messages"),
     "pretraining_dataset[].*": plain(otherwise="plain text; Gemsmith trains on the answers in messages"),
-    "datasets[].path": axolotl_path_rule,
+    "datasets[].path": path_rule,
     **{f"datasets[].{key}": rule for key, rule in DATASET_RULES.items()},
     "test_datasets[].path": test_path_rule,
     "test_datasets[].*": idle("as datasets' own; for data.eval"),

@@ -13,7 +13,7 @@ from gemsmith.zoo import LORA_KINDS, VARIANTS, Variant, find_variant, lora_targe
 from gemsmith.zoo.tensors import PREFIX
 
 _SIZE = re.compile(r"gemma[-_]?4[-_](e2b|e4b|12b|26b[-_]a4b|31b)(?![0-9a-z])", re.IGNORECASE)
-_QUANTISED = re.compile(r"(bnb-4bit|bnb-8bit|gptq|awq|gguf|nvfp4|fp8|int4|int8|w4a16|w8a8|qat)", re.IGNORECASE)
+_QUANTISED = re.compile(r"(?<![a-z])(bnb|gptq|awq|gguf|nvfp4|fp8|int4|int8|w4a16|w8a8|qat|[48]bit)(?![a-z])", re.IGNORECASE)
 _SUFFIX = "_proj"
 
 

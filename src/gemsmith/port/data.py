@@ -40,20 +40,22 @@ def prepared(name: str, *, part: str = "") -> str:
     return f"{stem or 'rows'}{part}.jsonl"
 
 
-def axolotl_path_rule(key: str, value: Any, reading: Reading) -> Row:
-    """The row of one of Axolotl's datasets. What the recipe names is the file itself, or the one that is to be made of all of them."""
+def path_rule(key: str, value: Any, reading: Reading) -> Row:
+    """The row of one of several datasets. What the recipe names is the file itself, or the one that is to be made of all of them."""
     if "data.train" in reading.overridden:
         return row(reading, key, value, "set", "--set data.train names another")
     first, name = str(reading.value("datasets[0].path")), _only_file(reading)
     several = "datasets[1].path" in reading.given
     kept = name is not None and not several and is_readable(name) and not _conversions(reading) and not _held_out(reading)
+    kinds = [value for key, value in reading.given.items() if _KIND.fullmatch(key)]
+    form = "prompt-response" if kinds and all(map(_is_alpaca, kinds)) else "messages"
+    known = {"data.format": form} if kinds else {}
     if kept:
-        return row(reading, key, value, "mapped", "", data__train=name, data__format="messages")
+        return row(reading, key, value, "mapped", "", **{"data.train": name}, **known)
     train = prepared(name or first)
-    form = "prompt-response" if all(_is_alpaca(value) for key, value in reading.given.items() if _KIND.fullmatch(key)) else "messages"
-    shape = "prompt and response" if form == "prompt-response" else "messages"
+    shape = {"prompt-response": "prompt and response"}.get(form, "messages" if kinds else "messages, or prompt and response")
     why = f"save its rows as {shape}{', with those of the other datasets,' if several else ''} in {train}"
-    return row(reading, key, value, "to do", why, data__train=train, data__format=form)
+    return row(reading, key, value, "to do", why, **{"data.train": train}, **known)
 
 
 def test_path_rule(key: str, value: Any, reading: Reading) -> Row:

@@ -41,7 +41,7 @@ def read_settings(sources: Sequence[Path]) -> tuple[list[Settings], int | None]:
         if file.name == STATE:
             steps = _steps(file, values)
         else:
-            found.append(Settings(file=file.name, values=dict(leaves(values))))
+            found.append(Settings(file=file.name, values=_flat(file, values)))
     if not found:
         raise RecipeError(f"{sources[0]}: holds no settings but {STATE}; give the adapter_config.json or the training arguments too")
     if twice := next((a.file for n, a in enumerate(found) if a.file in [b.file for b in found[:n]]), None):
@@ -63,6 +63,15 @@ def leaves(values: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield from leaves(item, f"{prefix}[{number}]")
     else:
         yield prefix, values
+
+
+def _flat(file: Path, values: Mapping[str, Any]) -> dict[str, Any]:
+    pairs = list(leaves(values))
+    flat = dict(pairs)
+    if len(flat) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise RecipeError(f"{file}: {next(name for name in names if names.count(name) > 1)} is given twice, nested and dotted; keep one")
+    return flat
 
 
 def _files(source: Path) -> list[Path]:

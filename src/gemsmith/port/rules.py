@@ -221,7 +221,9 @@ def half_rule(key: str, value: Any, reading: Reading) -> Row:
         return row(reading, key, value, "none", "another key decides train.dtype")
     if not on and str(reading.value("dtype") or reading.value("torch_dtype") or "") in ("bfloat16", "torch.bfloat16", "auto"):
         return row(reading, key, value, "none", "the weights' dtype decides")
-    why = "products in bfloat16, adapters and moments in float32" if on else "float32 throughout"
+    why = (
+        "products in bfloat16, adapters and moments in float32" if on else "no autocast: float32, unless the weights were loaded in another"
+    )
     return row(reading, key, value, "mapped", why, train__dtype="bfloat16" if on else "float32")
 
 

@@ -17,6 +17,15 @@ from gemsmith.zoo import Variant, find_variant, variant_of_hub_id
 
 BASE_KEYS = ("base_model_name_or_path", "model_name_or_path", "base_model")
 NOWHERE = "(in no file)"
+_ESSENTIAL = (
+    "lora.rank",
+    "lora.alpha",
+    "lora.targets",
+    "optimizer.learning_rate",
+    "train.rows_per_step",
+    "data.max_length",
+    "data.packing",
+)
 _FACTORY_KEYS = {
     "finetuning_type", "stage", "cutoff_len", "lora_rank", "lora_target", "dataset_dir", "template", "neat_packing", "train_on_prompt",
     "quantization_bit",
@@ -66,7 +75,7 @@ def port(sources: Sequence[Path], *, overrides: Sequence[str] = (), devices: int
     rows += _default_rows(readings, values)
     values = _values(rows)
     overridden = _overridden(overrides)
-    rows += _missing_rows(values, overridden, readings)
+    rows += _missing_rows(values, overridden)
     values = _values(rows)
     if "checkpoint" not in values.keys() | overridden:
         raise RecipeError(f"{sources[0]}: names no base model; add --set checkpoint=google/gemma-4-31B-it, or the one that was trained")
@@ -169,7 +178,7 @@ def _default_rows(readings: Sequence[tuple[Reading, Mapping[str, Rule]]], values
     return rows
 
 
-def _missing_rows(values: Mapping[str, Any], overridden: frozenset[str], readings: Sequence[tuple[Reading, Any]]) -> Iterator[Row]:
+def _missing_rows(values: Mapping[str, Any], overridden: frozenset[str]) -> Iterator[Row]:
     """What a recipe needs and no file says."""
 
     def missing(key: str, why: str, **sets: Any) -> Row:
@@ -178,8 +187,10 @@ def _missing_rows(values: Mapping[str, Any], overridden: frozenset[str], reading
     known = values.keys() | overridden
     if "data.train" not in known:
         yield missing("data.train", "the rows: put them there, or name them by --set data.train=FILE", **{"data.train": PLACEHOLDER})
-    if "lora.rank" not in known and not any(reading.given.get("finetuning_type") for reading, _ in readings):
-        yield missing("lora", "the adapter: Gemsmith's defaults; give its adapter_config.json too, or --set lora.rank=…")
+    if unsaid := [key for key in _ESSENTIAL if key not in known]:
+        yield missing(
+            ", ".join(unsaid), "Gemsmith's defaults; give the run's other file too (adapter or training arguments), or --set them"
+        )
     checkpoint = str(values.get("checkpoint", ""))
     if variant_of_hub_id(checkpoint) and not checkpoint.lower().endswith("-it") and "data.template" not in known:
         yield missing("data.template", f"{checkpoint} ships no chat template: set it to the chat_template.jinja of {checkpoint}-it")

@@ -118,8 +118,8 @@ def read_as(convert: Callable[[Any], Any], key: str, value: Any, reading: Readin
     try:
         return convert(value)
     except (TypeError, ValueError, OverflowError):
-        wanted = getattr(convert, "__doc__", None) or "another kind of value"
-        raise RecipeError(f"{reading.file}: {key} is {value!r}; it must be {wanted.splitlines()[0].rstrip('.')}") from None
+        wanted = (convert.__doc__ or "another kind of value").splitlines()[0].rstrip(".")
+        raise RecipeError(f"{reading.file}: {key} is {value!r}; it must be {wanted[0].lower()}{wanted[1:]}") from None
 
 
 def number(value: Any) -> float:

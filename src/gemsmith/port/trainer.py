@@ -5,7 +5,7 @@ from typing import Any
 
 from gemsmith.port import rules
 from gemsmith.port.base import base_rule, targets_rule
-from gemsmith.port.data import hub_rule, split_rule
+from gemsmith.port.data import DATASET_RULES, hub_rule, path_rule, split_rule
 from gemsmith.port.table import Reading, Row, Rule, flag, idle, is_on, number, plain, positive, read_as, refuse, row, to, to_do, whole
 
 PROJECT = "TrainingArguments"
@@ -235,6 +235,9 @@ RULES: Mapping[str, Rule] = {
     "use_bnb_nested_quant": idle("load_in_4bit says what becomes of it"),
     "bnb_4bit_quant_storage": idle("how it runs on GPUs, not what is learned"),
     "dataset_name": hub_rule,
+    "datasets[].path": path_rule,
+    **{f"datasets[].{key}": DATASET_RULES[key] for key in ("split", "name", "data_files")},
+    "datasets[].columns": to_do("keep these columns only"),
     "dataset_config": to_do("take that configuration of the dataset"),
     "dataset_train_split": split_rule,
     "dataset_test_split": idle("which split scores; data.eval"),

@@ -1,0 +1,124 @@
+"""What `gemsmith port` refuses: one line, exit code 2, and no recipe."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from gemsmith.cli import main
+from gemsmith.recipe import load_recipe
+
+SETTINGS = {
+    "base_model": "google/gemma-4-31B-it", "adapter": "lora", "lora_r": 8, "lora_alpha": 8, "lora_target_linear": True,
+    "datasets": [{"path": "rows.jsonl", "type": "chat_template"}], "sequence_len": 1024, "micro_batch_size": 2,
+    "gradient_accumulation_steps": 2, "learning_rate": "1e-4", "warmup_steps": 5,
+}  # fmt: skip
+ADAPTER = {"peft_type": "LORA", "r": 8, "lora_alpha": 8, "target_modules": ["q_proj"], "base_model_name_or_path": "google/gemma-4-31B-it"}
+
+
+def run(*arguments: object) -> int:
+    with pytest.raises(SystemExit) as stopped:
+        main(["port", *map(str, arguments)])
+    return int(stopped.value.code or 0)
+
+
+def text(file: Path, content: str) -> Path:
+    file.write_text(content, encoding="utf-8")
+    return file
+
+
+def settings(folder: Path, **changed: object) -> Path:
+    return text(folder / "settings.yaml", yaml.safe_dump(SETTINGS | changed))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("a.yaml", "", "is empty"),
+        ("a.json", "  \n", "is empty"),
+        ("a.yaml", "lora_r: [1, 2", "line 1: is not YAML"),
+        ("a.yaml", "a: 1\n\tb: 2", "line 2: is not YAML"),
+        ("a.json", '{"r": 8,}', "line 1, column 9: is not JSON"),
+        ("a.yaml", "- 1\n- 2", "holds no mapping"),
+        ("a.yaml", "just words", "holds no mapping"),
+        ("a.yaml", "learning_rate: 1e-4\nlearning_rate: 2e-4", "learning_rate is given twice"),
+        ("a.json", '{"r": 8, "r": 16}', "r is given twice"),
+        ("a.yaml", "colour: blue\nsize: 3", "its keys (colour, size) are not of"),
+        ("a.json", '{"architectures": ["Gemma4"], "hidden_size": 8}', "a model's config.json"),
+        ("a.yaml", "checkpoint: x\ndata: {train: y}", "recipe of Gemsmith's already"),
+        ("a.yaml", "distributed_type: FSDP\nnum_processes: 8", "--devices"),
+        ("a.yaml", "learning_rate: 1e-4\nmax_length: 512", "names no base model"),
+        ("training_args.bin", "PK", "is a pickle, which runs code"),
+        ("a.json", json.dumps(ADAPTER | {"peft_type": "IA3"}), "peft_type is 'IA3'"),
+        ("a.json", json.dumps(ADAPTER | {"r": "many"}), "r is 'many'; it must be a whole number above 0"),
+        ("a.json", json.dumps(ADAPTER | {"r": 0}), "it must be a whole number above 0"),
+        ("a.json", json.dumps(ADAPTER | {"lora_dropout": 1.5}), "lora.dropout: 1.5 was given"),
+        ("a.json", json.dumps(ADAPTER | {"target_modules": "(q_proj"}), "not a regular expression"),
+        ("a.json", json.dumps(ADAPTER | {"base_model_name_or_path": "meta/Llama-3"}), "not known as a Gemma 4"),
+        ("a.json", json.dumps(ADAPTER | {"base_model_name_or_path": "a/gemma-4-12b-it-bnb-4bit"}), "checkpoint=google/gemma-4-12B-it"),
+        ("a.yaml", "stage: dpo\nmodel_name_or_path: google/gemma-4-31B-it", "stage is 'dpo'"),
+        ("a.yaml", "base_model: google/gemma-4-31B-it\nrl: grpo", "rl is 'grpo'"),
+        ("a.yaml", "output_dir: o\nlearning_rate: 1e-6\nbeta: 0.1", "beta is 0.1"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_read_or_ported_is_one_line(tmp_path, capsys, name, content, words):
+    out = tmp_path / "out.yaml"
+    assert run(text(tmp_path / name, content), "--out", out, "--allow-differences") == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and words in error and error.count("\n") == 1
+    assert not out.exists()
+
+
+def test_a_missing_file_a_folder_of_nothing_and_a_pickle_in_one_are_one_line_each(tmp_path, capsys):
+    assert run(tmp_path / "no.yaml") == 2
+    assert run(tmp_path) == 2
+    (tmp_path / "training_args.bin").write_bytes(b"PK")
+    assert run(tmp_path) == 2
+    missing, empty, pickled = capsys.readouterr().err.splitlines()
+    assert "is not there" in missing and "is a folder without adapter_config.json" in empty and "runs code" in pickled
+
+
+def test_files_of_two_runs_are_refused_naming_both(tmp_path, capsys):
+    other = text(tmp_path / "adapter_config.json", json.dumps(ADAPTER | {"r": 16}))
+    assert run(settings(tmp_path), other) == 2
+    assert "lora.rank: 8 by settings.yaml: lora_r, 16 by adapter_config.json: r" in capsys.readouterr().err
+
+
+def test_a_difference_stops_the_recipe_unless_it_is_allowed(tmp_path, capsys):
+    source, out = settings(tmp_path, train_on_inputs=True, optimizer="lion_8bit"), tmp_path / "out.yaml"
+    assert run(source, "--out", out) == 2
+    captured = capsys.readouterr()
+    assert "differently from its source in optimizer, train_on_inputs;" in captured.err.replace("\n", " ")
+    assert "train_on_inputs" in captured.out and not out.exists()
+    assert run(source, "--out", out, "--allow-differences") == 0
+    assert load_recipe(out).train.rows_per_step == 4
+
+
+def test_the_recipe_goes_to_stdout_and_the_table_to_stderr(tmp_path, capsys):
+    assert run(settings(tmp_path)) == 0
+    captured = capsys.readouterr()
+    (tmp_path / "piped.yaml").write_text(captured.out)
+    assert load_recipe(tmp_path / "piped.yaml").optimizer.learning_rate == 1e-4
+    assert "micro_batch_size" in captured.err and "12 keys of settings.yaml" in captured.err
+
+
+def test_json_holds_the_table_and_the_recipe(tmp_path, capsys):
+    assert run(settings(tmp_path, train_on_inputs=True), "--json") == 2
+    document = json.loads(capsys.readouterr().out)
+    assert document["differences"] == ["settings.yaml: train_on_inputs"]
+    assert document["recipe"]["lora"]["rank"] == 8
+    row = next(row for row in document["rows"] if row["key"] == "micro_batch_size")
+    assert (row["status"], row["sets"]) == ("derived", {"train.rows_per_step": 4})
+
+
+def test_a_file_that_is_there_is_not_written_over(tmp_path, capsys):
+    source = settings(tmp_path)
+    assert run(source, "--out", source) == 2
+    assert "is there already" in capsys.readouterr().err
+    assert yaml.safe_load(source.read_text()) == SETTINGS
+
+
+def test_what_rich_would_read_as_markup_is_printed_as_it_is(tmp_path, capsys):
+    assert run(settings(tmp_path, output_dir="[bold]x[/]")) == 0
+    assert "[bold]x[/]" in capsys.readouterr().err
