@@ -1,6 +1,8 @@
 """Settings as the projects publish them, in our own words: what becomes of each key, and of the recipe."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -259,3 +261,32 @@ def test_a_checkpoint_folder_says_which_model_it_is(tmp_path, tiny_checkpoint):
 def test_a_base_without_a_chat_template_is_pointed_out(tmp_path):
     ported = port([write(tmp_path, AXOLOTL | {"base_model": "google/gemma-4-31B"})])
     assert "google/gemma-4-31B-it" in of(ported.rows, "data.template").why
+
+
+@pytest.mark.parametrize(
+    ("entry", "train", "form", "status"),
+    [
+        (
+            {
+                "file_name": "rows.jsonl", "formatting": "sharegpt", "columns": {"messages": "messages"},
+                "tags": {"role_tag": "role", "content_tag": "content", "user_tag": "user", "assistant_tag": "assistant"},
+            },
+            "{folder}/rows.jsonl", "messages", "mapped",
+        ),
+        ({"file_name": "rows.jsonl", "formatting": "sharegpt"}, "mine.jsonl", "messages", "to do"),
+        ({"file_name": "rows.json", "columns": {"prompt": "q", "response": "a"}}, "mine.jsonl", "prompt-response", "to do"),
+        ({"file_name": "rows.json", "columns": {"prompt": "q", "history": "h"}}, "mine.jsonl", "messages", "to do"),
+    ],
+)  # fmt: skip
+def test_llama_factorys_description_of_a_dataset_decides_its_form(tmp_path, entry, train, form, status):
+    write(tmp_path, {"mine": entry}, "dataset_info.json")
+    settings = {key: value for key, value in FACTORY.items() if key != "max_samples"} | {"dataset": "mine", "dataset_dir": str(tmp_path)}
+    ported = port([write(tmp_path, settings)])
+    assert (ported.recipe.data.train, ported.recipe.data.format) == (train.format(folder=tmp_path), form)
+    assert of(ported.rows, "dataset").status == status
+
+
+def test_porting_loads_no_library_of_machine_learning():
+    code = "import sys, gemsmith.port.command; print(*sys.modules)"
+    loaded = set(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split())
+    assert not loaded & {"numpy", "jax", "torch", "transformers", "peft", "trl"}

@@ -1,10 +1,12 @@
 """The datasets of a source as data.train and data.eval. Gemsmith reads local files of messages, or of prompt and response."""
 
+import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from gemsmith.errors import RecipeError, nearest
 from gemsmith.port.table import Reading, Row, Rule, idle, is_on, number, plain, row, to_do
 
 PLACEHOLDER = "rows.jsonl"
@@ -86,16 +88,51 @@ def held_out_rule(train_key: str) -> Rule:
 
 
 def factory_dataset_rule(key: str, value: Any, reading: Reading) -> Row:
-    """The row of LLaMA-Factory's datasets: names in its dataset_info.json, which Gemsmith's rows are made from."""
-    if value is None:
-        return row(reading, key, value, "none", "not set")
-    if "data.train" in reading.overridden:
-        return row(reading, key, value, "set", "--set data.train names another")
+    """The row of LLaMA-Factory's datasets: names in its dataset_info.json, which is read where it is there."""
+    if value is None or "data.train" in reading.overridden:
+        return row(reading, key, value, "set" if value else "none", "--set data.train names another" if value else "not set")
     names = _names(value)
+    entries = _described(reading, names)
+    changed = any(is_on(reading.value(name)) for name in ("val_size", "max_samples"))
+    if len(names) == 1 and entries and not changed and _is_ours(entries[0]) and is_readable(str(entries[0].get("file_name"))):
+        file = str(Path(str(reading.value("dataset_dir"))) / str(entries[0]["file_name"]))
+        return row(reading, key, value, "mapped", "messages, by dataset_info.json", **{"data.train": file, "data.format": "messages"})
     train = prepared(names[0] if len(names) == 1 else "rows")
-    form = "messages"
-    why = f"save the rows that dataset_info.json describes under {', '.join(names)} as messages in {train}"
-    return row(reading, key, value, "to do", why, data__train=train, data__format=form)
+    pairs = bool(entries) and all(_is_pair(entry) for entry in entries)
+    shape = "prompt (instruction, new line, input) and response (output)" if pairs else "messages"
+    why = f"save the rows that dataset_info.json describes under {', '.join(names)} as {shape} in {train}"
+    form = "prompt-response" if pairs else "messages"
+    return row(reading, key, value, "to do", why, **{"data.train": train, "data.format": form})
+
+
+def _described(reading: Reading, names: list[str]) -> list[Mapping[str, Any]]:
+    """The datasets' entries in dataset_info.json, or none where that is not there. Raises RecipeError for a name that is not in it."""
+    file = Path(str(reading.value("dataset_dir"))).expanduser() / "dataset_info.json"
+    try:
+        entries = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError) as error:
+        raise RecipeError(f"{file}: cannot be read as JSON ({error})") from None
+    for name in names:
+        if not isinstance(entries, dict) or not isinstance(entries.get(name), dict):
+            raise RecipeError(f"{reading.file}: dataset {name} is not in {file}{nearest(name, entries)}")
+    return [entries[name] for name in names]
+
+
+def _is_ours(entry: Mapping[str, Any]) -> bool:
+    """Whether the rows are {"messages": [{"role", "content"}]} as they are; the tags' defaults are sharegpt's from and value."""
+    tags = {"role_tag": "role", "content_tag": "content", "user_tag": "user", "assistant_tag": "assistant"}
+    given = entry.get("tags") or {}
+    return (
+        entry.get("formatting") in ("sharegpt", "openai")
+        and (entry.get("columns") or {}) == {"messages": "messages"}
+        and all(given.get(name) == tag for name, tag in tags.items())
+    )
+
+
+def _is_pair(entry: Mapping[str, Any]) -> bool:
+    return entry.get("formatting", "alpaca") == "alpaca" and not {"history", "system", "tools"} & set(entry.get("columns") or {})
 
 
 def factory_eval_rule(key: str, value: Any, reading: Reading) -> Row:

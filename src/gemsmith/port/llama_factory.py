@@ -14,7 +14,7 @@ PROJECT = "LLaMA-Factory"
 DEFAULTS: Mapping[str, Any] = TRAINER_DEFAULTS | {
     "finetuning_type": "lora", "lora_rank": 8, "lora_alpha": None, "lora_dropout": 0.0, "lora_target": "all", "use_rslora": False,
     "cutoff_len": 2048, "packing": False, "bf16": None, "double_quantization": True, "disable_gradient_checkpointing": False,
-    "gradient_checkpointing": None,
+    "gradient_checkpointing": None, "dataset_dir": "data",
 }  # fmt: skip
 
 

@@ -241,13 +241,12 @@ RULES: Mapping[str, Rule] = {
     "dataset_config": to_do("take that configuration of the dataset"),
     "dataset_train_split": split_rule,
     "dataset_test_split": idle("which split scores; data.eval"),
-    "freeze_model": plain(False, otherwise="freezes more than the base"),
     **dict.fromkeys(
         ("activation_offloading", "attn_implementation", "padding_free", "pad_to_multiple_of", "trust_remote_code", "ignore_bias_buffers"),
         _RUNS,
     ),
     **dict.fromkeys(("dataset_num_proc", "dataset_streaming", "dataset_batch_size", "shuffle_dataset"), idle("how rows are prepared")),
-    **dict.fromkeys(("env", "env.*", "accelerate_config", "config", "gradient_checkpointing_use_reentrant"), _RUNS),
+    **dict.fromkeys(("env", "env.*", "accelerate_config"), _RUNS),
     **dict.fromkeys(
         ("beta", "loss_weights", "max_prompt_length", "max_completion_length", "num_generations", "reward_model_path", "reward_funcs",
          "reward_weights", "ref_model_init_kwargs", "desirable_weight", "undesirable_weight", "cpo_alpha", "simpo_gamma"),
