@@ -5,11 +5,11 @@ export PYTHON
 BIN := .venv/bin
 RUN ?= runs/demo
 
-.PHONY: help env serve-env demo test test-vllm check bench clean
+.PHONY: help env serve-env demo test test-slow test-vllm check bench clean
 
 help:
 	@echo "make demo       the whole pipeline on a tiny Gemma 4, into $(RUN)"
-	@echo "make test       the tests that need no vLLM;  make test-vllm: those that do"
+	@echo "make test       the tests that need no vLLM;  make test-vllm: those that do;  make test-slow: those that take minutes"
 	@echo "make check      format, lint, types"
 	@echo "make clean      environments, caches and runs"
 
@@ -31,7 +31,10 @@ demo: env serve-env
 	$(BIN)/gemsmith run recipes/demo.yaml --run $(RUN)
 
 test: env
-	$(BIN)/python -m pytest -m "not vllm" -n 2 --dist worksteal
+	$(BIN)/python -m pytest -m "not vllm and not slow" -n 2 --dist worksteal
+
+test-slow: env
+	$(BIN)/python -m pytest -m slow
 
 test-vllm: env serve-env
 	$(BIN)/python -m pytest -m vllm
