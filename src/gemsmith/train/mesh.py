@@ -112,7 +112,8 @@ def _check_offload(train: Train, platform: str) -> None:
         raise RecipeError(
             "train.offload: train.remat is none, which keeps all on the device; set it to layer, or to names of what to keep there"
         )
-    if both := [name for name in train.offload if name in train.remat]:
+    kept = train.remat if isinstance(train.remat, tuple) else ()
+    if both := [name for name in train.offload if name in kept]:
         raise RecipeError(f"train.offload: {', '.join(both)} is kept on the device by train.remat; name it in one of them")
 
 
