@@ -91,7 +91,7 @@ def test_heavy_libraries_stay_in_their_parts(file):
         assert library not in HEAVY or file.name in FILES_OF_PART.get(part_of(file), {file.name}), f"{file} imports {name}"
 
 
-@pytest.mark.parametrize("file", (SOURCE / "train").glob("*.py"), ids=lambda file: file.name)
+@pytest.mark.parametrize("file", sorted((SOURCE / "train").glob("*.py")), ids=lambda file: file.name)
 def test_training_imports_pytorch_in_its_modules_and_jax_in_the_others(file):
     libraries = {name.split(".")[0] for name in imports_of(file)}
     pytorch = {"torch", "transformers", "trl", "peft", "datasets"}
