@@ -199,23 +199,31 @@ def import_(adapter: Path, base: str, recipe: Path | None, out: Path | None) -> 
 @_source_options
 @_force
 @click.option("--base", metavar="FOLDER", help="Of a folder that export wrote without a run: the base, where it has moved.")
-def verify(source: Path, run_path: Path | None, overrides: Sequence[str], as_json: bool, force: bool, base: str | None) -> None:
+@click.option("--served", is_flag=True, help="Also ask vLLM: base, base with adapter, and merged weights, greedily.")
+def verify(
+    source: Path, run_path: Path | None, overrides: Sequence[str], as_json: bool, force: bool, base: str | None, served: bool
+) -> None:
     """Check that the exported weights are exactly what training produced.
 
     SOURCE is a recipe (YAML) or a run directory; or a folder that gemsmith export --out wrote.
 
     \b
     gemsmith verify runs/my --json
-    gemsmith verify tuned
+    gemsmith verify tuned --served
     """
     if (source / "export.json").is_file() and not (source / "recipe.yaml").exists():
         record = _part("export.verify").verify_folder(source, base_source=base)
-        if as_json:
-            click.echo(record.model_dump_json(indent=1))
-        return
-    if base is not None:
-        raise InputError(f"--base: {source} is not a folder that gemsmith export --out wrote; a run's base is in its recipe")
-    _run_stage("verify", source, run_path, overrides, as_json=as_json, force=force)
+        if served:
+            record = _part("evals.served").check_served_folder(source, base_source=base)
+    else:
+        if base is not None:
+            raise InputError(f"--base: {source} is not a folder that gemsmith export --out wrote; a run's base is in its recipe")
+        opened = _run_stage("verify", source, run_path, overrides, as_json=as_json and not served, force=force)
+        if not served:
+            return
+        record = _part("evals.served").check_served_run(opened)
+    if as_json:
+        click.echo(record.model_dump_json(indent=1))
 
 
 @cli.command()

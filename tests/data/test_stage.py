@@ -141,4 +141,4 @@ def test_a_full_disk_is_said_and_leaves_what_was_there(run, monkeypatch):
 
 def test_the_record_says_what_it_was_made_from(run):
     record = prepare_data(run)
-    assert {"recipe", "data.train", "tokenizer.json", "chat template"} == set(record.origin.made_from)
+    assert {"recipe", "data.train", "checkpoint", "tokenizer.json", "chat template"} == set(record.origin.made_from)

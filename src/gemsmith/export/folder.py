@@ -23,7 +23,7 @@ from gemsmith.run import Clock, replacing_folder, sha256_file, start_clock, this
 from gemsmith.zoo import text_tensors
 from gemsmith.zoo.tensors import PREFIX
 
-RECORD, ADAPTER, MERGED = "export.json", "adapter", "merged"
+RECORD, VERIFIED, ADAPTER, MERGED = "export.json", "verify.json", "adapter", "merged"
 _PACKAGES = ("ml_dtypes", "numpy")
 
 

@@ -7,6 +7,7 @@ and PEFT.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 from pydantic import ValidationError
@@ -16,12 +17,13 @@ from gemsmith.checkpoint import Checkpoint, TensorPlace, open_checkpoint
 from gemsmith.checkpoint.adapter import Adapter, LowRank, read_peft_adapter
 from gemsmith.errors import CheckpointError, RunError, VerifyError
 from gemsmith.export.adapters import complete_steps, delta_norm, read_run_adapter
-from gemsmith.export.folder import ADAPTER, MERGED, RECORD, make_folder_origin
+from gemsmith.export.folder import ADAPTER, MERGED, RECORD, VERIFIED, make_folder_origin
 from gemsmith.export.logits import compare_logits, make_prompts
 from gemsmith.export.merge import DTYPES, row_blocks
-from gemsmith.records import Check, ExportRecord, FileSum, Origin, VerifyRecord
+from gemsmith.records import Check, ExportRecord, FileSum, Origin, Record, VerifyRecord
 from gemsmith.run import Run, make_origin, read_record, sha256_file, start_clock, write_record, write_text
 
+RecordT = TypeVar("RecordT", bound=Record)
 PACKAGES = ("numpy", "peft", "safetensors", "torch", "transformers")
 _COMPARED_BYTES = 32 * 2**20
 # Tensors up to this many values are recomputed whole, larger ones in blocks spread over them.
@@ -69,15 +71,24 @@ def verify(run: Run) -> VerifyRecord:
 def verify_folder(out: Path, *, base_source: str | None = None) -> VerifyRecord:
     """The same of a folder that export wrote without a run, against the base that it names (or `base_source`); writes OUT/verify.json."""
     clock = start_clock()
-    exported = _read_export(out)
+    exported = read_export(out)
     base = open_checkpoint(base_source or exported.base)
     prompts = make_prompts(out / "data", base.variant.vocabulary, 0)
     result = _run_checks(exported, base, out / ADAPTER, out / MERGED, prompts)
     made_from = {RECORD: sha256_file(out / RECORD), "base": base.fingerprint()}
     record = _make_record(make_folder_origin(clock, PACKAGES, made_from), exported, result)
-    write_text(out / "verify.json", record.model_dump_json(indent=1) + "\n")
+    write_text(out / VERIFIED, record.model_dump_json(indent=1) + "\n")
     _finish(record, out)
     return record
+
+
+def read_export(out: Path) -> ExportRecord:
+    """The record of a folder that export wrote without a run. Raises RunError where there is none."""
+    return _read(out / RECORD, ExportRecord, "give a run directory, or a folder that gemsmith export wrote")
+
+
+def read_verify(out: Path) -> VerifyRecord:
+    return _read(out / VERIFIED, VerifyRecord, f"run first: gemsmith verify {out}")
 
 
 def check_files(folder: Path, files: tuple[FileSum, ...]) -> list[str]:
@@ -181,13 +192,13 @@ def _finish(record: VerifyRecord, place: Path) -> None:
         raise VerifyError(f"{place}: " + "; ".join(f"{check.name}: {check.detail}" for check in failed))
 
 
-def _read_export(out: Path) -> ExportRecord:
+def _read(file: Path, kind: type[RecordT], remedy: str) -> RecordT:
     try:
-        return ExportRecord.model_validate_json((out / RECORD).read_bytes())
+        return kind.model_validate_json(file.read_bytes())
     except FileNotFoundError:
-        raise RunError(f"{out}: holds no {RECORD}; give a run directory, or a folder that gemsmith export wrote") from None
+        raise RunError(f"{file}: is not there; {remedy}") from None
     except ValidationError:
-        raise RunError(f"{out / RECORD}: is not a record of this version; export again") from None
+        raise RunError(f"{file}: is damaged or of another version; export again") from None
 
 
 def _check_base(exported: ExportRecord, base: Checkpoint) -> list[Check]:

@@ -1,0 +1,195 @@
+"""Writes how long a merge takes beside `cp` and PEFT's own, and how much memory, to benchmarks/records/merge.json.
+
+    python benchmarks/merge.py [rounds, default 3] [folder for 40 GB, default a temporary one]
+
+A bfloat16 checkpoint in the shape of the 31B is made twice: of about 3 GB, on which `cp`, `gemsmith export` and PEFT's merge_and_unload +
+save_pretrained take turns, and of more than 10 GB, on which the first two do. Each is a process of its own. `cp` ends when its bytes are
+in memory, ours when they are on the disk, so `cp` is followed by `sync` of its files and both times are recorded.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gemsmith import __version__
+from gemsmith.checkpoint import open_checkpoint
+from gemsmith.checkpoint.adapter import Adapter, LowRank, write_peft_adapter
+from gemsmith.checkpoint.tiny import make_config, make_tokenizer
+from gemsmith.run import this_machine
+from gemsmith.zoo import Tensor, Variant, find_variant, lora_targets, text_tensors
+
+RECORD = Path(__file__).parent / "records" / "merge.json"
+WIDTHS = {"hidden": 2048, "ffn": 8192, "heads": 16, "kv_heads": 8, "global_kv_heads": 2, "vocabulary": 65_536, "context": 4096}
+SMALL_LAYERS, LARGE_LAYERS = 18, 66
+SHARD_BYTES = 1_500_000_000
+RANK = ALPHA = 64
+PACKAGES = ("numpy", "ml_dtypes", "torch", "transformers", "peft")
+_GIB = 2**30
+_BLOCK_VALUES = 2**23
+_PEFT = """
+import sys, torch, transformers
+from peft import PeftModel
+base, adapter, out = sys.argv[1:]
+model = transformers.Gemma4ForConditionalGeneration.from_pretrained(base, dtype=torch.bfloat16)
+PeftModel.from_pretrained(model, adapter).merge_and_unload().save_pretrained(out)
+transformers.AutoTokenizer.from_pretrained(base).save_pretrained(out)
+"""
+
+
+def make_base(folder: Path, variant: Variant) -> None:
+    """Writes a checkpoint of random weights, a block in memory at a time."""
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(make_config(variant)))
+    make_tokenizer(folder)
+    random = np.random.Generator(np.random.SFC64(0))
+    shards: list[list[Tensor]] = [[]]
+    for tensor in text_tensors(variant):
+        if 2 * sum(other.size for other in shards[-1]) > SHARD_BYTES:
+            shards.append([])
+        shards[-1].append(tensor)
+    weight_map = {}
+    for number, tensors in enumerate(shards, start=1):
+        name = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+        _write_shard(folder / name, tensors, random)
+        weight_map |= {tensor.name: name for tensor in tensors}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+
+
+def _write_shard(file: Path, tensors: Sequence[Tensor], random: np.random.Generator) -> None:
+    header, end = {"__metadata__": {"format": "pt"}}, 0
+    for tensor in tensors:
+        header[tensor.name] = {"dtype": "BF16", "shape": list(tensor.shape), "data_offsets": [end, end + 2 * tensor.size]}
+        end += 2 * tensor.size
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with file.open("wb") as stream:
+        stream.write(len(text).to_bytes(8, "little") + text)
+        for tensor in tensors:
+            for begin in range(0, tensor.size, _BLOCK_VALUES):
+                count = min(_BLOCK_VALUES, tensor.size - begin)
+                # Random signs and significands with an exponent of 2**-7: bytes of bfloat16 without computing normal numbers.
+                stream.write((np.frombuffer(random.bytes(2 * count), np.uint16) & 0x807F | (120 << 7)).tobytes())
+
+
+def make_adapter(folder: Path, variant: Variant) -> None:
+    random = np.random.default_rng(1)
+    modules = {}
+    for target in lora_targets(variant):
+        out, inner = target.shape
+        a = random.standard_normal((RANK, inner), dtype=np.float32) / np.float32(inner**0.5)
+        modules[target.module] = LowRank(a=a, b=random.standard_normal((out, RANK), dtype=np.float32) * np.float32(0.01))
+    write_peft_adapter(Adapter(modules=modules, rank=RANK, alpha=ALPHA), folder, "base")
+
+
+def run(command: Sequence[str | Path], **environment: str) -> dict[str, float]:
+    """Seconds, CPU-seconds and peak memory of a process; raises where it fails."""
+    load, begin = os.getloadavg()[0], time.perf_counter()
+    process = subprocess.Popen([str(word) for word in command], env={**os.environ, **environment}, stderr=subprocess.PIPE)
+    assert process.stderr is not None
+    errors = process.stderr.read()
+    _, status, usage = os.wait4(process.pid, 0)
+    wall = time.perf_counter() - begin
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise RuntimeError(f"{command[0]} failed: {errors.decode()[-2000:]}")
+    cpu = usage.ru_utime + usage.ru_stime
+    return {"wall_s": wall, "cpu_s": cpu, "peak_memory_bytes": usage.ru_maxrss * 1024, "load_before": load}
+
+
+def run_cp(base: Path, _adapter: Path, out: Path) -> dict[str, float]:
+    copied = run(["cp", "-r", base, out])
+    synced = run(["sync", *sorted(out.iterdir())])
+    return copied | {"wall_with_sync_s": copied["wall_s"] + synced["wall_s"]}
+
+
+def run_ours(base: Path, adapter: Path, out: Path) -> dict[str, float]:
+    return run([sys.executable, "-m", "gemsmith.cli", "export", "--base", base, "--adapter", adapter, "--out", out])
+
+
+def run_peft(base: Path, adapter: Path, out: Path) -> dict[str, float]:
+    return run([sys.executable, "-c", _PEFT, base, adapter, out], HF_HUB_OFFLINE="1")
+
+
+def take_turns(place: Path, layers: int, rounds: int, sides: dict[str, Callable[[Path, Path, Path], dict[str, float]]]) -> dict[str, Any]:
+    """Each side's runs on a checkpoint of so many layers, one after the other, `rounds` times; what they wrote is deleted."""
+    variant = replace(find_variant("gemma4-31b"), name="custom", layers=layers, **WIDTHS)
+    base, adapter, out = place / "base", place / "adapter", place / "out"
+    make_base(base, variant)
+    make_adapter(adapter, variant)
+    places = open_checkpoint(str(base)).places.values()
+    runs: dict[str, list[dict[str, float]]] = {name: [] for name in sides}
+    try:
+        for number in range(rounds):
+            for name, side in sides.items():
+                os.sync()
+                runs[name].append(side(base, adapter, out))
+                print(f"{layers} layers, round {number + 1}, {name}: {runs[name][-1]}", file=sys.stderr, flush=True)
+                shutil.rmtree(out)
+    finally:
+        for folder in (base, adapter, out):
+            shutil.rmtree(folder, ignore_errors=True)
+    result: dict[str, Any] = {
+        "bytes": sum(item.end - item.begin for item in places),
+        "adapted_bytes": sum(2 * target.size for target in lora_targets(variant)),
+        "largest_tensor_bytes": max(item.end - item.begin for item in places),
+        "shards": len({item.file for item in places}),
+        "layers": layers,
+        "rank": RANK,
+        "medians": {name: {key: statistics.median(one[key] for one in found) for key in found[0]} for name, found in runs.items()},
+        "runs": runs,
+    }
+    return result | {"ratios": _ratios(result)}
+
+
+def _ratios(result: dict[str, Any]) -> dict[str, float]:
+    cp, ours = result["medians"]["cp"], result["medians"]["gemsmith"]
+    pairs = [(one, other) for one, other in zip(result["runs"]["cp"], result["runs"]["gemsmith"], strict=True)]
+    ratios = {
+        "gemsmith_to_cp": ours["wall_s"] / cp["wall_s"],
+        "gemsmith_to_cp_with_sync": ours["wall_s"] / cp["wall_with_sync_s"],
+        "gemsmith_to_cp_with_sync_median_of_rounds": statistics.median(b["wall_s"] / a["wall_with_sync_s"] for a, b in pairs),
+        "gemsmith_peak_memory_gib": ours["peak_memory_bytes"] / _GIB,
+    }
+    if "peft" in result["medians"]:
+        peft = result["medians"]["peft"]
+        ratios |= {"peft_to_gemsmith": peft["wall_s"] / ours["wall_s"], "peft_peak_memory_gib": peft["peak_memory_bytes"] / _GIB}
+    return ratios
+
+
+def main(rounds: int, folder: Path | None) -> None:
+    started = datetime.now(UTC).isoformat(timespec="seconds")
+    both = {"cp": run_cp, "gemsmith": run_ours}
+    with tempfile.TemporaryDirectory() if folder is None else contextlib.nullcontext(str(folder)) as name:
+        place = Path(name)
+        small = take_turns(place, SMALL_LAYERS, rounds, both | {"peft": run_peft})
+        large = take_turns(place, LARGE_LAYERS, rounds, both)
+    record = {
+        "benchmark": "merge",
+        "started": started,
+        "gemsmith": __version__,
+        "versions": {name: version(name) for name in PACKAGES},
+        "machine": this_machine().model_dump(),
+        "cores_used": len(os.sched_getaffinity(0)),
+        "small": small,
+        "large": large,
+    }
+    RECORD.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    print(json.dumps({"small": small["ratios"], "large": large["ratios"]}, indent=1))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 3, Path(sys.argv[2]) if len(sys.argv) > 2 else None)

@@ -1,0 +1,150 @@
+"""Proof by behaviour: a server of the base with the adapter and one of the merged weights answer the same, and not as the base does."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+from rich.console import Console
+
+from gemsmith.checkpoint import Checkpoint, open_checkpoint
+from gemsmith.checkpoint.adapter import read_peft_adapter
+from gemsmith.errors import EngineError, VerifyError
+from gemsmith.evals.stage import TIMEOUT_S, read_questions
+from gemsmith.export.folder import ADAPTER, MERGED, VERIFIED
+from gemsmith.export.logits import make_prompts
+from gemsmith.export.verify import read_export, read_verify
+from gemsmith.records import Check, VerifyRecord
+from gemsmith.run import Run, read_record, write_record, write_text
+from gemsmith.serve.engine import ServeSettings, api_headers
+from gemsmith.serve.server import Server, running_server
+from gemsmith.serve.stage import make_settings
+
+PROMPTS, ANSWER_TOKENS = 8, 48
+_NAMES = ("base", "adapter")
+# vLLM takes adapters up to one of these ranks.
+_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
+# Merged weights carry a rounding that base + adapter does not, so two tokens this close in log-probability may change places.
+_NEAR_TIE = {"BF16": 0.3, "F16": 0.05, "F32": 1e-3}
+_TOP = 5
+
+Prompt = Sequence[int] | Sequence[Mapping[str, str]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reply:
+    """A greedy answer's tokens, and the log-probabilities of the likeliest at each place."""
+
+    tokens: tuple[str, ...]
+    top: tuple[Mapping[str, float], ...]
+
+
+def check_served_run(run: Run) -> VerifyRecord:
+    """Adds what the servers show to the run's verify.json. Raises VerifyError where they do not agree."""
+    record: VerifyRecord = read_record(run, "verify")
+    base = open_checkpoint(run.recipe.checkpoint)
+    prompts: list[Prompt]
+    if run.recipe.data.eval is not None:
+        prompts = [question.messages for question in read_questions(run)[:PROMPTS]]
+    else:
+        prompts = [prompt.tolist() for prompt in make_prompts(run.data, base.variant.vocabulary, run.recipe.seed)]
+    checks = check_served(base, run.adapter, run.merged, prompts, settings=make_settings(run), logs=run.logs)
+    record = _with_checks(record, checks)
+    write_record(run, record)
+    _finish(checks, run.path)
+    return record
+
+
+def check_served_folder(out: Path, *, base_source: str | None = None) -> VerifyRecord:
+    """The same of a folder that export wrote without a run, on prompts of random tokens."""
+    base = open_checkpoint(base_source or read_export(out).base)
+    prompts = [prompt.tolist() for prompt in make_prompts(out / "data", base.variant.vocabulary, 1)]
+    checks = check_served(base, out / ADAPTER, out / MERGED, prompts, settings=ServeSettings(max_model_len=512), logs=out / "logs")
+    record = _with_checks(read_verify(out), checks)
+    write_text(out / VERIFIED, record.model_dump_json(indent=1) + "\n")
+    _finish(checks, out)
+    return record
+
+
+def check_served(
+    base: Checkpoint, adapter: Path, merged: Path, prompts: Sequence[Prompt], *, settings: ServeSettings, logs: Path
+) -> tuple[Check, ...]:
+    """Two checks: tuned answers differ from the base's, and the adapter's are the merged weights'."""
+    logs.mkdir(exist_ok=True)
+    read = read_peft_adapter(adapter)
+    rank = next((rank for rank in _RANKS if rank >= read.rank), read.rank)
+    lora = ("--enable-lora", "--max-lora-rank", str(rank), "--lora-modules", f"{_NAMES[1]}={adapter.absolute()}")
+    with_lora = replace(settings, arguments=(*settings.arguments, *lora))
+    with running_server(base.folder, name=_NAMES[0], settings=with_lora, log=logs / "vllm-adapter.log") as server:
+        plain, adapted = ([_ask(server, name, prompt) for prompt in prompts] for name in _NAMES)
+    with running_server(merged, name=MERGED, settings=settings, log=logs / "vllm-merged.log") as server:
+        tuned = [_ask(server, MERGED, prompt) for prompt in prompts]
+    allowed = max(_NEAR_TIE[base.places[f"{module}.weight"].dtype] for module in read.modules)
+    return _differs(plain, tuned), _agrees(adapted, tuned, allowed)
+
+
+def gap_at_parting(one: Reply, other: Reply) -> float:
+    """By how much the two disagree on the first token in which they differ, in log-probability; 0 where they do not.
+
+    Infinite where a token is not among the other's likeliest.
+    """
+    for place, (left, right) in enumerate(zip(one.tokens, other.tokens, strict=False)):
+        if left != right:
+            missing = float("-inf")
+            mine = one.top[place][left] - one.top[place].get(right, missing)
+            theirs = other.top[place][right] - other.top[place].get(left, missing)
+            return max(mine, theirs)
+    return 0.0 if len(one.tokens) == len(other.tokens) else float("inf")
+
+
+def _differs(plain: Sequence[Reply], tuned: Sequence[Reply]) -> Check:
+    count = sum(one.tokens != other.tokens for one, other in zip(plain, tuned, strict=True))
+    detail = f"{count} of {len(tuned)} greedy answers of the merged weights differ from the base's"
+    return Check(name="served", passed=count > 0, detail=detail)
+
+
+def _agrees(adapted: Sequence[Reply], tuned: Sequence[Reply], allowed: float) -> Check:
+    gaps = [gap_at_parting(one, other) for one, other in zip(adapted, tuned, strict=True)]
+    equal = sum(one.tokens == other.tokens for one, other in zip(adapted, tuned, strict=True))
+    detail = f"{equal} of {len(gaps)} greedy answers of base + adapter are the merged weights', token by token"
+    if equal < len(gaps):
+        detail += f"; the others part where two tokens are {max(gaps):.2g} apart in log-probability (allowed {allowed:g})"
+    if max(gaps) > allowed:
+        detail += "; vLLM applies the adapter in another way: serve the merged weights"
+    return Check(name="served adapter", passed=max(gaps) <= allowed, detail=detail)
+
+
+def _ask(server: Server, model: str, prompt: Prompt) -> Reply:
+    """The greedy answer to a prompt of token ids, or to a conversation."""
+    ids = isinstance(prompt[0], int)
+    asked: dict[str, Any] = {"model": model, "max_tokens": ANSWER_TOKENS, "temperature": 0, "return_tokens_as_token_ids": True}
+    asked |= {"prompt": list(prompt), "logprobs": _TOP} if ids else {"messages": list(prompt), "logprobs": True, "top_logprobs": _TOP}
+    place = "completions" if ids else "chat/completions"
+    try:
+        response = httpx.post(f"{server.url}/v1/{place}", json=asked, headers=api_headers(), timeout=TIMEOUT_S, trust_env=False)
+    except httpx.TransportError as error:
+        server.check()
+        raise EngineError(f"vLLM at {server.url} did not answer ({error}); its log is {server.log}") from None
+    if response.status_code != httpx.codes.OK:
+        raise EngineError(f"vLLM at {server.url} answered with {response.status_code}: {response.text[:300]}")
+    found = response.json()["choices"][0]["logprobs"]
+    if ids:
+        return Reply(tokens=tuple(found["tokens"]), top=tuple(found["top_logprobs"]))
+    tokens = tuple(entry["token"] for entry in found["content"])
+    tops = tuple({other["token"]: other["logprob"] for other in entry["top_logprobs"]} for entry in found["content"])
+    return Reply(tokens=tokens, top=tops)
+
+
+def _with_checks(record: VerifyRecord, checks: tuple[Check, ...]) -> VerifyRecord:
+    names = {check.name for check in checks}
+    all_checks = (*(check for check in record.checks if check.name not in names), *checks)
+    return record.model_copy(update={"checks": all_checks, "passed": all(check.passed is not False for check in all_checks)})
+
+
+def _finish(checks: tuple[Check, ...], place: Path) -> None:
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    for check in checks:
+        console.print(f"{'[green]ok[/]  ' if check.passed else '[red]fail[/]'} {check.name}: {check.detail}")
+    if failed := [check for check in checks if check.passed is False]:
+        raise VerifyError(f"{place}: " + "; ".join(f"{check.name}: {check.detail}" for check in failed))
