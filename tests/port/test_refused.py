@@ -42,6 +42,9 @@ def settings(folder: Path, **changed: object) -> Path:
         ("a.json", '{"r": 8,}', "line 1, column 9: is not JSON"),
         ("a.yaml", "- 1\n- 2", "holds no mapping"),
         ("a.yaml", "just words", "holds no mapping"),
+        ("a.yaml", "? [a, b]\n: 1", "line 1: is not YAML (a key must be a word)"),
+        ("a.yaml", "a: &x {b: *x}", "line 1: is not YAML"),
+        ("a.yaml", "a: !!python/object/apply:os.system [ls]", "line 1: is not YAML"),
         ("a.yaml", "learning_rate: 1e-4\nlearning_rate: 2e-4", "learning_rate is given twice"),
         ("a.json", '{"r": 8, "r": 16}', "r is given twice"),
         ("a.yaml", "colour: blue\nsize: 3", "its keys (colour, size) are not of"),
@@ -57,6 +60,9 @@ def settings(folder: Path, **changed: object) -> Path:
         ("a.json", json.dumps(ADAPTER | {"target_modules": "(q_proj"}), "not a regular expression"),
         ("a.json", json.dumps(ADAPTER | {"base_model_name_or_path": "meta/Llama-3"}), "not known as a Gemma 4"),
         ("a.json", json.dumps(ADAPTER | {"base_model_name_or_path": "a/gemma-4-12b-it-bnb-4bit"}), "checkpoint=google/gemma-4-12B-it"),
+        ("a.yaml", "base_model: google/gemma-4-31B-it\nlearning_rate: .inf", "learning_rate is inf; it must be a finite number"),
+        ("a.yaml", "base_model: google/gemma-4-31B-it\nlearning_rate: [1]", "it must be a finite number"),
+        ("a.yaml", "base_model: google/gemma-4-31B-it\nsample_packing: maybe", "it must be true or false"),
         ("a.yaml", "stage: dpo\nmodel_name_or_path: google/gemma-4-31B-it", "stage is 'dpo'"),
         ("a.yaml", "base_model: google/gemma-4-31B-it\nrl: grpo", "rl is 'grpo'"),
         ("a.yaml", "output_dir: o\nlearning_rate: 1e-6\nbeta: 0.1", "beta is 0.1"),
@@ -122,3 +128,8 @@ def test_a_file_that_is_there_is_not_written_over(tmp_path, capsys):
 def test_what_rich_would_read_as_markup_is_printed_as_it_is(tmp_path, capsys):
     assert run(settings(tmp_path, output_dir="[bold]x[/]")) == 0
     assert "[bold]x[/]" in capsys.readouterr().err
+
+
+def test_devices_that_the_shared_rows_do_not_divide_are_refused(tmp_path, capsys):
+    assert run(settings(tmp_path, tensor_parallel_size=4), "--devices", 6) == 2
+    assert "--devices 6: settings.yaml has 4 devices share a row; give a multiple of 4" in capsys.readouterr().err

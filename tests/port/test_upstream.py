@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gemsmith.port import peft, trainer
-from gemsmith.port.stage import _find_rule
+from gemsmith.port.stage import find_rule
 
 
 def fields_of(kind: Any) -> dict[str, Any]:
@@ -30,7 +30,7 @@ def trl() -> Any:
 def test_every_key_of_pefts_lora_config_has_a_rule():
     config = fields_of(pytest.importorskip("peft").LoraConfig)
     assert len(config) > 30
-    assert [key for key in config if not _find_rule(key, peft.RULES)] == []
+    assert [key for key in config if not find_rule(key, peft.RULES)] == []
     assert {key: config[key] for key in peft.DEFAULTS} == peft.DEFAULTS
 
 
@@ -40,7 +40,7 @@ def test_every_key_of_trls_configs_has_a_rule(trl):
         "dataset_kwargs",
     }
     assert len(keys) > 120
-    assert [key for key in sorted(keys) if not _find_rule(key, trainer.RULES)] == []
+    assert [key for key in sorted(keys) if not find_rule(key, trainer.RULES)] == []
 
 
 def test_defaults_are_those_of_trl_and_transformers(trl):

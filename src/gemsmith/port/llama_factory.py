@@ -11,7 +11,7 @@ from gemsmith.port.trainer import DEFAULTS as TRAINER_DEFAULTS
 from gemsmith.port.trainer import TRAINING_RULES, length_rule
 
 PROJECT = "LLaMA-Factory"
-DEFAULTS: Mapping[str, Any] = TRAINER_DEFAULTS | {
+DEFAULTS: dict[str, Any] = TRAINER_DEFAULTS | {
     "finetuning_type": "lora", "lora_rank": 8, "lora_alpha": None, "lora_dropout": 0.0, "lora_target": "all", "use_rslora": False,
     "cutoff_len": 2048, "packing": False, "bf16": None, "double_quantization": True, "disable_gradient_checkpointing": False,
     "gradient_checkpointing": None, "dataset_dir": "data",

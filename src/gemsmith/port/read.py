@@ -133,6 +133,8 @@ def _mapping_of(loader: _Once, node: yaml.MappingNode) -> dict[str, Any]:
     for key, _ in node.value:
         if key.tag == "tag:yaml.org,2002:merge":
             continue
+        if not isinstance(key, yaml.ScalarNode):
+            raise yaml.constructor.ConstructorError(None, None, "a key must be a word", key.start_mark)
         if key.value in seen:
             raise yaml.constructor.ConstructorError(None, None, f"{key.value} is given twice; keep one", key.start_mark)
         seen.add(str(key.value))

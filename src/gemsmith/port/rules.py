@@ -3,7 +3,8 @@
 import math
 from typing import Any
 
-from gemsmith.port.table import Reading, Row, Rule, flag, is_on, number, positive, read_as, row, whole
+from gemsmith.errors import RecipeError
+from gemsmith.port.table import Reading, Row, Rule, Status, flag, is_on, number, positive, read_as, row, whole
 
 _SAME_ADAMW = ("adamw_torch", "adamw_torch_fused", "adamw_torch_xla", "adamw_torch_npu_fused", "adamw_apex_fused", "adamw_hf", "adamw")
 _PAGED_ADAMW = ("paged_adamw_32bit", "paged_adamw")
@@ -37,7 +38,9 @@ def devices_of(reading: Reading) -> int | None:
         if reading.value(key) is not None:
             shared *= read_as(positive, key, reading.value(key), reading)
     if reading.devices:
-        return max(1, reading.devices // shared)
+        if reading.devices % shared:
+            raise RecipeError(f"--devices {reading.devices}: {reading.file} has {shared} devices share a row; give a multiple of {shared}")
+        return reading.devices // shared
     parts = [reading.value(key) for key in ("dp_shard_size", "dp_replicate_size")]
     if any(part is not None for part in parts):
         return math.prod(read_as(positive, "dp_shard_size or dp_replicate_size", part, reading) for part in parts if part is not None)
@@ -92,7 +95,7 @@ def warmup_rule(schedule: str, *, rounding: str = "up") -> Rule:
             return row(reading, key, value, "mapped", "", optimizer__warmup_steps=read_as(whole, key, value, reading))
         steps = reading.steps or max_steps_of(reading)
         if steps is None:
-            status = "set" if "optimizer.warmup_steps" in reading.overridden else "differs"
+            status: Status = "set" if "optimizer.warmup_steps" in reading.overridden else "differs"
             return row(reading, key, value, status, f"a share of steps that the file does not count; {STEPS_HINT}")
         warmup = math.ceil(amount * steps) if rounding == "up" else not_one(int(amount * steps))
         return row(reading, key, value, "derived", f"{amount:g} of {steps} steps", optimizer__warmup_steps=warmup)
@@ -159,7 +162,7 @@ def optimizer_rule(key: str, value: Any, reading: Reading) -> Row:
 def clip_rule(key: str, value: Any, reading: Reading) -> Row:
     """The row of the gradient's norm; 0 and null switch clipping off in the Trainer."""
     if value is None or read_as(number, key, value, reading) <= 0:
-        status = "mapped" if key in reading.given and value is not None else "derived"
+        status: Status = "mapped" if key in reading.given and value is not None else "derived"
         return row(reading, key, value, status, "no clipping", **{"optimizer.clip_norm": None})
     return row(reading, key, value, "mapped", "", optimizer__clip_norm=read_as(number, key, value, reading))
 

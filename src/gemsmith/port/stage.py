@@ -117,7 +117,7 @@ def _project(file: Settings) -> _Project:
         return _Project(name=axolotl.PROJECT, rules=axolotl.RULES, defaults=axolotl.DEFAULTS)
     if keys & _FACTORY_KEYS:
         return _Project(name=llama_factory.PROJECT, rules=llama_factory.RULES, defaults=llama_factory.DEFAULTS)
-    known = [key for key in keys if _find_rule(key, trainer.RULES)]
+    known = [key for key in keys if find_rule(key, trainer.RULES)]
     other = next((what for key, what in _NO_RECIPE.items() if key in keys), None)
     if other or 2 * len(known) < len(keys):
         why = other or f"its keys ({', '.join(sorted(keys)[:4])}) are not of PEFT, TRL, TrainingArguments, Axolotl or LLaMA-Factory"
@@ -149,10 +149,10 @@ def _overridden(overrides: Iterable[str]) -> frozenset[str]:
 
 
 def _row_of(key: str, value: Any, reading: Reading, rules: Mapping[str, Rule]) -> Row:
-    return (_find_rule(key, rules) or unknown)(key, value, reading)
+    return (find_rule(key, rules) or unknown)(key, value, reading)
 
 
-def _find_rule(key: str, rules: Mapping[str, Rule]) -> Rule | None:
+def find_rule(key: str, rules: Mapping[str, Rule]) -> Rule | None:
     """The rule of a key: its own, or its section's `section.*`, or that of names that begin alike, `wandb_*`."""
     plain = re.sub(r"\[\d+\]", "[]", key)
     if plain in rules:

@@ -10,18 +10,18 @@ from gemsmith.port.table import Reading, Row, Rule, flag, idle, is_on, number, p
 
 PROJECT = "TrainingArguments"
 SFT_PROJECT = "TRL"
-DEFAULTS: Mapping[str, Any] = {
+DEFAULTS: dict[str, Any] = {
     "per_device_train_batch_size": 8, "gradient_accumulation_steps": 1, "num_train_epochs": 3.0, "learning_rate": 5e-5,
     "lr_scheduler_type": "linear", "warmup_steps": 0, "weight_decay": 0.0, "adam_beta1": 0.9, "adam_beta2": 0.999, "adam_epsilon": 1e-8,
     "max_grad_norm": 1.0, "bf16": False, "gradient_checkpointing": False, "seed": 42, "save_steps": 500, "save_strategy": "steps",
 }  # fmt: skip
-SFT_DEFAULTS: Mapping[str, Any] = DEFAULTS | {
+SFT_DEFAULTS: dict[str, Any] = DEFAULTS | {
     "learning_rate": 2e-5, "bf16": True, "gradient_checkpointing": True, "max_length": 1024, "packing": False,
     "assistant_only_loss": False,
 }  # fmt: skip
 # Of TRL's command line, where the model and the adapter are in the same file.
-MODEL_DEFAULTS: Mapping[str, Any] = {"use_peft": False}
-LORA_DEFAULTS: Mapping[str, Any] = {
+MODEL_DEFAULTS: dict[str, Any] = {"use_peft": False}
+LORA_DEFAULTS: dict[str, Any] = {
     "lora_r": 16, "lora_alpha": 32, "lora_dropout": 0.05, "lora_target_modules": None, "use_rslora": False,
 }  # fmt: skip
 
