@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 import qwix
 from flax import nnx
-from jax.sharding import AbstractMesh, PartitionSpec
-from qwix import QArray
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from gemsmith.checkpoint import open_checkpoint
 from gemsmith.models import Execution, abstract_model, load_model, token_nll
-from gemsmith.models.quantised import LEVELS, dequantise, holds_codes, plain, quantise
+from gemsmith.models.quantised import LEVELS, Quantised, dequantise, holds_codes, plain, quantise
 from gemsmith.models.sharding import AXES
 from gemsmith.recipe import Lora
 from gemsmith.train.lora import add_adapters
@@ -30,7 +29,8 @@ def test_nf4_is_that_of_qwix():
     weight = normal(3, 128, 40)
     ours = quantise(weight, "nf4")
     theirs = qwix.quantize(weight, "nf4", channelwise_axes=(0, 2), tiled_axes={1: 64})
-    np.testing.assert_array_equal(ours.qvalue, theirs.qvalue)
+    packed = theirs.qvalue.astype(jnp.uint8).reshape(3, 2, 2, 32, 40)
+    np.testing.assert_array_equal(ours.codes, (packed[:, :, 0] | packed[:, :, 1] << 4).reshape(3, 64, 40))
     np.testing.assert_array_equal(ours.scale, theirs.scale)
     np.testing.assert_array_equal(dequantise(ours), qwix.dequantize(theirs))
 
@@ -66,7 +66,7 @@ def test_zeros_stay_zeros_and_largest_values_stay(kind):
 def test_what_is_back_from_codes_gives_the_same_codes(kind):
     once = quantise(normal(128, 8, dtype=jnp.bfloat16), kind)
     again = quantise(dequantise(once), kind)
-    np.testing.assert_array_equal(once.qvalue, again.qvalue)
+    np.testing.assert_array_equal(once.codes, again.codes)
     np.testing.assert_array_equal(once.scale, again.scale)
 
 
@@ -114,7 +114,7 @@ def test_gradients_are_those_over_the_matrices_that_the_codes_stand_for(name, ki
     state = [(path, leaf.replace(make_leaf(path, leaf.shape))) for path, leaf in nnx.to_flat_state(state)]
     trained, exact = nnx.split_state(nnx.from_flat_state(state), nnx.LoRAParam, ...)
     like = nnx.to_flat_state(nnx.state(abstract_model(variant, dtype="float32", quantised=kind)))
-    held = {path for path, leaf in like if isinstance(leaf.get_value(), QArray)}
+    held = {path for path, leaf in like if isinstance(leaf.get_value(), Quantised)}
     codes = nnx.from_flat_state(
         [(path, leaf.replace(quantise(leaf[...], kind)) if path in held else leaf) for path, leaf in nnx.to_flat_state(exact)]
     )
@@ -157,16 +157,18 @@ def arrays_of(model, name):
 
 def test_big_matrices_take_four_or_eight_bits_and_the_rest_stays(tiny_checkpoint):
     checkpoint = open_checkpoint(str(tiny_checkpoint("tiny-26b-a4b", "bfloat16")))
-    for kind, codes in (("nf4", jnp.uint4), ("int8", jnp.int8)):
+    for kind, codes in (("nf4", jnp.uint8), ("int8", jnp.int8)):
         model = load_model(checkpoint, dtype="bfloat16", quantised=kind)
         for path, leaf in nnx.to_flat_state(nnx.state(model)):
             value = leaf.get_value()
-            held = isinstance(value, QArray)
+            held = isinstance(value, Quantised)
             assert held == any(name in MATRICES for name in path), path
             if held:
-                assert value.qvalue.dtype == codes and value.scale.dtype == jnp.bfloat16
+                assert value.codes.dtype == codes and value.scale.dtype == value.dtype == jnp.bfloat16
                 inputs = value.shape[-2]
-                assert value.scale.size * (math.gcd(64, inputs) if kind == "nf4" else inputs) == value.qvalue.size, path
+                size = math.prod(value.shape)
+                assert value.codes.nbytes == size * (0.5 if kind == "nf4" else 1), path
+                assert value.scale.size * (math.gcd(64, inputs) if kind == "nf4" else inputs) == size, path
             else:
                 assert value.dtype == jnp.bfloat16
         up = checkpoint.read("model.language_model.layers.0.mlp.up_proj.weight").astype(np.float32).T
@@ -187,12 +189,21 @@ def test_codes_and_scales_are_split_like_the_matrices(sizes, scale):
     variant = replace(find_variant("gemma4-31b"), layers=6)
     model = abstract_model(variant, dtype=jnp.bfloat16, quantised="nf4", execution=Execution(mesh=AbstractMesh(sizes, AXES)))
     up = arrays_of(model, "up_proj")
-    assert up.qvalue.sharding.spec == PartitionSpec(None, ("fsdp", "sequence"), "tp")
+    assert up.codes.sharding.spec == PartitionSpec(None, ("fsdp", "sequence"), "tp")
     assert up.scale.sharding.spec == scale
-    assert up.qvalue.shape == (1, 5376, 21504) and up.scale.shape == (1, 84, 21504)
+    assert up.shape == (1, 5376, 21504) and up.codes.shape == (1, 2688, 21504) and up.scale.shape == (1, 84, 21504)
 
 
 def test_why_qwix_does_not_convert_nf4_here():
-    """It looks each code up in a table, one by one. Once it does not, quantise and dequantise can be Qwix's own."""
+    """It looks each code up in a table, one by one. Once it does not, `dequantise` can be Qwix's own."""
     array = qwix.quantize(normal(128, 8), "nf4", tiled_axes={0: 64})
     assert "gather" in str(jax.make_jaxpr(qwix.dequantize)(array))
+
+
+def test_why_codes_of_four_bits_are_packed_here():
+    """A function compiled ahead refuses arrays of uint4 on a mesh. Once it takes them, codes can be a QArray of Qwix."""
+    mesh = Mesh(np.array(jax.devices()[:1]), ("fsdp",))
+    codes = jax.device_put(jnp.zeros((64, 8), jnp.uint4), NamedSharding(mesh, PartitionSpec()))
+    compiled = jax.jit(lambda codes: codes.astype(jnp.float32)).lower(codes).compile()
+    with pytest.raises(ValueError, match="layouts"):
+        compiled(codes)

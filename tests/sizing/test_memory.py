@@ -56,11 +56,10 @@ def test_float32_doubles_the_base_and_needs_no_copy_of_the_adapters():
 
 @pytest.mark.parametrize(("model", "dtype"), [("gemma4-31b", "nf4"), ("gemma4-26b-a4b", "int8"), ("gemma4-e2b", "nf4")])
 def test_a_quantised_base_takes_the_bytes_of_its_arrays(model, dtype):
-    """Codes of 4 bits, two a byte, as on TPU; the formula's workspace then holds one layer's plain weights."""
     variant, (computed, quantised) = find_variant(model), base_kinds(dtype)
     arrays = jax.tree.leaves(nnx.state(abstract_model(variant, dtype=computed, quantised=quantised)))
     held = memory_of(work(model, dtype=dtype), Mesh())
-    assert held.base == sum(array.size * (0.5 if array.dtype == "uint4" else array.dtype.itemsize) for array in arrays)
+    assert held.base == sum(array.size * array.dtype.itemsize for array in arrays)
     assert held.total < memory_of(work(model), Mesh()).total
 
 

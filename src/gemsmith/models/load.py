@@ -8,13 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
-from qwix import QArray
 
 from gemsmith.checkpoint import Checkpoint
 from gemsmith.errors import CheckpointError
 from gemsmith.models.gemma4 import Execution, Gemma4
 from gemsmith.models.names import Path, hf_names_of, is_transposed, kernel_shape, path_of
-from gemsmith.models.quantised import Kind, quantise
+from gemsmith.models.quantised import Kind, Quantised, quantise
 from gemsmith.models.sharding import axis_size, fitting, partition
 from gemsmith.zoo import Tensor, Variant, text_tensors
 from gemsmith.zoo.quantised import is_quantised
@@ -93,12 +92,12 @@ def _read(checkpoint: Checkpoint, tensors: list[Tensor], like: Any) -> Any:
     assert like.shape == (len(tensors), *kernel_shape(tensors[0])), tensors[0].name
     whole = jax.tree.map(lambda part: part.sharding, like)
     one = jax.tree.map(_of_one_layer, whole)
-    codes = one.qvalue if isinstance(one, QArray) else one
+    codes = one.codes if isinstance(one, Quantised) else one
     stack = jax.jit(lambda: jax.tree.map(lambda part: jnp.zeros(part.shape, part.dtype), like), out_shardings=whole)()
     for number, tensor in enumerate(tensors):
         weight = _place(_checked(checkpoint, tensor), tensor, like.dtype, codes)
-        if isinstance(like, QArray):
-            weight = jax.jit(quantise, static_argnums=1, out_shardings=one)(weight, like.qtype)
+        if isinstance(like, Quantised):
+            weight = jax.jit(quantise, static_argnums=1, out_shardings=one)(weight, like.kind)
         stack = _fill(stack, weight, number)
     return stack
 

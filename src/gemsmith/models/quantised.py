@@ -5,19 +5,18 @@ nf4    4 bits   one of 16 levels * scale               for every 64 inputs of an
 int8   8 bits   -127 … 127 * scale                     for every output, its largest magnitude / 127
 
 nf4 is NormalFloat of QLoRA (https://arxiv.org/abs/2305.14314), as bitsandbytes has it without double quantisation: 4.25 bits a weight, as
-a bfloat16 weight's largest magnitude is a bfloat16. On CPU, JAX spends a byte on a code of 4 bits.
-
-The arrays are Qwix's QArray, but Qwix's own conversion to and from nf4 flattens the matrix, which a mesh would have to gather for it, and
-looks every code up in a table, which a TPU does one by one (tests/models/test_quantised.py says when Qwix 0.1.8 is no longer so).
+a bfloat16 weight's largest magnitude is a bfloat16. Two codes are packed in a byte here, where Qwix has arrays of uint4: those take a byte
+each on CPU, and a step compiled ahead refuses them on a mesh. Qwix's way back from nf4 looks every code up in a table, which a TPU does
+one by one. tests/models/test_quantised.py fails once either has changed (jax 0.10.2, qwix 0.1.8).
 """
 
+from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from qwix import QArray
 
 from gemsmith.zoo.quantised import KINDS, block_of
 
@@ -29,6 +28,30 @@ LEVELS = (
 )  # fmt: skip
 
 
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, kw_only=True)
+class Quantised:
+    """Matrices (…, in, out) as `codes` (…, in / 2 for nf4, out) and `scale` (…, blocks of inputs, out).
+
+    A byte of nf4 holds the code of an input, and above it that of the one half a block further.
+    """
+
+    codes: jax.Array
+    scale: jax.Array
+    kind: Kind = field(metadata={"static": True})
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The matrices'."""
+        *outer, rows, outputs = self.codes.shape
+        return (*outer, rows * (2 if self.kind == "nf4" else 1), outputs)
+
+    @property
+    def dtype(self) -> Any:
+        """Of the matrices, once they are plain."""
+        return self.scale.dtype
+
+
 def base_kinds(dtype: str) -> tuple[str, Kind | None]:
     """What a base of `train.dtype` computes in, and how its matrices are held.
 
@@ -38,7 +61,7 @@ def base_kinds(dtype: str) -> tuple[str, Kind | None]:
     return ("bfloat16", cast(Kind, dtype)) if dtype in KINDS else (dtype, None)
 
 
-def quantise(weight: jax.Array, kind: Kind) -> QArray:
+def quantise(weight: jax.Array, kind: Kind) -> Quantised:
     """Codes and scales of matrices (…, in, out); the scales have the weight's dtype, which `plain` gives back."""
     *outer, inputs, outputs = weight.shape
     block = block_of(inputs, kind)
@@ -46,8 +69,12 @@ def quantise(weight: jax.Array, kind: Kind) -> QArray:
     scale = (jnp.abs(blocks).max(axis=-2) / (1 if kind == "nf4" else 127)).astype(weight.dtype)
     # What is divided by is what is kept, so that rounding the scale adds nothing; a block of zeros has the scale 0.
     divisor = jnp.where(scale == 0, 1, scale).astype(jnp.float32)[..., None, :]
-    codes = _nearest_level(blocks / divisor) if kind == "nf4" else jnp.round(blocks / divisor).clip(-127, 127).astype(jnp.int8)
-    return QArray(qvalue=codes.reshape(weight.shape), scale=scale, qtype=kind)
+    scaled = blocks / divisor
+    if kind == "int8":
+        return Quantised(codes=jnp.round(scaled).clip(-127, 127).astype(jnp.int8).reshape(weight.shape), scale=scale, kind=kind)
+    assert block % 2 == 0, f"{inputs} inputs: an odd number cannot be packed"
+    low, high = jnp.split(_nearest_level(scaled), 2, axis=-2)
+    return Quantised(codes=(low | high << 4).reshape(*outer, inputs // 2, outputs), scale=scale, kind=kind)
 
 
 def plain(state: nnx.State) -> nnx.State:
@@ -58,22 +85,21 @@ def plain(state: nnx.State) -> nnx.State:
     leaves = []
     for path, leaf in nnx.to_flat_state(state):
         value = leaf.get_value()
-        leaves.append((path, leaf.replace(dequantise(value)) if isinstance(value, QArray) else leaf))
+        leaves.append((path, leaf.replace(dequantise(value)) if isinstance(value, Quantised) else leaf))
     return nnx.from_flat_state(leaves)
 
 
 def holds_codes(tree: Any) -> bool:
     """Whether any array in it is quantised."""
-    return any(isinstance(leaf, QArray) for leaf in jax.tree.leaves(tree, is_leaf=lambda leaf: isinstance(leaf, QArray)))
+    return any(isinstance(leaf, Quantised) for leaf in jax.tree.leaves(tree, is_leaf=lambda leaf: isinstance(leaf, Quantised)))
 
 
 @jax.custom_vjp
-def dequantise(array: QArray) -> jax.Array:
+def dequantise(array: Quantised) -> jax.Array:
     """The matrices (…, in, out) in the scales' dtype, multiplied in float32. They are frozen: there is no gradient."""
-    *outer, inputs, outputs = array.shape
-    blocks = array.scale.shape[-2]
-    codes = array.qvalue.reshape(*outer, blocks, inputs // blocks, outputs)
-    values = _level(codes) if array.qtype == "nf4" else codes.astype(jnp.float32)
+    *outer, blocks, outputs = array.scale.shape
+    codes = array.codes.reshape(*outer, blocks, -1, outputs)
+    values = _level(jnp.concatenate([codes & 15, codes >> 4], axis=-2)) if array.kind == "nf4" else codes.astype(jnp.float32)
     return (values * array.scale.astype(jnp.float32)[..., None, :]).astype(array.dtype).reshape(array.shape)
 
 
@@ -83,14 +109,13 @@ dequantise.defvjp(lambda array: (dequantise(array), None), lambda *_: (None,))
 def _nearest_level(x: jax.Array) -> jax.Array:
     """The number of the level that is nearest; halfway between two, of the lower."""
     midpoints = (np.array(LEVELS[1:]) + np.array(LEVELS[:-1])) / 2
-    return sum((x > midpoint).astype(jnp.uint8) for midpoint in midpoints).astype(jnp.uint4)  # type: ignore[union-attr]
+    return sum((x > midpoint).astype(jnp.uint8) for midpoint in midpoints)  # type: ignore[return-value]
 
 
 def _level(codes: jax.Array) -> jax.Array:
     """The codes' levels: of 16 by the lowest bit 8 are left, of these by the next bit 4, and so on."""
-    bits = codes.astype(jnp.uint8)
     left: list[Any] = [jnp.float32(level) for level in LEVELS]
     for bit in range(4):
-        is_set = (bits >> bit) & 1 == 1
+        is_set = (codes >> bit) & 1 == 1
         left = [jnp.where(is_set, high, low) for low, high in zip(left[::2], left[1::2], strict=True)]
     return cast(jax.Array, left[0])

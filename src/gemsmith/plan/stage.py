@@ -148,9 +148,7 @@ def _assumptions(work: Work, recipe: Recipe) -> tuple[str, ...]:
     if work.dtype_bytes == 4:
         sentences.append(f"float32 matmuls run at {100 * time.FLOAT32_SHARE:.0f} % of an accelerator's bfloat16 peak.")
     if work.dequantises:
-        sentences.append(
-            "A base of codes is made plain a layer at a time in every pass; on CPU, codes of 4 bits take a byte, which is not counted."
-        )
+        sentences.append("A base of codes is made plain a layer at a time, in every pass.")
     if work.variant.experts:
         sentences.append("Experts compute only the tokens sent to them, evenly spread.")
     return tuple(sentences)

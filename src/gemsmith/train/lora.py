@@ -15,12 +15,11 @@ import numpy as np
 import qwix
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
-from qwix import QArray
 
 from gemsmith.models import Gemma4, path_of
 from gemsmith.models.attention import DenseAttention
 from gemsmith.models.gemma4 import Layer
-from gemsmith.models.quantised import plain
+from gemsmith.models.quantised import Quantised, plain
 from gemsmith.models.sharding import WEIGHTS, axis_size
 from gemsmith.recipe import Lora
 from gemsmith.train.first_adapter import start_of_a
@@ -81,7 +80,7 @@ def _adapt(layer: Layer, variant: Variant, targets: Targets, lora: Lora, seed: i
         module, is_a = path[:-1], path[-1] == "kernel_lora_a"
         assert isinstance(leaf, nnx.LoRAParam) and module in targets, f"Qwix added {path}, which is no adapter of a target"
         kernel = base[(*module, "kernel")].get_value()
-        kernel = kernel.qvalue if isinstance(kernel, QArray) else kernel
+        kernel = kernel.codes if isinstance(kernel, Quantised) else kernel
         state.append((path, nnx.LoRAParam(_start(targets[module], leaf.get_value().shape, kernel, seed, is_a=is_a))))
     return nnx.merge(adapted_def, nnx.from_flat_state(state))
 
