@@ -24,6 +24,10 @@ def train(run: Run, *, fresh: bool = False) -> TrainRecord:
 
 def _train_with_trl(run: Run, *, fresh: bool) -> TrainRecord:
     try:
+        from gemsmith.train.trl_launch import train_in_processes
+
+        if record := train_in_processes(run, fresh=fresh):
+            return record
         from gemsmith.train.trl import train_with_trl
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("gemsmith"):

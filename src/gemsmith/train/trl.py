@@ -13,19 +13,20 @@ import time
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import timedelta
+from typing import Any
 
+import peft
 import torch
-import torch.distributed
 import transformers
 from torch.distributed.device_mesh import init_device_mesh
 
+from gemsmith import __version__
 from gemsmith.checkpoint import Checkpoint, open_checkpoint
 from gemsmith.data import load_batches
-from gemsmith.errors import CheckpointError, MachineError, RecipeError, RunError
-from gemsmith.recipe import Mesh, Recipe
+from gemsmith.errors import CheckpointError, MachineError, RunError
+from gemsmith.recipe import Mesh
 from gemsmith.records import TrainRecord, TrainStep
-from gemsmith.run import Clock, Run, make_origin, read_record, start_clock, write_record
+from gemsmith.run import Clock, Run, make_origin, read_record, stage_keys, start_clock, write_record
 from gemsmith.train.attempt import (
     checkpoint_metadata,
     forget_earlier,
@@ -38,11 +39,12 @@ from gemsmith.train.attempt import (
     stop_on_sigterm,
 )
 from gemsmith.train.first_adapter import read_start_adapter, start_adapter_hash
-from gemsmith.train.launch import launch, mesh_of, started_by_torchrun, wanted_processes
 from gemsmith.train.log import Display, Events, StepLog, StepsFile
 from gemsmith.train.spikes import spike_limit
-from gemsmith.train.trl_attention import IMPLEMENTATIONS, kernels
+from gemsmith.train.trl_attention import kernels
 from gemsmith.train.trl_checkpoints import Arrays, Checkpoints
+from gemsmith.train.trl_group import Group, joined
+from gemsmith.train.trl_launch import check_recipe, count_gpus, mesh_of, started_by_torchrun
 from gemsmith.train.trl_model import (
     adapted_model,
     attention_heads,
@@ -54,33 +56,28 @@ from gemsmith.train.trl_model import (
     whole_array,
     whole_moments,
 )
-from gemsmith.train.trl_trainer import Group, Hooks, StepResult, Trainer
-from gemsmith.zoo import VARIANTS, find_variant
+from gemsmith.train.trl_trainer import Hooks, StepResult, Trainer
+from gemsmith.zoo import VARIANTS, Variant, find_variant
 
 _PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "numpy")
-_LONGEST_SILENCE = timedelta(hours=1)
+_OF_ONE_MACHINE = ("checkpoint", "data.train", "data.template", "train.start_adapter")
 
 
 def train_with_trl(run: Run, *, fresh: bool = False) -> TrainRecord:
-    """The record of a finished training, written to train.json; continues from the last complete checkpoint.
+    """The record of a training that this process takes part in, written to train.json; continues from the last complete checkpoint.
 
     `fresh`: see gemsmith.train.stage.train. Raises InputError for what the recipe asks and this backend or machine has not, MachineError
     where memory or space runs out, EngineError where a loss is one that the recipe stops at, and Preempted after SIGTERM, once saved.
     """
     clock, recipe = start_clock(), run.recipe
-    gpus = torch.cuda.device_count()
-    alone = not started_by_torchrun()
-    processes = wanted_processes(recipe, gpus) if alone else int(os.environ["WORLD_SIZE"])
-    attention, mesh = attention_of(recipe), mesh_of(recipe, processes)
-    _check_recipe(recipe, processes)
+    gpus = count_gpus()
+    processes = int(os.environ["WORLD_SIZE"]) if started_by_torchrun() else 1
+    attention, mesh = check_recipe(recipe, processes), mesh_of(recipe, processes)
     variant = find_variant(recipe.model) if recipe.model in VARIANTS else None
     checkpoint, checkpoints = open_checkpoint(recipe.checkpoint, variant=variant), Checkpoints(run)
-    load_batches(run)
-    if alone and processes > 1:
-        launch(run, processes, fresh=fresh)
-        return read_record(run, "train")
-    with _joined(gpus) as group, _one_line_errors(run), _quiet():
-        _be_deterministic(group.device)
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # before cuBLAS starts: without, its sums differ from run to run
+    with joined(gpus) as group, _one_line_errors(run), _quiet():
+        _be_deterministic(group.device, checkpoint.variant)
         parts = _Parts(checkpoint=checkpoint, checkpoints=checkpoints, group=group, mesh=mesh, attention=attention)
         session = _Session(run, parts, fresh=fresh)
         with stop_on_sigterm(session.stopping.set):
@@ -91,32 +88,6 @@ def train_with_trl(run: Run, *, fresh: bool = False) -> TrainRecord:
     return record
 
 
-def attention_of(recipe: Recipe) -> str:
-    """The implementation that train.attention names. Raises RecipeError for one that this backend has not."""
-    asked = recipe.train.attention
-    if asked == "auto":
-        return "documents"
-    if asked not in IMPLEMENTATIONS:
-        raise RecipeError(
-            f"train.attention: {asked} was given, train.backend trl has {', '.join(IMPLEMENTATIONS)}; set one of them, or auto"
-        )
-    return asked
-
-
-def _check_recipe(recipe: Recipe, processes: int) -> None:
-    train = recipe.train
-    if train.remat not in ("auto", "none", "layer"):
-        raise RecipeError(
-            "train.remat: names of results were given, train.backend trl computes all of a layer again or nothing; set layer, or none"
-        )
-    if train.offload:
-        raise RecipeError("train.offload: train.backend trl keeps all on the device; leave it out, or set train.backend to tunix")
-    if train.dtype == "int8":
-        raise RecipeError("train.dtype: int8 was given, train.backend trl has bfloat16, float32 and nf4; set one of them")
-    if train.dtype == "nf4" and processes > 1:
-        raise RecipeError(f"train.dtype: nf4 trains in one process, {processes} were asked for; set train.mesh to {{fsdp: 1}}, or bfloat16")
-
-
 class _Session:
     """One attempt at a run: the trainer, its state on this process's device, and the log."""
 
@@ -125,6 +96,8 @@ class _Session:
         self.stopping, self._mark_s = threading.Event(), 0.0
         self.start_adapter_sha256 = start_adapter_hash(run.recipe)
         self.done, kept, self._resumed_at = (0, [], []) if fresh else self._kept()
+        parts.group.agree(run, self._common())
+        self.model = self._make_model()
         self.trainer = self._make_trainer()
         self._set_state()
         self.log = StepLog(kept, self._sinks(kept) if parts.group.rank == 0 else ())
@@ -146,18 +119,27 @@ class _Session:
         if last < self.trainer.batches.steps:
             raise preempted(self.run, last)
 
-    def _make_trainer(self) -> Trainer:
+    def _common(self) -> dict[str, Any]:
+        """What all processes must have the same of; keys that name places of one machine may differ."""
+        keys = {name: value for name, value in stage_keys(self.run.recipe, "train").items() if name not in _OF_ONE_MACHINE}
+        rows = read_record(self.run, "data").rows_sha256
+        return {"recipe": keys, "rows": rows, "checkpoint to go on from": self.done, "versions": [__version__, torch.__version__]}
+
+    def _make_model(self) -> peft.PeftModel:
         recipe, group, mesh = self.run.recipe, self.parts.group, self.parts.mesh
         model = adapted_model(recipe, self.parts.checkpoint, self.parts.attention, group.device)
         if group.size > 1:
             shard(model, init_device_mesh(group.device.type, (mesh.replica, mesh.fsdp), mesh_dim_names=("replica", "fsdp")))
         elif recipe.train.dtype != "nf4":
             model.to(group.device)
+        return model
+
+    def _make_trainer(self) -> Trainer:
         return Trainer(
-            model,
-            recipe,
+            self.model,
+            self.run.recipe,
             load_batches(self.run),
-            group,
+            self.parts.group,
             Hooks(spike_limit=self._spike_limit, finish=self._finish, told_to_stop=self.stopping.is_set),
             done=self.done,
             attention=self.parts.attention,
@@ -183,7 +165,7 @@ class _Session:
     def _set_state(self) -> None:
         """Adapters and moments as the checkpoint has them that is continued from, or at their start."""
         recipe, variant = self.run.recipe, self.parts.checkpoint.variant
-        model, optimizer = self.trainer.model, self.trainer.adamw
+        model, optimizer = self.model, self.trainer.adamw
         if not self.done:
             set_start(model, recipe, variant, read_start_adapter(recipe, variant))
             return
@@ -230,9 +212,9 @@ class _Session:
     def _save(self, step: int) -> None:
         """Every process gives its part, the first writes."""
         matrices: dict[str, Arrays] = {}
-        for module, side, weight in matrices_of(self.trainer.model):
+        for module, side, weight in matrices_of(self.model):
             matrices.setdefault(module, {})[side] = whole_array(weight)
-        moments = whole_moments(self.trainer.adamw, self.trainer.model)
+        moments = whole_moments(self.trainer.adamw, self.model)
         if self.parts.group.rank == 0:
             metadata = checkpoint_metadata(self.run, self.log.steps, self.resumed_at, self.start_adapter_sha256)
             self.parts.checkpoints.save(step, matrices, moments, metadata)
@@ -257,34 +239,12 @@ class _Parts:
     attention: str
 
 
-@contextlib.contextmanager
-def _joined(gpus: int) -> Iterator[Group]:
-    """The processes that train together, this one among them. Raises MachineError where they do not come together."""
-    local = int(os.environ.get("LOCAL_RANK", "0"))
-    if local >= max(gpus, 1) and gpus:
-        raise MachineError(f"LOCAL_RANK: {local} was given, this machine has {gpus} GPUs; start as many processes on it")
-    device = torch.device("cuda", local) if gpus else torch.device("cpu")
-    if gpus:
-        torch.cuda.set_device(device)
-    if not started_by_torchrun():
-        yield Group(device=device)
-        return
-    try:
-        torch.distributed.init_process_group("nccl" if gpus else "gloo", timeout=_LONGEST_SILENCE)
-    except (ValueError, RuntimeError) as error:
-        raise MachineError(f"the processes do not come together ({last_line(error)}); start them with torchrun") from None
-    try:
-        yield Group(device=device, rank=torch.distributed.get_rank(), size=torch.distributed.get_world_size())
-    finally:
-        torch.distributed.destroy_process_group()
-
-
-def _be_deterministic(device: torch.device) -> None:
+def _be_deterministic(device: torch.device, variant: Variant) -> None:
     """A run that goes on must meet the bits that it would have had; on CPU torch's kernels do so by themselves."""
     if device.type == "cuda":
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        torch.utils.deterministic.fill_uninitialized_memory = False
-        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+        # With experts, transformers asks for operations that have no deterministic form.
+        torch.use_deterministic_algorithms(True, warn_only=bool(variant.experts))
 
 
 @contextlib.contextmanager
@@ -334,9 +294,11 @@ def _make_record(run: Run, clock: Clock, session: _Session) -> TrainRecord:
         backend="trl",
         model=variant.name,
         steps=tuple(steps),
-        adapted=count_adapted(session.trainer.model, variant),
+        adapted=count_adapted(session.model, variant),
         trained_parameters=sum(weight.numel() for weight in session.trainer.trained),
+        base_dtype=run.recipe.train.dtype,
         mesh=parts.mesh.model_dump(),
+        remat="none" if run.recipe.train.remat == "none" else "layer",
         attention=kernels(parts.attention, attention_heads(variant), device, dtype),
         resumed_at=tuple(resumes),
         spikes=tuple(step.step for step in steps if step.spike),

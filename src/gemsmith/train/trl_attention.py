@@ -14,7 +14,6 @@ import torch
 from torch.nn.attention import SDPBackend
 from torch.nn.functional import scaled_dot_product_attention
 
-IMPLEMENTATIONS = ("documents", "sdpa", "eager")
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 # Short documents share a block, under a mask: a kernel for each would cost more to start than to run.
@@ -59,7 +58,7 @@ def dense_mask(segments: np.ndarray, window: int) -> np.ndarray:
     return (segments[:, :, None] == segments[:, None]) & (distance >= 0) & (distance < window)
 
 
-@torch.compiler.disable  # blocks differ from step to step, and would be compiled anew
+@torch.compiler.disable  # type: ignore[untyped-decorator] - blocks differ from step to step, and would be compiled anew
 def attend_documents(
     module: Any,  # noqa: ARG001 - transformers' signature
     query: torch.Tensor,
@@ -108,7 +107,7 @@ def _attend(
     groups = query.shape[0] // key.shape[0]
     share = mask is None and _shares_keys(query)
     if groups > 1 and not share:
-        key, value = (x.repeat_interleave(groups, dim=0) for x in (key, value))
+        key, value = (x[:, None].expand(-1, groups, -1, -1).flatten(0, 1) for x in (key, value))
     # With a leading axis of one: without it, torch has no fused kernel.
     out = scaled_dot_product_attention(
         query[None], key[None], value[None], mask, dropout, is_causal=mask is None, scale=scaling, enable_gqa=groups > 1 and share

@@ -40,7 +40,7 @@ def adapted_model(recipe: Recipe, checkpoint: Checkpoint, attention: str, device
     targets = lora_targets(checkpoint.variant, recipe.lora.targets)
     config = peft.LoraConfig(
         r=recipe.lora.rank,
-        lora_alpha=recipe.lora.alpha,
+        lora_alpha=recipe.lora.alpha,  # type: ignore[arg-type] - PEFT only divides by it
         lora_dropout=recipe.lora.dropout,
         use_rslora=recipe.lora.rslora,
         target_modules=target_pattern(target.module for target in targets),
@@ -57,7 +57,7 @@ def adapted_model(recipe: Recipe, checkpoint: Checkpoint, attention: str, device
     return model
 
 
-def load_base(recipe: Recipe, checkpoint: Checkpoint, attention: str, device: torch.device) -> transformers.PreTrainedModel:
+def load_base(recipe: Recipe, checkpoint: Checkpoint, attention: str, device: torch.device) -> Any:
     """The frozen base. Raises CheckpointError where the file lacks a weight, MachineError where nf4 needs what is not installed."""
     AttentionInterface.register(_DOCUMENTS, attend_documents)
     dtype, options = recipe.train.dtype, {}
@@ -65,13 +65,14 @@ def load_base(recipe: Recipe, checkpoint: Checkpoint, attention: str, device: to
         dtype, options = "bfloat16", {"quantization_config": _nf4_config(), "device_map": {"": device}}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        model, info = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             checkpoint.folder,
             dtype=getattr(torch, dtype),
             attn_implementation=_DOCUMENTS if attention == "documents" else attention,
             output_loading_info=True,
             **options,
         )
+    model, info = loaded
     if lacking := sorted(set(info["missing_keys"])):
         raise CheckpointError(f"checkpoint {checkpoint.folder}: transformers finds no {lacking[0]} in it ({len(lacking)} missing)")
     for tower in ("vision_tower", "audio_tower", "embed_vision", "embed_audio"):
@@ -87,13 +88,13 @@ def load_base(recipe: Recipe, checkpoint: Checkpoint, attention: str, device: to
 
 def shard(model: peft.PeftModel, mesh: DeviceMesh) -> None:
     """Splits every layer's parameters, and those outside layers, over the mesh's `fsdp` axis; `replica` copies them."""
-    text = model.get_base_model().model.language_model
-    for layer in text.layers:
+    base: Any = model.get_base_model()
+    for layer in base.model.language_model.layers:
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
 
 
-def adapters_of(model: peft.PeftModel) -> dict[str, LoraLayer]:
+def adapters_of(model: peft.PeftModel) -> dict[str, Any]:
     """Every adapted module by its name in the checkpoint."""
     base = model.get_base_model()
     return {name: module for name, module in base.named_modules() if isinstance(module, LoraLayer)}
@@ -147,7 +148,8 @@ def set_moments(optimizer: torch.optim.Optimizer, model: peft.PeftModel, moments
 
 def whole_moments(optimizer: torch.optim.Optimizer, model: peft.PeftModel) -> dict[str, np.ndarray]:
     """AdamW's state by module, "a" or "b", and name, and the number of updates that counted. Every process must ask."""
-    arrays, step = {}, 0.0
+    arrays: dict[str, np.ndarray] = {}
+    step = 0.0
     for module, side, weight in matrices_of(model):
         state = optimizer.state.get(weight) or {name: torch.zeros_like(weight) for name in _MOMENTS}
         step = float(state.get("step", 0.0))
@@ -186,7 +188,7 @@ def _sum_nll(
     return token_nll(hidden, self.get_output_embeddings().weight, tokens, loss_mask, softcap)
 
 
-def _adapted(self: LoraLayer, x: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+def _adapted(self: Any, x: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
     """Gives x W + scale * dropout(x) A B like PEFT's own, which casts x to float32 first, and scales the wide product, not the narrow."""
     narrow = self.lora_A["default"](self.lora_dropout["default"](x)) * self.scaling["default"]
     wide, base = self.lora_B["default"].weight, self.base_layer(x)

@@ -18,37 +18,16 @@ import datasets
 import numpy as np
 import peft
 import torch
-import torch.distributed
 import transformers
 from torch import nn
 from torch.distributed.tensor import DTensor
-from trl import SFTConfig, SFTTrainer
+from trl import SFTConfig, SFTTrainer  # type: ignore[attr-defined]
 
 from gemsmith.data import Batch, Batches
 from gemsmith.recipe import Recipe
 from gemsmith.train.schedule import learning_rate
 from gemsmith.train.trl_attention import attention_inputs
-
-
-@dataclass(frozen=True, kw_only=True)
-class Group:
-    """The processes that train together, and the device of this one."""
-
-    device: torch.device
-    rank: int = 0
-    size: int = 1
-
-    def rows(self, count: int) -> slice:
-        """The rows of a step that this process reads."""
-        each = count // self.size
-        return slice(self.rank * each, (self.rank + 1) * each)
-
-    def total(self, values: list[float]) -> list[float]:
-        """The sums over all processes, in float32."""
-        sums = torch.tensor(values, dtype=torch.float32, device=self.device)
-        if self.size > 1:
-            torch.distributed.all_reduce(sums)
-        return sums.tolist()
+from gemsmith.train.trl_group import Group
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,6 +86,7 @@ class Trainer(SFTTrainer):
         self._recipe, self.batches, self._group, self._hooks, self._done = recipe, batches, group, hooks, done
         self._attention, self._window, self._step = attention, window, done
         self._sums = torch.zeros((), device=group.device)
+        self._pending: StepResult | None = None
         micro = recipe.train.micro_batches
         config = SFTConfig(
             output_dir=str(folder),
@@ -126,13 +106,14 @@ class Trainer(SFTTrainer):
             remove_unused_columns=False,
             logging_nan_inf_filter=False,
         )
+        config._n_gpu = min(1, config.n_gpu)  # one process, one GPU, however many there are
         tokenizer = transformers.AutoTokenizer.from_pretrained(recipe.checkpoint)
         # TRL looks at one row; the loader below gives the others.
         rows = datasets.Dataset.from_list([{"input_ids": batches.rows.tokens[0].tolist()}])
         super().__init__(model, config, train_dataset=rows, processing_class=tokenizer)
         self.model_accepts_loss_kwargs = True  # the loss is a sum over the step's count, so it is not divided again
         self.remove_callback(transformers.PrinterCallback)
-        self.trained = [weight for weight in self.model.parameters() if weight.requires_grad]
+        self.trained = [weight for weight in model.parameters() if weight.requires_grad]
         for weight in self.trained:
             weight.data = weight.data.float()  # TRL casts adapters of a quantised base to bfloat16
         self.adamw = self._make_optimizer()
@@ -153,12 +134,14 @@ class Trainer(SFTTrainer):
     def get_train_dataloader(self) -> Any:
         return _MicroBatches(self)
 
+    def _move_model_to_device(self, model: nn.Module, device: torch.device) -> None: ...  # it is there already
+
     def create_optimizer(self, model: nn.Module | None = None) -> SkippableAdamW:  # noqa: ARG002 - upstream's signature
         self.optimizer = self.adamw
         return self.adamw
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:  # noqa: ARG002 - upstream's signature
-        self.lr_scheduler = _NoScheduler()
+        self.lr_scheduler = _NoScheduler()  # type: ignore[assignment]
         return self.lr_scheduler
 
     def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: Any) -> tuple[Any, Any]:  # noqa: ARG002
@@ -179,7 +162,7 @@ class Trainer(SFTTrainer):
             nll = model(**{name: inputs[name] for name in ("tokens", "positions", "loss_mask", "attention_mask")})
         self._sums += nll.detach() / count
         # Gradients are averaged over processes, and the count is that of all of them.
-        return nll * (self._group.size / count)
+        return nll / (count / self._group.size)
 
     def floating_point_ops(self, inputs: Mapping[str, Any]) -> int:  # noqa: ARG002 - upstream counts parameters at every step
         return 0
@@ -195,10 +178,11 @@ class Trainer(SFTTrainer):
     def _judge(self) -> torch.Tensor:
         """Clips, sets the rate, and decides whether the update counts; called once all gradients of a step are there."""
         number, train, optimizer = self._step, self._recipe.train, self._recipe.optimizer
-        norm = _norm([weight.grad for weight in self.trained])
+        gradients = [weight.grad for weight in self.trained if weight.grad is not None]
+        norm = _norm(gradients)
         if optimizer.clip_norm is not None:
             scale = torch.clamp(optimizer.clip_norm / (norm + 1e-6), max=1.0)
-            torch._foreach_mul_([_local(weight.grad) for weight in self.trained], scale)
+            torch._foreach_mul_([_local(gradient) for gradient in gradients], scale)
         loss, stops = self._group.total([self._sums.item(), float(self._hooks.told_to_stop())])
         self._sums.zero_()
         limit, grad_norm = self._hooks.spike_limit(number), norm.item()
@@ -229,7 +213,7 @@ class Trainer(SFTTrainer):
 
     def _maybe_log_save_evaluate(self, *_: Any, **__: Any) -> None:
         """Upstream's last word on a step, and once more at the epoch's end."""
-        pending, self._pending = getattr(self, "_pending", None), None
+        pending, self._pending = self._pending, None
         if pending is not None and not self._hooks.finish(pending):
             self.control.should_training_stop = True
 

@@ -1,4 +1,4 @@
-"""Processes that train together: how many the recipe asks for, and how one command starts them on this machine.
+"""Processes that train together in PyTorch: what the recipe asks of them, how many, and how one command starts them on this machine.
 
 Each is started as torchrun would start it, with its variables; unlike torchrun it leaves a process that was told to stop the time to
 save, and hands its exit code on.
@@ -18,13 +18,59 @@ from pathlib import Path
 
 from rich.console import Console
 
+from gemsmith.data import load_batches
 from gemsmith.errors import EngineError, GemsmithError, InputError, Preempted, RecipeError
 from gemsmith.recipe import Mesh, Recipe
-from gemsmith.run import Run
+from gemsmith.records import TrainRecord
+from gemsmith.run import Run, read_record
 
+IMPLEMENTATIONS = ("documents", "sdpa", "eager")
+_WORKER = (sys.executable, "-m", "gemsmith.train.trl_worker")
 _POLL_S = 0.1
 # A process that waits for one that has died hears nothing.
 _PATIENCE_S = 60.0
+
+
+def train_in_processes(run: Run, *, fresh: bool) -> TrainRecord | None:
+    """The record of a training that this machine's GPUs, or the processes that train.mesh asks for, do together; None where one does."""
+    if started_by_torchrun():
+        return None
+    processes = wanted_processes(run.recipe, count_gpus())
+    if processes == 1:
+        return None
+    check_recipe(run.recipe, processes)
+    mesh_of(run.recipe, processes)
+    load_batches(run)
+    launch(run, processes, fresh=fresh)
+    return read_record(run, "train")
+
+
+def count_gpus() -> int:
+    import torch
+
+    return torch.cuda.device_count()
+
+
+def check_recipe(recipe: Recipe, processes: int) -> str:
+    """The implementation of attention that the recipe comes to. Raises RecipeError for what this backend has not."""
+    train = recipe.train
+    if train.remat not in ("auto", "none", "layer"):
+        raise RecipeError(
+            "train.remat: names of results were given, train.backend trl computes all of a layer again or nothing; set layer, or none"
+        )
+    if train.offload:
+        raise RecipeError("train.offload: train.backend trl keeps all on the device; leave it out, or set train.backend to tunix")
+    if train.dtype == "int8":
+        raise RecipeError("train.dtype: int8 was given, train.backend trl has bfloat16, float32 and nf4; set one of them")
+    if train.dtype == "nf4" and processes > 1:
+        raise RecipeError(f"train.dtype: nf4 trains in one process, {processes} were asked for; set train.mesh to {{fsdp: 1}}, or bfloat16")
+    if train.attention == "auto":
+        return "documents"
+    if train.attention not in IMPLEMENTATIONS:
+        raise RecipeError(
+            f"train.attention: {train.attention} was given, train.backend trl has {', '.join(IMPLEMENTATIONS)}; set one of them, or auto"
+        )
+    return train.attention
 
 
 def started_by_torchrun() -> bool:
@@ -68,15 +114,16 @@ def wanted_processes(recipe: Recipe, gpus: int) -> int:
 
 def launch(run: Run, processes: int, *, fresh: bool) -> None:
     """Returns once so many processes have trained the run. Raises what they ended with; each has said why on stderr."""
-    command = [sys.executable, "-m", "gemsmith.train.worker", str(run.path), *(["--fresh"] if fresh else [])]
+    command = [*_WORKER, str(run.path), *(["--fresh"] if fresh else [])]
     by_hand = ["torchrun", "--nproc-per-node", str(processes), "-m", "gemsmith.cli", "train", str(run.path)]
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     console.print(
         f"train  starting {processes} processes; with several nodes, run on each (plus --nnodes and --rdzv-*): {shlex.join(by_hand)}"
     )
     port, recipe = _free_port(), run.recipe.model_dump_json()
-    started = [_start(command, rank, processes, port, recipe) for rank in range(processes)]
+    started: list[subprocess.Popen] = []
     with _handing_on_signals(started):
+        started += [_start(command, rank, processes, port, recipe) for rank in range(processes)]
         codes = _wait(started)
     _raise_for(codes, run.path)
 
@@ -119,7 +166,9 @@ def _wait(started: Sequence[subprocess.Popen]) -> list[int]:
 
 def _raise_for(codes: Sequence[int], path: Path) -> None:
     known = {InputError.exit_code: InputError, Preempted.exit_code: Preempted}
-    failed = [(rank, code) for rank, code in enumerate(codes) if code]
+    # One that SIGTERM met before it could save has saved nothing that it had.
+    ended = [Preempted.exit_code if code == -signal.SIGTERM else code for code in codes]
+    failed = [(rank, code) for rank, code in enumerate(ended) if code]
     if not failed:
         return
     # One that only lost the others says less than the one that has a reason.

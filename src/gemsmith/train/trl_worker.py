@@ -1,0 +1,36 @@
+"""One of the processes that train together on this machine: `python -m gemsmith.train.trl_worker RUN [--fresh] < recipe.json`."""
+
+import os
+import sys
+from pathlib import Path
+
+from gemsmith.errors import GemsmithError, MachineError
+from gemsmith.recipe import Recipe
+from gemsmith.run import Run
+
+_LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")
+
+
+def main() -> int:
+    """Trains, and returns the exit code. Why it failed goes to stderr: once where all processes fail alike."""
+    from gemsmith.train.trl import train_with_trl
+
+    run, rank = Run(path=Path(sys.argv[1]), recipe=Recipe.model_validate_json(sys.stdin.read())), os.environ["RANK"]
+    try:
+        train_with_trl(run, fresh="--fresh" in sys.argv[2:])
+    except GemsmithError as error:
+        if rank == "0" or isinstance(error, MachineError):
+            print(f"{'error' if error.exit_code in (1, 2) else 'note'}: {error}", file=sys.stderr)
+        return error.exit_code
+    except RuntimeError as error:
+        if not any(words in str(error) for words in _LOST):
+            raise
+        print(f"note: process {rank} lost another", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
