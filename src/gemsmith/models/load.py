@@ -1,6 +1,7 @@
 """A checkpoint's weights into the model, one tensor at a time, each straight to the devices that hold it."""
 
-from functools import partial
+from collections.abc import Callable
+from functools import cache, partial
 from typing import Any, cast
 
 import jax
@@ -91,15 +92,19 @@ def _read(checkpoint: Checkpoint, tensors: list[Tensor], like: Any) -> Any:
         return _place(_checked(checkpoint, tensors[0]), tensors[0], like.dtype, like.sharding)
     assert like.shape == (len(tensors), *kernel_shape(tensors[0])), tensors[0].name
     whole = jax.tree.map(lambda part: part.sharding, like)
-    one = jax.tree.map(_of_one_layer, whole)
-    codes = one.codes if isinstance(one, Quantised) else one
+    one: Any = jax.tree.map(_of_one_layer, whole)
+    as_read, encode = (one.codes, _quantiser(like.kind, one)) if isinstance(like, Quantised) else (one, lambda weight: weight)
     stack = jax.jit(lambda: jax.tree.map(lambda part: jnp.zeros(part.shape, part.dtype), like), out_shardings=whole)()
     for number, tensor in enumerate(tensors):
-        weight = _place(_checked(checkpoint, tensor), tensor, like.dtype, codes)
-        if isinstance(like, Quantised):
-            weight = jax.jit(quantise, static_argnums=1, out_shardings=one)(weight, like.kind)
-        stack = _fill(stack, weight, number)
+        weight = _place(_checked(checkpoint, tensor), tensor, like.dtype, as_read)
+        stack = _fill(stack, encode(weight), number)
     return stack
+
+
+@cache
+def _quantiser(kind: Kind, shardings: Quantised) -> Callable[[jax.Array], Quantised]:
+    """Compiled once for all matrices that lie so."""
+    return jax.jit(partial(quantise, kind=kind), out_shardings=shardings)
 
 
 def _of_one_layer(sharding: Any) -> Any:

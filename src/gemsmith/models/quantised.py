@@ -109,7 +109,7 @@ dequantise.defvjp(lambda array: (dequantise(array), None), lambda *_: (None,))
 def _nearest_level(x: jax.Array) -> jax.Array:
     """The number of the level that is nearest; halfway between two, of the lower."""
     midpoints = (np.array(LEVELS[1:]) + np.array(LEVELS[:-1])) / 2
-    return sum((x > midpoint).astype(jnp.uint8) for midpoint in midpoints)  # type: ignore[return-value]
+    return sum((x > midpoint).astype(jnp.uint8) for midpoint in midpoints)
 
 
 def _level(codes: jax.Array) -> jax.Array:

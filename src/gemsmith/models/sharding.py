@@ -61,10 +61,11 @@ def gathered(state: nnx.State, specs: dict[tuple[Any, ...], PartitionSpec], mesh
         return state
     leaves = []
     for path, leaf in nnx.to_flat_state(state):
-        spec = specs.get(path)
-        value = leaf.get_value()
-        lay_out = partial(_constrain_part, mesh=mesh, spec=spec)
-        leaves.append((path, leaf if spec is None else leaf.replace(jax.tree.map(lay_out, value))))
+        if path not in specs:
+            leaves.append((path, leaf))
+            continue
+        lay_out = partial(_constrain_part, mesh=mesh, spec=specs[path])
+        leaves.append((path, leaf.replace(jax.tree.map(lay_out, leaf.get_value()))))
     return nnx.from_flat_state(leaves)
 
 
