@@ -26,8 +26,11 @@ def test_the_gap_is_the_larger_of_both_at_the_first_token_that_differs():
     assert gap_at_parting(reply("abx", y=-0.3), reply("aby", x=-0.5)) == pytest.approx(0.4)
 
 
-def test_a_token_that_the_other_never_thought_of_is_infinitely_far():
-    assert gap_at_parting(reply("abx"), reply("aby", x=-0.2)) == float("inf")
+def test_a_token_that_the_other_never_thought_of_is_as_far_as_its_least_likely():
+    assert gap_at_parting(reply("abx", q=-7.0), reply("aby", x=-0.2)) == pytest.approx(6.9)
+
+
+def test_an_answer_that_ends_earlier_is_another():
     assert gap_at_parting(reply("ab"), reply("abc")) == float("inf")
 
 

@@ -1,6 +1,5 @@
 """Checkpoints that Tunix and Qwix themselves made: Tunix's Gemma 4, Qwix's adapters with the published recipe's rule, Tunix's manager."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -8,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+from gemsmith.checkpoint.tiny import make_checkpoint
 from gemsmith.errors import CheckpointError
 from gemsmith.export.folder import export_tunix
 from gemsmith.export.logits import load_model
@@ -61,28 +61,26 @@ def tunix_config(variant: Variant) -> Any:
     )
 
 
-def make_model(variant: Variant) -> Any:
-    from flax import nnx
-    from tunix.models.gemma4 import model as tunix
+def make_model(variant: Variant, rule: str) -> Any:
+    """Tunix's model with Qwix's adapters, only the adapters with values: random ones, since Qwix starts B at zero.
 
-    return tunix.Gemma4(tunix_config(variant), rngs=nnx.Rngs(0))
-
-
-def adapt(model: Any, rule: str) -> Any:
-    """Qwix's adapters on the model, B random, since it starts at zero."""
+    Abstractly, because each operation of a model that really runs is compiled by itself, which takes 10 s.
+    """
     import jax
     import jax.numpy as jnp
     import qwix
     from flax import nnx
+    from tunix.models.gemma4 import model as tunix
 
-    provider = qwix.LoraProvider(module_path=rule, rank=RANK, alpha=ALPHA)
-    tokens = jnp.ones((1, 8), jnp.int32)
-    mask = jnp.tril(jnp.ones((1, 8, 8), bool))
-    adapted = qwix.apply_lora_to_model(model, provider, tokens, attention_mask=mask)
-    state = nnx.state(adapted, nnx.LoRAParam)
-    random = np.random.default_rng(1)
-    nnx.update(adapted, jax.tree.map(lambda leaf: jnp.asarray(0.1 * random.standard_normal(leaf.shape, np.float32)), state))
-    return adapted
+    def make() -> Any:
+        model = tunix.Gemma4(tunix_config(variant), rngs=nnx.Rngs(0))
+        provider = qwix.LoraProvider(module_path=rule, rank=RANK, alpha=ALPHA)
+        return qwix.apply_lora_to_model(model, provider, jnp.ones((1, 8), jnp.int32), attention_mask=jnp.ones((1, 8, 8), bool))
+
+    model, random = nnx.eval_shape(make), np.random.default_rng(1)
+    state = nnx.state(model, nnx.LoRAParam)
+    nnx.update(model, jax.tree.map(lambda leaf: jnp.asarray(0.1 * random.standard_normal(leaf.shape, np.float32)), state))
+    return model
 
 
 def save(model: Any, root: Path, *, step: int = 7, only_lora: bool = True, metadata: dict[str, Any] | None = None) -> Path:
@@ -95,35 +93,43 @@ def save(model: Any, root: Path, *, step: int = 7, only_lora: bool = True, metad
 
 
 @pytest.fixture(scope="module")
-def trained(tiny_checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Trained:
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(SHORT_31B, tmp_path_factory.mktemp("base") / "base", dtype="float32")
+
+
+@pytest.fixture(scope="module")
+def trained(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    from flax import nnx
     from tunix.models.gemma4 import params_safetensors
 
-    model = params_safetensors.create_model_from_safe_tensors(
-        str(tiny_checkpoint("tiny-31b", "float32")), tunix_config(find_variant("tiny-31b"))
-    )
-    adapted = adapt(model, FULL_RULE)
-    return Trained(model=adapted, root=save(adapted, tmp_path_factory.mktemp("tunix")))
+    loaded = params_safetensors.create_model_from_safe_tensors(str(base), tunix_config(SHORT_31B))
+    model = make_model(SHORT_31B, FULL_RULE)
+    nnx.update(model, nnx.state(loaded, nnx.Param))
+    return Trained(model=model, root=save(model, tmp_path_factory.mktemp("tunix")))
 
 
-def test_merged_weights_give_the_logits_of_tunix(trained, tiny_checkpoint, tmp_path):
+def test_merged_weights_give_the_logits_of_tunix(trained, base, tmp_path):
+    import jax
     import jax.numpy as jnp
     import torch
+    from flax import nnx
 
-    record = export_tunix(str(tiny_checkpoint("tiny-31b", "float32")), trained.root, tmp_path / "out", alpha=ALPHA)
-    assert (record.step, record.merged_tensors) == (7, 40)
+    record = export_tunix(str(base), trained.root, tmp_path / "out", alpha=ALPHA)
+    assert (record.step, record.merged_tensors) == (7, 20)
     tokens = np.random.default_rng(0).integers(108, 1000, (1, 48))
     mask = jnp.tril(jnp.ones((1, 48, 48), bool))
-    expected = np.asarray(trained.model(jnp.asarray(tokens), attention_mask=mask)[0])
+    graph, state = nnx.split(trained.model)
+    expected = jax.jit(lambda state, tokens: nnx.merge(graph, state)(tokens, attention_mask=mask)[0])(state, jnp.asarray(tokens))
     with torch.inference_mode():
         merged = load_model(tmp_path / "out" / "merged")(torch.from_numpy(tokens)).logits.numpy()
-        base = load_model(tiny_checkpoint("tiny-31b", "float32"))(torch.from_numpy(tokens)).logits.numpy()
+        plain = load_model(base)(torch.from_numpy(tokens)).logits.numpy()
     # Measured: see the assertion's numbers; the adapter itself moves logits by more than 1.
     np.testing.assert_allclose(merged, expected, atol=1e-4)
-    assert np.abs(merged - base).max() > 0.1
+    assert np.abs(merged - plain).max() > 0.1
 
 
 def test_the_papers_rule_leaves_k_of_global_layers_alone_and_that_is_said(tmp_path):
-    root = save(adapt(make_model(SHORT_31B), PAPERS_RULE), tmp_path / "root")
+    root = save(make_model(SHORT_31B, PAPERS_RULE), tmp_path / "root")
     found = read_tunix_adapter(root, SHORT_31B, alpha=ALPHA)
     assert not any("layers.2.self_attn.k_proj" in module for module in found.adapter.modules)
     assert len(found.adapter.modules) == 19
@@ -131,7 +137,7 @@ def test_the_papers_rule_leaves_k_of_global_layers_alone_and_that_is_said(tmp_pa
 
 
 def test_layers_that_share_kv_need_none(tmp_path):
-    model = adapt(make_model(SHORT_E2B), PAPERS_RULE)
+    model = make_model(SHORT_E2B, PAPERS_RULE)
     found = read_tunix_adapter(save(model, tmp_path / "root"), SHORT_E2B, alpha=ALPHA)
     assert not any(
         f"layers.{layer}.self_attn.{kind}_proj" in module for layer in (2, 3) for kind in "kv" for module in found.adapter.modules
@@ -140,12 +146,12 @@ def test_layers_that_share_kv_need_none(tmp_path):
 
 @pytest.mark.parametrize("place", ["", "7", "7/model_params"])
 def test_the_root_a_step_and_its_parameters_are_read_alike(trained, place):
-    found = read_tunix_adapter(trained.root / place, find_variant("tiny-31b"), alpha=ALPHA)
+    found = read_tunix_adapter(trained.root / place, SHORT_31B, alpha=ALPHA)
     assert (found.step, found.adapter.rank, found.adapter.alpha) == (7, RANK, ALPHA)
 
 
 def test_a_checkpoint_of_the_whole_model_gives_the_same_adapter(trained, tmp_path):
-    variant = find_variant("tiny-31b")
+    variant = SHORT_31B
     whole = read_tunix_adapter(save(trained.model, tmp_path / "whole", only_lora=False), variant, alpha=ALPHA).adapter
     expected = read_tunix_adapter(trained.root, variant, alpha=ALPHA).adapter
     assert whole.modules.keys() == expected.modules.keys()
@@ -157,35 +163,35 @@ def test_a_checkpoint_of_the_whole_model_gives_the_same_adapter(trained, tmp_pat
 @pytest.mark.parametrize("metadata", [{"alpha": 9}, {"lora_config": {"rank": 4, "alpha": 9.0}}])
 def test_alpha_is_read_where_the_run_saved_it(trained, tmp_path, metadata):
     root = save(trained.model, tmp_path / "root", metadata=metadata)
-    assert read_tunix_adapter(root, find_variant("tiny-31b")).adapter.alpha == 9.0
-    assert read_tunix_adapter(root, find_variant("tiny-31b"), alpha=3.0).adapter.alpha == 3.0
+    assert read_tunix_adapter(root, SHORT_31B).adapter.alpha == 9.0
+    assert read_tunix_adapter(root, SHORT_31B, alpha=3.0).adapter.alpha == 3.0
 
 
 @pytest.mark.parametrize(
     ("given", "variant", "message"),
     [
-        ({}, "tiny-31b", "does not say alpha; give --alpha"),
-        ({"alpha": 0.0}, "tiny-31b", "--alpha 0: must be a number above 0"),
-        ({"alpha": 1.0, "rank": 8}, "tiny-31b", "--rank 8: the matrices in .* have rank 4"),
-        ({"alpha": 1.0, "step": 9}, "tiny-31b", "--step 9: .* holds the steps 7"),
-        ({"alpha": 1.0}, "tiny-12b", "is no weight of tiny-12b .4 layers"),
-        ({"alpha": 1.0}, "gemma4-31b", "is no weight of gemma4-31b"),
+        ({}, SHORT_31B, "does not say alpha; give --alpha"),
+        ({"alpha": 0.0}, SHORT_31B, "--alpha 0: must be a number above 0"),
+        ({"alpha": 1.0, "rank": 8}, SHORT_31B, "--rank 8: the matrices in .* have rank 4"),
+        ({"alpha": 1.0, "step": 9}, SHORT_31B, "--step 9: .* holds the steps 7"),
+        ({"alpha": 1.0}, find_variant("tiny-12b"), "is no weight of tiny-12b .4 layers"),
+        ({"alpha": 1.0}, find_variant("gemma4-31b"), "is no weight of gemma4-31b"),
     ],
 )
 def test_what_contradicts_the_checkpoint_is_refused(trained, given, variant, message):
     with pytest.raises(CheckpointError, match=message) as raised:
-        read_tunix_adapter(trained.root, find_variant(variant), **given)
+        read_tunix_adapter(trained.root, variant, **given)
     assert "\n" not in str(raised.value)
 
 
 def test_layers_without_what_others_have_are_listed(trained):
-    longer = replace(find_variant("tiny-31b"), layers=7)
-    with pytest.raises(CheckpointError, match=r"6 weights of .* have no adapter although other layers' have \(layers\.6\.attn\.attn_vec"):
+    longer = replace(SHORT_31B, layers=4)
+    with pytest.raises(CheckpointError, match=r"6 weights of .* have no adapter although other layers' have \(layers\.3\.attn\.attn_vec"):
         read_tunix_adapter(trained.root, longer, alpha=1.0)
 
 
 def test_adapters_of_weights_that_cannot_be_expressed_are_refused(tmp_path):
-    model = adapt(make_model(SHORT_E2B), ".*per_layer_model_projection")
+    model = make_model(SHORT_E2B, ".*per_layer_model_projection")
     with pytest.raises(CheckpointError, match=r"per_layer_model_projection\.w_lora_\w has no counterpart"):
         read_tunix_adapter(save(model, tmp_path / "root"), SHORT_E2B, alpha=1.0)
 
@@ -194,7 +200,7 @@ def test_an_untrained_adapter_is_refused(tmp_path):
     import jax
     from flax import nnx
 
-    model = adapt(make_model(SHORT_31B), ".*q_einsum")
+    model = make_model(SHORT_31B, ".*q_einsum")
     nnx.update(model, jax.tree.map(lambda leaf: 0 * leaf, nnx.state(model, nnx.LoRAParam)))
     with pytest.raises(CheckpointError, match="is all zero in 3 of 3 modules"):
         read_tunix_adapter(save(model, tmp_path / "root"), SHORT_31B, alpha=1.0)
@@ -202,4 +208,4 @@ def test_an_untrained_adapter_is_refused(tmp_path):
 
 def test_a_folder_without_a_checkpoint_is_refused(tmp_path):
     with pytest.raises(CheckpointError, match="holds no complete Tunix checkpoint"):
-        read_tunix_adapter(tmp_path, find_variant("tiny-31b"), alpha=1.0)
+        read_tunix_adapter(tmp_path, SHORT_31B, alpha=1.0)

@@ -27,7 +27,8 @@ _NAMES = ("base", "adapter")
 _RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 # Merged weights carry a rounding that base + adapter does not, so two tokens this close in log-probability may change places.
 _NEAR_TIE = {"BF16": 0.3, "F16": 0.05, "F32": 1e-3}
-_TOP = 5
+# As many as vLLM gives by default.
+_TOP = 20
 
 Prompt = Sequence[int] | Sequence[Mapping[str, str]]
 
@@ -75,26 +76,27 @@ def check_served(
     read = read_peft_adapter(adapter)
     rank = next((rank for rank in _RANKS if rank >= read.rank), read.rank)
     lora = ("--enable-lora", "--max-lora-rank", str(rank), "--lora-modules", f"{_NAMES[1]}={adapter.absolute()}")
+    dtypes = {base.places[f"{module}.weight"].dtype for module in read.modules}
+    if dtypes == {"F32"} and settings.dtype == "auto":
+        settings = replace(settings, dtype="float32")  # vLLM's `auto` would round them to bfloat16
     with_lora = replace(settings, arguments=(*settings.arguments, *lora))
     with running_server(base.folder, name=_NAMES[0], settings=with_lora, log=logs / "vllm-adapter.log") as server:
         plain, adapted = ([_ask(server, name, prompt) for prompt in prompts] for name in _NAMES)
     with running_server(merged, name=MERGED, settings=settings, log=logs / "vllm-merged.log") as server:
         tuned = [_ask(server, MERGED, prompt) for prompt in prompts]
-    allowed = max(_NEAR_TIE[base.places[f"{module}.weight"].dtype] for module in read.modules)
+    allowed = _NEAR_TIE["BF16"] if settings.dtype == "bfloat16" else max(_NEAR_TIE[dtype] for dtype in dtypes)
     return _differs(plain, tuned), _agrees(adapted, tuned, allowed)
 
 
 def gap_at_parting(one: Reply, other: Reply) -> float:
     """By how much the two disagree on the first token in which they differ, in log-probability; 0 where they do not.
 
-    Infinite where a token is not among the other's likeliest.
+    A token that is not among the likeliest counts as the least of them; infinite where one answer goes on after the other's end.
     """
     for place, (left, right) in enumerate(zip(one.tokens, other.tokens, strict=False)):
         if left != right:
-            missing = float("-inf")
-            mine = one.top[place][left] - one.top[place].get(right, missing)
-            theirs = other.top[place][right] - other.top[place].get(left, missing)
-            return max(mine, theirs)
+            mine, theirs = one.top[place], other.top[place]
+            return max(mine[left] - mine.get(right, min(mine.values())), theirs[right] - theirs.get(left, min(theirs.values())))
     return 0.0 if len(one.tokens) == len(other.tokens) else float("inf")
 
 

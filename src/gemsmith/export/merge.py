@@ -7,8 +7,11 @@ asked for, it rounds B A to the base's dtype before adding, and differs.
 
 import errno
 import hashlib
+import math
 import os
+import queue
 import shutil
+import threading
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -72,13 +75,14 @@ def write_merged(base: Checkpoint, adapter: Adapter, folder: Path) -> Merged:
     weights = {f"{module}.weight": module for module in adapter.modules}
     threads = max(1, len(os.sched_getaffinity(0)))
     with one_blas_thread(), ThreadPoolExecutor(threads) as pool, ThreadPoolExecutor(1) as flusher:
-        sums = []
+        sums, buffers = [], _Buffers()
         for source in files_to_write(base):
             here = {name: place for name, place in base.places.items() if place.file == source and name in weights}
             changes = [(name, here[name], weights[name]) for name in sorted(here, key=lambda name: here[name].begin)]
             with source.open("rb") as reader, (folder / source.name).open("xb") as writer:
-                blocks = _blocks(reader.fileno(), writer.fileno(), changes, adapter, pool)
-                sums.append(_hash_in_order(blocks, writer.fileno(), source.name, flusher, ahead=_AHEAD * threads))
+                files = _Files(source=reader.fileno(), target=writer.fileno(), buffers=buffers)
+                blocks = _blocks(files, changes, adapter, pool)
+                sums.append(_hash_in_order(blocks, files, source.name, flusher, ahead=_AHEAD * threads))
     _sync(folder)
     return Merged(files=tuple(sums), merged_tensors=len(weights), copied_tensors=len(base.places) - len(weights))
 
@@ -103,12 +107,48 @@ def merged_bytes(base: Checkpoint) -> int:
 
 
 def merged_rows(weight: np.ndarray, a: np.ndarray, b: np.ndarray, scale: float) -> np.ndarray:
-    """W + scale * B A of some rows, in the weight's dtype: one rounding, to nearest even."""
-    delta: np.ndarray = b @ a
+    """W + scale * B A of some rows, in the weight's dtype: one rounding, to nearest even. The weight's own memory holds the result."""
+    delta, wide = _scratch.arrays(weight.shape)
+    np.matmul(b, a, out=delta)
     delta *= np.float32(scale)
-    delta += weight.astype(np.float32, copy=False)
+    np.copyto(wide, weight, casting="same_kind")
+    delta += wide
     with np.errstate(over="ignore"):  # float16 overflows to infinity, which the caller refuses
-        return delta.astype(weight.dtype)
+        np.copyto(weight, delta, casting="unsafe")
+    return weight
+
+
+class _Scratch(threading.local):
+    """Two float32 arrays for each thread, kept: fresh memory costs as much as the arithmetic on it."""
+
+    def __init__(self) -> None:
+        self._memory = np.empty((2, 0), np.float32)
+
+    def arrays(self, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+        values = math.prod(shape)
+        if self._memory.shape[1] < values:
+            self._memory = np.empty((2, values), np.float32)
+        return self._memory[0, :values].reshape(shape), self._memory[1, :values].reshape(shape)
+
+
+_scratch = _Scratch()
+
+
+class _Buffers:
+    """Memory for blocks on their way from the source to the checksum, used again."""
+
+    def __init__(self) -> None:
+        self._free: queue.SimpleQueue[np.ndarray] = queue.SimpleQueue()
+
+    def take(self, length: int) -> np.ndarray:
+        try:
+            memory = self._free.get_nowait()
+        except queue.Empty:
+            memory = np.empty(_BLOCK_BYTES, np.uint8)
+        return memory[:length] if length <= len(memory) else np.empty(length, np.uint8)
+
+    def give_back(self, block: np.ndarray) -> None:
+        self._free.put(block.base if block.base is not None else block)
 
 
 def row_blocks(shape: tuple[int, ...], values: int = _BLOCK_VALUES) -> Iterator[slice]:
@@ -161,61 +201,67 @@ def _check_fit(base: Checkpoint, adapter: Adapter) -> None:
 
 
 def _blocks(
-    source: int, target: int, changes: list[tuple[str, TensorPlace, str]], adapter: Adapter, pool: ThreadPoolExecutor
+    files: "_Files", changes: list[tuple[str, TensorPlace, str]], adapter: Adapter, pool: ThreadPoolExecutor
 ) -> Iterator["Future[np.ndarray]"]:
     """The file's blocks in order, each being read, computed and written at its place by a thread of the pool."""
     here = 0
     for name, place, module in changes:
-        yield from _copies(source, target, here, place.begin, pool)
+        yield from _copies(files, here, place.begin, pool)
         pair = adapter.modules[module]
         for rows in row_blocks(place.shape):
-            yield pool.submit(_put_rows, source, target, name, place, rows, pair, adapter.scale)
+            yield pool.submit(_put_rows, files, name, place, rows, pair, adapter.scale)
         here = place.end
-    yield from _copies(source, target, here, os.fstat(source).st_size, pool)
+    yield from _copies(files, here, os.fstat(files.source).st_size, pool)
 
 
-def _copies(source: int, target: int, begin: int, end: int, pool: ThreadPoolExecutor) -> Iterator["Future[np.ndarray]"]:
+def _copies(files: "_Files", begin: int, end: int, pool: ThreadPoolExecutor) -> Iterator["Future[np.ndarray]"]:
     for here in range(begin, end, _BLOCK_BYTES):
-        yield pool.submit(_put_copy, source, target, here, min(_BLOCK_BYTES, end - here))
+        yield pool.submit(_put_copy, files, here, min(_BLOCK_BYTES, end - here))
 
 
-def _put_copy(source: int, target: int, begin: int, length: int) -> np.ndarray:
-    block = _read(source, begin, length)
-    _write(target, begin, block)
+@dataclass(frozen=True, kw_only=True)
+class _Files:
+    """Descriptors of the base's file and of the one that is written, and memory for what goes from one to the other."""
+
+    source: int
+    target: int
+    buffers: _Buffers
+
+    def read(self, begin: int, length: int) -> np.ndarray:
+        block = self.buffers.take(length)
+        done = 0
+        while done < length:
+            count = os.preadv(self.source, [block[done:].data], begin + done)
+            if not count:
+                raise CheckpointError("a file of the base ended early; it was changed while it was read")
+            done += count
+        return block
+
+    def write(self, begin: int, block: np.ndarray) -> None:
+        done = 0
+        while done < len(block):
+            done += os.pwrite(self.target, block[done:].data, begin + done)
+
+
+def _put_copy(files: _Files, begin: int, length: int) -> np.ndarray:
+    block = files.read(begin, length)
+    files.write(begin, block)
     return block
 
 
-def _put_rows(source: int, target: int, name: str, place: TensorPlace, rows: slice, pair: LowRank, scale: float) -> np.ndarray:
-    dtype = numpy_dtype(place.dtype)
-    begin = place.begin + rows.start * place.shape[1] * dtype.itemsize
-    raw = _read(source, begin, (rows.stop - rows.start) * place.shape[1] * dtype.itemsize)
-    block = merged_rows(raw.view(dtype).reshape(-1, place.shape[1]), pair.a, pair.b[rows], scale)
+def _put_rows(files: _Files, name: str, place: TensorPlace, rows: slice, pair: LowRank, scale: float) -> np.ndarray:
+    dtype, width = numpy_dtype(place.dtype), place.shape[1]
+    begin = place.begin + rows.start * width * dtype.itemsize
+    block = files.read(begin, (rows.stop - rows.start) * width * dtype.itemsize)
+    merged = merged_rows(block.view(dtype).reshape(-1, width), pair.a, pair.b[rows], scale)
     unsigned, size_bits, infinity = _SIZE_BITS[place.dtype]
-    if (block.view(unsigned) & size_bits).max() >= infinity:
+    if (merged.view(unsigned) & size_bits).max() >= infinity:
         raise CheckpointError(f"{place.file}: {name} with the adapter added has NaN or infinity in {place.dtype}")
-    written = block.reshape(-1).view(np.uint8)
-    _write(target, begin, written)
-    return written
-
-
-def _read(source: int, begin: int, length: int) -> np.ndarray:
-    block = np.empty(length, np.uint8)
-    done = 0
-    while done < length:
-        count = os.preadv(source, [block[done:].data], begin + done)
-        if not count:
-            raise CheckpointError("a file of the base ended early; it was changed while it was read")
-        done += count
+    files.write(begin, block)
     return block
 
 
-def _write(target: int, begin: int, block: np.ndarray) -> None:
-    done = 0
-    while done < len(block):
-        done += os.pwrite(target, block[done:].data, begin + done)
-
-
-def _hash_in_order(blocks: Iterator["Future[np.ndarray]"], target: int, name: str, flusher: ThreadPoolExecutor, *, ahead: int) -> FileSum:
+def _hash_in_order(blocks: Iterator["Future[np.ndarray]"], files: _Files, name: str, flusher: ThreadPoolExecutor, *, ahead: int) -> FileSum:
     """Size and SHA-256 of the file, its blocks hashed in order while later ones are computed; the file is on the disk at the end."""
     checksum, size, flushed = hashlib.sha256(), 0, 0
     waiting: deque[Future[np.ndarray]] = deque()
@@ -228,11 +274,12 @@ def _hash_in_order(blocks: Iterator["Future[np.ndarray]"], target: int, name: st
         done = waiting.popleft().result()
         checksum.update(done.data)
         size += len(done)
+        files.buffers.give_back(done)
         if size - flushed >= _FLUSH_BYTES and (flushing is None or flushing.done()):
-            flushed, flushing = size, flusher.submit(os.fdatasync, target)
+            flushed, flushing = size, flusher.submit(os.fdatasync, files.target)
     if flushing is not None:
         flushing.result()
-    os.fsync(target)
+    os.fsync(files.target)
     return FileSum(name=name, bytes=size, sha256=checksum.hexdigest())
 
 
