@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any, NoReturn
@@ -20,23 +21,16 @@ from gemsmith.errors import USERS_ERRNOS, GemsmithError, InputError, MachineErro
 _RECIPE_OR_RUN = "SOURCE is a recipe (YAML) or a run directory."
 
 
-def _source_options(function: Callable[..., None]) -> Callable[..., None]:
-    """The arguments that every verb takes."""
-    return _run_options(click.argument("source", type=click.Path(path_type=Path))(function))
+_folder = click.Path(path_type=Path)
 
 
-def _optional_source_options(function: Callable[..., None]) -> Callable[..., None]:
-    """The same, of a verb that can do without a run."""
-    return _run_options(click.argument("source", type=click.Path(path_type=Path), required=False)(function))
-
-
-def _run_options(function: Callable[..., None]) -> Callable[..., None]:
+def _source_options(function: Callable[..., None], *, required: bool = True) -> Callable[..., None]:
+    """The arguments that every verb takes; some verbs can do without a run."""
     for option in (
         click.option("--json", "as_json", is_flag=True, help="Print the stage's record as JSON on stdout."),
         click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key of the recipe; may be repeated."),
-        click.option(
-            "--run", "run_path", metavar="DIR", type=click.Path(path_type=Path), help="The run directory; default: runs/<recipe's name>."
-        ),
+        click.option("--run", "run_path", metavar="DIR", type=_folder, help="The run directory; default: runs/<recipe's name>."),
+        click.argument("source", type=_folder, required=required),
     ):
         function = option(function)
     return function
@@ -139,11 +133,8 @@ def train(source: Path, run_path: Path | None, overrides: Sequence[str], as_json
     _run_stage("train", source, run_path, overrides, as_json=as_json, force=force)
 
 
-_folder = click.Path(path_type=Path)
-
-
 @cli.command()
-@_optional_source_options
+@partial(_source_options, required=False)
 @_force
 @click.option("--base", metavar="FOLDER", help="The base: a folder, a Hugging Face hub id, or gs://bucket/folder.")
 @click.option("--adapter", type=_folder, metavar="FOLDER", help="Any PEFT LoRA adapter of that base.")
@@ -169,9 +160,7 @@ def export(source: Path | None, run_path: Path | None, overrides: Sequence[str],
             raise InputError(f"--{next(iter(given)).replace('_', '-')}: goes without SOURCE, for exports that need no run; leave one out")
         _run_stage("export", source, run_path, overrides, as_json=as_json, force=force)
         return
-    if force or run_path is not None or overrides:
-        raise InputError("--run, --set and --force: go with SOURCE, a recipe or run directory; give one, or leave them out")
-    record = _part("export.folder").export_folder(**given)
+    record = _part("export.folder").export_folder(of_a_run=bool(force or run_path or overrides), **given)
     if as_json:
         click.echo(record.model_dump_json(indent=1))
 
@@ -187,8 +176,7 @@ def import_(adapter: Path, base: str, recipe: Path | None, out: Path | None) -> 
     Rank, alpha, rslora and targets are the adapter's. Without --recipe, data.train is left for you to fill in.
 
     \b
-    gemsmith import my-lora --base google/gemma-4-31B-it --recipe my.yaml --out on.yaml
-    gemsmith run on.yaml
+    gemsmith import my-lora --base google/gemma-4-31B-it --recipe my.yaml --out on.yaml && gemsmith run on.yaml
     """
     text = _part("export.reverse").start_recipe(base, adapter, recipe=recipe, out=out)
     if out is None:

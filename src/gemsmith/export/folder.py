@@ -28,9 +28,17 @@ _PACKAGES = ("ml_dtypes", "numpy")
 
 
 def export_folder(
-    *, base: str = "", out: Path | None = None, adapter: Path | None = None, from_tunix: Path | None = None, **options: Any
+    *,
+    of_a_run: bool = False,
+    base: str = "",
+    out: Path | None = None,
+    adapter: Path | None = None,
+    from_tunix: Path | None = None,
+    **options: Any,
 ) -> ExportRecord:
     """What the command line's options ask for. Raises InputError where they do not go together."""
+    if of_a_run:
+        raise InputError("--run, --set and --force: go with SOURCE, a recipe or run directory; give one, or leave them out")
     if not base or out is None or (adapter is None) == (from_tunix is None):
         raise InputError("export: give a recipe or run directory; or --base, --out, and one of --adapter and --from-tunix")
     if from_tunix is not None:
