@@ -220,6 +220,7 @@ def build_recipe(values: Mapping[str, Any], overrides: Sequence[str] = (), *, so
         recipe = Recipe.model_validate(merged)
     except ValidationError as error:
         raise RecipeError(f"{source}: {_first_problem(error)}") from None
+    _check_offload(recipe.train)
     if recipe.model not in (None, "custom"):
         find_variant(recipe.model)
         named = variant_of_hub_id(recipe.checkpoint)
@@ -227,6 +228,17 @@ def build_recipe(values: Mapping[str, Any], overrides: Sequence[str] = (), *, so
             raise RecipeError(f"model: {recipe.model} was given, but checkpoint {recipe.checkpoint} is {named.name}; set one of them")
         lora_targets(find_variant(recipe.model), recipe.lora.targets)
     return recipe
+
+
+def _check_offload(train: Train) -> None:
+    """What waits in the host's memory cannot be kept on the device, too."""
+    if train.offload and train.remat == "none":
+        raise RecipeError(
+            "train.offload: train.remat is none, which keeps all on the device; set it to auto, layer or names of what to keep there"
+        )
+    kept = train.remat if isinstance(train.remat, tuple) else ()
+    if both := [name for name in train.offload if name in kept]:
+        raise RecipeError(f"train.offload: {', '.join(both)} is kept on the device by train.remat; name it in one of them")
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -1,10 +1,12 @@
 """A step in several micro-batches is the step in one piece, on one device and on four."""
 
+import functools
 import os
 import subprocess
 import sys
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
@@ -25,11 +27,17 @@ ROWS, LENGTH = 16, 24
 def recipe_of(checkpoint, micro_batches, mesh="auto", rows=ROWS, dropout=0.0):
     train = {"rows_per_step": rows, "micro_batches": micro_batches, "mesh": mesh, "dtype": "float32"}
     values = {"checkpoint": str(checkpoint), "data": {"train": "not read", "max_length": LENGTH}, "train": train}
-    return build_recipe(values | {"lora": {"rank": 4, "alpha": 8.0, "dropout": dropout}})
+    lora = {"rank": 4, "alpha": 8.0, "dropout": dropout, "targets": ["q", "k", "down"]}
+    return build_recipe(values | {"lora": lora})
 
 
-def one_update(checkpoint, micro_batches, mesh="auto", dropout=0.0, targets=None):
-    """Adam's first moments after an update, which are 0.1 of the clipped gradient, its loss and the gradient's norm: name -> array."""
+@functools.cache
+def make_updates(checkpoint, micro_batches, dropout=0.0):
+    """Returns `update(targets)`, always from the same start; the step is compiled once."""
+    return start_updates(checkpoint, micro_batches, dropout=dropout)
+
+
+def start_updates(checkpoint, micro_batches, mesh="auto", dropout=0.0):
     recipe, opened = recipe_of(checkpoint, micro_batches, mesh, dropout=dropout), open_checkpoint(str(checkpoint))
     devices = make_mesh(recipe, opened.variant)
     model = adapted_model(recipe, opened, devices)
@@ -41,10 +49,15 @@ def one_update(checkpoint, micro_batches, mesh="auto", dropout=0.0, targets=None
     optimizer = nnx.Optimizer(model, make_optimizer(recipe.optimizer), wrt=nnx.LoRAParam)
     nnx.update(optimizer, place_moments(nnx.state(optimizer), model))
     step = make_step(model, optimizer, lora=recipe.lora, seed=0, micro_batches=micro_batches)
-    inputs = make_inputs(devices, targets)
-    _, moments, metrics = step.update(step.trained, step.moments, step.frozen, inputs)
-    found = {"/".join(map(str, path)): np.asarray(leaf[...]) for path, leaf in nnx.to_flat_state(moments) if "mu" in path}
-    return found | {"loss": np.asarray(metrics["loss"]), "norm": np.asarray(metrics["grad_norm"])}
+
+    def update(targets=None):
+        """Adam's first moments after an update, which are 0.1 of the clipped gradient, its loss and the gradient's norm: name -> array."""
+        trained, moments = jax.tree.map(jnp.copy, (step.trained, step.moments))  # the step takes the memory of what it is given
+        _, moments, metrics = step.update(trained, moments, step.frozen, make_inputs(devices, targets))
+        found = {"/".join(map(str, path)): np.asarray(leaf[...]) for path, leaf in nnx.to_flat_state(moments) if "mu" in path}
+        return found | {"loss": np.asarray(metrics["loss"]), "norm": np.asarray(metrics["grad_norm"])}
+
+    return update
 
 
 def make_inputs(mesh, targets=None):
@@ -68,9 +81,17 @@ def make_inputs(mesh, targets=None):
     return {name: place(values[name], shape) for name, shape in input_shapes(mesh, rows=ROWS, length=LENGTH).items()}
 
 
+@pytest.fixture(autouse=True, scope="module")
+def quick_compiles():
+    """Compiling is nearly all of these tests' time; without optimisations it takes half as long, and the numbers are as exact."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
 @pytest.fixture(scope="module")
 def whole(small_checkpoint):
-    return one_update(small_checkpoint, 1)
+    return make_updates(small_checkpoint, 1)()
 
 
 def assert_same(actual, expected):
@@ -83,14 +104,15 @@ def assert_same(actual, expected):
 
 @pytest.mark.parametrize("micro_batches", [2, 4])
 def test_micro_batches_give_the_update_of_the_whole(small_checkpoint, whole, micro_batches):
-    assert_same(one_update(small_checkpoint, micro_batches), whole)
+    assert_same(make_updates(small_checkpoint, micro_batches)(), whole)
 
 
 def test_every_micro_batch_draws_masks_of_its_own(small_checkpoint):
     """Of two micro-batches with the same rows, the loss of both would be that of the first, were their masks the same."""
-    both, first = (float(one_update(small_checkpoint, 2, dropout=0.5, targets=targets)["loss"]) for targets in ([1, 1], [1, 0]))
+    with_dropout, without = make_updates(small_checkpoint, 2, dropout=0.5), make_updates(small_checkpoint, 2)
+    both, first = (float(with_dropout(targets)["loss"]) for targets in ([1, 1], [1, 0]))
     assert abs(both - first) > 1e-4
-    both, first = (float(one_update(small_checkpoint, 2, targets=targets)["loss"]) for targets in ([1, 1], [1, 0]))
+    both, first = (float(without(targets)["loss"]) for targets in ([1, 1], [1, 0]))
     assert both == pytest.approx(first, rel=1e-6)
 
 
@@ -112,6 +134,7 @@ def test_rows_that_do_not_divide_are_refused(small_checkpoint):
 
 
 if __name__ == "__main__":
+    jax.config.update("jax_disable_most_optimizations", True)
     for micro_batches, mesh in ((1, {"fsdp": 4}), (2, {"replica": 2, "fsdp": 2}), (4, {"fsdp": 4}), (4, {"fsdp": 2, "sequence": 2})):
         name = f"{micro_batches}-{'-'.join(mesh)}.npz"
-        np.savez(f"{sys.argv[2]}/{name}", **one_update(sys.argv[1], micro_batches, mesh))
+        np.savez(f"{sys.argv[2]}/{name}", **start_updates(sys.argv[1], micro_batches, mesh)())

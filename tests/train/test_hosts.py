@@ -45,6 +45,7 @@ KEYS = {
 def start(run, *options, devices, times, stop_at=0):
     """`gemsmith train`, so many times in one process; before step `stop_at` of the first it gets SIGTERM."""
     environment = os.environ | {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}", "JAX_PLATFORMS": "cpu"}
+    environment["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"  # compiling is most of the time
     arguments = ["train", str(run.path), *options, times, stop_at]
     command = [sys.executable, "-W", "ignore", "-c", HOST, *map(str, arguments)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,58 +19,61 @@ from gemsmith.zoo import find_variant, text_tensors
 # In a process of its own, in which the processor is four devices. Prints how far each layout's results are from those of one device.
 SCRIPT = """
 import json, sys
-import jax, numpy as np
+import jax, jax.numpy as jnp, numpy as np
 from flax import nnx
 from gemsmith.checkpoint import open_checkpoint
-from gemsmith.models import Execution, load_model
+from gemsmith.models import Execution, load_model, token_nll
 from gemsmith.models.sharding import AXES
-from gemsmith.recipe import Lora, Optimizer
-from gemsmith.train.lora import add_adapters
-from gemsmith.train.optimizer import make_optimizer
-from gemsmith.train.step import input_shapes, make_step, place_moments
+from gemsmith.recipe import Lora
 from gemsmith.train.hosts import place
+from gemsmith.train.lora import add_adapters
+from gemsmith.train.step import input_shapes
 
-ROWS, LENGTH, LORA = 2, 256, Lora(rank=4, alpha=8.0, dropout=0.0)
+ROWS, LENGTH = 4, 256
 jax.config.update("jax_disable_most_optimizations", True)
 checkpoint, random = open_checkpoint(sys.argv[1]), np.random.default_rng(0)
-segments = np.repeat([[1, 2, 0], [1, 2, 3]], [100, 130, 26], axis=1)
+segments = np.repeat([[1, 2, 0], [1, 2, 3]] * 2, [100, 130, 26], axis=1)
 values = {
     "tokens": random.integers(108, 1024, (ROWS, LENGTH)),
     "segments": segments,
     "positions": np.concatenate([np.arange(100), np.arange(130), np.arange(26)])[None].repeat(ROWS, 0),
     "loss_mask": (random.random((ROWS, LENGTH)) < 0.5) & (segments > 0) & (np.arange(LENGTH) > 0),
-    "learning_rate": 1e-2, "step": 1, "loss_limit": np.inf,
 }
 
-def results(sizes, attention):
+def results(sizes, attention="dense", quantised=None):
     devices = np.array(jax.devices()[: int(np.prod(sizes))]).reshape(sizes)
     mesh = jax.sharding.Mesh(devices, AXES)
-    base = load_model(checkpoint, dtype="float32", execution=Execution(attention=attention, remat="layer", mesh=mesh))
-    model, noise = add_adapters(base, checkpoint.variant, LORA, seed=0), np.random.default_rng(1)
+    execution = Execution(attention=attention, remat="layer", mesh=mesh)
+    base = load_model(checkpoint, dtype="float32", quantised=quantised, execution=execution)
+    model, noise = add_adapters(base, checkpoint.variant, Lora(rank=4, alpha=8.0), seed=0), np.random.default_rng(1)
     for path, leaf in nnx.to_flat_state(nnx.state(model, nnx.LoRAParam)):
         if path[-1] == "kernel_lora_b":
             start = 0.1 * noise.standard_normal(leaf.shape).astype(np.float32)
             nnx.update(model, nnx.from_flat_state([(path, leaf.replace(jax.device_put(start, leaf.get_value().sharding)))]))
-    graph, state = nnx.split(model)
+    graph, trained, frozen = nnx.split(model, nnx.LoRAParam, ...)
+
+    def loss_of(trained, frozen, tokens, positions, segments, loss_mask):
+        model = nnx.merge(graph, trained, frozen)
+        hidden = model.hidden(tokens, positions, segments)
+        return token_nll(model, hidden, tokens, loss_mask)[0] / loss_mask[:, 1:].sum(), model.logits(hidden)
+
     shapes = input_shapes(mesh, rows=ROWS, length=LENGTH)
-    inputs = {name: place((values | {"stop": np.zeros(mesh.size)})[name], shape) for name, shape in shapes.items()}
-    texts = [inputs[name] for name in ("tokens", "positions", "segments")]
-    logits = np.asarray(jax.jit(lambda state, *texts: nnx.merge(graph, state)(*texts))(state, *texts))[segments > 0]
-    optimizer = nnx.Optimizer(model, make_optimizer(Optimizer()), wrt=nnx.LoRAParam)
-    nnx.update(optimizer, place_moments(nnx.state(optimizer), model))
-    step = make_step(model, optimizer, lora=LORA, seed=0)
-    trained, moments, metrics = step.update(step.trained, step.moments, step.frozen, inputs)
-    # Adam's first update is the gradient's sign; its first moment is 0.1 of the clipped gradient.
-    found = {"/".join(map(str, path)): np.asarray(leaf[...]) for path, leaf in nnx.to_flat_state(moments) if "mu" in path}
-    return found | {"logits": logits, "loss": np.asarray(metrics["loss"]), "norm": np.asarray(metrics["grad_norm"])}
+    rows = [place(values[name], shapes[name]) for name in ("tokens", "positions", "segments", "loss_mask")]
+    (loss, logits), gradients = jax.jit(jax.value_and_grad(loss_of, has_aux=True))(trained, frozen, *rows)
+    found = {"/".join(map(str, path)): np.asarray(leaf[...]) for path, leaf in nnx.to_flat_state(gradients)}
+    return found | {"logits": np.asarray(logits)[segments > 0], "loss": np.asarray(loss)}
 
 def far(actual, expected):
     return {name: float(np.linalg.norm(actual[name] - expected[name]) / np.linalg.norm(expected[name])) for name in expected}
 
-one = results((1, 1, 1, 1), "dense")
-layouts = {"sequence": (1, 2, 2, 1), "tp": (1, 1, 1, 4)}
-cases = [("sequence", "splash-interpret"), ("tp", "dense"), ("tp", "splash-interpret")]
-found = {f"{name} {how}": far(results(layouts[name], how), one) for name, how in cases}
+one, nf4 = (1, 1, 1, 1), {"quantised": "nf4"}
+plain, codes = results(one), results(one, **nf4)
+found = {
+    "sequence, splash": far(results((1, 2, 2, 1), "splash-interpret"), plain),
+    "tp": far(results((1, 1, 1, 4)), plain),
+    "tp, splash": far(results((1, 1, 1, 4), "splash-interpret"), plain),
+    "fsdp, nf4": far(results((1, 4, 1, 1), **nf4), codes),
+}
 json.dump(found, sys.stdout)
 """
 
@@ -96,16 +100,16 @@ def make_weight(tensor, random):
 
 
 def test_four_devices_give_the_logits_and_the_gradients_of_one(checkpoint):
-    """Rows over sequence 2 x fsdp 2; heads over tp 4, where there are 2 kv heads and 1."""
+    """Rows over sequence 2 x fsdp 2; heads over tp 4, where there are 2 kv heads and 1; codes and scales over fsdp 4."""
     environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
     command = [sys.executable, "-c", SCRIPT, str(checkpoint)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads(done.stdout)
-    assert len(found) == 3
+    assert len(found) == 4
     for case, errors in found.items():
         # Measured: logits 1e-7 to 4e-7; a matrix' gradient at most 1.2e-6. Dense and splash on one device: 3e-7, and 8e-7.
-        assert max(errors.pop(name) for name in ("logits", "loss", "norm")) < 1e-6, case
+        assert max(errors.pop(name) for name in ("logits", "loss")) < 1e-6, case
         assert len(errors) == 26 and max(errors.values()) < 2e-6, (case, errors)
 
 
@@ -162,6 +166,30 @@ def test_splash_is_refused_where_there_is_no_tpu_and_auto_is_dense_there():
     assert make_execution(recipe_of(rows=4), find_variant("gemma4-31b"), mesh).attention == "dense"
     with pytest.raises(RecipeError, match=r"train\.attention: splash is a kernel for TPU, the devices here are cpu; set dense, or auto"):
         make_execution(recipe_of(rows=4, attention="splash"), find_variant("gemma4-31b"), mesh)
+
+
+@pytest.mark.parametrize(
+    ("remat", "message"),
+    [
+        ("none", "train.remat is none, which keeps all on the device; set it to auto"),
+        (["q", "gate"], "gate is kept on the device by train.remat; name it in one of them"),
+    ],
+)
+def test_what_is_kept_on_the_device_cannot_be_offloaded(remat, message):
+    with pytest.raises(RecipeError, match=rf"^train\.offload: {message}"):
+        recipe_of(offload=["gate", "up"], remat=remat)
+
+
+def test_offloading_is_refused_where_there_is_no_other_memory():
+    mesh = make_mesh(recipe_of(rows=4), find_variant("gemma4-31b"))
+    with pytest.raises(RecipeError, match=r"^train\.offload: the devices here are cpu, whose memory is the host's; leave it out"):
+        make_execution(recipe_of(rows=4, offload=["gate"]), find_variant("gemma4-31b"), mesh)
+
+
+def test_names_of_what_is_offloaded_reach_the_layers():
+    mesh = SimpleNamespace(devices=np.array([SimpleNamespace(platform="tpu")]), shape={"sequence": 1, "tp": 1})
+    execution = make_execution(recipe_of(offload=["gate"], remat=["q"]), find_variant("gemma4-31b"), mesh)
+    assert (execution.offload, execution.remat) == (("gate",), ("q",))
 
 
 def test_names_of_what_the_backward_pass_keeps_are_checked():

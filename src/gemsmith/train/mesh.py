@@ -12,7 +12,7 @@ from gemsmith.models import Execution
 from gemsmith.models.sharding import AXES
 from gemsmith.models.splash import LANES
 from gemsmith.recipe import Mesh as MeshSizes
-from gemsmith.recipe import Recipe, Train
+from gemsmith.recipe import Recipe
 from gemsmith.sizing import Remat, attention_on, choose_remat, work_of
 from gemsmith.zoo import Variant
 
@@ -80,7 +80,8 @@ def make_execution(recipe: Recipe, variant: Variant, mesh: Mesh, *, device_bytes
         )
     if how == "splash" and mesh.shape["sequence"] > 1:
         _check_heads(variant, mesh.shape["sequence"] * mesh.shape["tp"], "train.mesh: sequence × tp of")
-    _check_offload(train, platform)
+    if train.offload and platform == "cpu":
+        raise RecipeError("train.offload: the devices here are cpu, whose memory is the host's; leave it out")
     return Execution(attention=how, remat=_remat(recipe, variant, mesh, device_bytes), offload=train.offload, mesh=mesh)
 
 
@@ -98,23 +99,6 @@ def memory_bytes(mesh: Mesh) -> float:
     device = next(device for device in mesh.devices.flat if device.process_index == jax.process_index())
     stats = device.memory_stats() or {}
     return stats.get("bytes_limit") or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / jax.local_device_count()
-
-
-def _check_offload(train: Train, platform: str) -> None:
-    """What is offloaded is kept, so it may not be named as kept on the device, too."""
-    if not train.offload:
-        return
-    if platform == "cpu":
-        raise RecipeError(
-            "train.offload: the devices here are cpu, whose memory is the host's; leave it out, or name what to keep in train.remat"
-        )
-    if train.remat == "none":
-        raise RecipeError(
-            "train.offload: train.remat is none, which keeps all on the device; set it to layer, or to names of what to keep there"
-        )
-    kept = train.remat if isinstance(train.remat, tuple) else ()
-    if both := [name for name in train.offload if name in kept]:
-        raise RecipeError(f"train.offload: {', '.join(both)} is kept on the device by train.remat; name it in one of them")
 
 
 def _check_heads(variant: Variant, devices: int, key: str) -> None:

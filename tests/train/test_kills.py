@@ -1,0 +1,82 @@
+"""Training killed again and again, at random moments and in the middle of saves, ends with the adapter of one that nothing stopped."""
+
+import random
+import subprocess
+import sys
+import time
+
+import pytest
+
+from gemsmith.export.adapters import read_run_adapter
+from gemsmith.train.stage import train
+
+# Imports once, and for each line that it reads starts a training in a process of its own, whose number it prints, and then its end.
+TRAININGS = """
+import os, sys, time
+from pathlib import Path
+from gemsmith.data import Batches
+from gemsmith.run import Run, find_run
+from gemsmith.train import tunix
+path, batch = Path(sys.argv[1]), Batches.batch
+def slowly(self, step, rows):
+    time.sleep(0.05)
+    return batch(self, step, rows)
+Batches.batch = slowly
+for _ in sys.stdin:
+    child = os.fork()
+    if not child:
+        tunix.train_with_tunix(Run(path=path, recipe=find_run(path)))
+        os._exit(0)
+    print(child, flush=True)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+MOMENTS = ("in a save", "after a save", "anywhere")
+
+
+def saved_steps(run):
+    return [int(path.name) for path in run.checkpoints.glob("*") if path.name.isdigit()]
+
+
+def half_saved(run):
+    return list(run.checkpoints.glob("*.orbax-checkpoint-tmp*"))
+
+
+def wait_for(moment, run, chance):
+    """Returns at such a moment, or after half a minute."""
+    before, deadline_s = max(saved_steps(run), default=0), time.monotonic() + 30
+    if moment == "anywhere":
+        time.sleep(chance.uniform(0, 5))
+        return
+    while time.monotonic() < deadline_s:
+        if max(saved_steps(run), default=0) > before and (moment == "after a save" or half_saved(run)):
+            break
+        time.sleep(0.001)
+    time.sleep(chance.uniform(0, 0.02 if moment == "in a save" else 0.3))
+
+
+@pytest.mark.parametrize("kills", [3, pytest.param(20, marks=pytest.mark.slow)])
+def test_a_run_killed_at_random_ends_with_the_bytes_of_one_that_was_not(prepare, tmp_path, kills):
+    keys = {"train": {"optimizer_steps": 6 * kills, "checkpoint_every": 1}, "lora": {"targets": ["q", "down"]}}
+    whole, killed = (prepare(tmp_path / name, **keys) for name in ("whole", "killed"))
+    expected, chance, halves, ends = train(whole), random.Random(kills), 0, []
+    command = [sys.executable, "-W", "ignore", "-c", TRAININGS, str(killed.path)]
+    streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with (tmp_path / "stderr").open("w") as stderr, subprocess.Popen(command, stderr=stderr, **streams) as trainings:
+        for number in range(kills):
+            trainings.stdin.write("\n")
+            trainings.stdin.flush()
+            child = int(trainings.stdout.readline())
+            wait_for(MOMENTS[number % 3], killed, chance)
+            subprocess.run(["kill", "-9", str(child)], check=False)
+            ends.append(int(trainings.stdout.readline()))
+            halves += bool(half_saved(killed))
+    assert ends == [-9] * kills, (tmp_path / "stderr").read_text()[-2000:]
+    assert halves, "no kill fell into a save"
+    assert max(saved_steps(killed)) < 6 * kills
+    record = train(killed)
+    assert record.resumed_at and not half_saved(killed)
+    assert [step.loss for step in record.steps] == [step.loss for step in expected.steps]
+    found, wanted = (read_run_adapter(run, 6 * kills).modules for run in (killed, whole))
+    assert found.keys() == wanted.keys() and len(wanted) == 4
+    for name, pair in wanted.items():
+        assert (found[name].a.tobytes(), found[name].b.tobytes()) == (pair.a.tobytes(), pair.b.tobytes()), name
