@@ -3,12 +3,14 @@
 import os
 import signal
 
+import jax
 import numpy as np
 import pytest
 
 from gemsmith.data import Batches
 from gemsmith.errors import Preempted, RunError
 from gemsmith.export.adapters import read_run_adapter
+from gemsmith.plan.compiled import lower_step
 from gemsmith.recipe import build_recipe
 from gemsmith.run import open_run
 from gemsmith.train.stage import train
@@ -39,3 +41,12 @@ def test_a_run_on_nf4_learns_and_goes_on_with_the_same_bytes(prepare, tmp_path, 
     for name, pair in expected.items():
         np.testing.assert_array_equal(found[name].a, pair.a)
         np.testing.assert_array_equal(found[name].b, pair.b)
+
+
+@pytest.mark.parametrize(("dtype", "codes"), [("nf4", "xui8>"), ("int8", "xi8>")])
+def test_a_step_on_codes_is_lowered_with_no_weights(dtype, codes):
+    """As a plan compiles it; the loop over layers takes codes."""
+    values = {"model": "tiny-26b-a4b", "checkpoint": "x", "data": {"train": "x", "max_length": 64}}
+    recipe = build_recipe(values | {"train": {"rows_per_step": 1, "dtype": dtype, "remat": "layer"}, "lora": {"rank": 4, "targets": ["q"]}})
+    text = lower_step(recipe, jax.devices()[:1])[0].as_text()
+    assert codes in text.split("while")[0]
