@@ -92,8 +92,9 @@ def test_no_document_sees_another(tiny_checkpoint, variant, implementation):
     together = hidden(model, implementation, np.concatenate([first, second]), packed)
     beside_another = hidden(model, implementation, np.concatenate([other, second]), packed)
     alone = hidden(model, implementation, second, np.ones(110, np.int64))
-    torch.testing.assert_close(together[90:], beside_another[90:], rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(together[90:], alone, rtol=1e-5, atol=1e-5)
+    # Measured: 5.2e-5 at most, in sums over a whole row under a mask; what one document changes in itself is over 0.1.
+    torch.testing.assert_close(together[90:], beside_another[90:], rtol=0, atol=1e-4)
+    torch.testing.assert_close(together[90:], alone, rtol=0, atol=1e-4)
     assert (together[:90] - beside_another[:90]).abs().max() > 0.1
 
 

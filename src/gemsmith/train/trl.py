@@ -22,7 +22,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from gemsmith import __version__
 from gemsmith.checkpoint import Checkpoint, open_checkpoint
-from gemsmith.data import load_batches
+from gemsmith.data import Batches, load_batches
 from gemsmith.errors import CheckpointError, MachineError, RunError
 from gemsmith.recipe import Mesh
 from gemsmith.records import TrainRecord, TrainStep
@@ -73,12 +73,13 @@ def train_with_trl(run: Run, *, fresh: bool = False) -> TrainRecord:
     gpus = count_gpus()
     processes = int(os.environ["WORLD_SIZE"]) if started_by_torchrun() else 1
     attention, mesh = check_recipe(recipe, processes), mesh_of(recipe, processes)
+    batches = load_batches(run)
     variant = find_variant(recipe.model) if recipe.model in VARIANTS else None
     checkpoint, checkpoints = open_checkpoint(recipe.checkpoint, variant=variant), Checkpoints(run)
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # before cuBLAS starts: without, its sums differ from run to run
     with joined(gpus) as group, _one_line_errors(run), _quiet():
         _be_deterministic(group.device, checkpoint.variant)
-        parts = _Parts(checkpoint=checkpoint, checkpoints=checkpoints, group=group, mesh=mesh, attention=attention)
+        parts = _Parts(checkpoint=checkpoint, checkpoints=checkpoints, batches=batches, group=group, mesh=mesh, attention=attention)
         session = _Session(run, parts, fresh=fresh)
         with stop_on_sigterm(session.stopping.set):
             session.train()
@@ -97,6 +98,8 @@ class _Session:
         self.start_adapter_sha256 = start_adapter_hash(run.recipe)
         self.done, kept, self._resumed_at = (0, [], []) if fresh else self._kept()
         parts.group.agree(run, self._common())
+        # Read before the base, which takes longer to load than to find a start that does not fit.
+        self._start = None if self.done else read_start_adapter(run.recipe, parts.checkpoint.variant)
         self.model = self._make_model()
         self.trainer = self._make_trainer()
         self._set_state()
@@ -138,12 +141,12 @@ class _Session:
         return Trainer(
             self.model,
             self.run.recipe,
-            load_batches(self.run),
+            self.parts.batches,
             self.parts.group,
             Hooks(spike_limit=self._spike_limit, finish=self._finish, told_to_stop=self.stopping.is_set),
             done=self.done,
             attention=self.parts.attention,
-            window=self.parts.checkpoint.variant.sliding_window,
+            checkpoint=self.parts.checkpoint,
             folder=self.run.logs,
         )
 
@@ -167,7 +170,7 @@ class _Session:
         recipe, variant = self.run.recipe, self.parts.checkpoint.variant
         model, optimizer = self.model, self.trainer.adamw
         if not self.done:
-            set_start(model, recipe, variant, read_start_adapter(recipe, variant))
+            set_start(model, recipe, variant, self._start)
             return
         with self._one_line_damage(self.done):
             adapter, moments = self.parts.checkpoints.read(self.done)
@@ -234,6 +237,7 @@ class _Parts:
 
     checkpoint: Checkpoint
     checkpoints: Checkpoints
+    batches: Batches
     group: Group
     mesh: Mesh
     attention: str

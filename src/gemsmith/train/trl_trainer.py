@@ -23,6 +23,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from trl import SFTConfig, SFTTrainer  # type: ignore[attr-defined]
 
+from gemsmith.checkpoint import Checkpoint
 from gemsmith.data import Batch, Batches
 from gemsmith.recipe import Recipe
 from gemsmith.train.schedule import learning_rate
@@ -80,34 +81,15 @@ class Trainer(SFTTrainer):
         *,
         done: int,
         attention: str,
-        window: int,
+        checkpoint: Checkpoint,
         folder: Path,
     ) -> None:
         self._recipe, self.batches, self._group, self._hooks, self._done = recipe, batches, group, hooks, done
-        self._attention, self._window, self._step = attention, window, done
+        self._attention, self._window, self._step = attention, checkpoint.variant.sliding_window, done
         self._sums = torch.zeros((), device=group.device)
         self._pending: StepResult | None = None
-        micro = recipe.train.micro_batches
-        config = SFTConfig(
-            output_dir=str(folder),
-            max_steps=batches.steps - done,
-            per_device_train_batch_size=recipe.train.rows_per_step // (group.size * micro),
-            gradient_accumulation_steps=micro,
-            gradient_checkpointing=False,  # the model has it on where the recipe asks
-            bf16=False,  # compute_loss casts
-            max_length=None,
-            dataset_kwargs={"skip_prepare_dataset": True},
-            report_to=[],
-            logging_strategy="no",
-            save_strategy="no",
-            disable_tqdm=True,
-            seed=recipe.seed % 2**32,
-            use_cpu=group.device.type == "cpu",
-            remove_unused_columns=False,
-            logging_nan_inf_filter=False,
-        )
-        config._n_gpu = min(1, config.n_gpu)  # one process, one GPU, however many there are
-        tokenizer = transformers.AutoTokenizer.from_pretrained(recipe.checkpoint)
+        config = _config(recipe, group, steps=batches.steps - done, folder=folder)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint.folder)
         # TRL looks at one row; the loader below gives the others.
         rows = datasets.Dataset.from_list([{"input_ids": batches.rows.tokens[0].tolist()}])
         super().__init__(model, config, train_dataset=rows, processing_class=tokenizer)
@@ -241,6 +223,31 @@ class Trainer(SFTTrainer):
         arrays = {name: torch.from_numpy(getattr(batch, name)[places]) for name in ("tokens", "positions", "loss_mask")}
         moved = {name: array.to(device, torch.bool if name == "loss_mask" else torch.int64) for name, array in arrays.items()}
         return moved | {"attention_mask": attention_inputs(self._attention, batch.segments[places], self._window, device, dtype)}
+
+
+def _config(recipe: Recipe, group: Group, *, steps: int, folder: Path) -> SFTConfig:
+    """Upstream's settings, all that it would do by itself turned off; `folder` is there and stays empty of it."""
+    train = recipe.train
+    config = SFTConfig(
+        output_dir=str(folder),
+        max_steps=steps,
+        per_device_train_batch_size=train.rows_per_step // (group.size * train.micro_batches),
+        gradient_accumulation_steps=train.micro_batches,
+        gradient_checkpointing=False,  # the model has it on where the recipe asks
+        bf16=False,  # compute_loss casts
+        max_length=None,
+        dataset_kwargs={"skip_prepare_dataset": True},
+        report_to=[],
+        logging_strategy="no",
+        save_strategy="no",
+        disable_tqdm=True,
+        seed=recipe.seed % 2**32,
+        use_cpu=group.device.type == "cpu",
+        remove_unused_columns=False,
+        logging_nan_inf_filter=False,
+    )
+    config._n_gpu = min(1, config.n_gpu)  # one process, one GPU, however many there are
+    return config
 
 
 class _MicroBatches:
