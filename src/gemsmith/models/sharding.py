@@ -2,7 +2,7 @@
 
 rows of a batch      over replica and fsdp
 positions of a row   over sequence
-weights              E over fsdp and sequence together; heads, hidden units, experts and words over tp
+weights              E over fsdp and sequence together; heads, hidden units and words over tp; experts over all three
 """
 
 from functools import partial
@@ -104,6 +104,6 @@ _SPLITS: dict[str, tuple[Axes, ...]] = {
     **dict.fromkeys(("q", "k", "v", "gate", "up"), _IN),
     **dict.fromkeys(("o", "down"), _OUT),
     "router": (WEIGHTS, None),
-    "expert_gate_up": ("tp", WEIGHTS, None),
-    "expert_down": ("tp", None, WEIGHTS),
+    # By expert: so gathered, they lie as the grouped matmul reads them.
+    **dict.fromkeys(("expert_gate_up", "expert_down"), (("tp", *WEIGHTS), None, None)),
 }
