@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gemsmith.models.attention import attention
-from gemsmith.models.splash import splash_attention
+from gemsmith.models.splash import make_kernel, splash_attention
 
 LENGTH = 256
 
@@ -40,7 +40,8 @@ def test_the_kernel_attends_as_dense_blocks_do_forward_and_back(heads, kv_heads,
 
     def splash(*arrays):
         heads_first = (jnp.swapaxes(x, 1, 2) for x in arrays)
-        return jnp.swapaxes(splash_attention(*heads_first, segments=segments, window=window, interpret=True), 1, 2)
+        kernel = make_kernel(LENGTH, heads=heads, window=window, interpret=True)
+        return jnp.swapaxes(splash_attention(kernel, *heads_first, segments=segments), 1, 2)
 
     (expected, pull_expected), (actual, pull_actual) = (jax.vjp(jax.jit(how), *arrays) for how in (dense, splash))
     real = (segments > 0)[:, :, None, None]

@@ -20,7 +20,7 @@ from gemsmith.models.heads import inverse_frequencies, rms_norm, rope
 from gemsmith.models.quantised import holds_codes, plain
 from gemsmith.models.remat import Remat, rematerialised
 from gemsmith.models.sharding import BATCH, constrain, gathered, gathered_specs
-from gemsmith.models.splash import SplashAttention
+from gemsmith.models.splash import SplashAttention, make_kernel
 from gemsmith.zoo import Stretch, Variant
 
 KeyValue = tuple[jax.Array, jax.Array]
@@ -130,8 +130,9 @@ class Gemma4(nnx.Module):
             angles = rope(positions, inverse_frequencies(head_dim, theta, fraction))
             if how == "dense" or spans is not None:  # the kernel's mask cannot depend on the rows
                 return DenseAttention(angles=angles, positions=positions, segments=segments, window=window, spans=spans)
-            mesh, interpret = self.execution.mesh, how == "splash-interpret"
-            return SplashAttention(angles=angles, segments=segments, window=window, mesh=mesh, interpret=interpret)
+            options: dict[str, Any] = {"mesh": self.execution.mesh, "interpret": how == "splash-interpret"}
+            kernel = make_kernel(positions.shape[1], heads=variant.heads, window=window, **options)
+            return SplashAttention(angles=angles, segments=segments, kernel=kernel, **options)
 
         everywhere = engine(
             head_dim=variant.global_head_dim,

@@ -29,7 +29,8 @@ class SplashAttention:
 
     angles: Rope
     segments: jax.Array
-    window: int | None
+    kernel: kernels.SplashAttentionKernel
+    """For all layers that attend alike: a mask of 131,072 positions takes seconds to make."""
     mesh: Mesh | None = None
     interpret: bool = False
 
@@ -52,30 +53,17 @@ class SplashAttention:
 
     def attend(self, query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
         """The attended values, (B, L, H·D)."""
-        attended = splash_attention(query, key, value, segments=self.segments, window=self.window, mesh=self.mesh, interpret=self.interpret)
+        attended = splash_attention(self.kernel, query, key, value, segments=self.segments, mesh=self.mesh)
         return jnp.swapaxes(attended, 1, 2).reshape(query.shape[0], query.shape[2], -1)
 
 
-def splash_attention(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    *,
-    segments: jax.Array,
-    window: int | None,
-    mesh: Mesh | None = None,
-    interpret: bool = False,
-) -> jax.Array:
-    """The attended values, (B, H, L, D), of query (B, H, L, D) over key and value (B, K, L, D): what `attention` gives.
-
-    On a mesh, rows are split over replica and fsdp, and heads over tp and sequence: where a row's positions lie on several devices, they
-    trade them for heads and back. So all devices of a row do the same work, which they would not if each kept its part of a causal mask.
-    """
-    heads, length = query.shape[1:3]
+def make_kernel(
+    length: int, *, heads: int, window: int | None, mesh: Mesh | None = None, interpret: bool = False
+) -> kernels.SplashAttentionKernel:
+    """The kernel for rows of `length` positions, a multiple of 128, and so many heads; `interpret` runs it on CPU, slowly."""
     shards = 1 if mesh is None else axis_size(mesh, HEADS)
     assert length % LANES == 0 and heads % shards == 0, f"rows of {length} positions, {heads} heads over {shards} devices"
-    key, value = (_enough_heads(x, shards) for x in (key, value))
-    kernel = kernels.make_splash_mha(
+    return kernels.make_splash_mha(
         _mask(length, window, heads),
         block_sizes=_block_sizes(length),
         head_shards=shards,
@@ -83,6 +71,24 @@ def splash_attention(
         residual_checkpoint_name=ATTENDED,
         interpret=interpret,
     )
+
+
+def splash_attention(
+    kernel: kernels.SplashAttentionKernel,
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    *,
+    segments: jax.Array,
+    mesh: Mesh | None = None,
+) -> jax.Array:
+    """The attended values, (B, H, L, D), of query (B, H, L, D) over key and value (B, K, L, D): what `attention` gives.
+
+    On a mesh, rows are split over replica and fsdp, and heads over tp and sequence: where a row's positions lie on several devices, they
+    trade them for heads and back. So all devices of a row do the same work, which they would not if each kept its part of a causal mask.
+    """
+    shards = 1 if mesh is None else axis_size(mesh, HEADS)
+    key, value = (_enough_heads(x, shards) for x in (key, value))
 
     def attend(kernel: kernels.SplashAttentionKernel, *arrays: jax.Array) -> jax.Array:
         query, key, value, segments = arrays
