@@ -81,7 +81,7 @@ os.kill(os.getpid(), signal.SIGTERM) if {code} == 143 else sys.exit(1)
         (2, 0, InputError, "process 1 of 2 ended with 2; its reason is above"),
         (1, 0, EngineError, "process 0 of 2 ended with 1"),
         (143, 0, Preempted, "stopped by SIGTERM; continue with"),
-        (130, 0, KeyboardInterrupt, ""),
+        (130, 0, KeyboardInterrupt, None),
         (2, 600, InputError, "process 1 of 2 ended with 2"),  # the other waits for it for ever
     ],
 )

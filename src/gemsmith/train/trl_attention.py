@@ -58,7 +58,7 @@ def dense_mask(segments: np.ndarray, window: int) -> np.ndarray:
     return (segments[:, :, None] == segments[:, None]) & (distance >= 0) & (distance < window)
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator] - blocks differ from step to step, and would be compiled anew
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # blocks differ from step to step, and would be compiled anew
 def attend_documents(
     module: Any,  # noqa: ARG001 - transformers' signature
     query: torch.Tensor,

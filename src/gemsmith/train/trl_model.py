@@ -40,7 +40,7 @@ def adapted_model(recipe: Recipe, checkpoint: Checkpoint, attention: str, device
     targets = lora_targets(checkpoint.variant, recipe.lora.targets)
     config = peft.LoraConfig(
         r=recipe.lora.rank,
-        lora_alpha=recipe.lora.alpha,  # type: ignore[arg-type] - PEFT only divides by it
+        lora_alpha=recipe.lora.alpha,  # type: ignore[arg-type]  # PEFT only divides by it
         lora_dropout=recipe.lora.dropout,
         use_rslora=recipe.lora.rslora,
         target_modules=target_pattern(target.module for target in targets),
