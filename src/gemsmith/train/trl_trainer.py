@@ -241,6 +241,8 @@ def _config(recipe: Recipe, group: Group, *, steps: int, folder: Path) -> SFTCon
         logging_strategy="no",
         save_strategy="no",
         disable_tqdm=True,
+        log_level="error",
+        log_level_replica="error",
         seed=recipe.seed % 2**32,
         use_cpu=group.device.type == "cpu",
         remove_unused_columns=False,
