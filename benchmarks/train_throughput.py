@@ -37,7 +37,7 @@ from train_cpu import VARIANT
 RECORDS = Path(__file__).parent / "records"
 SIDES = ("gemsmith-trl", "gemsmith-tunix", "trl")
 PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "jax", "jaxlib", "google-tunix", "qwix")
-WARM_UP = 2
+WARM_UP = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +55,7 @@ class Case:
     folder: str | None
 
 
-CPU = Case(variant=VARIANT, dtype="float32", length=1024, rows=2, micro_batches=1, steps=6, rank=16, remat="none", folder=None)
+CPU = Case(variant=VARIANT, dtype="float32", length=1024, rows=2, micro_batches=1, steps=3, rank=16, remat="none", folder=None)
 GPU = Case(
     variant=find_variant("gemma4-31b"),
     dtype="bfloat16",
@@ -120,12 +120,21 @@ def recipe_of(case: Case, backend: str, checkpoint: Path, rows: Path) -> Any:
 def train_ours(case: Case, backend: str, checkpoint: Path, rows: Path, folder: Path) -> dict[str, Any]:
     from gemsmith.data import prepare_data
     from gemsmith.run import open_run
+    from gemsmith.train.log import StepLog
     from gemsmith.train.stage import train
 
     if backend == "tunix" and case is GPU:
         import jax
 
         assert jax.default_backend() == "gpu", "this JAX has no CUDA plugin"
+    ends_cpu_s: list[float] = []
+    add = StepLog.add
+
+    def add_timed(log: Any, step: Any) -> None:
+        ends_cpu_s.append(time.process_time())
+        add(log, step)
+
+    StepLog.add = add_timed  # type: ignore[method-assign]
     run = open_run(folder / "run", recipe_of(case, backend, checkpoint, rows))
     prepare_data(run)
     record = train(run)
@@ -133,6 +142,7 @@ def train_ours(case: Case, backend: str, checkpoint: Path, rows: Path, folder: P
     return {
         "losses": [step.loss for step in record.steps],
         "step_s": [step.step_s for step in timed],
+        "cpu_s": np.diff(ends_cpu_s)[WARM_UP - 1 :].tolist(),
         "tokens": [step.real_tokens for step in timed],
         "peak_memory_bytes": record.peak_memory_bytes,
         "attention": record.attention,
@@ -147,6 +157,7 @@ def train_theirs(case: Case, checkpoint: Path, rows: Path, folder: Path) -> dict
 
     tokens: list[int] = []
     ends_s: list[float] = []
+    ends_cpu_s: list[float] = []
 
     class Counting(SFTTrainer):
         def training_step(self, model: Any, inputs: dict[str, Any], *arguments: Any) -> Any:
@@ -158,6 +169,7 @@ def train_theirs(case: Case, checkpoint: Path, rows: Path, folder: Path) -> dict
             if torch.cuda.is_available():
                 torch.cuda.synchronize()
             ends_s.append(time.perf_counter())
+            ends_cpu_s.append(time.process_time())
 
     data, config, lora = theirs(case, rows, folder)
     tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint)
@@ -168,6 +180,7 @@ def train_theirs(case: Case, checkpoint: Path, rows: Path, folder: Path) -> dict
     return {
         "losses": [entry["loss"] for entry in trainer.state.log_history if "loss" in entry],
         "step_s": np.diff(ends_s)[WARM_UP - 1 :].tolist(),
+        "cpu_s": np.diff(ends_cpu_s)[WARM_UP - 1 :].tolist(),
         "tokens": each[WARM_UP:],
         "peak_memory_bytes": torch.cuda.max_memory_allocated() if cuda else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         "attention": {"all": trainer.model.config._attn_implementation},
@@ -210,6 +223,7 @@ def summary(case: Case, results: list[dict[str, Any]], peak_flops_per_s: float |
     rate = statistics.median(rates)
     figures: dict[str, Any] = {
         "real_tokens_per_s": {"median": round(rate, 1), "low": round(rates[0], 1), "high": round(rates[-1], 1)},
+        "real_tokens_per_cpu_s": round(statistics.median(sum(found["tokens"]) / sum(found["cpu_s"]) for found in results), 1),
         "first_loss": results[0]["losses"][0],
         "last_loss": results[0]["losses"][-1],
         "tokens_of_a_step": round(statistics.mean(count for result in results for count in result["tokens"])),
@@ -285,6 +299,8 @@ def main() -> None:
     rates = {side: found["real_tokens_per_s"]["median"] for side, found in figures.items() if "error" not in found}
     if "trl" in rates:
         record["over_trl"] = {side: round(rate / rates["trl"], 3) for side, rate in rates.items() if side != "trl"}
+        cpu = {side: figures[side]["real_tokens_per_cpu_s"] for side in rates}
+        record["over_trl_by_cpu_s"] = {side: round(rate / cpu["trl"], 3) for side, rate in cpu.items() if side != "trl"}
     (RECORDS / f"train_throughput_{name}.json").write_text(json.dumps(record, indent=1) + "\n")
     print(json.dumps(figures, indent=1))
     losses = [figures[side]["first_loss"] for side in sides if side.startswith("gemsmith") and side in rates]
