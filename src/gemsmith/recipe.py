@@ -322,7 +322,9 @@ def _first_problem(error: ValidationError) -> str:
     if problem["type"] == "extra_forbidden":
         allowed, key = _keys_at(place[:-1]), ".".join(part for part in place if part not in ("Made", "Mesh"))
         return f"unknown key {key}{nearest(place[-1], allowed)}; allowed there: {', '.join(allowed)}"
-    key = ".".join(part for part in place if part not in ("Made", "Mesh", "str", "int", "float") and not part.startswith(("literal[", "tuple[")))
+    key = ".".join(
+        part for part in place if part not in ("Made", "Mesh", "str", "int", "float") and not part.startswith(("literal[", "tuple["))
+    )
     if problem["type"] == "missing":
         return f"{key} is missing; it must be given"
     message = problem["msg"][0].lower() + problem["msg"][1:]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gemsmith.models.attention import attention
-from gemsmith.models.splash import make_kernel, splash_attention
+from gemsmith.models.splash import _mask, make_kernel, splash_attention
 
 LENGTH = 256
 
@@ -48,3 +48,13 @@ def test_the_kernel_attends_as_dense_blocks_do_forward_and_back(heads, kv_heads,
     assert relative_error(actual * real, expected * real) < 1e-5
     for ours, theirs in zip(pull_actual(slope), pull_expected(slope), strict=True):
         assert relative_error(ours, theirs) < 1e-5
+
+
+@pytest.mark.parametrize("window", [None, 5, 8, 20])
+def test_masks_know_whole_blocks_as_if_they_had_compared_positions(window):
+    mask = _mask(32, window, 1).masks[0]
+    distance = np.arange(32)[:, None] - np.arange(32)
+    seen = (distance >= 0) & (distance < (window or 32))
+    for row, column in np.ndindex(4, 4):
+        block = slice(8 * row, 8 * row + 8), slice(8 * column, 8 * column + 8)
+        np.testing.assert_array_equal(mask[block], seen[block])

@@ -4,11 +4,12 @@ Source of the kernel: jax.experimental.pallas.ops.tpu.splash_attention, https://
 """
 
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernels
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -105,9 +106,40 @@ def splash_attention(
     return constrain(sharded(kernel, query, key, value, segments), mesh, BATCH, "tp", "sequence", None)
 
 
+class _ByBlocks:
+    """Knows of a block whose every pair is seen, or none, without comparing their positions: at 131,072, minutes of them."""
+
+    reach: int
+
+    def __getitem__(self, block: tuple[slice, slice]) -> np.ndarray:
+        queries, keys = block
+        least, most = queries.start - (keys.stop - 1), queries.stop - 1 - keys.start
+        shape = (queries.stop - queries.start, keys.stop - keys.start)
+        if least >= 0 and most < self.reach:
+            return _all(shape, value=True)
+        if most < 0 or least >= self.reach:
+            return _all(shape, value=False)
+        seen: np.ndarray = super().__getitem__(block)  # type: ignore[misc]
+        return seen
+
+
+class _Causal(_ByBlocks, masks.CausalMask):
+    pass
+
+
+class _Local(_ByBlocks, masks.LocalMask):
+    pass
+
+
+@cache
+def _all(shape: tuple[int, int], *, value: bool) -> np.ndarray:
+    return np.broadcast_to(np.bool_(value), shape)
+
+
 def _mask(length: int, window: int | None, heads: int) -> masks.MultiHeadMask:
     shape = (length, length)
-    one = masks.CausalMask(shape) if window is None else masks.LocalMask(shape, window_size=(window - 1, 0), offset=0)
+    one = _Causal(shape) if window is None else _Local(shape, window_size=(window - 1, 0), offset=0)
+    one.reach = length if window is None else window
     return masks.MultiHeadMask([one] * heads)
 
 
