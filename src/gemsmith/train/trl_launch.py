@@ -171,10 +171,10 @@ def _raise_for(codes: Sequence[int], path: Path) -> None:
     failed = [(rank, code) for rank, code in enumerate(ended) if code]
     if not failed:
         return
+    if any(code in (130, -signal.SIGINT) for _, code in failed):
+        raise KeyboardInterrupt
     # One that only lost the others says less than the one that has a reason.
     rank, code = min(failed, key=lambda item: (item[1] not in known, item[0]))
-    if code in (130, -signal.SIGINT):
-        raise KeyboardInterrupt
     kind: type[GemsmithError] = known.get(code, EngineError)
     reason = "stopped by SIGTERM" if kind is Preempted else f"process {rank} of {len(codes)} ended with {code}; its reason is above"
     raise kind(f"training: {reason}; continue with: gemsmith train {path}")
