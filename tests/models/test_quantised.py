@@ -18,7 +18,7 @@ from gemsmith.models.quantised import LEVELS, Quantised, dequantise, holds_codes
 from gemsmith.models.sharding import AXES
 from gemsmith.recipe import Lora
 from gemsmith.train.lora import add_adapters
-from gemsmith.zoo import find_variant
+from gemsmith.zoo import LORA_KINDS, find_variant
 
 
 def normal(*shape, dtype=jnp.float32, seed=0):
@@ -103,13 +103,20 @@ VARIANTS = {
 
 
 @pytest.mark.parametrize(
-    ("name", "kind", "remat"),
-    [("dense", "nf4", "layer"), ("dense", "nf4", "none"), ("dense", "int8", ("gate", "up")), ("experts", "nf4", "layer"),
-     ("shared kv", "nf4", "layer")],
-)  # fmt: skip
-def test_gradients_are_those_over_the_matrices_that_the_codes_stand_for(name, kind, remat):
+    ("name", "kind", "remat", "targets"),
+    [
+        ("dense", "nf4", "layer", LORA_KINDS),
+        ("dense", "nf4", "none", ("q", "down")),
+        ("dense", "int8", ("gate", "up"), ("q", "down")),
+        ("experts", "nf4", "layer", ("k", "up")),
+        ("shared kv", "nf4", "layer", ("k", "o")),
+    ],
+)
+def test_gradients_are_those_over_the_matrices_that_the_codes_stand_for(name, kind, remat, targets):
     variant = VARIANTS[name]
-    model = add_adapters(abstract_model(variant, dtype="float32", execution=Execution(remat=remat)), variant, Lora(rank=4), seed=0)
+    model = add_adapters(
+        abstract_model(variant, dtype="float32", execution=Execution(remat=remat)), variant, Lora(rank=4, targets=targets), seed=0
+    )
     graph, state = nnx.split(model)
     state = [(path, leaf.replace(make_leaf(path, leaf.shape))) for path, leaf in nnx.to_flat_state(state)]
     trained, exact = nnx.split_state(nnx.from_flat_state(state), nnx.LoRAParam, ...)
