@@ -7,11 +7,13 @@ import struct
 import subprocess
 import sys
 import time
+from types import ModuleType
 
 import numpy as np
 import pytest
 import torch
 from tensorboardX.proto.event_pb2 import Event
+from transformers.quantizers.quantizers_utils import should_convert_module
 
 from gemsmith.checkpoint.adapter import read_peft_adapter
 from gemsmith.data import Batches
@@ -24,7 +26,9 @@ from gemsmith.run import Run, find_run, is_complete, open_run, read_record
 from gemsmith.train import trl
 from gemsmith.train.stage import train
 from gemsmith.train.trl_checkpoints import Checkpoints
+from gemsmith.train.trl_model import nf4_config
 from gemsmith.train.trl_trainer import Trainer
+from gemsmith.zoo import find_variant, text_tensors
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # upstream's, at import
 BACKEND = {"backend": "trl"}
@@ -363,6 +367,22 @@ def test_nf4_without_bitsandbytes_is_one_line(prepared_run, gemsmith, monkeypatc
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)
     code, _, err = gemsmith("train", prepared_run(train=BACKEND).path, "--set", "train.dtype=nf4")
     assert code == 2 and "error: train.dtype: nf4 needs bitsandbytes, which is not installed; run: pip install bitsandbytes" in err
+
+
+def test_nf4_is_held_as_the_jax_backend_holds_it(monkeypatch):
+    """Projections alone, their scales not rounded once more, and no experts, which bitsandbytes leaves as they are."""
+    monkeypatch.setitem(sys.modules, "bitsandbytes", ModuleType("bitsandbytes"))
+    variant = find_variant("tiny-e2b")
+    config = nf4_config(variant)
+    assert config.load_in_4bit and config.bnb_4bit_quant_type == "nf4" and not config.bnb_4bit_use_double_quant
+    converted = {
+        tensor.role
+        for tensor in text_tensors(variant)
+        if len(tensor.shape) == 2 and should_convert_module(tensor.module, config.llm_int8_skip_modules)
+    }
+    assert converted == {"q", "k", "v", "o", "gate", "up", "down"}
+    with pytest.raises(RecipeError, match=r"train\.dtype: nf4 was given, but bitsandbytes leaves the experts of tiny-26b-a4b in bfloat16"):
+        nf4_config(find_variant("tiny-26b-a4b"))
 
 
 def test_a_missing_library_is_one_line(prepared_run, gemsmith, monkeypatch):

@@ -19,15 +19,15 @@ from transformers import AttentionInterface, AutoModelForCausalLM
 
 from gemsmith.checkpoint import Checkpoint
 from gemsmith.checkpoint.adapter import Adapter, LowRank, target_pattern
-from gemsmith.errors import CheckpointError, MachineError
+from gemsmith.errors import CheckpointError, MachineError, RecipeError
 from gemsmith.recipe import Lora, Recipe
 from gemsmith.train.first_adapter import start_of_a
 from gemsmith.train.trl_attention import FULL, SLIDING, attend_documents
 from gemsmith.train.trl_loss import token_nll
-from gemsmith.zoo import Variant, lora_targets
+from gemsmith.zoo import Variant, lora_targets, text_tensors
+from gemsmith.zoo.quantised import is_quantised
 
 _DOCUMENTS = "gemsmith_documents"
-_QUANTISED = ("nf4",)
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
@@ -61,8 +61,8 @@ def load_base(recipe: Recipe, checkpoint: Checkpoint, attention: str, device: to
     """The frozen base. Raises CheckpointError where the file lacks a weight, MachineError where nf4 needs what is not installed."""
     AttentionInterface.register(_DOCUMENTS, attend_documents)
     dtype, options = recipe.train.dtype, {}
-    if dtype in _QUANTISED:
-        dtype, options = "bfloat16", {"quantization_config": _nf4_config(), "device_map": {"": device}}
+    if dtype == "nf4":
+        dtype, options = "bfloat16", {"quantization_config": nf4_config(checkpoint.variant), "device_map": {"": device}}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         loaded: Any = AutoModelForCausalLM.from_pretrained(
@@ -197,12 +197,26 @@ def _adapted(self: Any, x: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
     return torch.addmm(base.reshape(-1, base.shape[-1]), narrow.reshape(-1, narrow.shape[-1]), wide.T).view(base.shape)
 
 
-def _nf4_config() -> transformers.BitsAndBytesConfig:
+def nf4_config(variant: Variant) -> transformers.BitsAndBytesConfig:
+    """Has the base held as the JAX backend holds it: the projections in nf4 with scales as they are, all else in bfloat16.
+
+    Raises RecipeError for experts, which bitsandbytes leaves in bfloat16, and MachineError where it is not installed.
+    """
+    if variant.experts:
+        raise RecipeError(
+            f"train.dtype: nf4 was given, but bitsandbytes leaves the experts of {variant.name} in bfloat16; set bfloat16, or train.backend "
+            "to tunix"
+        )
     try:
         import bitsandbytes  # noqa: F401 - transformers imports it, with a page of advice where it cannot
     except ImportError as error:
         reason = "is not installed" if isinstance(error, ModuleNotFoundError) else f"cannot be loaded ({error})"
         raise MachineError(f"train.dtype: nf4 needs bitsandbytes, which {reason}; run: pip install bitsandbytes") from None
+    others = {tensor.module for tensor in text_tensors(variant) if len(tensor.shape) == 2 and not is_quantised(tensor)}
     return transformers.BitsAndBytesConfig(
-        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=torch.bfloat16
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=False,
+        bnb_4bit_compute_dtype=torch.bfloat16,
+        llm_int8_skip_modules=["lm_head", *sorted(others)],  # of 4 bits, too
     )
