@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,12 @@ from gemsmith.recipe import build_recipe
 from gemsmith.records import ExportRecord
 from gemsmith.run import Run, make_origin, open_run, start_clock, write_record
 from gemsmith.zoo import find_variant
+
+
+@pytest.fixture(scope="session", autouse=True)
+def control_c() -> None:
+    """Python's own answer to Ctrl-C, here and in what the tests start: a shell's background jobs are told to ignore it."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

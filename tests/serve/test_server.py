@@ -68,6 +68,15 @@ def test_a_server_answers_inside_the_block_and_nothing_is_left_after_it(
     assert not wait_until_gone([*started, server.pid], timeout_s=0)
 
 
+def stop(ours: subprocess.Popen, number: signal.Signals) -> None:
+    """Sends the signal and waits for the end, which must come by itself."""
+    ours.send_signal(number)
+    try:
+        ours.wait(20)
+    finally:
+        ours.kill()
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_no_process_outlives_ours_however_it_is_stopped(
     number: signal.Signals, fake_vllm: Callable[..., Path], model: Path, tmp_path: Path
@@ -81,8 +90,7 @@ def test_no_process_outlives_ours_however_it_is_stopped(
         assert ours.stdout is not None and ours.stdout.readline() == b"up\n"
         started = json.loads(pids.read_text())
         assert all(map(is_running, started))
-        ours.send_signal(number)
-        ours.wait(20)
+        stop(ours, number)
     assert not wait_until_gone(started)
 
 
@@ -93,8 +101,7 @@ def test_ctrl_c_while_vllm_is_starting_stops_it(fake_vllm: Callable[..., Path], 
         while not pids.exists() or not pids.read_text():
             time.sleep(0.05)
         started = json.loads(pids.read_text())
-        ours.send_signal(signal.SIGINT)
-        ours.wait(20)
+        stop(ours, signal.SIGINT)
     assert not wait_until_gone(started)
 
 
