@@ -1,6 +1,8 @@
 """What the README claims is what the records say, and its tree is the tree there is."""
 
 import importlib.util
+import json
+import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -32,3 +34,10 @@ def test_linked_files_are_there():
     links = [part.partition(")")[0] for part in README.split("](")[1:]]
     assert links
     assert [link for link in links if not (ROOT / link).exists()] == []
+
+
+def test_what_is_modelled_is_what_the_compiled_cases_say():
+    claims = re.findall(r"([\d,]+)(?:\s+real\s+tokens/s)?\s+\[modelled\]\((\S+)\)", README)
+    assert len(claims) == README.count("[modelled]") == 2
+    for tokens_per_s, record in claims:
+        assert int(tokens_per_s.replace(",", "")) == json.loads((ROOT / record).read_text())["real_tokens_per_s"]["as_scheduled"]
