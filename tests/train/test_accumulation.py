@@ -27,8 +27,7 @@ ROWS, LENGTH = 16, 24
 def recipe_of(checkpoint, micro_batches, mesh="auto", rows=ROWS, dropout=0.0):
     train = {"rows_per_step": rows, "micro_batches": micro_batches, "mesh": mesh, "dtype": "float32"}
     values = {"checkpoint": str(checkpoint), "data": {"train": "not read", "max_length": LENGTH}, "train": train}
-    lora = {"rank": 4, "alpha": 8.0, "dropout": dropout, "targets": ["q", "k", "down"]}
-    return build_recipe(values | {"lora": lora})
+    return build_recipe(values | {"lora": {"rank": 4, "alpha": 8.0, "dropout": dropout}})
 
 
 @functools.cache

@@ -204,8 +204,8 @@ def nf4_config(variant: Variant) -> transformers.BitsAndBytesConfig:
     """
     if variant.experts:
         raise RecipeError(
-            f"train.dtype: nf4 was given, but bitsandbytes leaves the experts of {variant.name} in bfloat16; set bfloat16, or train.backend "
-            "to tunix"
+            f"train.dtype: nf4 was given, but bitsandbytes leaves the experts of {variant.name} in bfloat16; set bfloat16, or "
+            "train.backend to tunix"
         )
     try:
         import bitsandbytes  # noqa: F401 - transformers imports it, with a page of advice where it cannot
