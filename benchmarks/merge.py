@@ -3,11 +3,13 @@
     python benchmarks/merge.py [rounds, default 3] [folder for 40 GB, default a temporary one]
 
 A bfloat16 checkpoint in the shape of the 31B is made twice: of about 3 GB, on which `cp`, `gemsmith export` and PEFT's merge_and_unload +
-save_pretrained take turns, and of more than 10 GB, on which the first two do. Each is a process of its own. `cp` ends when its bytes are
-in memory, ours when they are on the disk, so `cp` is followed by `sync` of its files and both times are recorded.
+save_pretrained take turns, and of more than 10 GB, on which the first two do. Each is a process of its own, once with the checkpoint on the
+disk alone (cold) and once with it in the page cache (warm). `cp` ends when its bytes are in memory, ours when they are on the disk, so `cp`
+is followed by `sync` of its files and both times are recorded.
 """
 
 import contextlib
+import itertools
 import json
 import os
 import shutil
@@ -15,7 +17,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -40,6 +41,15 @@ RANK = ALPHA = 64
 PACKAGES = ("numpy", "ml_dtypes", "torch", "transformers", "peft")
 _GIB = 2**30
 _BLOCK_VALUES = 2**23
+# A process's peak memory is at least that of the one that started it: this one is small.
+_LAUNCH = """
+import json, resource, subprocess, sys, time
+begin = time.perf_counter()
+code = subprocess.call(sys.argv[1:])
+wall_s, used = time.perf_counter() - begin, resource.getrusage(resource.RUSAGE_CHILDREN)
+print(json.dumps({"wall_s": wall_s, "cpu_s": used.ru_utime + used.ru_stime, "peak_memory_bytes": used.ru_maxrss * 1024}))
+sys.exit(code)
+"""
 _PEFT = """
 import sys, torch, transformers
 from peft import PeftModel
@@ -97,17 +107,12 @@ def make_adapter(folder: Path, variant: Variant) -> None:
 
 def run(command: Sequence[str | Path], **environment: str) -> dict[str, float]:
     """Seconds, CPU-seconds and peak memory of a process; raises where it fails."""
-    load, begin = os.getloadavg()[0], time.perf_counter()
-    process = subprocess.Popen([str(word) for word in command], env={**os.environ, **environment}, stderr=subprocess.PIPE)
-    assert process.stderr is not None
-    errors = process.stderr.read()
-    _, status, usage = os.wait4(process.pid, 0)
-    wall = time.perf_counter() - begin
-    process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode:
-        raise RuntimeError(f"{command[0]} failed: {errors.decode()[-2000:]}")
-    cpu = usage.ru_utime + usage.ru_stime
-    return {"wall_s": wall, "cpu_s": cpu, "peak_memory_bytes": usage.ru_maxrss * 1024, "load_before": load}
+    load = os.getloadavg()[0]
+    launch = [sys.executable, "-S", "-c", _LAUNCH, *(str(word) for word in command)]
+    done = subprocess.run(launch, env={**os.environ, **environment}, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{command[0]} failed: {done.stderr[-2000:]}")
+    return json.loads(done.stdout.splitlines()[-1]) | {"load_before": load}
 
 
 def run_cp(base: Path, _adapter: Path, out: Path) -> dict[str, float]:
@@ -124,6 +129,21 @@ def run_peft(base: Path, adapter: Path, out: Path) -> dict[str, float]:
     return run([sys.executable, "-c", _PEFT, base, adapter, out], HF_HUB_OFFLINE="1")
 
 
+def drop_from_cache(folder: Path) -> None:
+    """The next one to read the folder's files reads them from the disk."""
+    for file in (file for file in folder.iterdir() if file.is_file()):
+        with file.open("rb") as stream:
+            os.fsync(stream.fileno())
+            os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def read_into_cache(folder: Path) -> None:
+    for file in (file for file in folder.iterdir() if file.is_file()):
+        with file.open("rb") as stream:
+            while stream.read(_BLOCK_VALUES):
+                pass
+
+
 def take_turns(place: Path, layers: int, rounds: int, sides: dict[str, Callable[[Path, Path, Path], dict[str, float]]]) -> dict[str, Any]:
     """Each side's runs on a checkpoint of so many layers, one after the other, `rounds` times; what they wrote is deleted."""
     variant = replace(find_variant("gemma4-31b"), name="custom", layers=layers, **WIDTHS)
@@ -131,14 +151,15 @@ def take_turns(place: Path, layers: int, rounds: int, sides: dict[str, Callable[
     make_base(base, variant)
     make_adapter(adapter, variant)
     places = open_checkpoint(str(base)).places.values()
-    runs: dict[str, list[dict[str, float]]] = {name: [] for name in sides}
+    caches = {"cold": drop_from_cache, "warm": read_into_cache}
+    runs: dict[str, dict[str, list[dict[str, float]]]] = {cache: {name: [] for name in sides} for cache in caches}
     try:
-        for number in range(rounds):
-            for name, side in sides.items():
-                os.sync()
-                runs[name].append(side(base, adapter, out))
-                print(f"{layers} layers, round {number + 1}, {name}: {runs[name][-1]}", file=sys.stderr, flush=True)
-                shutil.rmtree(out)
+        for number, cache, name in itertools.product(range(rounds), caches, sides):
+            os.sync()
+            caches[cache](base)
+            runs[cache][name].append(sides[name](base, adapter, out))
+            print(f"{layers} layers, round {number + 1}, {cache}, {name}: {runs[cache][name][-1]}", file=sys.stderr, flush=True)
+            shutil.rmtree(out)
     finally:
         for folder in (base, adapter, out):
             shutil.rmtree(folder, ignore_errors=True)
@@ -149,25 +170,23 @@ def take_turns(place: Path, layers: int, rounds: int, sides: dict[str, Callable[
         "shards": len({item.file for item in places}),
         "layers": layers,
         "rank": RANK,
-        "medians": {name: {key: statistics.median(one[key] for one in found) for key in found[0]} for name, found in runs.items()},
-        "runs": runs,
     }
-    return result | {"ratios": _ratios(result)}
+    return result | {cache: summary(found) for cache, found in runs.items()}
 
 
-def _ratios(result: dict[str, Any]) -> dict[str, float]:
-    cp, ours = result["medians"]["cp"], result["medians"]["gemsmith"]
-    pairs = [(one, other) for one, other in zip(result["runs"]["cp"], result["runs"]["gemsmith"], strict=True)]
+def summary(runs: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
+    """Medians of each side, their ratios, and the runs themselves."""
+    medians = {name: {key: statistics.median(one[key] for one in found) for key in found[0]} for name, found in runs.items()}
+    cp, ours = medians["cp"], medians["gemsmith"]
     ratios = {
         "gemsmith_to_cp": ours["wall_s"] / cp["wall_s"],
         "gemsmith_to_cp_with_sync": ours["wall_s"] / cp["wall_with_sync_s"],
-        "gemsmith_to_cp_with_sync_median_of_rounds": statistics.median(b["wall_s"] / a["wall_with_sync_s"] for a, b in pairs),
         "gemsmith_peak_memory_gib": ours["peak_memory_bytes"] / _GIB,
     }
-    if "peft" in result["medians"]:
-        peft = result["medians"]["peft"]
+    if "peft" in medians:
+        peft = medians["peft"]
         ratios |= {"peft_to_gemsmith": peft["wall_s"] / ours["wall_s"], "peft_peak_memory_gib": peft["peak_memory_bytes"] / _GIB}
-    return ratios
+    return {"ratios": ratios, "medians": medians, "runs": runs}
 
 
 def main(rounds: int, folder: Path | None) -> None:
@@ -188,7 +207,8 @@ def main(rounds: int, folder: Path | None) -> None:
         "large": large,
     }
     RECORD.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    print(json.dumps({"small": small["ratios"], "large": large["ratios"]}, indent=1))
+    both_sizes = {"small": small, "large": large}
+    print(json.dumps({size: {cache: found[cache]["ratios"] for cache in ("cold", "warm")} for size, found in both_sizes.items()}, indent=1))
 
 
 if __name__ == "__main__":

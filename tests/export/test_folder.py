@@ -322,7 +322,7 @@ def die(*_, **__):
     os.kill(os.getpid(), signal.SIGKILL)
 count = 0
 if moment == "adapter":
-    folder.read_peft_adapter, read = (lambda path: die() if path.parent.name.startswith(".") else read(path)), folder.read_peft_adapter
+    folder.write_peft_adapter, write = (lambda *given, **named: die(write(*given, **named))), folder.write_peft_adapter
 elif moment == "middle":
     rows = merge.merged_rows
     def later(*arguments):

@@ -5,7 +5,8 @@ OUT/export.json  OUT/adapter/ (PEFT, full module paths)  OUT/merged/ (to be serv
 
 import platform
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -62,8 +63,8 @@ def export_peft(base_source: str, adapter_folder: Path, out: Path, *, overwrite:
     base = open_checkpoint(base_source)
     check_base(adapter, base, source=str(adapter_folder))
     check_modules(adapter, config, base, source=str(adapter_folder))
-    sums = {str(adapter_folder / name): sha256_file(adapter_folder / name) for name in (CONFIG, WEIGHTS)}
-    return _write(base, adapter, out, clock, source=str(adapter_folder), dropout=config.dropout, read=sums)
+    read = [adapter_folder / name for name in (CONFIG, WEIGHTS)]
+    return _write(base, adapter, out, clock, source=str(adapter_folder), dropout=config.dropout, read=read)
 
 
 def export_tunix(
@@ -153,21 +154,23 @@ def _write(
     source: str,
     step: int | None = None,
     dropout: float = 0.0,
-    read: Mapping[str, str] | None = None,
+    read: Sequence[Path] = (),
     packages: tuple[str, ...] = _PACKAGES,
 ) -> ExportRecord:
+    """Writes both folders and the record; the small files are written and hashed beside the merge, which uses every core."""
     check_mergeable(base, adapter)
     check_space(out, merged_bytes(base) + adapter_bytes(adapter))
     fingerprint = base.fingerprint()
-    with no_space_named(out), replacing_folder(out) as beside:
+    with no_space_named(out), replacing_folder(out) as beside, ThreadPoolExecutor(1) as aside:
         known = Adapter(modules=adapter.modules, rank=adapter.rank, alpha=adapter.alpha, rslora=adapter.rslora, base_sha256=fingerprint)
         copies = shared_projections(base.variant)
-        written = write_peft_adapter(known, beside / ADAPTER, base.source, dropout=dropout, v_of_k=copies)
+        writing = aside.submit(write_peft_adapter, known, beside / ADAPTER, base.source, dropout=dropout, v_of_k=copies)
+        hashing = aside.submit(lambda: {str(file): sha256_file(file) for file in read})
         (beside / MERGED).mkdir()
-        # What is merged is what was written: matrices come from the file, one module at a time.
-        merged = write_merged(base, read_peft_adapter(beside / ADAPTER), beside / MERGED)
+        merged = write_merged(base, known, beside / MERGED)
+        written = writing.result()
         record = ExportRecord(
-            origin=make_folder_origin(clock, packages, {"base": fingerprint} | dict(read or {})),
+            origin=make_folder_origin(clock, packages, {"base": fingerprint} | hashing.result()),
             source=source,
             step=step,
             base=str(base.folder.absolute()) if Path(base.source).expanduser().is_dir() else base.source,
