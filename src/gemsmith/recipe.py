@@ -69,12 +69,21 @@ class Lora(Section):
 class Optimizer(Section):
     learning_rate: Annotated[float, Field(gt=0)] = 1e-4
     schedule: Literal["cosine", "linear", "constant"] = Field("cosine", description="After warm-up; cosine and linear end at 0.")
-    warmup_steps: Annotated[int, Field(ge=0)] = 100
+    warmup_steps: Annotated[int, Field(ge=0)] | None = Field(None, description="Default: 100, where there is no warmup_ratio.")
+    warmup_ratio: Annotated[float, Field(ge=0, lt=1)] | None = Field(
+        None, description="Instead of warmup_steps: their share of all updates, rounded up."
+    )
     weight_decay: Annotated[float, Field(ge=0)] = 0.001
     clip_norm: Annotated[float, Field(gt=0)] | None = Field(1.0, description="Global gradient norm; null: no clipping.")
     beta1: Fraction = 0.9
     beta2: Fraction = 0.999
     epsilon: Annotated[float, Field(gt=0)] = 1e-8
+
+    def warmup(self, updates: int) -> int:
+        """The steps of warm-up, of so many updates."""
+        if self.warmup_ratio is not None:
+            return math.ceil(self.warmup_ratio * updates)
+        return 100 if self.warmup_steps is None else self.warmup_steps
 
 
 Kept = Literal["q", "k", "v", "o", "gate", "up", "down", "attended", "lora"]
@@ -220,6 +229,7 @@ def build_recipe(values: Mapping[str, Any], overrides: Sequence[str] = (), *, so
         recipe = Recipe.model_validate(merged)
     except ValidationError as error:
         raise RecipeError(f"{source}: {_first_problem(error)}") from None
+    _check_warmup(recipe.optimizer)
     _check_offload(recipe.train)
     if recipe.model not in (None, "custom"):
         find_variant(recipe.model)
@@ -228,6 +238,14 @@ def build_recipe(values: Mapping[str, Any], overrides: Sequence[str] = (), *, so
             raise RecipeError(f"model: {recipe.model} was given, but checkpoint {recipe.checkpoint} is {named.name}; set one of them")
         lora_targets(find_variant(recipe.model), recipe.lora.targets)
     return recipe
+
+
+def _check_warmup(optimizer: Optimizer) -> None:
+    steps, ratio = optimizer.warmup_steps, optimizer.warmup_ratio
+    if steps is not None and ratio is not None:
+        raise RecipeError(
+            f"optimizer.warmup_steps: {steps} was given, and optimizer.warmup_ratio {ratio:g}; set one of them, the other null"
+        )
 
 
 def _check_offload(train: Train) -> None:

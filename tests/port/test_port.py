@@ -97,7 +97,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], set[str]]
         {"lr_scheduler_type", "lr_scheduler_kwargs.num_cycles", "optim", "neftune_noise_alpha", "label_smoothing_factor",
          "group_by_length", "packing_strategy", "loss_type", "load_best_model_at_end", "fp16"}),
     "TRL's command line": (
-        TRL_YAML, {}, {"data.train": "train.jsonl", "train.optimizer_steps": 500, "optimizer.warmup_steps": 50, "lora.rank": 8,
+        TRL_YAML, {}, {"data.train": "train.jsonl", "train.optimizer_steps": 500, "optimizer.warmup_ratio": 0.1, "lora.rank": 8,
                        "lora.dropout": 0.05, "lora.targets": ["q", "k", "v", "o"], "train.dtype": "bfloat16"}, set()),
     "TRL's command line without an adapter": (
         {key: value for key, value in TRL_YAML.items() if not key.startswith("lora") and key != "use_peft"}, {}, {}, {"use_peft"}),
@@ -124,8 +124,9 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], set[str]]
     "Axolotl with Alpaca's prompts, experts and a ratio of unknown steps": (
         AXOLOTL | {"base_model": "google/gemma-4-26B-A4B", "datasets": [{"path": "tatsu/alpaca", "type": "alpaca"}],
                    "lora_target_parameters": ["experts.gate_up_proj"], "warmup_steps": None, "warmup_ratio": 0.1,
-                   "lr_scheduler": "rex", "default_system_message": "Be brief."}, {}, {"data.format": "prompt-response"},
-        {"datasets[0].type", "lora_target_parameters", "warmup_ratio", "lr_scheduler", "default_system_message"}),
+                   "lr_scheduler": "rex", "default_system_message": "Be brief."}, {},
+        {"data.format": "prompt-response", "optimizer.warmup_ratio": 0.1},
+        {"datasets[0].type", "lora_target_parameters", "lr_scheduler", "default_system_message"}),
     "LLaMA-Factory": (
         FACTORY, {}, {"lora.rank": 8, "lora.alpha": 16.0, "lora.dropout": 0.0, "lora.targets": list(LORA_KINDS), "data.train": "rows.jsonl",
                       "data.max_length": 2048, "data.too_long": "error", "train.rows_per_step": 8, "optimizer.warmup_steps": 20,
@@ -133,7 +134,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], set[str]]
     "LLaMA-Factory, QLoRA, packed so that rows mix": (
         FACTORY | {"quantization_bit": 4, "double_quantization": False, "packing": True, "mask_history": True, "use_dora": True,
                    "warmup_ratio": 0.1, "warmup_steps": 0}, {"steps": 95},
-        {"train.dtype": "nf4", "optimizer.warmup_steps": 10, "data.packing": True}, {"packing", "mask_history", "use_dora"}),
+        {"train.dtype": "nf4", "optimizer.warmup_ratio": 0.1, "data.packing": True}, {"packing", "mask_history", "use_dora"}),
     "LLaMA-Factory with several devices and all weights": (
         FACTORY | {"finetuning_type": "full", "deepspeed": "ds_z3.json", "neat_packing": True, "template": "llama3", "val_size": 0.1},
         {"devices": 8}, {"train.rows_per_step": 64, "data.packing": True, "data.eval": "identity-eval.jsonl"},
@@ -213,13 +214,13 @@ def test_two_files_of_a_run_make_one_recipe(tmp_path):
     assert not [row for row in ported.rows if row.key.startswith("lora.rank")]
 
 
-def test_a_folder_gives_its_files_and_the_steps_of_its_run(tmp_path):
+def test_a_folder_gives_its_files(tmp_path):
     write(tmp_path, ADAPTER, "adapter_config.json")
     write(tmp_path, SFT | {"warmup_steps": 0, "warmup_ratio": 0.03}, "training_args.json")
     write(tmp_path, {"max_steps": 1001, "log_history": []}, "trainer_state.json")
     ported = port([tmp_path])
-    assert ported.recipe.optimizer.warmup_steps == 31
-    assert of(ported.rows, "warmup_ratio").status == "derived"
+    assert ported.recipe.optimizer.warmup(1001) == 31
+    assert of(ported.rows, "warmup_ratio").status == "mapped"
 
 
 def test_a_key_that_no_rule_knows_is_a_difference_unless_it_is_not_set(tmp_path):

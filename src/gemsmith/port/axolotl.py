@@ -6,7 +6,7 @@ from typing import Any
 from gemsmith.port import rules
 from gemsmith.port.base import base_rule, linear_switch, targets_rule
 from gemsmith.port.data import DATASET_RULES, held_out_rule, path_rule, test_path_rule
-from gemsmith.port.table import Reading, Row, Rule, Status, flag, idle, is_on, number, plain, positive, refuse, row, to, whole
+from gemsmith.port.table import Reading, Row, Rule, flag, idle, is_on, number, plain, positive, refuse, row, to, whole
 
 PROJECT = "Axolotl"
 _DOUBLE = "bnb_config_kwargs.bnb_4bit_use_double_quant"
@@ -39,8 +39,7 @@ def warmup(key: str, value: Any, reading: Reading) -> Row:
         return rules.warmup_rule("lr_scheduler", rounding="down")(key, value, reading)
     steps, default = reading.steps or rules.max_steps_of(reading), "Axolotl's default: 3 % of the steps, at most 100"
     if steps is None:
-        status: Status = "set" if "optimizer.warmup_steps" in reading.overridden else "differs"
-        return row(reading, key, value, status, f"{default}; {rules.STEPS_HINT}")
+        return rules.ratio_row(reading, key, value, "derived", f"{default}; {rules.STEPS_HINT}", ratio=0.03)
     return row(reading, key, value, "derived", default, optimizer__warmup_steps=rules.not_one(min(int(0.03 * steps), 100)))
 
 

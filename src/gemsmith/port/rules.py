@@ -83,7 +83,7 @@ def schedule_rule(key: str, value: Any, reading: Reading) -> Row:
 
 
 def warmup_rule(schedule: str, *, rounding: str = "up") -> Rule:
-    """The rule for warm-up in steps or as a share of them; the Trainer rounds up, Axolotl down and 1 to 2."""
+    """The rule for warm-up in steps or as a share of them, of which the Trainer rounds up as we do, Axolotl down and 1 to 2."""
 
     def rule(key: str, value: Any, reading: Reading) -> Row:
         if value is None or (key == "warmup_ratio" and number_or_none(value) == 0) or _ratio_decides(key, reading):
@@ -94,13 +94,19 @@ def warmup_rule(schedule: str, *, rounding: str = "up") -> Rule:
         if key == "warmup_steps" and (amount >= 1 or amount == 0):
             return row(reading, key, value, "mapped", "", optimizer__warmup_steps=read_as(whole, key, value, reading))
         steps = reading.steps or max_steps_of(reading)
-        if steps is None:
-            status: Status = "set" if "optimizer.warmup_steps" in reading.overridden else "differs"
-            return row(reading, key, value, status, f"a share of steps that the file does not count; {STEPS_HINT}")
-        warmup = math.ceil(amount * steps) if rounding == "up" else not_one(int(amount * steps))
-        return row(reading, key, value, "derived", f"{amount:g} of {steps} steps", optimizer__warmup_steps=warmup)
+        if rounding == "up" or steps is None:
+            why = "" if rounding == "up" else f"a share is rounded down there, up here; {STEPS_HINT}"
+            return ratio_row(reading, key, value, "derived" if why else "mapped", why, ratio=amount)
+        return row(reading, key, value, "derived", f"{amount:g} of {steps} steps", optimizer__warmup_steps=not_one(int(amount * steps)))
 
     return rule
+
+
+def ratio_row(reading: Reading, key: str, value: Any, status: Status, why: str, *, ratio: float) -> Row:
+    """The row of warm-up as a share of the steps, which steps on the command line overrule."""
+    if "optimizer.warmup_steps" in reading.overridden:
+        return row(reading, key, value, "set", "--set optimizer.warmup_steps decides")
+    return row(reading, key, value, status, why, optimizer__warmup_ratio=ratio)
 
 
 def number_or_none(value: Any) -> float | None:

@@ -211,7 +211,8 @@ def _settings(run: Run) -> Iterator[tuple[str, str]]:
     yield "LoRA", f"rank {lora.rank}, {scale}{dropout}, on {', '.join(lora.targets)}"
     decay = f"decay {numbers.plain(optimizer.weight_decay)}"
     clip = f"clip {numbers.plain(optimizer.clip_norm)}" if optimizer.clip_norm else "no clipping"
-    warmup = f"{numbers.count(optimizer.warmup_steps)} warm-up steps"
+    share = optimizer.warmup_ratio
+    warmup = f"{numbers.count(optimizer.warmup(0))} warm-up steps" if share is None else f"warm-up in {100 * share:g} % of the steps"
     yield "AdamW", f"peak {numbers.plain(optimizer.learning_rate)}, {optimizer.schedule}, {warmup}, {decay}, {clip}"
     packed = "packed" if recipe.data.packing else "not packed"
     yield "Step", f"{train.rows_per_step} rows of {numbers.count(recipe.data.max_length)} tokens, {packed}"

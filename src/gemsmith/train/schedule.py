@@ -11,7 +11,7 @@ def learning_rate(optimizer: Optimizer, *, update: int, updates: int) -> float:
     >>> [learning_rate(Optimizer(learning_rate=1.0, warmup_steps=2), update=k, updates=6) for k in (0, 1, 2, 4)]
     [0.0, 0.5, 1.0, 0.5]
     """
-    warmup = optimizer.warmup_steps
+    warmup = optimizer.warmup(updates)
     if update < warmup:
         return optimizer.learning_rate * (update / warmup)
     progress = (update - warmup) / max(1, updates - warmup)
