@@ -94,7 +94,7 @@ def train_ours(folder: Path) -> dict[str, Any]:
             "data": {"train": "not read", "max_length": LENGTH},
             "lora": {"rank": RANK, "alpha": ALPHA, "dropout": 0.0},
             "optimizer": {"learning_rate": RATE},
-            "train": {"rows_per_step": ROWS, "dtype": "float32", "remat": "none"},
+            "train": {"rows_per_step": ROWS, "dtype": "float32"},
         }
     )
     mesh = make_mesh(recipe, VARIANT)

@@ -55,7 +55,7 @@ class Case:
     folder: str | None
 
 
-CPU = Case(variant=VARIANT, dtype="float32", length=1024, rows=2, micro_batches=1, steps=3, rank=16, remat="none", folder=None)
+CPU = Case(variant=VARIANT, dtype="float32", length=1024, rows=2, micro_batches=1, steps=3, rank=16, remat="auto", folder=None)
 GPU = Case(
     variant=find_variant("gemma4-31b"),
     dtype="bfloat16",

@@ -62,7 +62,7 @@ def _rows_first(work: Work, devices: int, tp: int) -> Mesh:
 def _weigh(work: Work, machine: Machine, mesh: Mesh, remat: Remat | Literal["auto"]) -> Choice:
     chip = machine.chip
     if remat == "auto":
-        remat = choose_remat(work, mesh, device_bytes=chip.hbm_bytes / chip.devices, kind=chip.kind)
+        remat = choose_remat(work, mesh, device_bytes=chip.hbm_bytes / chip.devices)
     work = replace(work, remat=remat)
     memory = memory_of(work, mesh)
     hbm_bytes = memory.total * chip.devices

@@ -13,10 +13,11 @@ ROOM = 0.8
 """Of the chip's memory: the formula knows of no fragments."""
 
 
-def choose_remat(work: Work, mesh: Mesh, *, device_bytes: float, kind: str) -> Remat:
-    """The names that fit the device's memory beside all else, `layer` where none does; on a CPU `none` where everything fits."""
-    if kind == "cpu" and not work.offload and _fits(replace(work, remat="none"), mesh, device_bytes):
-        return "none"
+def choose_remat(work: Work, mesh: Mesh, *, device_bytes: float) -> Remat:
+    """The names that fit the device's memory beside all else, `layer` where none does.
+
+    Never `none`: what no name keeps costs more to write and read than to compute. On CPU it takes 1.1 to 1.2 times as long.
+    """
     kept: tuple[str, ...] = ()
     for name in (name for name in ORDER if name not in work.offload):
         if _fits(replace(work, remat=(*kept, name)), mesh, device_bytes):

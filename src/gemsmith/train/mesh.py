@@ -91,7 +91,7 @@ def _remat(recipe: Recipe, variant: Variant, mesh: Mesh, device_bytes: float | N
     platform = mesh.devices.flat[0].platform
     work = work_of(recipe, variant, attention=attention_on(platform, recipe))
     sizes = MeshSizes(**{axis: mesh.shape[axis] for axis in AXES})
-    return choose_remat(work, sizes, device_bytes=device_bytes or memory_bytes(mesh), kind=platform)
+    return choose_remat(work, sizes, device_bytes=device_bytes or memory_bytes(mesh))
 
 
 def memory_bytes(mesh: Mesh) -> float:
