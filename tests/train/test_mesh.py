@@ -170,6 +170,15 @@ def test_splash_is_refused_where_there_is_no_tpu_and_auto_is_dense_there():
         make_execution(recipe_of(rows=4, attention="splash"), find_variant("gemma4-31b"), mesh)
 
 
+def test_splash_is_refused_for_heads_that_its_kernel_cannot_take_and_auto_is_dense_there():
+    tpu = SimpleNamespace(devices=np.array([SimpleNamespace(platform="tpu")]), shape={"sequence": 1, "tp": 1})
+    recipes = {how: recipe_of(attention=how, remat="layer") for how in ("auto", "splash")}
+    assert make_execution(recipes["auto"], find_variant("tiny-31b"), tpu).attention == "dense"
+    assert make_execution(recipes["auto"], find_variant("gemma4-e2b"), tpu).attention == "splash"
+    with pytest.raises(RecipeError, match=r"^train\.attention: .* multiples of 128 numbers, tiny-31b has heads of \d+ and \d+; set dense"):
+        make_execution(recipes["splash"], find_variant("tiny-31b"), tpu)
+
+
 @pytest.mark.parametrize(
     ("remat", "message"),
     [

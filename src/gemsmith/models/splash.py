@@ -18,10 +18,9 @@ from gemsmith.models.heads import Rope
 from gemsmith.models.heads_kernel import make_heads_first
 from gemsmith.models.remat import ATTENDED
 from gemsmith.models.sharding import BATCH, axis_size, constrain
+from gemsmith.sizing import LANES
 
 HEADS = ("tp", "sequence")
-LANES = 128
-"""The kernel's blocks are multiples of this, so rows must be too."""
 
 
 @dataclass(frozen=True, kw_only=True)

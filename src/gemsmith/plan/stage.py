@@ -62,7 +62,7 @@ def _plan(run: Run, steps: StepCount, sources: dict[str, str]) -> PlanRecord:
 
 
 def _plan_machine(work: Work, machine: Machine, recipe: Recipe, steps: int) -> MachinePlan:
-    work = replace(work, attention=attention_on(machine.chip.kind, recipe))
+    work = replace(work, attention=attention_on(machine.chip.kind, recipe, work.variant))
     choice = choose_mesh(work, machine, recipe.train.mesh, remat=recipe.train.remat)
     fits = not choice.problems
     step_s = (_rounded(choice.time.low_s), _rounded(choice.time.high_s))

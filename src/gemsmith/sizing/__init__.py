@@ -2,9 +2,10 @@
 
 from gemsmith.sizing.memory import Memory, memory_of, rows_per_device, tokens_per_device, weight_shards
 from gemsmith.sizing.remat import choose_remat
-from gemsmith.sizing.work import Attention, Remat, Work, attended_pairs, attention_on, work_of
+from gemsmith.sizing.work import LANES, Attention, Remat, Work, attended_pairs, attention_on, heads_fill_lanes, work_of
 
 __all__ = [
+    "LANES",
     "Attention",
     "Memory",
     "Remat",
@@ -12,6 +13,7 @@ __all__ = [
     "attended_pairs",
     "attention_on",
     "choose_remat",
+    "heads_fill_lanes",
     "memory_of",
     "rows_per_device",
     "tokens_per_device",

@@ -13,6 +13,8 @@ from gemsmith.zoo.quantised import held_bytes
 
 Attention = Literal["blocked", "flash", "dense"]
 """`flash` is the splash kernel on TPU, `blocked` the JAX model's own: a block of queries at a time against every key that it may see."""
+LANES = 128
+"""Numbers that a TPU's vector unit works on at a time: the kernels' heads and blocks of rows are multiples of this."""
 QUERY_BLOCK = 512
 """Of blocked attention."""
 Remat = Literal["none", "layer"] | tuple[str, ...]
@@ -105,9 +107,14 @@ class Work:
         return self.rows * self.length
 
 
-def attention_on(kind: str, recipe: Recipe) -> Attention:
+def attention_on(kind: str, recipe: Recipe, variant: Variant) -> Attention:
     """The attention of the JAX backend on chips of a kind, such as "tpu"."""
-    return "flash" if kind == "tpu" and recipe.train.attention != "dense" else "blocked"
+    return "flash" if kind == "tpu" and recipe.train.attention != "dense" and heads_fill_lanes(variant) else "blocked"
+
+
+def heads_fill_lanes(variant: Variant) -> bool:
+    """Whether the TPU's kernels take this model's heads, as they take any real Gemma 4's: they work on 128 numbers at a time."""
+    return variant.head_dim % LANES == 0 and variant.global_head_dim % LANES == 0
 
 
 def work_of(recipe: Recipe, variant: Variant, *, attention: Attention = "blocked") -> Work:

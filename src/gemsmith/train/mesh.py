@@ -10,10 +10,9 @@ from jax.sharding import AxisType, Mesh
 from gemsmith.errors import MachineError, RecipeError
 from gemsmith.models import Execution
 from gemsmith.models.sharding import AXES
-from gemsmith.models.splash import LANES
 from gemsmith.recipe import Mesh as MeshSizes
 from gemsmith.recipe import Recipe
-from gemsmith.sizing import Remat, attention_on, choose_remat, work_of
+from gemsmith.sizing import LANES, Remat, attention_on, choose_remat, heads_fill_lanes, work_of
 from gemsmith.zoo import Variant
 
 
@@ -69,9 +68,14 @@ def make_execution(recipe: Recipe, variant: Variant, mesh: Mesh, *, device_bytes
     train, platform = recipe.train, mesh.devices.flat[0].platform
     how = train.attention
     if how == "auto":
-        how = "splash" if platform == "tpu" else "dense"
+        how = "splash" if platform == "tpu" and heads_fill_lanes(variant) else "dense"
     if how == "splash" and platform != "tpu":
         raise RecipeError(f"train.attention: splash is a kernel for TPU, the devices here are {platform}; set dense, or auto")
+    if how == "splash" and not heads_fill_lanes(variant):
+        raise RecipeError(
+            f"train.attention: the splash kernel takes heads in multiples of {LANES} numbers, {variant.name} has heads of "
+            f"{variant.head_dim} and {variant.global_head_dim}; set dense, or auto"
+        )
     part = recipe.data.max_length // mesh.shape["sequence"]
     if how == "splash" and part % LANES:
         raise RecipeError(
@@ -89,7 +93,7 @@ def _remat(recipe: Recipe, variant: Variant, mesh: Mesh, device_bytes: float | N
     if recipe.train.remat != "auto":
         return recipe.train.remat
     platform = mesh.devices.flat[0].platform
-    work = work_of(recipe, variant, attention=attention_on(platform, recipe))
+    work = work_of(recipe, variant, attention=attention_on(platform, recipe, variant))
     sizes = MeshSizes(**{axis: mesh.shape[axis] for axis in AXES})
     return choose_remat(work, sizes, device_bytes=device_bytes or memory_bytes(mesh))
 
