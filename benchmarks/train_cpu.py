@@ -14,6 +14,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -83,6 +84,7 @@ def train_ours(folder: Path) -> dict[str, Any]:
 
     from gemsmith.checkpoint import open_checkpoint
     from gemsmith.recipe import build_recipe
+    from gemsmith.train.compiling import Compiled, compile_step
     from gemsmith.train.mesh import make_mesh
     from gemsmith.train.optimizer import make_optimizer
     from gemsmith.train.step import input_shapes, make_step
@@ -102,13 +104,16 @@ def train_ours(folder: Path) -> dict[str, Any]:
     optimizer = nnx.Optimizer(model, make_optimizer(recipe.optimizer), wrt=nnx.LoRAParam)
     step = make_step(model, optimizer, lora=recipe.lora, seed=0)
     shapes = input_shapes(mesh, rows=ROWS, length=LENGTH)
+    compiled: Compiled | None = None
     trained, moments = step.trained, step.moments
 
     def update(rows: dict[str, np.ndarray], number: int) -> float:
-        nonlocal trained, moments
+        nonlocal compiled, trained, moments
+        compiled = compiled or compile_step(step, shapes, threading.Event())
+        assert compiled is not None, "nothing stops it"
         values: dict[str, Any] = rows | {"learning_rate": RATE, "step": number + 1, "loss_limit": np.inf, "stop": 0}
         inputs = {name: jax.device_put(np.full(like.shape, values[name], like.dtype), like.sharding) for name, like in shapes.items()}
-        trained, moments, metrics = step.update(trained, moments, step.frozen, inputs)
+        trained, moments, metrics = compiled.update(trained, moments, step.frozen, inputs)
         return float(metrics["loss"])
 
     return time_steps(update)
@@ -199,7 +204,7 @@ def main() -> None:
         "machine": this_machine().model_dump(),
         "variant": asdict(VARIANT),
         "parameters": sum(int(np.prod(tensor.shape)) for tensor in text_tensors(VARIANT)),
-        "step": {"rows": ROWS, "length": LENGTH, "mean_document": MEAN_DOCUMENT, "rank": RANK, "remat": "none", "dropout": 0.0},
+        "step": {"rows": ROWS, "length": LENGTH, "mean_document": MEAN_DOCUMENT, "rank": RANK, "remat": "auto", "dropout": 0.0},
         "pairs": pairs,
         "threads": threads,
     }
