@@ -21,7 +21,7 @@ from gemsmith.train.step import input_shapes, make_step, place_moments
 from gemsmith.train.tunix import adapted_model
 from gemsmith.zoo import find_variant
 
-ROWS, LENGTH = 16, 24
+ROWS, LENGTH = 16, 128
 
 
 def recipe_of(checkpoint, micro_batches, mesh="auto", rows=ROWS, dropout=0.0):
@@ -41,6 +41,9 @@ def start_updates(checkpoint, micro_batches, mesh="auto", dropout=0.0):
     devices = make_mesh(recipe, opened.variant)
     model = adapted_model(recipe, opened, devices)
     random = np.random.default_rng(3)
+    for path, leaf in nnx.to_flat_state(nnx.state(model, nnx.Not(nnx.LoRAParam))):
+        if "q_norm" in path:  # queries of norm 1 make attention so sharp that float32's noise in gradients is 3e-6
+            nnx.update(model, nnx.from_flat_state([(path, leaf.replace(0.25 * leaf.get_value()))]))
     for path, leaf in nnx.to_flat_state(nnx.state(model, nnx.LoRAParam)):
         if path[-1] == "kernel_lora_b":  # B = 0 would leave A without a gradient
             start = 0.1 * random.standard_normal(leaf.shape).astype(np.float32)
@@ -97,8 +100,8 @@ def assert_same(actual, expected):
     assert actual.keys() == expected.keys()
     errors = {name: np.linalg.norm(actual[name] - value) / np.linalg.norm(value) for name, value in expected.items()}
     assert errors.pop("loss") < 1e-6 and errors.pop("norm") < 1e-6
-    # float32's noise in the gradient of a module, as between two libraries (test_parity.py).
-    assert max(errors.values()) < 1e-5, max(errors, key=errors.get)
+    # Measured: 0.9e-6 to 1.0e-6, whatever the split; of rows of 64 tokens 0.4e-6 to 1.2e-6.
+    assert max(errors.values()) < 2e-6, max(errors, key=errors.get)
 
 
 @pytest.mark.parametrize("micro_batches", [2, 4])
