@@ -88,7 +88,7 @@ def splash_attention(
     trade them for heads and back. So all devices of a row do the same work, which they would not if each kept its part of a causal mask.
     """
     shards = 1 if mesh is None else axis_size(mesh, HEADS)
-    key, value = (_enough_heads(x, shards) for x in (key, value))
+    key, value = (_enough_heads(x, shards, mesh) for x in (key, value))
 
     def attend(kernel: kernels.SplashAttentionKernel, *arrays: jax.Array) -> jax.Array:
         query, key, value, segments = arrays
@@ -153,7 +153,12 @@ def _divisor(length: int, most: int) -> int:
     return next(size for size in range(most, 0, -LANES) if length % size == 0)
 
 
-def _enough_heads(x: jax.Array, shards: int) -> jax.Array:
-    """Keys or values (B, K, L, D) with each head repeated where there are more devices than heads, so that each has the one it needs."""
+def _enough_heads(x: jax.Array, shards: int, mesh: Mesh | None) -> jax.Array:
+    """Keys or values (B, K, L, D) with each head repeated where there are more devices than heads, so that each has the one it needs.
+
+    Repeated where their positions lie: XLA would else gather all heads of all positions on every device, and repeat those.
+    """
     heads = x.shape[1]
-    return x if heads % shards == 0 else jnp.repeat(x, shards // heads, axis=1)
+    if heads % shards == 0:
+        return x
+    return constrain(jnp.repeat(x, shards // heads, axis=1), mesh, BATCH, "tp", "sequence", None)
