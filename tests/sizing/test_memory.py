@@ -82,7 +82,7 @@ def test_rows_that_do_not_fill_the_mesh_are_rounded_up():
 RECORDS = Path(__file__).parents[2] / "benchmarks" / "records" / "tpu_compile"
 
 
-@pytest.mark.parametrize("case", ["31b-v5p", "31b-v6e", "31b-v5p-fsdp", "31b-v5p-async-8", "26b-a4b-v6e", "e4b-v6e", "31b-32k"])
+@pytest.mark.parametrize("case", ["31b-v5p", "31b-v6e", "31b-v5p-fsdp", "31b-v5p-async-8", "26b-a4b-v6e", "e4b-v6e", "31b-32k", "31b-128k"])
 def test_memory_is_near_what_xla_reserves_for_the_step_that_training_runs(case):
     """Ratios 0.9 to 1.17."""
     record = json.loads((RECORDS / f"{case}.json").read_text())
