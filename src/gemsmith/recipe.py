@@ -108,7 +108,8 @@ class Train(Section):
     micro_batches: Positive = Field(1, description="Slices of a step, run one after the other for less memory; the update is the same.")
     attention: Literal["auto", "splash", "dense", "documents", "sdpa", "eager"] = Field(
         "auto",
-        description="tunix: the `splash` kernel on TPU, `dense` blocks elsewhere. trl: `documents` one by one, or masked `sdpa`, `eager`.",
+        description="tunix: the `splash` kernel on TPU, for heads of whole 128s; `dense` blocks elsewhere. trl: `documents` one by one, "
+        "or masked `sdpa`, `eager`.",
     )
     remat: Literal["auto", "none", "layer"] | Annotated[tuple[Kept, ...], Field(strict=False)] = Field(
         "auto",

@@ -71,6 +71,7 @@ def test_a_run_records_every_step_and_counts_its_adapters(whole):
     assert record.steps[0].learning_rate == 0 and record.steps[2].learning_rate == 1e-2
     assert record.steps[-1].loss < record.steps[0].loss - 0.1
     assert record.adapted == {"q": 2, "k": 2, "v": 1, "o": 2, "gate": 2, "up": 2, "down": 2}
+    assert record.attention == {"sliding_attention": "dense, head_dim 16", "full_attention": "dense, head_dim 32"}
     assert record.last_checkpoint == "checkpoints/6"
     assert record.trained_parameters == sum(array.size for array in read_arrays(run.checkpoints / "6" / "model_params").values())
     assert record.peak_memory_bytes > 1e8 and record.real_tokens_per_s > 0

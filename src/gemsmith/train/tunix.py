@@ -251,6 +251,7 @@ def _make_record(run: Run, clock: Clock, session: _Session, variant: Variant) ->
     timed = [step for step in steps if step.step not in warming] or steps
     inside = run.recipe.train.checkpoint_folder is None
     start = session.start_adapter_sha256
+    widths = {"sliding_attention": variant.head_dim, "full_attention": variant.global_head_dim}
     origin = make_origin(run, "train", clock, packages=_PACKAGES, sources={"train.start_adapter": start} if start else None)
     accelerators = tuple(device.device_kind for device in jax.devices() if device.platform != "cpu")
     return TrainRecord(
@@ -262,6 +263,7 @@ def _make_record(run: Run, clock: Clock, session: _Session, variant: Variant) ->
         trained_parameters=sum(leaf.size for leaf in jax.tree.leaves(session.trained)),
         base_dtype=run.recipe.train.dtype,
         mesh=dict(session.mesh.shape),
+        attention={kind: f"{session.model.execution.attention}, head_dim {width}" for kind, width in widths.items()},
         remat=session.model.execution.remat,
         resumed_at=tuple(resumes),
         spikes=tuple(step.step for step in steps if step.spike),
