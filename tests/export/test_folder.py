@@ -146,6 +146,30 @@ def test_a_folder_that_export_did_not_write_is_never_replaced(base, adapter, tmp
     assert contents(tmp_path / "home").keys() == {"thesis.tex"}
 
 
+@pytest.mark.parametrize("name", ["recipe.yaml", "checkpoints", "thesis.tex"])
+def test_a_run_and_whatever_else_lies_beside_an_export_are_never_replaced(base, adapter, tmp_path, name):
+    out = tmp_path / "out"
+    export_peft(str(base), adapter, out)
+    (out / "logs").mkdir()
+    (out / name).write_text("years")
+    before = contents(out)
+    with pytest.raises(RunError, match=f"out: holds {name}, which gemsmith export did not write, so it is not replaced; name another"):
+        export_peft(str(base), adapter, out, overwrite=True)
+    assert contents(out) == before
+    (out / name).unlink()
+    export_peft(str(base), adapter, out, overwrite=True)
+
+
+@pytest.mark.parametrize("out", [".", "new/.."])
+def test_a_target_without_a_name_of_its_own_is_one_line(gemsmith, base, adapter, tmp_path, monkeypatch, out):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    code, _, stderr = gemsmith("export", "--base", base, "--adapter", adapter, "--out", out)
+    assert code == 2
+    assert f"--out {out}: has no name that a new folder could take; name the folder itself ({Path.cwd()})" in stderr
+    assert not list(Path.cwd().iterdir())
+
+
 @pytest.mark.parametrize("out", ["base", "base/out", ".", "adapter", "adapter/out"])
 def test_a_target_in_or_around_what_is_read_is_refused(base, adapter, tmp_path, out):
     before = contents(tmp_path)

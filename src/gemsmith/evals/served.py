@@ -12,7 +12,7 @@ from gemsmith.checkpoint import Checkpoint, open_checkpoint
 from gemsmith.checkpoint.adapter import read_peft_adapter
 from gemsmith.errors import EngineError, VerifyError
 from gemsmith.evals.stage import TIMEOUT_S, read_questions
-from gemsmith.export.folder import ADAPTER, MERGED, VERIFIED
+from gemsmith.export.folder import ADAPTER, LOGS, MERGED, VERIFIED
 from gemsmith.export.logits import make_prompts
 from gemsmith.export.verify import read_export, read_verify
 from gemsmith.records import Check, VerifyRecord
@@ -61,7 +61,7 @@ def check_served_folder(out: Path, *, base_source: str | None = None) -> VerifyR
     """The same of a folder that export wrote without a run, on prompts of random tokens."""
     base = open_checkpoint(base_source or read_export(out).base)
     prompts = [prompt.tolist() for prompt in make_prompts(out / "data", base.variant.vocabulary, 1)]
-    checks = check_served(base, out / ADAPTER, out / MERGED, prompts, settings=ServeSettings(max_model_len=512), logs=out / "logs")
+    checks = check_served(base, out / ADAPTER, out / MERGED, prompts, settings=ServeSettings(max_model_len=512), logs=out / LOGS)
     record = _with_checks(read_verify(out), checks)
     write_text(out / VERIFIED, record.model_dump_json(indent=1) + "\n")
     _finish(checks, out)

@@ -24,7 +24,7 @@ from gemsmith.run import Clock, replacing_folder, sha256_file, start_clock, this
 from gemsmith.zoo import text_tensors
 from gemsmith.zoo.tensors import PREFIX
 
-RECORD, VERIFIED, ADAPTER, MERGED = "export.json", "verify.json", "adapter", "merged"
+RECORD, VERIFIED, ADAPTER, MERGED, LOGS = "export.json", "verify.json", "adapter", "merged", "logs"
 _PACKAGES = ("ml_dtypes", "numpy")
 
 
@@ -135,6 +135,8 @@ def _check_target(out: Path, *, overwrite: bool, sources: tuple[Path, ...]) -> N
         read = source.expanduser().resolve()
         if read.exists() and (place.resolve() == read or place.resolve().is_relative_to(read) or read.is_relative_to(place.resolve())):
             raise RunError(f"--out {out}: lies in {source}, which is read, or holds it; name another folder")
+    if out.name in ("", ".."):
+        raise RunError(f"--out {out}: has no name that a new folder could take; name the folder itself ({out.resolve()})")
     if out.is_symlink():
         raise RunError(f"--out {out}: is a symbolic link; name the folder itself ({out.resolve()})")
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
@@ -143,6 +145,8 @@ def _check_target(out: Path, *, overwrite: bool, sources: tuple[Path, ...]) -> N
         raise RunError(f"--out {out}: is there already; name another, or add --overwrite, which replaces it once the new one is complete")
     if not (out / RECORD).is_file():
         raise RunError(f"--out {out}: was not written by gemsmith export (it holds no {RECORD}), so it is not replaced; name another")
+    if foreign := sorted({file.name for file in out.iterdir()} - {RECORD, VERIFIED, ADAPTER, MERGED, LOGS}):
+        raise RunError(f"--out {out}: holds {foreign[0]}, which gemsmith export did not write, so it is not replaced; name another")
 
 
 def _write(
