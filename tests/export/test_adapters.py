@@ -197,6 +197,18 @@ def test_an_adapter_that_is_more_than_plain_lora_is_refused(adapter_of, tmp_path
         read_peft_adapter(tmp_path)
 
 
+@pytest.mark.parametrize("start", ["pissa", "pissa_niter_4", "olora", "corda", "loftq", "lora_ga"])
+def test_an_adapter_whose_start_changed_the_base_is_refused(adapter_of, tmp_path, start):
+    """PEFT takes the first B A off the base, also when it loads such an adapter: W + scale * B A is not what was trained."""
+    write_peft_adapter(adapter_of("tiny-12b"), tmp_path, "base")
+    config = json.loads((tmp_path / "adapter_config.json").read_text())
+    (tmp_path / "adapter_config.json").write_text(json.dumps(config | {"init_lora_weights": "orthogonal"}))
+    read_peft_adapter(tmp_path)
+    (tmp_path / "adapter_config.json").write_text(json.dumps(config | {"init_lora_weights": start}))
+    with pytest.raises(CheckpointError, match=f'init_lora_weights = "{start}", which changed the base.*path_initial_model'):
+        read_peft_adapter(tmp_path)
+
+
 @pytest.mark.parametrize(("key", "value", "message"), [("r", 5, "says r = 5"), ("r", "4", "must be numbers"), ("peft_type", "IA3", "LORA")])
 def test_a_config_that_contradicts_the_tensors_is_refused(adapter_of, tmp_path, key, value, message):
     write_peft_adapter(adapter_of("tiny-12b"), tmp_path, "base")

@@ -29,6 +29,9 @@ _PLAIN: Mapping[str, tuple[Any, ...]] = {
     "monteclora_config": (None,),
     "velora_config": (None,),
 }
+# Ways to begin that leave the base's weights as they are; all others (PiSSA, OLoRA, CorDA, LoftQ, LoRA-GA) take the first B A off them,
+# so that what was trained does not fit the base itself.
+_PLAIN_STARTS = (True, False, None, "gaussian", "eva", "orthogonal", "mica")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +86,11 @@ def read_peft_config(folder: Path) -> PeftConfig:
     for key, plain in _PLAIN.items():
         if key in config and config[key] not in plain:
             raise CheckpointError(f"{file}: has {key} = {json.dumps(config[key])}; only plain LoRA is known here ({key} = {plain[0]!r})")
+    if (start := config.get("init_lora_weights")) not in _PLAIN_STARTS:
+        raise CheckpointError(
+            f"{file}: has init_lora_weights = {json.dumps(start)}, which changed the base's weights before training; save the adapter for "
+            "the base itself with PEFT's save_pretrained(..., path_initial_model_for_weight_conversion=...)"
+        )
     rank, alpha = config.get("r"), config.get("lora_alpha")
     if not _is_positive(rank) or not isinstance(rank, int) or not _is_positive(alpha):
         raise CheckpointError(f"{file}: has r = {rank!r} and lora_alpha = {alpha!r}; both must be numbers above 0")
