@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -101,6 +102,24 @@ def test_an_adapter_that_peft_wrote_with_bare_names_becomes_one_with_full_paths(
     assert record.merged_tensors == 6 + 4 + 6
     config = json.loads((tmp_path / "out" / "adapter" / "adapter_config.json").read_text())
     assert "language_model" in config["target_modules"] and (config["r"], config["lora_alpha"]) == (3, 5)
+    assert verify_folder(tmp_path / "out").passed
+
+
+def test_every_linear_of_the_text_only_class_is_found_in_the_base(tiny_checkpoint, tmp_path):
+    """E2B's per_layer_model_projection lies in no layer."""
+    import transformers
+    from peft import LoraConfig, get_peft_model
+
+    base = tiny_checkpoint("tiny-e2b", "bfloat16")
+    config = transformers.AutoConfig.from_pretrained(base).text_config
+    lora = LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False, task_type="CAUSAL_LM")
+    get_peft_model(transformers.Gemma4ForCausalLM(config), lora).save_pretrained(tmp_path / "peft")
+    export_peft(str(base), tmp_path / "peft", tmp_path / "out")
+    written = read_peft_adapter(tmp_path / "out" / "adapter").modules
+    assert "model.language_model.per_layer_model_projection" in written
+    pattern = json.loads((tmp_path / "out" / "adapter" / "adapter_config.json").read_text())["target_modules"]
+    names = [*written, *(name.replace("language_model.", "") for name in written)]
+    assert [name for name in names if not re.fullmatch(pattern, name)] == []
     assert verify_folder(tmp_path / "out").passed
 
 

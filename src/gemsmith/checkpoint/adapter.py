@@ -23,6 +23,8 @@ SHA256_KEY, BASE_KEY = "gemsmith_sha256", "gemsmith_base"
 _COPIES_KEY = "gemsmith_v_of_k"
 _PEFT_PREFIX = "base_model.model."
 _TEXT_ONLY_PREFIX = "model."
+# What the text-only class calls model.<this> and the multimodal one model.language_model.<this>.
+_IN_TEXT_MODEL = ("layers.", "per_layer_model_projection")
 _LISTED = 8
 _FLOATS = ("BF16", "F16", "F32")
 
@@ -170,6 +172,7 @@ def target_pattern(modules: Iterable[str]) -> str:
     >>> print(target_pattern([f"model.language_model.layers.{n}.mlp.up_proj" for n in (0, 1)]))
     model\.(?:language_model\.)?layers\.(?:(?:0|1)\.mlp\.up_proj)
     """
+    either = r"model\.(?:language_model\.)?"
     layers: dict[str, list[str]] = {}
     others = []
     for module in modules:
@@ -177,9 +180,9 @@ def target_pattern(modules: Iterable[str]) -> str:
         if match:
             layers.setdefault(match[2], []).append(match[1])
         else:
-            others.append(re.escape(module))
+            others.append(either + re.escape(module.removeprefix(PREFIX)) if module.startswith(PREFIX) else re.escape(module))
     kinds = [f"(?:{'|'.join(numbers)})\\.{re.escape(name)}" for name, numbers in layers.items()]
-    pattern = rf"model\.(?:language_model\.)?layers\.(?:{'|'.join(kinds)})"
+    pattern = rf"{either}layers\.(?:{'|'.join(kinds)})"
     return "|".join([*([pattern] if kinds else []), *others])
 
 
@@ -202,9 +205,8 @@ def refuse_outside(file: Path, folder: Path) -> None:
 
 
 def _full_name(module: str) -> str:
-    if module.startswith(PREFIX):
-        return module
-    return PREFIX + module.removeprefix(_TEXT_ONLY_PREFIX) if module.startswith(f"{_TEXT_ONLY_PREFIX}layers.") else module
+    inner = module.removeprefix(_TEXT_ONLY_PREFIX)
+    return PREFIX + inner if inner != module and inner.startswith(_IN_TEXT_MODEL) else module
 
 
 class _Pairs(Mapping[str, LowRank]):
