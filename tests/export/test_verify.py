@@ -1,5 +1,6 @@
 import json
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -109,6 +110,21 @@ def test_a_tensor_that_kept_the_bases_weights_fails(exported):
     write_bytes(exported, UP, place.file.read_bytes()[place.begin : place.end])
     record_again(exported)
     assert failed(exported)["tensors"] == f"{UP} has an adapter and is the base's"
+
+
+@pytest.mark.parametrize(("weak", "passes"), [(1, True), (None, False)])
+def test_an_adapter_lost_in_rounding_is_said_and_fails_only_where_all_of_it_is(make_run, adapter_of, weak, passes):
+    """The merge is right there, and PEFT's has the same bits."""
+    adapter = adapter_of("tiny-12b")
+    names = list(adapter.modules)[:weak]
+    weaker = {name: replace(adapter.modules[name], b=adapter.modules[name].b * np.float32(1e-9)) for name in names}
+    run = make_run("tiny-12b", steps={20: replace(adapter, modules=dict(adapter.modules) | weaker)})
+    export(run)
+    if passes:
+        detail = {check.name: check.detail for check in verify(run).checks}["tensors"]
+        assert "; 1 more have adapters so weak that rounding gives the base's weights again (layers.0.self_attn" in detail
+    else:
+        assert "changes nothing: rounding gives the base's weights again in all 26 tensors" in failed(run)["tensors"]
 
 
 def test_a_tensor_that_no_adapter_changes_must_be_the_bases(exported):
