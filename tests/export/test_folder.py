@@ -325,6 +325,15 @@ def test_links_out_of_the_adapters_folder_are_refused(base, adapter, tmp_path):
         export_peft(str(base), adapter, tmp_path / "out")
 
 
+def test_an_adapter_in_a_folder_of_a_hub_repository_is_read_from_the_cache(base, adapter, tmp_path):
+    folder, blobs = tmp_path / "models--a--b" / "snapshots" / "abc" / "checkpoint-500", tmp_path / "models--a--b" / "blobs"
+    shutil.move(adapter, blobs)
+    folder.mkdir(parents=True)
+    for file in blobs.iterdir():
+        (folder / file.name).symlink_to(f"../../../blobs/{file.name}")
+    export_peft(str(base), folder, tmp_path / "out")
+
+
 @pytest.mark.parametrize("name", ["model-00001-of-00002.safetensors", "model.safetensors.index.json", "config.json"])
 def test_a_truncated_base_is_refused(base, adapter, tmp_path, name):
     content = (base / name).read_bytes()

@@ -199,7 +199,7 @@ def some(names: Sequence[str]) -> str:
 def refuse_outside(file: Path, folder: Path) -> None:
     """Raises CheckpointError where a file is a symbolic link out of its folder; links into the hub cache's own blobs are none."""
     target, home = file.resolve(), folder.resolve()
-    blobs = home.parent.parent / "blobs" if home.parent.name == "snapshots" else home
+    blobs = next((parent.parent / "blobs" for parent in home.parents if parent.name == "snapshots"), home)
     if not (target.is_relative_to(home) or target.is_relative_to(blobs)):
         raise CheckpointError(f"{file}: is a symbolic link out of its folder, to {target}; put the file itself there")
 
