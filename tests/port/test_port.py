@@ -291,3 +291,8 @@ def test_porting_loads_no_library_of_machine_learning():
     code = "import sys, gemsmith.port.command; print(*sys.modules)"
     loaded = set(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split())
     assert not loaded & {"numpy", "jax", "torch", "transformers", "peft", "trl"}
+
+
+def test_a_number_of_rows_that_is_text_is_held_out(tmp_path):
+    ported = port([write(tmp_path, AXOLOTL | {"val_set_size": "500"})])
+    assert of(ported.rows, "val_set_size").why == "move 500 of the rows out of data.train into chats-eval.jsonl"

@@ -133,3 +133,9 @@ def test_what_rich_would_read_as_markup_is_printed_as_it_is(tmp_path, capsys):
 def test_devices_that_the_shared_rows_do_not_divide_are_refused(tmp_path, capsys):
     assert run(settings(tmp_path, tensor_parallel_size=4), "--devices", 6) == 2
     assert "--devices 6: settings.yaml has 4 devices share a row; give a multiple of 4" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("share", ["many", True, [1]])
+def test_a_share_that_is_no_number_is_one_line(tmp_path, capsys, share):
+    assert run(settings(tmp_path, val_set_size=share)) == 2
+    assert f"val_set_size is {share!r}; it must be a finite number" in capsys.readouterr().err

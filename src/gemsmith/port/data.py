@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gemsmith.errors import RecipeError, nearest
-from gemsmith.port.table import Reading, Row, Rule, idle, is_on, number, plain, row, to_do
+from gemsmith.port.table import Reading, Row, Rule, idle, is_on, number, plain, read_as, row, to_do
 
 PLACEHOLDER = "rows.jsonl"
 _READABLE = (".jsonl", ".parquet")
@@ -77,11 +77,12 @@ def held_out_rule(train_key: str) -> Rule:
     def rule(key: str, value: Any, reading: Reading) -> Row:
         if not is_on(value):
             return row(reading, key, value, "none", "nothing held out")
+        held_out = read_as(number, key, value, reading)
         if {"data.train", "data.eval"} <= reading.overridden:
             return row(reading, key, value, "set", "--set data.train and data.eval name others")
         name = str(reading.value(train_key) or PLACEHOLDER).split(",")[0]
         target = prepared(name, part="-eval")
-        amount = f"{number(value) * 100:g} % of" if number(value) < 1 else f"{value:g} of"
+        amount = f"{held_out * 100:g} % of" if held_out < 1 else f"{held_out:g} of"
         return row(reading, key, value, "to do", f"move {amount} the rows out of data.train into {target}", **{"data.eval": target})
 
     return rule
