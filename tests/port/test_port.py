@@ -296,3 +296,8 @@ def test_porting_loads_no_library_of_machine_learning():
 def test_a_number_of_rows_that_is_text_is_held_out(tmp_path):
     ported = port([write(tmp_path, AXOLOTL | {"val_set_size": "500"})])
     assert of(ported.rows, "val_set_size").why == "move 500 of the rows out of data.train into chats-eval.jsonl"
+
+
+def test_all_linear_is_understood_in_a_list_of_one(tmp_path):
+    ported = port([write(tmp_path, TRL_YAML | {"model_name_or_path": "google/gemma-4-31B-it", "lora_target_modules": ["all-linear"]})])
+    assert (ported.recipe.lora.targets, ported.differences) == (LORA_KINDS, [])

@@ -72,7 +72,9 @@ def targets_rule(key: str, value: Any, reading: Reading) -> Row:
     """The row of target modules: a list of names, a regular expression of whole names, or a word for all linear layers."""
     if value is None:
         return row(reading, key, value, "derived", "PEFT's own for Gemma 4: q_proj and v_proj", lora__targets=["q", "v"])
-    if isinstance(value, str) and value.lower() in ("all-linear", "all", "all_linear"):
+    # TRL reads a list of one as that one.
+    alone = value[0] if isinstance(value, list) and len(value) == 1 else value
+    if isinstance(alone, str) and alone.lower() in ("all-linear", "all", "all_linear"):
         return _all_linear(key, value, reading)
     names = value if isinstance(value, list) else [value]
     if not all(isinstance(name, str) and name for name in names):
