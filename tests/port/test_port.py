@@ -301,3 +301,51 @@ def test_a_number_of_rows_that_is_text_is_held_out(tmp_path):
 def test_all_linear_is_understood_in_a_list_of_one(tmp_path):
     ported = port([write(tmp_path, TRL_YAML | {"model_name_or_path": "google/gemma-4-31B-it", "lora_target_modules": ["all-linear"]})])
     assert (ported.recipe.lora.targets, ported.differences) == (LORA_KINDS, [])
+
+
+NOT_SET = dict.fromkeys(
+    (
+        "lora_dropout",
+        "lr_scheduler",
+        "weight_decay",
+        "warmup_steps",
+        "max_grad_norm",
+        "seed",
+        "adam_beta2",
+        "adam_epsilon",
+        "save_total_limit",
+    )
+)
+
+
+def test_axolotls_nulls_are_axolotls_defaults(tmp_path):
+    recipe = port([write(tmp_path, AXOLOTL | NOT_SET)]).recipe
+    absent = port([write(tmp_path, {key: value for key, value in AXOLOTL.items() if key not in NOT_SET})]).recipe
+    assert recipe == absent
+    assert (recipe.lora.dropout, recipe.optimizer.weight_decay, recipe.seed) == (0.0, 0.0, 42)
+    assert (recipe.optimizer.clip_norm, recipe.optimizer.warmup_ratio, recipe.optimizer.schedule) == (1.0, 0.03, "cosine")
+
+
+def test_a_null_bf16_of_axolotl_is_off(tmp_path):
+    assert port([write(tmp_path, AXOLOTL | {"bf16": None})]).recipe.train.dtype == "float32"
+
+
+@pytest.mark.parametrize(
+    ("settings", "overrides", "steps"),
+    [
+        (AXOLOTL | {"lr_scheduler": "constant", "warmup_steps": None}, [], 0),
+        ({key: value for key, value in AXOLOTL.items() if key != "warmup_steps"} | {"lr_scheduler": "constant"}, [], 0),
+        (AXOLOTL | {"warmup_steps": None, "warmup_ratio": 0.0}, [], 0),
+        (AXOLOTL | {"warmup_steps": 1}, [], 2),
+        (SFT | {"lr_scheduler_type": "SchedulerType.CONSTANT"}, ["checkpoint=google/gemma-4-31B-it"], 0),
+        (SFT | {"warmup_steps": None, "warmup_ratio": 0}, ["checkpoint=google/gemma-4-31B-it"], 0),
+        (SFT | {"warmup_steps": None}, ["checkpoint=google/gemma-4-31B-it"], 0),
+    ],
+)
+def test_the_steps_of_warm_up_are_the_sources(tmp_path, settings, overrides, steps):
+    assert port([write(tmp_path, settings)], overrides=overrides).recipe.optimizer.warmup(1000) == steps
+
+
+def test_a_limit_of_no_checkpoints_is_no_limit(tmp_path):
+    ported = port([write(tmp_path, SFT | {"save_total_limit": 0})], overrides=["checkpoint=google/gemma-4-31B-it"])
+    assert of(ported.rows, "save_total_limit").status == "none"

@@ -1,12 +1,13 @@
 """Axolotl's YAML."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from gemsmith.port import rules
 from gemsmith.port.base import base_rule, linear_switch, targets_rule
 from gemsmith.port.data import DATASET_RULES, held_out_rule, path_rule, test_path_rule
-from gemsmith.port.table import Reading, Row, Rule, flag, idle, is_on, number, plain, positive, refuse, row, to, whole
+from gemsmith.port.table import Reading, Row, Rule, flag, idle, is_on, number, or_default, plain, positive, refuse, row, to, whole
 
 PROJECT = "Axolotl"
 _DOUBLE = "bnb_config_kwargs.bnb_4bit_use_double_quant"
@@ -35,8 +36,10 @@ def targets(key: str, value: Any, reading: Reading) -> Row:
 
 def warmup(key: str, value: Any, reading: Reading) -> Row:
     """The row of the warm-up; where the file has none, Axolotl takes 3 % of the steps, at most 100."""
-    if key in reading.given or reading.given.get("warmup_ratio") is not None:
+    if value is not None or reading.given.get("warmup_ratio") is not None:
         return rules.warmup_rule("lr_scheduler", rounding="down")(key, value, reading)
+    if rules.is_constant(reading.value("lr_scheduler")):
+        return row(reading, key, value, "derived", "a constant schedule has no warm-up", optimizer__warmup_steps=0)
     steps, default = reading.steps or rules.max_steps_of(reading), "Axolotl's default: 3 % of the steps, at most 100"
     if steps is None:
         return rules.ratio_row(reading, key, value, "derived", f"{default}; {rules.STEPS_HINT}", ratio=0.03)
@@ -80,6 +83,11 @@ def jinja_rule(key: str, value: Any, reading: Reading) -> Row:
         return row(reading, key, value, "mapped", "", data__template=str(value))
     template = "chat_template.jinja"
     return row(reading, key, value, "to do", f"write it to the file {template}", data__template=template)
+
+
+def half_rule(key: str, value: Any, reading: Reading) -> Row:
+    """The row of bf16, whose null is off where its absence is `auto`."""
+    return replace(rules.half_rule(key, False if value is None else value, reading), value=value)
 
 
 _BATCH = rules.batch_rule("micro_batch_size", "gradient_accumulation_steps", total="batch_size")
@@ -148,7 +156,7 @@ RULES: Mapping[str, Rule] = {
     "optimizer": rules.optimizer_rule,
     "optim_args": plain(otherwise="the optimizer's own settings, which may be any"),
     "optim_args.*": plain(otherwise="the optimizer's own settings, which may be any"),
-    "lr_scheduler": rules.schedule_rule,
+    "lr_scheduler": or_default(rules.schedule_rule),
     "lr_scheduler_kwargs": plain(otherwise="the schedule's own settings; Gemsmith's schedules have none"),
     "lr_scheduler_kwargs.*": plain(otherwise="the schedule's own settings; Gemsmith's schedules have none"),
     "cosine_min_lr_ratio": plain(otherwise="the rate ends above 0; Gemsmith's cosine ends at 0"),
@@ -165,7 +173,7 @@ RULES: Mapping[str, Rule] = {
     "adam_beta1": to("optimizer.beta1", number),
     "adam_beta2": to("optimizer.beta2", number),
     "adam_epsilon": to("optimizer.epsilon", number),
-    "max_grad_norm": rules.clip_rule,
+    "max_grad_norm": or_default(rules.clip_rule),
     "neftune_noise_alpha": plain(otherwise="noise on the embeddings; Gemsmith adds none"),
     "noisy_embedding_alpha": plain(otherwise="noise on the embeddings; Gemsmith adds none"),
     "group_by_length": plain(False, otherwise="another order of the rows; Gemsmith shuffles every epoch"),
@@ -175,7 +183,7 @@ RULES: Mapping[str, Rule] = {
     "early_stopping_patience": plain(otherwise="ends early; Gemsmith runs all steps"),
     "load_best_model_at_end": plain(False, otherwise="the result is the best checkpoint, Gemsmith's the last; export.step picks one"),
     "resume_from_checkpoint": plain(False, otherwise="goes on from a checkpoint; Gemsmith starts anew"),
-    "bf16": rules.half_rule,
+    "bf16": half_rule,
     "fp16": rules.fp16_rule,
     "float16": rules.fp16_rule,
     "bfloat16": idle("as bf16, and without AMP; Gemsmith's adapters stay float32"),
@@ -183,7 +191,7 @@ RULES: Mapping[str, Rule] = {
     "gradient_checkpointing": rules.remat_rule,
     "seed": to("seed", whole),
     "save_steps": rules.save_steps_rule,
-    "save_total_limit": to("train.keep_checkpoints", positive),
+    "save_total_limit": or_default(rules.keep_rule),
     "plugins": plugins_rule,
     "special_tokens": plain(otherwise=_VOCABULARY),
     "special_tokens.pad_token": idle("padding is never trained"),

@@ -73,7 +73,7 @@ def _is_set(value: Any) -> bool:
 
 def schedule_rule(key: str, value: Any, reading: Reading) -> Row:
     """The row of the learning rate's schedule, by the Trainer's names."""
-    name = str(value).lower().removeprefix("schedulertype.")
+    name = _schedule_name(value)
     if name in _SCHEDULES:
         why = "without warm-up" if name == "constant" else ""
         return row(reading, key, value, "mapped", why, optimizer__schedule=_SCHEDULES[name])
@@ -86,13 +86,15 @@ def warmup_rule(schedule: str, *, rounding: str = "up") -> Rule:
     """The rule for warm-up in steps or as a share of them, of which the Trainer rounds up as we do, Axolotl down and 1 to 2."""
 
     def rule(key: str, value: Any, reading: Reading) -> Row:
-        if value is None or (key == "warmup_ratio" and number_or_none(value) == 0) or _ratio_decides(key, reading):
+        if value is None or _other_decides(key, reading):
             return row(reading, key, value, "none", "not set" if value is None else "the other of steps and ratio decides")
-        if str(reading.value(schedule)).lower() == "constant":
+        if is_constant(reading.value(schedule)):
             return row(reading, key, value, "mapped", "a constant schedule has no warm-up", optimizer__warmup_steps=0)
         amount = read_as(number, key, value, reading)
-        if key == "warmup_steps" and (amount >= 1 or amount == 0):
-            return row(reading, key, value, "mapped", "", optimizer__warmup_steps=read_as(whole, key, value, reading))
+        if amount == 0 or (key == "warmup_steps" and amount >= 1):
+            given = read_as(whole, key, value, reading)
+            steps = not_one(given) if rounding == "down" else given
+            return row(reading, key, value, "mapped" if steps == given else "derived", "", optimizer__warmup_steps=steps)
         steps = reading.steps or max_steps_of(reading)
         if rounding == "up" or steps is None:
             why = "" if rounding == "up" else f"a share is rounded down there, up here; {STEPS_HINT}"
@@ -122,7 +124,16 @@ def not_one(warmup: int) -> int:
     return 2 if warmup == 1 else warmup
 
 
-def _ratio_decides(key: str, reading: Reading) -> bool:
+def is_constant(schedule: Any) -> bool:
+    """Whether a schedule is the Trainer's constant one, which has no warm-up."""
+    return _schedule_name(schedule) == "constant"
+
+
+def _schedule_name(value: Any) -> str:
+    return str(value).lower().removeprefix("schedulertype.")
+
+
+def _other_decides(key: str, reading: Reading) -> bool:
     """Whether the key is warmup_steps = 0 (or a default) beside a ratio, or a ratio beside steps: steps above 0 win in the Trainer."""
     steps, ratio = number_or_none(reading.given.get("warmup_steps")) or 0, number_or_none(reading.given.get("warmup_ratio")) or 0
     return (key == "warmup_steps" and not steps and ratio > 0) or (key == "warmup_ratio" and steps > 0)
@@ -179,6 +190,16 @@ def save_steps_rule(key: str, value: Any, reading: Reading) -> Row:
     if steps and steps >= 1 and str(reading.value("save_strategy") or "steps").removeprefix("SaveStrategy.").lower() == "steps":
         return row(reading, key, value, "mapped", "", train__checkpoint_every=read_as(positive, key, value, reading))
     return row(reading, key, value, "none", "when checkpoints are written; train.checkpoint_every does that")
+
+
+def keep_rule(key: str, value: Any, reading: Reading) -> Row:
+    """The row of how many checkpoints are kept; 0 and below keep all in the Trainer."""
+    count = read_as(whole, key, value, reading) if value is not None else 0
+    if count < 1:
+        return row(
+            reading, key, value, "none", "not set" if value is None else "all are kept there; train.keep_checkpoints says how many here"
+        )
+    return row(reading, key, value, "mapped", "", train__keep_checkpoints=count)
 
 
 def remat_rule(key: str, value: Any, reading: Reading) -> Row:

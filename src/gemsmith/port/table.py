@@ -5,7 +5,7 @@ A rule takes (key, value, reading) and gives the row: what becomes of that key o
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from gemsmith.errors import RecipeError
@@ -69,7 +69,21 @@ def to(recipe_key: str, convert: Callable[[Any], Any] = lambda value: value, why
             return row(reading, key, value, "none", "not set")
         return row(reading, key, value, "mapped", why, **{recipe_key: read_as(convert, key, value, reading)})
 
-    return rule
+    return or_default(rule)
+
+
+def or_default(rule: Rule) -> Rule:
+    """The rule, for a key whose null is the project's default, as it is where the key is left out."""
+
+    def with_default(key: str, value: Any, reading: Reading) -> Row:
+        default = reading.defaults.get(key)
+        if value is not None or default is None:
+            return rule(key, value, reading)
+        found = rule(key, default, reading)
+        why = f"not set: {reading.project}'s default, {default}" + (f"; {found.why}" if found.why else "")
+        return replace(found, value=None, status="derived" if found.status == "mapped" else found.status, why=why)
+
+    return with_default
 
 
 def idle(why: str) -> Rule:
@@ -156,7 +170,7 @@ def flag(value: Any) -> bool:
 
 def is_on(value: Any) -> bool:
     """Whether a switch that may be null, text or a number is on."""
-    return value not in (None, False, 0, "", "false", "no", "off")
+    return (value.lower() if isinstance(value, str) else value) not in (None, False, 0, "", "false", "no", "off")
 
 
 def _same(value: Any, item: Any) -> bool:

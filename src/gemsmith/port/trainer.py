@@ -6,7 +6,24 @@ from typing import Any
 from gemsmith.port import rules
 from gemsmith.port.base import base_rule, targets_rule
 from gemsmith.port.data import DATASET_RULES, hub_rule, path_rule, split_rule
-from gemsmith.port.table import Reading, Row, Rule, flag, idle, is_on, number, plain, positive, read_as, refuse, row, to, to_do, whole
+from gemsmith.port.table import (
+    Reading,
+    Row,
+    Rule,
+    flag,
+    idle,
+    is_on,
+    number,
+    or_default,
+    plain,
+    positive,
+    read_as,
+    refuse,
+    row,
+    to,
+    to_do,
+    whole,
+)
 
 PROJECT = "TrainingArguments"
 SFT_PROJECT = "TRL"
@@ -107,13 +124,13 @@ _WHOLE = "trained whole; Gemsmith trains adapters only"
 TRAINING_RULES: Mapping[str, Rule] = {
     "per_device_train_batch_size": _BATCH,
     "gradient_accumulation_steps": _BATCH,
-    "num_train_epochs": rules.epochs_rule,
+    "num_train_epochs": or_default(rules.epochs_rule),
     "max_steps": rules.max_steps_rule,
     "learning_rate": to("optimizer.learning_rate", number),
-    "lr_scheduler_type": rules.schedule_rule,
+    "lr_scheduler_type": or_default(rules.schedule_rule),
     "lr_scheduler_kwargs": plain(otherwise="the schedule's own settings; Gemsmith's schedules have none"),
     "lr_scheduler_kwargs.*": plain(otherwise="the schedule's own settings; Gemsmith's schedules have none"),
-    "warmup_steps": rules.warmup_rule("lr_scheduler_type"),
+    "warmup_steps": or_default(rules.warmup_rule("lr_scheduler_type")),
     "warmup_ratio": rules.warmup_rule("lr_scheduler_type"),
     "optim": rules.optimizer_rule,
     "optim_args": plain(otherwise="the optimizer's own settings, which may be any"),
@@ -131,7 +148,7 @@ TRAINING_RULES: Mapping[str, Rule] = {
     "seed": to("seed", whole),
     "data_seed": plain(otherwise="an order of its own for the rows; Gemsmith orders them by seed"),
     "save_steps": rules.save_steps_rule,
-    "save_total_limit": to("train.keep_checkpoints", positive),
+    "save_total_limit": rules.keep_rule,
     "neftune_noise_alpha": plain(otherwise="noise on the embeddings; Gemsmith adds none"),
     "label_smoothing_factor": plain(0, otherwise=_OTHER_LOSS),
     "average_tokens_across_devices": average_rule,
