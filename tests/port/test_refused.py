@@ -66,6 +66,8 @@ def settings(folder: Path, **changed: object) -> Path:
         ("a.yaml", "stage: dpo\nmodel_name_or_path: google/gemma-4-31B-it", "stage is 'dpo'"),
         ("a.yaml", "base_model: google/gemma-4-31B-it\nrl: grpo", "rl is 'grpo'"),
         ("a.yaml", "output_dir: o\nlearning_rate: 1e-6\nbeta: 0.1", "beta is 0.1"),
+        ("a.yaml", "output_dir: o\nlearning_rate: 1e-6\nmax_length: 512\ncenter_rewards_coefficient: null", "a reward model's"),
+        ("a.json", '{"r": ' + "1" * 5000 + "}", "is not JSON"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_read_or_ported_is_one_line(tmp_path, capsys, name, content, words):

@@ -119,6 +119,8 @@ def _parse_json(file: Path, text: str) -> Any:
         raise RecipeError(f"{file} line {error.lineno}, column {error.colno}: is not JSON ({error.msg})") from None
     except RecursionError:
         raise RecipeError(f"{file}: is nested too deeply for settings") from None
+    except ValueError as error:  # a number of more digits than Python reads
+        raise RecipeError(f"{file}: is not JSON ({error})") from None
 
 
 class _Once(yaml.SafeLoader):

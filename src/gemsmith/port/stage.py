@@ -38,6 +38,7 @@ _NO_RECIPE = {
     "architectures": "a model's config.json",
     "checkpoint": "a recipe of Gemsmith's already",
     "distributed_type": "accelerate's settings, of which only the number of devices matters: give --devices",
+    "center_rewards_coefficient": "a reward model's training arguments, where Gemsmith does supervised fine-tuning only",
     "zero_optimization": "DeepSpeed's settings, which say how it runs and not what is learned",
 }
 
