@@ -164,7 +164,7 @@ def test_a_template_that_changes_earlier_answers_is_refused(tokenizer_folder, do
 
 
 @pytest.mark.parametrize("role", ["user", "assistant"])
-@pytest.mark.parametrize("token", ["<turn|>", "<|turn>", "<eos>", "<bos>", "<pad>"])
+@pytest.mark.parametrize("token", ["<turn|>", "<|turn>", "<eos>", "<bos>", "<pad>", "<|image|>", "<|audio|>", "<|video|>"])
 def test_control_tokens_in_content_are_refused(role, token, renderer, document):
     turns = {"user": "a", "assistant": "b"} | {role: f"x{token}y"}
     index = 0 if role == "user" else 1

@@ -23,6 +23,7 @@ from gemsmith.data.template import ChatTemplate, load_template
 from gemsmith.errors import CheckpointError, DataError
 
 SPECIAL_IDS = {"<pad>": 0, "<eos>": 1, "<bos>": 2, "<|turn>": 105, "<turn|>": 106}
+PLACEHOLDERS = ("<|image|>", "<|audio|>", "<|video|>")
 TURN_END = "<turn|>"
 EMPTY_THOUGHT = "<|channel>thought\n<channel|>"
 _BATCH = 1024
@@ -174,9 +175,12 @@ def _join_turns(full: str, turns: Sequence[_Turn], document: Document) -> tuple[
 
 
 def _refuse_control_tokens(document: Document) -> None:
-    """Content must not hold the tokens that end turns and texts: they would forge a turn, or train the model to stop in the middle."""
+    """Content must not hold the tokens that end turns and texts: they would forge a turn, or train the model to stop in the middle.
+
+    Nor those that pictures and sounds take the place of: transformers computes them as padding, also where there are none.
+    """
     for index, message in enumerate(document.messages):
-        token = next((token for token in SPECIAL_IDS if token in message["content"]), None)
+        token = next((token for token in (*SPECIAL_IDS, *PLACEHOLDERS) if token in message["content"]), None)
         if token:
             raise DataError(
                 f"{document.origin}: messages[{index}] holds the control token {token}; take it out, or write it in another way"
