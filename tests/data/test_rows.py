@@ -106,6 +106,11 @@ def test_broken_json_is_refused_with_its_line(tmp_path):
     assert "rows.jsonl line 2, column 16: is not JSON" in refused(tmp_path / "rows.jsonl")
 
 
+def test_a_number_of_too_many_digits_is_refused_with_its_line(tmp_path):
+    (tmp_path / "rows.jsonl").write_text(json.dumps(PAIR) + '\n{"prompt": ' + "1" * 5000 + "}")
+    assert "rows.jsonl line 2: is not JSON" in refused(tmp_path / "rows.jsonl")
+
+
 def test_text_that_is_not_utf8_is_refused_with_line_and_byte(tmp_path):
     (tmp_path / "rows.jsonl").write_bytes(json.dumps(PAIR).encode() + b'\n{"prompt": "\xe9"}')
     assert "rows.jsonl line 2, byte 13: is not UTF-8" in refused(tmp_path / "rows.jsonl")
@@ -138,6 +143,7 @@ def test_half_a_surrogate_pair_is_refused(tmp_path):
         ({"messages": [{"role": "user", "content": {"a": 1}}]}, "messages[0] is an object; must be text"),
         ({"message": []}, "has the columns message (did you mean messages?); allowed: messages, or prompt and response"),
         ({"prompt": "a"}, "has the columns prompt"),
+        ({"prompt": "a", "completion": "b"}, "has the columns prompt, completion; allowed: messages"),
         (PAIR | {"respnse": "a"}, "unknown column respnse (did you mean response?)"),
         (PAIR | CHAT, "has messages, prompt and response"),
         ([1], "is a list; must be an object"),

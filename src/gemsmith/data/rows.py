@@ -137,6 +137,8 @@ def _jsonl_rows(file: Path) -> Iterator[tuple[str, Any]]:
                 raise DataError(f"{origin}, column {error.colno}: is not JSON ({error.msg}); {file} needs one JSON object a line") from None
             except RecursionError:
                 raise DataError(f"{origin}: is nested too deeply; a row is one flat JSON object") from None
+            except ValueError as error:  # a number of more digits than Python reads
+                raise DataError(f"{origin}: is not JSON ({error})") from None
 
 
 def _parquet_rows(file: Path) -> Iterator[tuple[str, Any]]:
@@ -178,7 +180,7 @@ def _check_form(row: Any, origin: str, form: str | None, *, chosen: bool) -> str
         form = fitting[0]
     if form is None and not fitting:
         known = [column for columns in _FORMS.values() for column in columns]
-        hints = "".join(nearest(column, known) for column in row)
+        hints = "".join(nearest(column, known) for column in row if column not in known)
         raise DataError(f"{origin}: has the columns {', '.join(row) or 'none'}{hints}; allowed: messages, or prompt and response")
     if form is None:
         raise DataError(f"{origin}: has messages, prompt and response; keep messages, or prompt and response")
