@@ -349,3 +349,9 @@ def test_the_steps_of_warm_up_are_the_sources(tmp_path, settings, overrides, ste
 def test_a_limit_of_no_checkpoints_is_no_limit(tmp_path):
     ported = port([write(tmp_path, SFT | {"save_total_limit": 0})], overrides=["checkpoint=google/gemma-4-31B-it"])
     assert of(ported.rows, "save_total_limit").status == "none"
+
+
+def test_lists_where_a_name_is_usual_and_what_is_no_name_are_in_the_table(tmp_path):
+    held_out = FACTORY | {"dataset": ["one", "two"], "val_size": 0.1, "eval_dataset": []}
+    assert port([write(tmp_path, held_out)]).recipe.data.eval == "one-eval.jsonl"
+    assert [row.key for row in port([write(tmp_path, AXOLOTL | {"plugins": 3})]).differences] == ["plugins"]

@@ -67,6 +67,7 @@ def settings(folder: Path, **changed: object) -> Path:
         ("a.yaml", "base_model: google/gemma-4-31B-it\nrl: grpo", "rl is 'grpo'"),
         ("a.yaml", "output_dir: o\nlearning_rate: 1e-6\nbeta: 0.1", "beta is 0.1"),
         ("a.yaml", "output_dir: o\nlearning_rate: 1e-6\nmax_length: 512\ncenter_rewards_coefficient: null", "a reward model's"),
+        ("a.yaml", "base_model: [google/gemma-4-31B-it]\nadapter: lora", "base_model is ['google/gemma-4-31B-it']; it must be one hub id"),
         ("a.json", '{"r": ' + "1" * 5000 + "}", "is not JSON"),
     ],
 )  # fmt: skip

@@ -58,7 +58,9 @@ def plugins_rule(key: str, value: Any, reading: Reading) -> Row:
     """The row of the plugins: kernels change nothing that is learned, others may."""
     kernels = ("cut_cross_entropy", "liger", "kernels")
     others = [
-        name for name in ([value] if isinstance(value, str) else value or []) if not any(f".{kernel}." in str(name) for kernel in kernels)
+        name
+        for name in (value if isinstance(value, list) else [value] if value else [])
+        if not any(f".{kernel}." in str(name) for kernel in kernels)
     ]
     if others:
         return row(reading, key, value, "differs", f"{', '.join(map(str, others))} may train otherwise")

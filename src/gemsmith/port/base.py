@@ -27,8 +27,10 @@ class Base:
     why: str = ""
 
 
-def find_base(name: str, where: str, *, model: str | None = None) -> Base:
+def find_base(name: Any, where: str, *, model: str | None = None) -> Base:
     """What a source calls its base model. Raises RecipeError where that is not known to be a Gemma 4 of plain weights."""
+    if not isinstance(name, str):
+        raise RecipeError(f"{where} is {name!r}; it must be one hub id or folder")
     folder = Path(name).expanduser()
     if (folder / "config.json").is_file():
         variant = name_variant(read_variant(read_config(folder)))
@@ -62,7 +64,7 @@ def base_rule(key: str, value: Any, reading: Reading) -> Row:
     if "checkpoint" in reading.overridden:
         return row(reading, key, value, "set", "--set checkpoint names another")
     model = reading.variant.name if reading.variant and "model" in reading.overridden else None
-    base = find_base(str(value), f"{reading.file}: {key}", model=model)
+    base = find_base(value, f"{reading.file}: {key}", model=model)
     if base.model is not None and "model" not in reading.overridden:
         return row(reading, key, value, "derived", base.why, checkpoint=base.checkpoint, model=base.model)
     return row(reading, key, value, "mapped", base.why, checkpoint=base.checkpoint)

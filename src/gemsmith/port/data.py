@@ -80,8 +80,7 @@ def held_out_rule(train_key: str) -> Rule:
         held_out = read_as(number, key, value, reading)
         if {"data.train", "data.eval"} <= reading.overridden:
             return row(reading, key, value, "set", "--set data.train and data.eval name others")
-        name = str(reading.value(train_key) or PLACEHOLDER).split(",")[0]
-        target = prepared(name, part="-eval")
+        target = prepared(_names(reading.value(train_key) or PLACEHOLDER)[0], part="-eval")
         amount = f"{held_out * 100:g} % of" if held_out < 1 else f"{held_out:g} of"
         return row(reading, key, value, "to do", f"move {amount} the rows out of data.train into {target}", **{"data.eval": target})
 
@@ -138,7 +137,7 @@ def _is_pair(entry: Mapping[str, Any]) -> bool:
 
 def factory_eval_rule(key: str, value: Any, reading: Reading) -> Row:
     """The row of LLaMA-Factory's datasets that are held out."""
-    if value is None or "data.eval" in reading.overridden:
+    if not value or "data.eval" in reading.overridden:
         return row(reading, key, value, "set" if value else "none", "--set data.eval names another" if value else "not set")
     target = prepared(_names(value)[0], part="-eval")
     return row(reading, key, value, "to do", f"save their rows as messages in {target}", **{"data.eval": target})

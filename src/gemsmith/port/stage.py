@@ -140,7 +140,7 @@ def _variant(files: Sequence[Settings], overrides: Sequence[str]) -> Variant | N
         return find_base(given["checkpoint"], "--set checkpoint").variant
     names = ((file.file, key, file.values.get(key)) for file in files for key in BASE_KEYS)
     found = next(((file, key, name) for file, key, name in names if name is not None), None)
-    return find_base(str(found[2]), f"{found[0]}: {found[1]}").variant if found else None
+    return find_base(found[2], f"{found[0]}: {found[1]}").variant if found else None
 
 
 def _overridden(overrides: Iterable[str]) -> frozenset[str]:
