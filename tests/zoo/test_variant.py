@@ -33,16 +33,18 @@ def test_global_layers_are_as_many_as_published(name, layers, global_layers):
     assert (len(kinds), kinds.count("full_attention"), kinds[-1]) == (layers, global_layers, "full_attention")
 
 
-def test_a_config_that_gives_the_global_head_dim_by_layer_is_read(config):
+def test_a_config_that_gives_the_global_heads_by_layer_is_read(config):
+    """As transformers writes it from 5.19 on."""
     text = config["text_config"]
-    del text["global_head_dim"]
-    text["per_layer_config"] = {
-        str(layer): {"head_dim": 512 if kind == "full_attention" else 256} for layer, kind in enumerate(text["layer_types"])
-    }
-    assert read_variant(config).global_head_dim == 512
-    text["per_layer_config"]["0"]["head_dim"] = 128
-    with pytest.raises(CheckpointError, match="per_layer_config names 2 head_dims"):
-        read_variant(config)
+    del text["global_head_dim"], text["num_global_key_value_heads"]
+    of_global = {"head_dim": 512, "num_key_value_heads": 4}
+    text["per_layer_config"] = {str(layer): dict(of_global) for layer, kind in enumerate(text["layer_types"]) if kind == "full_attention"}
+    assert differing_fields(read_variant(config), find_variant("gemma4-31b")) == []
+    for layer, entry in (("0", {"head_dim": 128}), ("5", {"head_dim": 128}), ("5", {"sliding_window": 8}), ("full_attention", {})):
+        bad = copy.deepcopy(config)
+        bad["text_config"]["per_layer_config"][layer] = entry
+        with pytest.raises(CheckpointError, match="per_layer_config must"):
+            read_variant(bad)
 
 
 @pytest.mark.parametrize(
@@ -56,6 +58,16 @@ def test_a_config_that_gives_the_global_head_dim_by_layer_is_read(config):
         ({"attention_bias": True}, "attention_bias = True"),
         ({"tie_word_embeddings": False}, "tie_word_embeddings = False"),
         ({"num_key_value_heads": 7}, "7 kv heads"),
+        ({"num_key_value_heads": 0}, "num_key_value_heads = 0"),
+        ({"hidden_size": "5376"}, "hidden_size = '5376'"),
+        ({"layer_types": [], "num_hidden_layers": 0}, "num_hidden_layers = 0"),
+        ({"use_bidirectional_attention": "all"}, "use_bidirectional_attention = 'all'"),
+        ({"attention_dropout": 0.1}, "attention_dropout = 0.1"),
+        ({"num_kv_shared_layers": 60}, "none before them is sliding_attention"),
+        ({"num_kv_shared_layers": 55}, "none before them is full_attention"),
+        ({"enable_moe_block": True, "num_experts": 4, "moe_intermediate_size": 8, "top_k_experts": 5}, "top_k_experts = 5"),
+        ({"enable_moe_block": True}, "num_experts = None"),
+        ({"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 9}, "vocab_size_per_layer_input = 9"),
     ],
 )
 def test_a_config_that_is_no_gemma_4_is_refused_by_the_key(config, change, message):
@@ -68,6 +80,25 @@ def test_a_config_that_is_no_gemma_4_is_refused_by_the_key(config, change, messa
     with pytest.raises(CheckpointError) as error:
         read_variant(bad)
     assert message in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "message"),
+    [
+        ("full_attention", {"factor": 8.0}, "rope_parameters.full_attention.factor = 8.0"),
+        ("full_attention", {"rope_type": "yarn"}, "rope_parameters.full_attention.rope_type = 'yarn'"),
+        ("sliding_attention", {"rope_type": "linear", "factor": 4.0}, "rope_parameters.sliding_attention.rope_type = 'linear'"),
+    ],
+)
+def test_another_rotation_than_gemma_4s_is_refused(config, kind, change, message):
+    config["text_config"]["rope_parameters"][kind] |= change
+    with pytest.raises(CheckpointError, match=message):
+        read_variant(config)
+
+
+def test_an_untied_head_of_the_whole_model_is_refused(config):
+    with pytest.raises(CheckpointError, match="tie_word_embeddings = False"):
+        read_variant({**config, "tie_word_embeddings": False})
 
 
 def test_a_whole_config_of_another_model_is_refused(config):

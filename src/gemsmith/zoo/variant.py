@@ -11,6 +11,22 @@ from gemsmith.errors import CheckpointError
 
 MODEL_TYPES = ("gemma4", "gemma4_unified")
 
+# What a Variant has no number for, as Gemma 4 has it; a key that is missing has the first of them.
+_FIXED: dict[str, tuple[Any, ...]] = {
+    "hidden_activation": ("gelu_pytorch_tanh",),
+    "attention_bias": (False,),
+    "attention_dropout": (0.0, None),
+    "tie_word_embeddings": (True,),
+    "use_bidirectional_attention": (None, "vision"),
+    "rope_parameters.sliding_attention.rope_type": ("default",),
+    "rope_parameters.full_attention.rope_type": ("proportional",),
+    "rope_parameters.full_attention.factor": (None, 1.0),
+}
+_COUNTS: tuple[str, ...] = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
+_COUNTS += ("head_dim", "sliding_window", "vocab_size", "max_position_embeddings")
+_COUNTS_OF_EXPERTS = ("num_experts", "top_k_experts", "moe_intermediate_size")
+_COUNTS_OR_NONE = ("hidden_size_per_layer_input", "num_kv_shared_layers", "num_global_key_value_heads")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Stretch:
@@ -169,23 +185,29 @@ def read_variant(config: dict[str, Any], *, name: str = "custom") -> Variant:
     if "text_config" in config and model_type not in MODEL_TYPES:
         raise CheckpointError(f"config.json has model_type {model_type!r}; allowed: {', '.join(MODEL_TYPES)}")
     text = config.get("text_config", config)
+    if not isinstance(text, dict):
+        raise CheckpointError(f"config.json has text_config = {text!r}; it must hold the keys of the text model")
     text_type = str(text.get("model_type", "")).removesuffix("_text")
     if text_type not in MODEL_TYPES:
         raise CheckpointError(f"config.json has model_type {text.get('model_type')!r}; allowed: Gemma 4's, such as gemma4_text")
     try:
+        _check_values({key: config[key] for key in ("tie_word_embeddings",) if key in config})
+        _check_values(text)
+        _check_counts(text)
         variant = _from_text_config(text, name=name, model_type=text_type)
     except KeyError as missing:
         raise CheckpointError(f"config.json lacks the key {missing.args[0]!r} of text_config") from None
-    _check_supported(text, variant)
+    _check_layers(text, variant)
     return variant
 
 
 def _from_text_config(text: dict[str, Any], *, name: str, model_type: str) -> Variant:
-    layer_types = text["layer_types"]
+    layer_types = text["layer_types"] or []
     if len(layer_types) != text["num_hidden_layers"]:
         raise CheckpointError(f"config.json lists {len(layer_types)} layer_types for {text['num_hidden_layers']} num_hidden_layers")
     first_global = layer_types.index("full_attention") if "full_attention" in layer_types else len(layer_types) - 1
-    rope, k_is_v = text["rope_parameters"], bool(text["attention_k_eq_v"])
+    rope = text["rope_parameters"] or {}
+    global_head_dim, global_kv_heads = _global_heads(text)
     return Variant(
         name=name,
         model_type=model_type,
@@ -195,11 +217,11 @@ def _from_text_config(text: dict[str, Any], *, name: str, model_type: str) -> Va
         ffn=text["intermediate_size"],
         heads=text["num_attention_heads"],
         kv_heads=text["num_key_value_heads"],
-        global_kv_heads=(text.get("num_global_key_value_heads") if k_is_v else None) or text["num_key_value_heads"],
+        global_kv_heads=global_kv_heads,
         head_dim=text["head_dim"],
-        global_head_dim=_global_head_dim(text),
+        global_head_dim=global_head_dim,
         sliding_window=text["sliding_window"],
-        k_is_v=k_is_v,
+        k_is_v=bool(text["attention_k_eq_v"]),
         per_layer_input=text.get("hidden_size_per_layer_input") or 0,
         kv_shared_layers=text.get("num_kv_shared_layers") or 0,
         wide_shared_mlp=bool(text.get("use_double_wide_mlp")),
@@ -217,28 +239,71 @@ def _from_text_config(text: dict[str, Any], *, name: str, model_type: str) -> Va
     )
 
 
-def _global_head_dim(text: dict[str, Any]) -> int:
-    """The global layers' head_dim: transformers 5.23 writes it under per_layer_config, older ones as global_head_dim."""
-    if "global_head_dim" in text:
-        return int(text["global_head_dim"])
-    per_layer = text["per_layer_config"]
-    entries = per_layer.values() if isinstance(per_layer, dict) else per_layer
-    dims = {entry["head_dim"] for entry in entries if isinstance(entry, dict) and "head_dim" in entry}
-    dims.discard(text["head_dim"])
-    if len(dims) != 1:
-        raise CheckpointError(f"config.json's per_layer_config names {len(dims)} head_dims beside {text['head_dim']}; one is expected")
-    return int(dims.pop())
+def _global_heads(text: dict[str, Any]) -> tuple[int, int]:
+    """head_dim and kv heads of the global layers, which transformers writes under per_layer_config from 5.19 on, by the layer's number.
+
+    Older ones write global_head_dim, and num_global_key_value_heads, which counts where K = V.
+    """
+    if not text.get("per_layer_config"):
+        kv_heads = text.get("num_global_key_value_heads") if text["attention_k_eq_v"] else None
+        return _count(text, "global_head_dim"), kv_heads or text["num_key_value_heads"]
+    names, per_layer = ("head_dim", "num_key_value_heads"), text["per_layer_config"]
+    numbers = [str(layer) for layer in range(len(text["layer_types"]))]
+    if not isinstance(per_layer, dict) or not all(key in numbers and set(entry) <= set(names) for key, entry in per_layer.items()):
+        raise CheckpointError(f"config.json's per_layer_config must map numbers of layers to {' and '.join(names)}")
+    found = {"sliding_attention": {tuple(text[name] for name in names)}, "full_attention": set()}
+    for number, kind in zip(numbers, text["layer_types"], strict=True):
+        values = text | per_layer.get(number, {})
+        found.setdefault(kind, set()).add(tuple(_count(values, name) for name in names))
+    if len(found["sliding_attention"]) != 1 or len(found["full_attention"]) != 1:
+        raise CheckpointError("config.json's per_layer_config must give all full_attention layers the same heads, and no other layer any")
+    ((head_dim, kv_heads),) = found["full_attention"]
+    return head_dim, kv_heads
 
 
-def _check_supported(text: dict[str, Any], variant: Variant) -> None:
+def _check_values(text: dict[str, Any]) -> None:
+    """What is fixed is as it is, as far as the keys are there."""
+    fixed = dict(_FIXED)
+    if text.get("hidden_size_per_layer_input"):
+        fixed["vocab_size_per_layer_input"] = (text.get("vocab_size"),)
+    for key, allowed in fixed.items():
+        value: Any = text
+        for part in key.split("."):
+            value = value.get(part, allowed[0]) if isinstance(value, dict) else allowed[0]
+        if value not in allowed:
+            raise CheckpointError(f"config.json has {key} = {value!r}; Gemma 4 has {' or '.join(map(repr, allowed))}")
+
+
+def _check_counts(text: dict[str, Any]) -> None:
+    for key in (*_COUNTS, *(_COUNTS_OF_EXPERTS if text.get("enable_moe_block") else ())):
+        _count(text, key)
+    for key in _COUNTS_OR_NONE:
+        if text.get(key):
+            _count(text, key)
+    if text.get("enable_moe_block") and text["top_k_experts"] > text["num_experts"]:
+        raise CheckpointError(f"config.json has top_k_experts = {text['top_k_experts']} of num_experts = {text['num_experts']}")
+
+
+def _count(text: dict[str, Any], key: str) -> int:
+    value = text[key]
+    if not isinstance(value, int) or value < 1:
+        raise CheckpointError(f"config.json has {key} = {value!r}; it must be a whole number above 0")
+    return value
+
+
+def _check_layers(text: dict[str, Any], variant: Variant) -> None:
     if text["layer_types"] != variant.layer_types:
         raise CheckpointError("config.json's layer_types are not a repeated pattern that ends in full_attention, as every Gemma 4's are")
-    for key, expected in (("hidden_activation", "gelu_pytorch_tanh"), ("attention_bias", False), ("tie_word_embeddings", True)):
-        if text.get(key, expected) != expected:
-            raise CheckpointError(f"config.json has {key} = {text[key]!r}; every Gemma 4 has {expected!r}")
     if variant.heads % variant.kv_heads or variant.heads % variant.global_kv_heads:
         raise CheckpointError(
             f"config.json has {variant.heads} heads, which {variant.kv_heads} kv heads or {variant.global_kv_heads} global do not divide"
+        )
+    first_sharing = variant.layers - variant.kv_shared_layers
+    own = variant.layer_types[: max(0, first_sharing)]
+    if alone := [kind for kind in variant.layer_types[first_sharing:] if variant.kv_shared_layers and kind not in own]:
+        raise CheckpointError(
+            f"config.json has num_kv_shared_layers = {variant.kv_shared_layers} of {variant.layers} layers: none before them is "
+            f"{alone[0]}, whose keys and values they could share"
         )
 
 
