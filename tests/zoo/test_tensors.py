@@ -1,3 +1,5 @@
+import dataclasses
+
 import pytest
 
 from gemsmith.errors import RecipeError
@@ -68,3 +70,11 @@ def test_names_are_unique_and_text_only(name):
 def test_targets_that_match_nothing_are_an_error(kinds):
     with pytest.raises(RecipeError, match=r"^lora\.targets"):
         lora_targets(find_variant("gemma4-31b"), kinds)
+
+
+def test_kinds_of_which_a_variant_has_no_matrix_are_refused():
+    """Where every layer is global and K = V, there is no V to adapt."""
+    variant = dataclasses.replace(find_variant("tiny-31b"), name="custom", global_every=1)
+    with pytest.raises(RecipeError, match=r"lora\.targets: custom has no matrix of v, so nothing would be trained"):
+        lora_targets(variant, ["v"])
+    assert {target.role for target in lora_targets(variant, ["k", "v"])} == {"k"}

@@ -59,14 +59,19 @@ def text_tensors(variant: Variant, *, optional: bool = False) -> list[Tensor]:
 def lora_targets(variant: Variant, kinds: Sequence[str] = LORA_KINDS) -> list[Tensor]:
     """The matrices that get an adapter, each [out, in]. K of the K = V layers is among them; experts and the router are not.
 
-    Raises RecipeError for a kind that does not exist, or none at all.
+    Raises RecipeError for a kind that does not exist, or none at all, or kinds of which the variant has no matrix.
     """
     for kind in kinds:
         if kind not in LORA_KINDS:
             raise RecipeError(f"lora.targets: {kind!r} matches nothing{nearest(kind, LORA_KINDS)}; allowed: {', '.join(LORA_KINDS)}")
     if not kinds:
         raise RecipeError(f"lora.targets is empty, so nothing would be trained; allowed: {', '.join(LORA_KINDS)}")
-    return [tensor for tensor in text_tensors(variant) if tensor.role in kinds]
+    targets = [tensor for tensor in text_tensors(variant) if tensor.role in kinds]
+    if not targets:
+        raise RecipeError(
+            f"lora.targets: {variant.name} has no matrix of {', '.join(kinds)}, so nothing would be trained; add another kind"
+        )
+    return targets
 
 
 def parameter_count(tensors: Iterable[Tensor]) -> int:
