@@ -151,6 +151,20 @@ def test_another_rank_or_scale_is_refused(saved, lora, message):
         read_start_adapter(recipe_of(saved / "base", saved / "adapter", **lora), find_variant("tiny-12b"))
 
 
+def test_the_alpha_that_is_asked_for_is_the_one_that_is_taken(saved, tmp_path):
+    """Where scales differ by module, one alpha holds for all, with as many digits as a float has."""
+    config = json.loads((saved / "adapter" / "adapter_config.json").read_text())
+    for module in ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"):
+        config["alpha_pattern"][module] = 10 / 3
+    (tmp_path / "adapter_config.json").write_text(json.dumps(config))
+    (tmp_path / "adapter_model.safetensors").write_bytes((saved / "adapter" / "adapter_model.safetensors").read_bytes())
+    variant = find_variant("tiny-12b")
+    with pytest.raises(RecipeError, match=r"set lora\.alpha=") as error:
+        read_start_adapter(recipe_of(saved / "base", tmp_path), variant)
+    alpha = float(str(error.value).rpartition("=")[2])
+    assert read_start_adapter(recipe_of(saved / "base", tmp_path, alpha=alpha), variant).alpha == alpha
+
+
 def test_modules_that_are_missing_or_too_many_are_listed(saved):
     with pytest.raises(CheckpointError, match=r"not asked for \(layers\.0\.mlp\.down_proj"):
         read_start_adapter(recipe_of(saved / "base", saved / "adapter", targets=["q", "k"]), find_variant("tiny-12b"))

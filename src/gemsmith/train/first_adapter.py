@@ -60,4 +60,5 @@ def start_adapter_hash(recipe: Recipe) -> str | None:
 
 
 def _plain(value: float | bool) -> str:
-    return str(value).lower() if isinstance(value, bool) else f"{value:g}"
+    """As a recipe takes it: all digits of a number, so that what is asked for is what is found."""
+    return str(value).lower() if isinstance(value, bool) else repr(value).removesuffix(".0")
