@@ -53,6 +53,7 @@ def test_an_unknown_key_is_refused_with_a_near_match(key, expected):
         ("data.train", {"task": "verilog", "rows": "many"}, "data.train.rows: 'many' was given"),
         ("lora", 5, "lora: 5 was given"),
         ("lora.targets", ["q", "vv"], "lora.targets: 'vv' matches nothing (did you mean v?)"),
+        ("lora.targets", ["q_proj"], "lora.targets: 'q_proj' matches nothing (did you mean q?)"),
         ("model", "gemma4-31", "model: 'gemma4-31' is not known (did you mean gemma4-31b?)"),
     ],
 )

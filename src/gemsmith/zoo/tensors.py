@@ -63,7 +63,8 @@ def lora_targets(variant: Variant, kinds: Sequence[str] = LORA_KINDS) -> list[Te
     """
     for kind in kinds:
         if kind not in LORA_KINDS:
-            raise RecipeError(f"lora.targets: {kind!r} matches nothing{nearest(kind, LORA_KINDS)}; allowed: {', '.join(LORA_KINDS)}")
+            near = nearest(kind.rpartition(".")[2].removesuffix("_proj"), LORA_KINDS)  # PEFT's name is self_attn.q_proj
+            raise RecipeError(f"lora.targets: {kind!r} matches nothing{near}; allowed: {', '.join(LORA_KINDS)}")
     if not kinds:
         raise RecipeError(f"lora.targets is empty, so nothing would be trained; allowed: {', '.join(LORA_KINDS)}")
     targets = [tensor for tensor in text_tensors(variant) if tensor.role in kinds]
