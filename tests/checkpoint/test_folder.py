@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from gemsmith.checkpoint import open_checkpoint
 from gemsmith.checkpoint.folder import INDEX
@@ -82,6 +83,16 @@ def test_a_config_that_contradicts_the_tensors_is_refused(folder, key, value):
 def test_another_variant_than_the_recipe_names_is_refused(folder):
     with pytest.raises(CheckpointError, match="is not tiny-31b: layers 6 != 4"):
         open_checkpoint(str(folder), variant=find_variant("tiny-31b"))
+
+
+def test_names_of_the_text_only_class_are_refused_with_the_class_to_save_as(folder):
+    for shard in folder.glob("*.safetensors"):
+        save_file({name.replace("language_model.", ""): weight for name, weight in load_file(shard).items()}, shard)
+    index = json.loads((folder / INDEX).read_text())
+    index["weight_map"] = {name.replace("language_model.", ""): shard for name, shard in index["weight_map"].items()}
+    (folder / INDEX).write_text(json.dumps(index))
+    message = refused(folder)
+    assert "model.embed_tokens.weight is another class's name for it: save the model with its ForConditionalGeneration class" in message
 
 
 def test_missing_files_are_named(folder):
