@@ -54,6 +54,8 @@ def test_an_unknown_key_is_refused_with_a_near_match(key, expected):
         ("lora", 5, "lora: 5 was given"),
         ("lora.targets", ["q", "vv"], "lora.targets: 'vv' matches nothing (did you mean v?)"),
         ("lora.targets", ["q_proj"], "lora.targets: 'q_proj' matches nothing (did you mean q?)"),
+        ("seed", -1, "seed: -1 was given"),
+        ("seed", 2**63, "seed: 9223372036854775808 was given"),
         ("model", "gemma4-31", "model: 'gemma4-31' is not known (did you mean gemma4-31b?)"),
     ],
 )

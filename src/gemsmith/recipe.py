@@ -178,7 +178,7 @@ class Recipe(Section):
 
     model: str | None = Field(None, description="gemma4-e2b, -e4b, -12b, -26b-a4b, -31b, a tiny one; default: what the checkpoint is.")
     checkpoint: str = Field(description="A folder, a Hugging Face hub id, or gs://bucket/folder.")
-    seed: int = 0
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     data: Data
     lora: Lora = Lora()
     optimizer: Optimizer = Optimizer()
