@@ -1,5 +1,6 @@
 """Whole training runs with TRL on CPU: what they record, and that stopping and continuing changes nothing."""
 
+import json
 import os
 import shutil
 import signal
@@ -15,9 +16,10 @@ import torch
 from tensorboardX.proto.event_pb2 import Event
 from transformers.quantizers.quantizers_utils import should_convert_module
 
+from gemsmith.checkpoint import open_checkpoint
 from gemsmith.checkpoint.adapter import read_peft_adapter
 from gemsmith.data import Batches
-from gemsmith.errors import EngineError, Preempted, RecipeError, RunError
+from gemsmith.errors import CheckpointError, EngineError, Preempted, RecipeError, RunError
 from gemsmith.export.stage import export
 from gemsmith.export.verify import verify
 from gemsmith.recipe import build_recipe
@@ -26,7 +28,7 @@ from gemsmith.run import Run, find_run, is_complete, open_run, read_record
 from gemsmith.train import trl
 from gemsmith.train.stage import train
 from gemsmith.train.trl_checkpoints import Checkpoints
-from gemsmith.train.trl_model import nf4_config
+from gemsmith.train.trl_model import load_base, nf4_config
 from gemsmith.train.trl_trainer import Trainer
 from gemsmith.zoo import find_variant, text_tensors
 
@@ -391,3 +393,15 @@ def test_a_missing_library_is_one_line(prepared_run, gemsmith, monkeypatch):
     monkeypatch.setitem(sys.modules, "trl", None)
     code, _, err = gemsmith("train", prepared_run(train=BACKEND).path)
     assert code == 2 and "error: train.backend: trl needs trl, which is not installed; run: pip install 'gemsmith[trl]'" in err
+
+
+def test_a_config_that_this_transformers_does_not_read_is_one_line(small_recipe, small_checkpoint, tmp_path):
+    """From 5.19 on it writes the global layers' heads by layer; 5.12.1 takes no notice, and says so with a traceback."""
+    folder = shutil.copytree(small_checkpoint, tmp_path / "base")
+    config = json.loads((folder / "config.json").read_text())
+    text = config["text_config"]
+    heads = {"head_dim": text.pop("global_head_dim"), "num_key_value_heads": text.pop("num_global_key_value_heads")}
+    text["per_layer_config"] = {"1": heads}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=r"per_layer_config, which transformers .* does not read; install 5\.19 or newer"):
+        load_base(small_recipe(), open_checkpoint(str(folder)), "eager", torch.device("cpu"))

@@ -59,6 +59,7 @@ def adapted_model(recipe: Recipe, checkpoint: Checkpoint, attention: str, device
 
 def load_base(recipe: Recipe, checkpoint: Checkpoint, attention: str, device: torch.device) -> Any:
     """The frozen base. Raises CheckpointError where the file lacks a weight, MachineError where nf4 needs what is not installed."""
+    _check_readable(checkpoint)
     AttentionInterface.register(_DOCUMENTS, attend_documents)
     dtype, options = recipe.train.dtype, {}
     if dtype == "nf4":
@@ -84,6 +85,16 @@ def load_base(recipe: Recipe, checkpoint: Checkpoint, attention: str, device: to
     if recipe.train.remat != "none":
         model.gradient_checkpointing_enable({"use_reentrant": False})
     return model
+
+
+def _check_readable(checkpoint: Checkpoint) -> None:
+    """Raises CheckpointError for a config that transformers writes from 5.19 on, and older ones read as one with heads of 512."""
+    per_layer = checkpoint.config.get("text_config", checkpoint.config).get("per_layer_config")
+    if per_layer and hasattr(transformers.Gemma4TextConfig, "global_head_dim"):
+        raise CheckpointError(
+            f"checkpoint {checkpoint.folder}: its config.json has per_layer_config, which transformers {transformers.__version__} does not "
+            "read; install 5.19 or newer, or give it global_head_dim and num_global_key_value_heads as the published config.json has them"
+        )
 
 
 def shard(model: peft.PeftModel, mesh: DeviceMesh) -> None:
