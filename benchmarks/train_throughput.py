@@ -11,6 +11,7 @@ import json
 import os
 import platform
 import resource
+import shutil
 import statistics
 import subprocess
 import sys
@@ -255,8 +256,16 @@ def device() -> tuple[str, str, float | None]:
     if not torch.cuda.is_available():
         return "cpu", "cpu", None
     name = torch.cuda.get_device_name().lower()
-    chip = next((chip for chip in load_catalogue().chips.values() if chip.name.lower() in name), None)
+    words = set(name.split())
+    # The boards called PCIe and NVL are slower than the catalogue's, and GH200 is no H200.
+    chip = None if words & {"pcie", "nvl"} else next((chip for chip in load_catalogue().chips.values() if chip.name in words), None)
     return "gpu", chip.name if chip else name.replace(" ", "-"), chip.flops_per_s if chip else None
+
+
+def folder_of(case: Case) -> str | None:
+    """The case's folder where its weights have room there, else that of temporary files: a container's /dev/shm is 64 MB."""
+    size_bytes = sum(tensor.size for tensor in text_tensors(case.variant)) * (2 if case.dtype == "bfloat16" else 4)
+    return case.folder if case.folder and shutil.disk_usage(case.folder).free > 1.02 * size_bytes else None
 
 
 def package_versions() -> dict[str, str]:
@@ -274,7 +283,7 @@ def main() -> None:
     sides = tuple(sys.argv[2:]) or SIDES
     kind, name, peak = device()
     case = {"cpu": CPU, "gpu": GPU}[kind]
-    with tempfile.TemporaryDirectory(dir=case.folder) as temporary:
+    with tempfile.TemporaryDirectory(dir=folder_of(case)) as temporary:
         checkpoint, rows = Path(temporary) / "base", Path(temporary) / "rows.jsonl"
         write_model(case, checkpoint)
         write_rows(rows, case.steps * case.rows * case.length // 100, length=case.length)
