@@ -1,9 +1,11 @@
 """The processes that train together in PyTorch: how one joins, what they add up, and what they must agree on."""
 
+import atexit
 import contextlib
 import hashlib
 import json
 import os
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -12,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed
 
-from gemsmith.errors import MachineError, RunError
+from gemsmith.errors import GemsmithError, MachineError, RunError
 from gemsmith.run import Run
 from gemsmith.train.attempt import last_line
 from gemsmith.train.trl_launch import started_by_torchrun
@@ -71,5 +73,19 @@ def joined(gpus: int) -> Iterator[Group]:
         raise MachineError(f"the processes do not come together ({last_line(error)}); start them with torchrun") from None
     try:
         yield Group(device=device, rank=torch.distributed.get_rank(), size=torch.distributed.get_world_size())
-    finally:
-        torch.distributed.destroy_process_group()
+    except BaseException as error:
+        if gpus:
+            # NCCL ends its communicators together: while others wait in a collective, so would this one, its reason untold and its end
+            # unseen by what started it, and at Python's end once more. https://github.com/pytorch/pytorch/pull/119250
+            code = 130 if isinstance(error, KeyboardInterrupt) else error.exit_code if isinstance(error, GemsmithError) else 1
+            atexit.register(_leave, code)
+        else:
+            torch.distributed.destroy_process_group()
+        raise
+    torch.distributed.destroy_process_group()
+
+
+def _leave(code: int) -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
