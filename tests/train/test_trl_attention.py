@@ -60,6 +60,18 @@ def test_documents_one_by_one_give_what_a_mask_over_the_row_gives(kind, groups):
         torch.testing.assert_close(mine, theirs, rtol=1e-11, atol=1e-11)
 
 
+@pytest.mark.parametrize("kind", [FULL, SLIDING])
+def test_the_gradient_of_queries_is_no_sum_of_whole_tensors(kind):
+    """As that of slices would be: each fills a tensor of the row's size."""
+    query, key, value = (torch.randn(2, 2, TOTAL, 16, requires_grad=True) for _ in range(3))
+    blocks = attention_inputs("documents", segments_of(LENGTHS), WINDOW if kind == SLIDING else TOTAL, CPU, torch.float32)[kind]
+    with torch.profiler.profile() as profile:
+        attend_documents(None, query, key, value, blocks, scaling=1.0)[0].sum().backward()
+    sliced = sum(event.name == "aten::slice_backward" for event in profile.events())
+    # Keys and values of a long document's blocks overlap where there is a window.
+    assert sliced == (2 * sum(len(row) for row in blocks) if kind == SLIDING else 0)
+
+
 def test_blocks_cover_each_document_once_and_reach_no_further_than_they_must():
     for row in attention_inputs("documents", segments_of(LENGTHS), WINDOW, CPU, torch.float32)[SLIDING]:
         assert [block.begin for block in row[1:]] == [block.end for block in row[:-1]]

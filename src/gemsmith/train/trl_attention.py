@@ -71,11 +71,10 @@ def attend_documents(
 ) -> tuple[torch.Tensor, None]:
     """Queries (B, H, L, D), keys and values (B, K, L, D) -> (B, L, H, D), zeros at padding."""
     rows = []
-    for row, blocks in enumerate(attention_mask):
-        parts = []
-        for block in blocks:
-            own, seen = slice(block.begin, block.end), slice(block.first, block.end)
-            parts.append(_attend(query[row, :, own], key[row, :, seen], value[row, :, seen], block.mask, dropout, scaling))
+    for blocks, *row in zip(attention_mask, query.unbind(), key.unbind(), value.unbind(), strict=True):
+        own, seen = [(block.begin, block.end) for block in blocks], [(block.first, block.end) for block in blocks]
+        cut = zip(blocks, *(_cut(x, spans) for x, spans in zip(row, (own, seen, seen), strict=True)), strict=True)
+        parts = [_attend(some, keys, values, block.mask, dropout, scaling) for block, some, keys, values in cut]
         end = blocks[-1].end if blocks else 0
         parts.append(query.new_zeros(query.shape[1], query.shape[2] - end, query.shape[3]))
         rows.append(torch.cat(parts, dim=1))
@@ -99,6 +98,14 @@ def kernels(implementation: str, heads: Mapping[str, tuple[int, int, int]], devi
         number = torch._fused_sdp_choice(query, key, key, mask, 0.0, mask is None, scale=1.0, enable_gqa=share)
         chosen[kind] = f"{implementation}: torch's {SDPBackend(number).name.lower()} kernel, head_dim {width}"
     return chosen
+
+
+def _cut(x: torch.Tensor, spans: Sequence[tuple[int, int]]) -> Sequence[torch.Tensor]:
+    """The parts of x (H, L, D) at these spans. Where one begins as another ends, their gradient is one copy; slices' fill all of x each."""
+    borders = [0, *(end for _, end in spans), x.shape[1]]
+    if [begin for begin, _ in spans] == borders[: len(spans)]:
+        return x.split([end - begin for begin, end in pairwise(borders)], dim=1)[: len(spans)]
+    return [x[:, begin:end] for begin, end in spans]
 
 
 def _attend(
