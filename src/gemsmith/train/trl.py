@@ -130,11 +130,11 @@ class _Session:
 
     def _make_model(self) -> peft.PeftModel:
         recipe, group, mesh = self.run.recipe, self.parts.group, self.parts.mesh
-        model = adapted_model(recipe, self.parts.checkpoint, self.parts.attention, group.device)
+        # Split, it need not fit on one device: it is read into the machine's memory, and split layer by layer.
+        place = group.device if group.size == 1 else torch.device("cpu")
+        model = adapted_model(recipe, self.parts.checkpoint, self.parts.attention, place)
         if group.size > 1:
             shard(model, init_device_mesh(group.device.type, (mesh.replica, mesh.fsdp), mesh_dim_names=("replica", "fsdp")))
-        elif recipe.train.dtype != "nf4":
-            model.to(group.device)
         return model
 
     def _make_trainer(self) -> Trainer:

@@ -63,7 +63,7 @@ def load_base(recipe: Recipe, checkpoint: Checkpoint, attention: str, device: to
     AttentionInterface.register(_DOCUMENTS, attend_documents)
     dtype, options = recipe.train.dtype, {}
     if dtype == "nf4":
-        dtype, options = "bfloat16", {"quantization_config": nf4_config(checkpoint.variant), "device_map": {"": device}}
+        dtype, options = "bfloat16", {"quantization_config": nf4_config(checkpoint.variant)}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         loaded: Any = AutoModelForCausalLM.from_pretrained(
@@ -71,6 +71,7 @@ def load_base(recipe: Recipe, checkpoint: Checkpoint, attention: str, device: to
             dtype=getattr(torch, dtype),
             attn_implementation=_DOCUMENTS if attention == "documents" else attention,
             output_loading_info=True,
+            device_map={"": device},  # read straight onto it: the 31B is 57 GiB, more than many machines have beside a GPU
             **options,
         )
     model, info = loaded
