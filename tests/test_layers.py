@@ -24,6 +24,7 @@ LAYERS = [
     {"checkpoint"},
     {"recipe", "records"},
     {"zoo", "hardware"},
+    {"plain_yaml"},
     {"errors"},
 ]
 RANK = {part: rank for rank, layer in enumerate(reversed(LAYERS)) for part in layer}

@@ -51,7 +51,9 @@ def test_an_unknown_key_is_refused_with_a_near_match(key, expected):
         ("train.backend", "torch", "train.backend: 'torch' was given"),
         ("data.train", 3, "data.train: 3 was given"),
         ("data.train", {"task": "verilog", "rows": "many"}, "data.train.rows: 'many' was given"),
-        ("lora", 5, "lora: 5 was given"),
+        ("lora", 5, "lora: 5 was given, it must be a mapping of keys to values"),
+        ("hardware.machines", "v5p-8", "hardware.machines: 'v5p-8' was given, it must be a list"),
+        ("optimizer.learning_rate", float("inf"), "optimizer.learning_rate: inf was given, input should be a finite number"),
         ("lora.targets", ["q", "vv"], "lora.targets: 'vv' matches nothing (did you mean v?)"),
         ("lora.targets", ["q_proj"], "lora.targets: 'q_proj' matches nothing (did you mean q?)"),
         ("seed", -1, "seed: -1 was given"),
@@ -80,6 +82,26 @@ def test_a_file_that_is_no_recipe_is_refused(tmp_path, text):
     file.write_text(text)
     with pytest.raises(RecipeError, match="recipe"):
         load_recipe(file)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("lora: {rank: 8}\nlora: {alpha: 3}", "line 4: is not YAML (lora is given twice; keep one)"),
+        ("lora:\n  rank: 8\n  rank: 16", "line 5: is not YAML (rank is given twice; keep one)"),
+        ("lora: &a\n  rank: *a", "recursive"),
+        ("lora: {rank: [*]}", "line 3: is not YAML"),
+        ("seed: 2026-13-45", "month must be in 1..12"),
+        ("seed: 1\0", "is not YAML"),
+        ("seed: " + "[" * 2000, "is not YAML"),
+    ],
+)
+def test_a_recipe_that_says_two_things_or_none_is_one_line(tmp_path, text, expected):
+    file = tmp_path / "recipe.yaml"
+    file.write_text(f"checkpoint: x\ndata: {{train: y}}\n{text}\n")
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(file)
+    assert expected in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_a_file_that_is_not_utf8_is_refused(tmp_path):

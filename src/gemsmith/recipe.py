@@ -5,15 +5,14 @@ Defaults live here and nowhere else; where arXiv 2605.25645 gives a value, it is
 
 import json
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gemsmith.errors import RecipeError, nearest
+from gemsmith.plain_yaml import parse_yaml
 from gemsmith.zoo import LORA_KINDS, find_variant, lora_targets, variant_of_hub_id
 
 Positive = Annotated[int, Field(gt=0)]
@@ -23,7 +22,7 @@ Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 class Section(BaseModel):
     """Base of every part of the recipe: frozen, and unknown keys are an error."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 class Made(Section):
@@ -210,12 +209,7 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
         raise RecipeError(f"recipe {path}: cannot be read ({error.strerror or error})") from None
     except UnicodeDecodeError:
         raise RecipeError(f"recipe {path}: is not UTF-8 text") from None
-    try:
-        values = _load_yaml(text)
-    except yaml.YAMLError as error:
-        where = getattr(error, "problem_mark", None)
-        line = f" line {where.line + 1}" if where else ""
-        raise RecipeError(f"recipe {path}{line}: is not YAML ({getattr(error, 'problem', None) or error})") from None
+    values = parse_yaml(text, f"recipe {path}")
     if not isinstance(values, dict):
         raise RecipeError(f"recipe {path}: must be a mapping with at least checkpoint and data.train")
     return build_recipe(values, overrides, source=f"recipe {path}")
@@ -295,7 +289,7 @@ def read_reasons(text: str) -> list[Derived]:
         path[depth:] = [key]
         value, mark, reason = rest.rpartition("  # ")
         if mark:
-            derived.append(Derived(".".join(path), _load_yaml(value), reason))
+            derived.append(Derived(".".join(path), parse_yaml(value, key), reason))
     return derived
 
 
@@ -304,24 +298,13 @@ def recipe_schema() -> dict[str, Any]:
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **Recipe.model_json_schema()}
 
 
-class _Loader(yaml.SafeLoader):
-    """Reads 1e-4 as a number, as YAML 1.2 and every user does; PyYAML follows YAML 1.1, where it is text."""
-
-
-_Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789"))
-
-
-def _load_yaml(text: str) -> Any:
-    return yaml.load(text, Loader=_Loader)  # noqa: S506  # a SafeLoader
-
-
 def _apply_override(values: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
     if not equals or not key.strip():
         raise RecipeError(f"--set {override!r}: must be key=value, such as lora.rank=16")
     try:
-        value = _load_yaml(text)
-    except yaml.YAMLError:
+        value = parse_yaml(text, key)
+    except RecipeError:
         raise RecipeError(f"--set {override!r}: the value is not YAML; quote it") from None
     *parents, last = key.strip().split(".")
     place = values
@@ -330,6 +313,10 @@ def _apply_override(values: dict[str, Any], override: str) -> None:
             place[parent] = {}
         place = place[parent]
     place[last] = value
+
+
+_IN_YAML = {"tuple_type": "it must be a list, such as [a, b]", "model_type": "it must be a mapping of keys to values"}
+"""What pydantic says in Python's words."""
 
 
 def _first_problem(error: ValidationError) -> str:
@@ -346,7 +333,7 @@ def _first_problem(error: ValidationError) -> str:
     )
     if problem["type"] == "missing":
         return f"{key} is missing; it must be given"
-    message = problem["msg"][0].lower() + problem["msg"][1:]
+    message = _IN_YAML.get(problem["type"]) or problem["msg"][0].lower() + problem["msg"][1:]
     return f"{key}: {problem['input']!r} was given, {message}"
 
 

@@ -1,7 +1,6 @@
 """The catalogue of chips and machines: a dated data file that ships with Gemsmith, and a user's own merged over it."""
 
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any, TypeVar
 import yaml
 
 from gemsmith.errors import RecipeError, nearest
+from gemsmith.plain_yaml import parse_yaml
 
 SHIPPED = Path(__file__).with_name("catalogue.yaml")
 KINDS = ("tpu", "gpu", "cpu")
@@ -116,24 +116,14 @@ def find_machine(catalogue: Catalogue, name: str) -> Machine:
     return catalogue.machines[name]
 
 
-class _Loader(_Base):
-    """Reads 1e12 as a number, as a recipe does; YAML 1.1 takes it for text."""
-
-
-_Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789"))
-
-
 def _read_rows(path: Path) -> dict[str, dict[str, dict[str, Any]]]:
     try:
-        values = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)  # noqa: S506 - a safe loader
+        text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise RecipeError(f"hardware.catalogue {path}: cannot be read ({error.strerror or error})") from None
     except UnicodeDecodeError:
         raise RecipeError(f"hardware.catalogue {path}: is not UTF-8 text") from None
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f" line {mark.line + 1}" if mark else ""
-        raise RecipeError(f"hardware.catalogue {path}{line}: is not YAML ({getattr(error, 'problem', None) or error})") from None
+    values = parse_yaml(text, f"hardware.catalogue {path}", _Base)
     if not isinstance(values, dict):
         raise RecipeError(f"hardware.catalogue {path}: must be a mapping of chips and machines")
     rows: dict[str, dict[str, dict[str, Any]]] = {"chips": {}, "machines": {}}

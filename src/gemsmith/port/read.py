@@ -1,15 +1,13 @@
 """Settings files as flat keys and values: JSON or YAML, or the folder of a run that holds some."""
 
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from gemsmith.errors import RecipeError
+from gemsmith.plain_yaml import parse_yaml
 
 FOLDER_FILES = (
     "adapter_config.json", "training_args.json", "training_args.yaml", "training_args.yml", "sft_config.json", "sft_config.yaml",
@@ -99,7 +97,7 @@ def _read(file: Path) -> Mapping[str, Any]:
         raise RecipeError(f"{file}: cannot be read ({error.strerror or error})") from None
     if not text.strip():
         raise RecipeError(f"{file}: is empty; give JSON or YAML with settings")
-    values = _parse_json(file, text) if file.suffix == ".json" or text.lstrip().startswith("{") else _parse_yaml(file, text)
+    values = _parse_json(file, text) if file.suffix == ".json" or text.lstrip().startswith("{") else parse_yaml(text, str(file))
     if not isinstance(values, dict) or not values:
         raise RecipeError(f"{file}: holds no mapping of keys to values; give JSON or YAML with settings")
     return values
@@ -121,41 +119,6 @@ def _parse_json(file: Path, text: str) -> Any:
         raise RecipeError(f"{file}: is nested too deeply for settings") from None
     except ValueError as error:  # a number of more digits than Python reads
         raise RecipeError(f"{file}: is not JSON ({error})") from None
-
-
-class _Once(yaml.SafeLoader):
-    """Refuses a key that is given twice, where PyYAML drops the first in silence; reads 1e-4 as a number, as YAML 1.2 does."""
-
-
-_Once.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789"))
-
-
-def _mapping_of(loader: _Once, node: yaml.MappingNode) -> dict[str, Any]:
-    seen: set[str] = set()
-    for key, _ in node.value:
-        if key.tag == "tag:yaml.org,2002:merge":
-            continue
-        if not isinstance(key, yaml.ScalarNode):
-            raise yaml.constructor.ConstructorError(None, None, "a key must be a word", key.start_mark)
-        if key.value in seen:
-            raise yaml.constructor.ConstructorError(None, None, f"{key.value} is given twice; keep one", key.start_mark)
-        seen.add(str(key.value))
-    loader.flatten_mapping(node)
-    return {str(key): value for key, value in loader.construct_mapping(node, deep=True).items()}
-
-
-_Once.add_constructor("tag:yaml.org,2002:map", _mapping_of)
-
-
-def _parse_yaml(file: Path, text: str) -> Any:
-    try:
-        return yaml.load(text, Loader=_Once)  # noqa: S506  # a SafeLoader
-    except yaml.YAMLError as error:
-        where = getattr(error, "problem_mark", None)
-        line = f" line {where.line + 1}" if where else ""
-        raise RecipeError(f"{file}{line}: is not YAML ({getattr(error, 'problem', None) or str(error).splitlines()[0]})") from None
-    except (RecursionError, ValueError) as error:
-        raise RecipeError(f"{file}: is not YAML ({error})") from None
 
 
 def _steps(file: Path, state: Mapping[str, Any]) -> int:
