@@ -22,7 +22,7 @@ Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 class Section(BaseModel):
     """Base of every part of the recipe: frozen, and unknown keys are an error."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, str_min_length=1)
 
 
 class Made(Section):
@@ -329,7 +329,9 @@ def _first_problem(error: ValidationError) -> str:
         allowed, key = _keys_at(place[:-1]), ".".join(part for part in place if part not in ("Made", "Mesh"))
         return f"unknown key {key}{nearest(place[-1], allowed)}; allowed there: {', '.join(allowed)}"
     key = ".".join(
-        part for part in place if part not in ("Made", "Mesh", "str", "int", "float") and not part.startswith(("literal[", "tuple["))
+        part
+        for part in place
+        if part not in ("Made", "Mesh", "str", "constrained-str", "int", "float") and not part.startswith(("literal[", "tuple["))
     )
     if problem["type"] == "missing":
         return f"{key} is missing; it must be given"
