@@ -21,7 +21,7 @@ def parse_yaml(text: str, name: str, base: Any = yaml.SafeLoader) -> Any:
 
 
 def _strict(base: Any) -> Any:
-    loader = type("Loader", (base,), {})
+    loader: Any = type("Loader", (base,), {})
     number = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$")
     loader.add_implicit_resolver("tag:yaml.org,2002:float", number, list("-+.0123456789"))
     loader.add_constructor("tag:yaml.org,2002:map", _mapping_of)
