@@ -115,6 +115,20 @@ def test_rows_are_shown_with_what_is_trained_on(gemsmith, recipe):
     assert "module" in out and "<turn|>" in out
 
 
+def test_rows_are_shown_where_the_locale_has_no_such_letters(gemsmith, recipe):
+    assert gemsmith("data", recipe)[0] == 0
+    command = [sys.executable, "-m", "gemsmith.cli", "data", str(recipe), "--show", "1"]
+    shown = subprocess.run(command, env=os.environ | {"PYTHONIOENCODING": "latin-1"}, capture_output=True, check=False, text=True)
+    assert shown.returncode == 0, shown.stderr
+    assert r"\u27e6" in shown.stdout
+
+
+def test_a_report_of_a_run_with_quotes_in_its_name_is_json(gemsmith, recipe):
+    assert gemsmith("data", recipe, "--run", 'runs/"a"')[0] == 0
+    code, out, _ = gemsmith("report", 'runs/"a"', "--json")
+    assert code == 0 and json.loads(out) == {"report": 'runs/"a"/report.html'}
+
+
 def test_a_folder_that_cannot_be_written_is_one_line(gemsmith, recipe, tmp_path):
     (tmp_path / "file").touch()
     code, _, err = gemsmith("data", recipe, "--run", "file/run")

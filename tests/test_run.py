@@ -121,13 +121,13 @@ def test_other_held_out_rows_do_not_touch_what_was_trained(run):
     assert is_complete(run, "data")
 
 
-def test_a_run_is_borrowed_with_other_keys_of_one_section_only(run):
-    write_record(run, data_record(run))
+def test_a_run_is_borrowed_with_other_keys_of_one_section_only(tmp_path):
+    run = open_run(tmp_path / "short", recipe("data.max_length=512"))
     before = run.recipe_file.read_bytes()
-    assert borrow_run(run.path, recipe("serve.port=81"), section="serve").recipe.serve.port == 81
+    assert borrow_run(run.path, ["serve.port=81"], section="serve").recipe.serve.port == 81
     assert run.recipe_file.read_bytes() == before
     with pytest.raises(RunError, match=r"lora\.rank: cannot be changed here"):
-        borrow_run(run.path, recipe("serve.port=81", "lora.rank=8"), section="serve")
+        borrow_run(run.path, ["serve.port=81", "lora.rank=8"], section="serve")
 
 
 def test_a_plan_holds_nobody_to_its_keys(run):

@@ -4,6 +4,8 @@ Nothing heavy is imported before a verb needs it.
 """
 
 import importlib
+import io
+import json
 import os
 import signal
 import sys
@@ -16,7 +18,7 @@ from typing import Any, NoReturn
 import click
 
 from gemsmith import __version__
-from gemsmith.errors import USERS_ERRNOS, GemsmithError, InputError, MachineError, Preempted, RunError, explain_os_error
+from gemsmith.errors import USERS_ERRNOS, GemsmithError, InputError, MachineError, Preempted, explain_os_error
 
 _RECIPE_OR_RUN = "SOURCE is a recipe (YAML) or a run directory."
 
@@ -88,7 +90,7 @@ def plan(source: Path, run_path: Path | None, overrides: Sequence[str], as_json:
     if source.is_dir() or run_path is not None:
         record = stage.plan(_open(source, run_path, overrides))
     else:
-        record = stage.plan_only(_resolved(source, overrides)[0])
+        record = stage.plan_only(_part("resolve").resolve_file(source, overrides)[0])
     if as_json:
         click.echo(record.model_dump_json(indent=1))
     else:
@@ -229,10 +231,7 @@ def serve(source: Path, run_path: Path | None, overrides: Sequence[str], as_json
         _run_stage("serve", source, run_path, overrides, as_json=True, force=True)
         return
     if source.is_dir() and (source / "recipe.yaml").exists():
-        from gemsmith.resolve import resolve
-        from gemsmith.run import borrow_run, find_run
-
-        opened = borrow_run(source, resolve(find_run(source, overrides))[0], section="serve")
+        opened = _part("run").borrow_run(source, overrides, section="serve")
     else:
         opened = _open(source, run_path, overrides, redo="serve")
     _part("serve.stage").keep_serving(opened)
@@ -278,7 +277,7 @@ def report(source: Path, run_path: Path | None, overrides: Sequence[str], as_jso
     """
     opened = _open(source, run_path, overrides)
     page = _part("report.stage").report(opened)
-    click.echo(f'{{"report": "{page}"}}' if as_json else str(page))
+    click.echo(json.dumps({"report": str(page)}) if as_json else page)
 
 
 @cli.command()
@@ -305,11 +304,7 @@ def port(sources: Sequence[Path], **options: Any) -> None:
 @cli.command()
 def schema() -> None:
     """Print the recipe's JSON schema, for editors."""
-    import json
-
-    from gemsmith.recipe import recipe_schema
-
-    click.echo(json.dumps(recipe_schema(), indent=2))
+    click.echo(json.dumps(_part("recipe").recipe_schema(), indent=2))
 
 
 @cli.command()
@@ -330,6 +325,8 @@ def completion(shell: str) -> None:
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Runs a command line and exits: 0 done, 1 our failure, 2 the user's input, 130 Ctrl-C, 143 SIGTERM."""
     signal.signal(signal.SIGTERM, _stop_on_sigterm)
+    if isinstance(sys.stdout, io.TextIOWrapper):  # where the locale's encoding lacks a letter, it is spelled out
+        sys.stdout.reconfigure(errors="backslashreplace")
     # pydantic looks for plugins in all that is installed; Gemsmith has none, and the search takes 30 ms.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     try:
@@ -368,27 +365,8 @@ def _part(name: str) -> ModuleType:
         raise MachineError(f"{error.name} is not installed, which this needs; run: pip install 'gemsmith[train]'") from None
 
 
-def _resolved(source: Path, overrides: Sequence[str]) -> tuple[Any, Any]:
-    from gemsmith.recipe import load_recipe
-    from gemsmith.resolve import resolve
-
-    if not source.exists():
-        raise InputError(f"{source}: is neither a recipe nor a run directory; give one of the two, such as recipes/demo.yaml")
-    return resolve(load_recipe(source, overrides))
-
-
 def _open(source: Path, run_path: Path | None, overrides: Sequence[str], *, redo: str | None = None) -> Any:
-    """The run that SOURCE and --run name, made where it is not there."""
-    from gemsmith.resolve import resolve
-    from gemsmith.run import find_run, open_run
-
-    if source.is_dir():
-        if run_path is not None and run_path.resolve() != source.resolve():
-            raise RunError(f"--run {run_path}: {source} is a run directory itself; give a recipe, or leave --run out")
-        recipe, derived = resolve(find_run(source, overrides))
-        return open_run(source, recipe, derived, redo=redo)
-    recipe, derived = _resolved(source, overrides)
-    return open_run(run_path or Path("runs") / source.stem, recipe, derived, redo=redo)
+    return _part("run").open_source(source, run_path, overrides, redo=redo)
 
 
 def _run_stage(name: str, source: Path, run_path: Path | None, overrides: Sequence[str], *, as_json: bool, force: bool) -> Any:

@@ -1,12 +1,13 @@
 """What the user left out, filled in, each value with its reason. No weights are read, and nothing is asked of the network."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from gemsmith.checkpoint.fetch import is_hub_id
 from gemsmith.checkpoint.folder import name_variant, read_config
 from gemsmith.errors import RecipeError
-from gemsmith.recipe import Derived, Recipe
+from gemsmith.recipe import Derived, Recipe, load_recipe
 from gemsmith.zoo import VARIANTS, Variant, find_variant, lora_targets, read_variant, variant_of_hub_id
 from gemsmith.zoo.variant import differing_fields
 
@@ -34,6 +35,13 @@ def resolve(recipe: Recipe) -> tuple[Recipe, list[Derived]]:
     if recipe.serve.max_model_len is None:
         derived.append(_max_model_len(recipe, variant))
     return _with_values(recipe, derived), derived
+
+
+def resolve_file(path: Path, overrides: Sequence[str] = ()) -> tuple[Recipe, list[Derived]]:
+    """What `resolve` makes of the recipe in a file."""
+    if not path.exists():
+        raise RecipeError(f"{path}: is neither a recipe nor a run directory; give one of the two, such as recipes/demo.yaml")
+    return resolve(load_recipe(path, overrides))
 
 
 def recipe_variant(recipe: Recipe) -> Variant:

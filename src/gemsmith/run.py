@@ -27,6 +27,7 @@ from gemsmith import __version__
 from gemsmith.errors import MachineError, RecipeError, RunError
 from gemsmith.recipe import Derived, Recipe, differing_keys, dump_recipe, flatten, load_recipe, read_reasons
 from gemsmith.records import RECORDS, STAGES, Machine, Origin, Record
+from gemsmith.resolve import resolve, resolve_file
 
 RecordT = TypeVar("RecordT", bound=Record)
 
@@ -140,6 +141,15 @@ def open_run(path: Path, recipe: Recipe, derived: Sequence[Derived] = (), *, red
     return run
 
 
+def open_source(source: Path, path: Path | None = None, overrides: Sequence[str] = (), *, redo: str | None = None) -> Run:
+    """The run of a recipe (by default in runs/ under the recipe's name) or of a run directory; see open_run."""
+    if not source.is_dir():
+        return open_run(path or Path("runs") / source.stem, *resolve_file(source, overrides), redo=redo)
+    if path is not None and path.resolve() != source.resolve():
+        raise RunError(f"--run {path}: {source} is a run directory itself; give a recipe, or leave --run out")
+    return open_run(source, *resolve(find_run(source, overrides)), redo=redo)
+
+
 def confirm_recipe(run: Run) -> None:
     """Puts the recipe in place that open_run held back, since the stage that it is for has begun to write."""
     with contextlib.suppress(FileNotFoundError):
@@ -153,11 +163,12 @@ def find_run(path: Path, overrides: Sequence[str] = ()) -> Recipe:
     return load_recipe(path / "recipe.yaml", overrides)
 
 
-def borrow_run(path: Path, recipe: Recipe, *, section: str) -> Run:
+def borrow_run(path: Path, overrides: Sequence[str] = (), *, section: str) -> Run:
     """An existing run with other keys in one section of its recipe, for this time only: its recipe.yaml stays as it is.
 
     Raises RunError where a key outside the section differs.
     """
+    recipe, _ = resolve(find_run(path, overrides))
     others = [key for key in differing_keys(load_recipe(path / "recipe.yaml"), recipe) if not key.startswith(f"{section}.")]
     if others:
         raise RunError(f"{others[0]}: cannot be changed here; of the recipe in {path} only keys of {section} can")
