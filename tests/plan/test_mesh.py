@@ -12,7 +12,7 @@ from gemsmith.zoo import find_variant
 def choose(machine, *, model="gemma4-31b", mesh="auto", rows=8, **train):
     recipe = build_recipe({"checkpoint": "x", "data": {"train": "x"}, "train": {"rows_per_step": rows, **train}})
     work = work_of(recipe, find_variant(model))
-    return choose_mesh(work, find_machine(load_catalogue(), machine), mesh, remat=recipe.train.remat)
+    return choose_mesh(work, find_machine(load_catalogue(), machine), mesh, remat=recipe.train.remat, backend=recipe.train.backend)
 
 
 @pytest.mark.parametrize(
@@ -33,6 +33,26 @@ def test_the_31b_fits_where_it_should_on_all_devices(machine):
 @pytest.mark.parametrize("machine", ["v5e-4", "1xh100", "g4-standard-48"])
 def test_the_31b_does_not_fit_and_says_what_it_needs(machine):
     assert "GiB a chip of" in choose(machine).problems[0]
+
+
+@pytest.mark.parametrize(
+    ("machine", "train", "expected"),
+    [
+        ("v5p-8", {}, "train.backend trl runs on GPU and CPU"),
+        ("2xh100", {"dtype": "nf4"}, "train.dtype: with train.backend trl a base of codes trains on one device"),
+        ("8xh100", {"mesh": Mesh(fsdp=4, tp=2)}, "train.mesh: train.backend trl splits by replica and fsdp only"),
+    ],
+)
+def test_what_trl_has_not_is_no_plan_for_it(machine, train, expected):
+    assert expected in choose(machine, backend="trl", **train).problems[0]
+
+
+@pytest.mark.parametrize(("machine", "dtype"), [("2xh100", "bfloat16"), ("8xh100", "bfloat16"), ("8xh200", "bfloat16"), ("1xh100", "nf4")])
+def test_trl_splits_by_fsdp_alone_and_computes_whole_layers_again(machine, dtype):
+    choice = choose(machine, backend="trl", dtype=dtype)
+    assert not choice.problems
+    assert (choice.mesh.fsdp, choice.mesh.sequence, choice.mesh.tp) == (find_machine(load_catalogue(), machine).devices, 1, 1)
+    assert choice.remat == "layer"
 
 
 def test_tp_that_splits_kv_heads_and_leaves_a_rest_is_not_allowed():

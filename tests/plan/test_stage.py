@@ -122,6 +122,12 @@ def test_the_table_has_a_line_for_every_machine():
         assert row.split()[2] == fits and "…" not in row, row
 
 
+def test_the_table_shows_every_axis_that_is_used():
+    page = io.StringIO()
+    print_plan(plan_only(recipe(machines=("v6e-8",), rows_per_step=1)), page)
+    assert "mesh is fsdp x sequence x tp" in page.getvalue() and "\nv6e-8    1x2x4" in page.getvalue()
+
+
 def test_planning_imports_no_numerics():
     code = (
         "import sys; from gemsmith.recipe import build_recipe; from gemsmith.plan import plan_only;"

@@ -1,6 +1,7 @@
 """Which mesh a machine gets: every one that the model allows is tried, and of those that fit the fastest is taken."""
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -37,11 +38,17 @@ def allowed_tp(variant: Variant) -> list[int]:
     return [tp for tp in divisors if all(count % tp == 0 or tp % count == 0 for count in kv_heads)]
 
 
-def choose_mesh(work: Work, machine: Machine, wanted: Mesh | Literal["auto"], *, remat: Remat | Literal["auto"]) -> Choice:
+def choose_mesh(
+    work: Work, machine: Machine, wanted: Mesh | Literal["auto"], *, remat: Remat | Literal["auto"], backend: str = "tunix"
+) -> Choice:
     """The wanted mesh, or for `auto` the fastest of those that fit; where none fits, the one that comes closest.
 
-    Where remat is `auto`, each with what fits it.
+    Where remat is `auto`, each with what fits it. The backend trl has neither sequence nor tp, and computes whole layers again.
     """
+    if backend == "trl":
+        mesh = Mesh(fsdp=machine.devices) if wanted == "auto" else wanted
+        choice = _weigh(work, machine, mesh, "layer" if remat == "auto" else remat)
+        return replace(choice, problems=(*_missing_in_trl(work, machine, mesh), *choice.problems))
     if wanted != "auto":
         return _weigh(work, machine, wanted, remat)
     devices = machine.devices
@@ -51,6 +58,15 @@ def choose_mesh(work: Work, machine: Machine, wanted: Mesh | Literal["auto"], *,
     if usable:
         return min(usable, key=lambda choice: choice.time.low_s + choice.time.high_s)
     return min(choices, key=lambda choice: (len(choice.problems), choice.hbm_bytes_per_chip))
+
+
+def _missing_in_trl(work: Work, machine: Machine, mesh: Mesh) -> Iterator[str]:
+    if machine.chip.kind == "tpu":
+        yield "train.backend trl runs on GPU and CPU; set it to tunix"
+    if mesh.sequence > 1 or mesh.tp > 1:
+        yield "train.mesh: train.backend trl splits by replica and fsdp only"
+    if work.dequantises and mesh.replica * mesh.fsdp > 1:
+        yield "train.dtype: with train.backend trl a base of codes trains on one device"
 
 
 def _rows_first(work: Work, devices: int, tp: int) -> Mesh:

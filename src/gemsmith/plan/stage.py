@@ -63,7 +63,7 @@ def _plan(run: Run, steps: StepCount, sources: dict[str, str]) -> PlanRecord:
 
 def _plan_machine(work: Work, machine: Machine, recipe: Recipe, steps: int) -> MachinePlan:
     work = replace(work, attention=attention_on(machine.chip.kind, recipe, work.variant))
-    choice = choose_mesh(work, machine, recipe.train.mesh, remat=recipe.train.remat)
+    choice = choose_mesh(work, machine, recipe.train.mesh, remat=recipe.train.remat, backend=recipe.train.backend)
     fits = not choice.problems
     step_s = (_rounded(choice.time.low_s), _rounded(choice.time.high_s))
     hours = (_rounded(steps * step_s[0] / 3600), _rounded(steps * step_s[1] / 3600)) if fits else None
@@ -122,7 +122,7 @@ def _at_once(work: Work) -> str:
 
 
 def _computed_again(recipe: Recipe) -> str:
-    remat = recipe.train.remat
+    remat = "layer" if (recipe.train.backend, recipe.train.remat) == ("trl", "auto") else recipe.train.remat
     sentences = {
         "auto": "of every layer as much is kept for the backward pass as fits",
         "none": "every activation is kept",
@@ -134,7 +134,7 @@ def _computed_again(recipe: Recipe) -> str:
 def _assumptions(work: Work, recipe: Recipe) -> tuple[str, ...]:
     sentences = [
         "Everything here is modelled by formula; nothing was measured on these machines.",
-        f"{work.rows} rows of {work.length:,} tokens a step, {_at_once(work)}; {_computed_again(recipe)}.",
+        f"{work.rows} row{'s' * (work.rows != 1)} of {work.length:,} tokens a step, {_at_once(work)}; {_computed_again(recipe)}.",
         f"Attention is the splash kernel on TPU; elsewhere {QUERY_BLOCK} queries at a time meet all keys of the row or window.",
         "Documents packed into a row are reckoned as one document of its length, which is an upper bound.",
         f"Each device holds the logits of {memory.LOGIT_CHUNK:,} tokens at once.",
@@ -145,6 +145,8 @@ def _assumptions(work: Work, recipe: Recipe) -> tuple[str, ...]:
         "Hours leave out compilation, reading the weights, checkpoints and waiting for a machine.",
         "Starting a kernel costs nothing here, so the steps of tiny models are longer than said.",
     ]
+    if recipe.train.backend == "trl":
+        sentences.append("train.backend trl is taken to need what the JAX backend needs with the same attention.")
     if work.dtype_bytes == 4:
         sentences.append(f"float32 matmuls run at {100 * time.FLOAT32_SHARE:.0f} % of an accelerator's bfloat16 peak.")
     if work.dequantises:

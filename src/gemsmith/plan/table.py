@@ -1,8 +1,10 @@
 """The plan as a table on the terminal. Plain text: importing a library that draws tables would take a tenth of the start's time."""
 
 import sys
+from collections.abc import Sequence
 from typing import TextIO
 
+from gemsmith.recipe import Mesh
 from gemsmith.records import MachinePlan, PlanRecord
 
 GIB = 2**30
@@ -19,9 +21,11 @@ def plan_lines(record: PlanRecord) -> list[str]:
     """The table, at most 80 columns wide, and below it a line for each note and assumption."""
     trained = f"{_count(record.trained_parameters)} trained of {_count(record.parameters)} parameters"
     per = f"{record.steps:,} steps" if record.steps is not None else f"hours and USD per {record.priced_steps:,} steps"
-    rows = [HEADINGS, *(_cells(machine) for machine in record.machines)]
+    meshes = [machine.mesh for machine in record.machines]
+    axes = [axis for axis in Mesh.model_fields if axis in ("fsdp", "tp") or any(mesh[axis] > 1 for mesh in meshes)]
+    rows = [HEADINGS, *(_cells(machine, axes) for machine in record.machines)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(HEADINGS))]
-    lines = [f"{record.model}: {trained}", f"{record.tokens_per_step:,} tokens a step; {per}; mesh is fsdp x tp", ""]
+    lines = [f"{record.model}: {trained}", f"{record.tokens_per_step:,} tokens a step; {per}; mesh is {' x '.join(axes)}", ""]
     lines += ["  ".join(_aligned(row, widths)).rstrip() for row in rows]
     lines += ["", *(f"{machine.name}: {note}" for machine in record.machines for note in machine.notes)]
     return [*lines, "", *(f"- {assumption}" for assumption in record.assumptions)]
@@ -33,10 +37,10 @@ def _aligned(row: tuple[str, ...], widths: list[int]) -> list[str]:
     ]
 
 
-def _cells(machine: MachinePlan) -> tuple[str, ...]:
+def _cells(machine: MachinePlan, axes: Sequence[str]) -> tuple[str, ...]:
     return (
         machine.name,
-        f"{machine.mesh['fsdp']}x{machine.mesh['tp']}",
+        "x".join(str(machine.mesh[axis]) for axis in axes),
         "yes" if machine.fits else "no",
         f"{machine.hbm_bytes_per_chip / GIB:.1f}/{machine.hbm_limit_bytes_per_chip / GIB:.1f}",
         _range(machine.step_s if machine.fits else None),
