@@ -1,7 +1,10 @@
+import gc
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -127,6 +130,29 @@ def test_a_report_of_a_run_with_quotes_in_its_name_is_json(gemsmith, recipe):
     assert gemsmith("data", recipe, "--run", 'runs/"a"')[0] == 0
     code, out, _ = gemsmith("report", 'runs/"a"', "--json")
     assert code == 0 and json.loads(out) == {"report": 'runs/"a"/report.html'}
+
+
+@pytest.mark.parametrize(("number", "expected"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_that_meets_the_garbage_collector_is_not_lost(gemsmith, monkeypatch, number, expected):
+    def collect() -> None:
+        sent = []
+
+        def callback(phase: str, _: object) -> None:
+            if not sent:
+                sent.append(phase)
+                os.kill(os.getpid(), number)
+
+        gc.callbacks.append(callback)
+        try:
+            gc.collect()
+            assert sent
+            time.sleep(10)
+        finally:
+            gc.callbacks.remove(callback)
+
+    monkeypatch.setattr(cli.commands["schema"], "callback", collect)
+    code, out, err = gemsmith("schema")
+    assert (code, out) == (expected, "") and err.strip().startswith("note: stopped by") and "Traceback" not in err
 
 
 def test_a_folder_that_cannot_be_written_is_one_line(gemsmith, recipe, tmp_path):

@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -325,6 +326,8 @@ def completion(shell: str) -> None:
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Runs a command line and exits: 0 done, 1 our failure, 2 the user's input, 130 Ctrl-C, 143 SIGTERM."""
     signal.signal(signal.SIGTERM, _stop_on_sigterm)
+    unheard = sys.unraisablehook
+    sys.unraisablehook = partial(_raise_again, unheard)
     if isinstance(sys.stdout, io.TextIOWrapper):  # where the locale's encoding lacks a letter, it is spelled out
         sys.stdout.reconfigure(errors="backslashreplace")
     # pydantic looks for plugins in all that is installed; Gemsmith has none, and the search takes 30 ms.
@@ -342,6 +345,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         if error.errno not in USERS_ERRNOS:
             raise
         code = _complain(explain_os_error(error), 2)
+    finally:
+        sys.unraisablehook = unheard
     sys.exit(code)
 
 
@@ -353,6 +358,15 @@ def _complain(message: str, code: int) -> int:
 
 def _stop_on_sigterm(_signal: int, _frame: FrameType | None) -> NoReturn:
     raise Preempted("stopped by SIGTERM; the same command goes on where it was")
+
+
+def _raise_again(unheard: Callable[[Any], object], swallowed: Any) -> None:
+    """Sends a signal once more whose exception fell into a callback of the garbage collector, such as JAX's, where it is lost."""
+    number = {KeyboardInterrupt: signal.SIGINT, Preempted: signal.SIGTERM}.get(swallowed.exc_type)
+    if number is None:
+        unheard(swallowed)
+    else:
+        threading.Timer(0.1, os.kill, (os.getpid(), number)).start()
 
 
 def _part(name: str) -> ModuleType:
