@@ -7,11 +7,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType
+from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
 from gemsmith.models import experts as module
 from gemsmith.models.experts import ask_experts
-from gemsmith.models.sharding import AXES
+from gemsmith.models.gemma4 import Experts
+from gemsmith.models.sharding import AXES, gathered_specs
+from gemsmith.zoo import find_variant
 
 ROWS, LENGTH, EXPERTS, ASKED, WIDTH, HIDDEN = 2, 12, 6, 2, 8, 5
 TOKENS = ROWS * LENGTH
@@ -115,6 +117,16 @@ def test_devices_that_share_the_experts_and_the_tokens_give_the_same():
     """In a process of its own, since this one has a single device."""
     environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
     subprocess.run([sys.executable, __file__], env=environment, check=True)
+
+
+def test_tp_splits_the_experts_of_a_layer():
+    """Of 8 experts with tp 2, each device gets 4 and multiplies with these, as the plan counts on."""
+    variant, mesh = find_variant("tiny-26b-a4b"), AbstractMesh((1, 2, 1, 2), AXES)
+    specs = {path[-1]: spec for path, spec in gathered_specs(variant, 0, mesh=mesh).items() if "experts" in path}
+    assert specs == dict.fromkeys(("gate_up_proj", "down_proj"), PartitionSpec("tp", None, None))
+    x, shares, chosen = jnp.zeros((2, 8, variant.hidden)), jnp.ones((2, 8, 2)), jnp.zeros((2, 8, 2), jnp.int32)
+    text = str(jax.make_jaxpr(partial(Experts(variant, dtype=jnp.dtype("float32")), mesh=mesh))(x, shares, chosen))
+    assert f"f32[4,{variant.hidden},{2 * variant.expert_ffn}]" in text and f"f32[4,{variant.expert_ffn},{variant.hidden}]" in text
 
 
 def main():

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh
 
 from gemsmith.models.attention import DenseAttention
 from gemsmith.models.experts import ask_experts
@@ -334,19 +334,7 @@ class Experts(nnx.Module):
         self.down_proj = nnx.Param(jnp.zeros((experts, ffn, hidden), dtype))
 
     def __call__(self, x: jax.Array, shares: jax.Array, chosen: jax.Array, *, mesh: Mesh | None) -> jax.Array:
-        """The answers to x (B, L, E). Each device asks for the tokens that it holds; those that tp put together ask the same."""
-
-        def ask_own(x: jax.Array, gate_up: jax.Array, down: jax.Array, shares: jax.Array, chosen: jax.Array) -> jax.Array:
-            flat = (array.reshape(-1, array.shape[-1]) for array in (x, shares, chosen))
-            tokens, some_shares, some_chosen = flat
-            return ask_experts(tokens, gate_up, down, some_shares, some_chosen).reshape(x.shape)
-
-        arrays = (x, self.gate_up_proj[...], self.down_proj[...], shares, chosen)
-        if mesh is None:
-            return ask_own(*arrays)
-        tokens, whole = PartitionSpec(BATCH, "sequence", None), PartitionSpec()
-        sharded = jax.shard_map(ask_own, mesh=mesh, in_specs=(tokens, whole, whole, tokens, tokens), out_specs=tokens, check_vma=False)
-        return sharded(*arrays)
+        return ask_experts(x, self.gate_up_proj[...], self.down_proj[...], shares, chosen, mesh=mesh)
 
 
 class RMSNorm(nnx.Module):

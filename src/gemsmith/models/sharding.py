@@ -86,7 +86,7 @@ def gathered_specs(variant: Variant, layer: int, *, mesh: Mesh) -> dict[tuple[An
         if tensor.layer != layer or len(tensor.shape) < 2:
             continue
         path = path_of(variant, tensor)[2:]
-        spec = PartitionSpec(*(axis if axis == "tp" else None for axis in partition(variant, tensor, mesh=mesh)))
+        spec = PartitionSpec(*("tp" if axis and "tp" in axis else None for axis in partition(variant, tensor, mesh=mesh)))
         specs[path] = spec
         if tensor.role in LORA_KINDS:
             specs[(*path[:-1], "kernel_lora_a")] = PartitionSpec(spec[0], None)
