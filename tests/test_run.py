@@ -1,5 +1,6 @@
 import importlib.util
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -200,6 +201,21 @@ def test_a_folder_lost_between_two_renames_is_put_back(tmp_path):
     with pytest.raises(ZeroDivisionError), replacing_folder(folder):
         _ = 1 / 0
     assert (folder / "file").read_text() == "old"
+
+
+def test_a_folder_that_another_process_begins_while_the_old_one_is_deleted_is_left_alone(tmp_path, monkeypatch):
+    folder, another = tmp_path / "merged", tmp_path / ".merged.partial"
+    rmtree = shutil.rmtree
+
+    def begun_meanwhile(path, **options):
+        rmtree(path, **options)
+        if (folder / "new").exists() and not another.exists():
+            another.mkdir()
+
+    monkeypatch.setattr(shutil, "rmtree", begun_meanwhile)
+    with replacing_folder(folder) as beside:
+        (beside / "new").touch()
+    assert another.exists()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a tmpfs takes root")

@@ -303,9 +303,11 @@ def replacing_folder(path: Path) -> Iterator[Path]:
             if path.exists():
                 path.rename(old)
             beside.rename(path)
-            shutil.rmtree(old, ignore_errors=True)
-        finally:
+        except BaseException:
             shutil.rmtree(beside, ignore_errors=True)
+            raise
+        # From here on the name `beside` may be another process's.
+        shutil.rmtree(old, ignore_errors=True)
 
 
 @contextlib.contextmanager
