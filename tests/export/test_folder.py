@@ -21,6 +21,7 @@ import pytest
 from gemsmith.checkpoint import open_checkpoint
 from gemsmith.checkpoint.adapter import LowRank, read_peft_adapter, write_peft_adapter
 from gemsmith.errors import CheckpointError, MachineError, RunError, VerifyError
+from gemsmith.export import folder as folder_module
 from gemsmith.export.folder import export_folder, export_peft
 from gemsmith.export.reverse import start_recipe
 from gemsmith.export.verify import verify_folder
@@ -154,6 +155,33 @@ def test_an_existing_target_is_refused_and_replaced_only_when_asked(base, adapte
     write_peft_adapter(adapter_of("tiny-31b", seed=3), adapter, "base")
     export_peft(str(base), adapter, out, overwrite=True)
     assert contents(out)["merged/model-00001-of-00002.safetensors"] != before["merged/model-00001-of-00002.safetensors"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["adapter", "base", "out"]
+
+
+def test_an_export_that_a_killed_one_left_aside_is_put_back_and_refused(base, adapter, tmp_path):
+    export_peft(str(base), adapter, tmp_path / "out")
+    before = contents(tmp_path / "out")
+    (tmp_path / "out").rename(tmp_path / ".out.old")
+    with pytest.raises(RunError, match="is there already; name another, or add --overwrite"):
+        export_peft(str(base), adapter, tmp_path / "out")
+    assert contents(tmp_path / "out") == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["adapter", "base", "out"]
+
+
+@pytest.mark.parametrize("moment", ["check_space", "write_merged"])
+@pytest.mark.parametrize(("overwrite", "message"), [(False, "is there already"), (True, "was not written by gemsmith export")])
+def test_what_appears_at_the_target_meanwhile_is_never_replaced(base, adapter, tmp_path, monkeypatch, moment, overwrite, message):
+    function = getattr(folder_module, moment)
+
+    def meanwhile(*arguments):
+        (tmp_path / "out").mkdir()
+        (tmp_path / "out" / "thesis.tex").write_text("years")
+        return function(*arguments)
+
+    monkeypatch.setattr(folder_module, moment, meanwhile)
+    with pytest.raises(RunError, match=message):
+        export_peft(str(base), adapter, tmp_path / "out", overwrite=overwrite)
+    assert contents(tmp_path / "out").keys() == {"thesis.tex"}
     assert sorted(path.name for path in tmp_path.iterdir()) == ["adapter", "base", "out"]
 
 

@@ -7,6 +7,7 @@ import platform
 import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -58,13 +59,14 @@ def export_peft(base_source: str, adapter_folder: Path, out: Path, *, overwrite:
     clock = start_clock()
     if not adapter_folder.is_dir():
         raise CheckpointError(f"--adapter {adapter_folder}: is not a folder; give one that PEFT or Gemsmith wrote")
-    _check_target(out, overwrite=overwrite, sources=(Path(base_source), adapter_folder))
+    check_target = partial(_check_target, out, overwrite=overwrite, sources=(Path(base_source), adapter_folder))
+    check_target()
     config, adapter = read_peft_config(adapter_folder), read_peft_adapter(adapter_folder)
     base = open_checkpoint(base_source)
     check_base(adapter, base, source=str(adapter_folder))
     check_modules(adapter, config, base, source=str(adapter_folder))
     read = [adapter_folder / name for name in (CONFIG, WEIGHTS)]
-    return _write(base, adapter, out, clock, source=str(adapter_folder), dropout=config.dropout, read=read)
+    return _write(base, adapter, out, clock, check_target, source=str(adapter_folder), dropout=config.dropout, read=read)
 
 
 def export_tunix(
@@ -83,13 +85,14 @@ def export_tunix(
     clock = start_clock()
     if not checkpoint.is_dir():
         raise CheckpointError(f"--from-tunix {checkpoint}: is not a folder; give the root of the run's checkpoints, or one step's folder")
-    _check_target(out, overwrite=overwrite, sources=(Path(base_source), checkpoint))
+    check_target = partial(_check_target, out, overwrite=overwrite, sources=(Path(base_source), checkpoint))
+    check_target()
     base = open_checkpoint(base_source)
     found = read_tunix_adapter(checkpoint, base.variant, step=step, rank=rank, alpha=alpha)
     for note in found.notes:
         _console().print(f"note: {note}")
     packages = (*_PACKAGES, "orbax-checkpoint")
-    return _write(base, found.adapter, out, clock, source=str(checkpoint), step=found.step, packages=packages)
+    return _write(base, found.adapter, out, clock, check_target, source=str(checkpoint), step=found.step, packages=packages)
 
 
 def check_base(adapter: Adapter, base: Checkpoint, *, source: str) -> None:
@@ -154,6 +157,7 @@ def _write(
     adapter: Adapter,
     out: Path,
     clock: Clock,
+    check_target: Callable[[], None],
     *,
     source: str,
     step: int | None = None,
@@ -161,11 +165,16 @@ def _write(
     read: Sequence[Path] = (),
     packages: tuple[str, ...] = _PACKAGES,
 ) -> ExportRecord:
-    """Writes both folders and the record; the small files are written and hashed beside the merge, which uses every core."""
+    """Writes both folders and the record; the small files are written and hashed beside the merge, which uses every core.
+
+    The target is checked again once no other export can write it, and right before it is replaced: another may have finished there, one
+    that was killed between its renames is put back, and a merge takes minutes.
+    """
     check_mergeable(base, adapter)
     check_space(out, merged_bytes(base) + adapter_bytes(adapter))
     fingerprint = base.fingerprint()
     with no_space_named(out), replacing_folder(out) as beside, ThreadPoolExecutor(1) as aside:
+        check_target()
         known = Adapter(modules=adapter.modules, rank=adapter.rank, alpha=adapter.alpha, rslora=adapter.rslora, base_sha256=fingerprint)
         copies = shared_projections(base.variant)
         writing = aside.submit(write_peft_adapter, known, beside / ADAPTER, base.source, dropout=dropout, v_of_k=copies)
@@ -185,6 +194,7 @@ def _write(
             copied_tensors=merged.copied_tensors,
         )
         write_text(beside / RECORD, record.model_dump_json(indent=1) + "\n")
+        check_target()
     total_bytes = sum(file.bytes for file in merged.files)
     _console().print(
         f"{merged.merged_tensors} tensors merged, {merged.copied_tensors} copied, {total_bytes / 1e9:.2f} GB in {clock.elapsed_s():.1f} s "
