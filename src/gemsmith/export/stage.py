@@ -8,7 +8,7 @@ from gemsmith.checkpoint import Checkpoint, open_checkpoint
 from gemsmith.checkpoint.adapter import read_peft_adapter, shared_projections, write_peft_adapter
 from gemsmith.errors import CheckpointError
 from gemsmith.export.adapters import find_step, read_run_adapter
-from gemsmith.export.merge import merge
+from gemsmith.export.merge import check_mergeable, check_space, merged_bytes, no_space_named, write_merged
 from gemsmith.records import ExportRecord, FileSum
 from gemsmith.run import Run, make_origin, read_record, replacing_folder, start_clock, write_record
 
@@ -23,13 +23,18 @@ def export(run: Run) -> ExportRecord:
     base = open_checkpoint(run.recipe.checkpoint)
     fingerprint = base.fingerprint()
     _check_base(run, base, fingerprint)
-    with replacing_folder(run.adapter) as beside:
+    with no_space_named(run.merged), replacing_folder(run.adapter) as beside, replacing_folder(run.merged) as merged_beside:
         adapter = replace(read_run_adapter(run, step), base_sha256=fingerprint)
         copies, dropout = shared_projections(base.variant), run.recipe.lora.dropout
         written = write_peft_adapter(adapter, beside, run.recipe.checkpoint, dropout=dropout, v_of_k=copies)
         del adapter
-    # From the file, one module at a time, so that all of them need not lie in memory.
-    merged = merge(base, read_peft_adapter(run.adapter), run.merged)
+        # From the file, one module at a time, so that all of them need not lie in memory.
+        adapter = read_peft_adapter(beside)
+        check_mergeable(base, adapter)
+        check_space(run.merged, merged_bytes(base))
+        merged = write_merged(base, adapter, merged_beside)
+        # Both folders are replaced now; killed in between, there is no record of what they held, rather than one that lies.
+        run.record_file("export").unlink(missing_ok=True)
     total_bytes = sum(file.bytes for file in merged.files)
     record = ExportRecord(
         origin=make_origin(run, "export", clock, packages=PACKAGES),

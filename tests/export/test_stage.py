@@ -1,0 +1,72 @@
+"""The stage export: adapter/, merged/ and the record are those of one export, whatever happens."""
+
+import dataclasses
+import errno
+import hashlib
+import os
+from pathlib import Path
+
+import pytest
+
+from gemsmith.checkpoint.adapter import LowRank, write_peft_adapter
+from gemsmith.errors import CheckpointError, MachineError
+from gemsmith.export.stage import export
+from gemsmith.run import Run
+
+
+def contents(run: Run) -> dict[str, str]:
+    files = [run.record_file("export"), *run.adapter.iterdir(), *run.merged.iterdir()]
+    return {str(file.relative_to(run.path)): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+
+
+@pytest.fixture
+def trained_on(make_run, adapter_of) -> Run:
+    """A run that was exported and has since saved another step, with an adapter that overflows float16."""
+    run, adapter = make_run(dtype="float16", steps={}), adapter_of("tiny-12b", seed=1)
+    write_peft_adapter(adapter_of("tiny-12b"), run.checkpoints / "1", "base")
+    export(run)
+    strong = {name: LowRank(a=pair.a, b=1e7 * pair.b) for name, pair in adapter.modules.items()}
+    write_peft_adapter(dataclasses.replace(adapter, modules=strong), run.checkpoints / "2", "base")
+    return run
+
+
+def test_a_merge_that_is_refused_leaves_the_old_export_whole(trained_on):
+    before = contents(trained_on)
+    with pytest.raises(CheckpointError, match="NaN or infinity in F16"):
+        export(trained_on)
+    assert contents(trained_on) == before
+
+
+def test_a_full_disk_leaves_the_old_export_whole(trained_on, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    before = contents(trained_on)
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(MachineError, match="the disk became full"):
+        export(trained_on)
+    assert contents(trained_on) == before
+
+
+@pytest.mark.parametrize("renames", range(5))
+def test_killed_between_renames_no_record_tells_of_other_files(trained_on, adapter_of, monkeypatch, renames):
+    write_peft_adapter(adapter_of("tiny-12b", seed=2), trained_on.checkpoints / "3", "base")
+    before, rename, done = contents(trained_on), Path.rename, []
+
+    def stopped(self, target):
+        if len(done) == renames:
+            raise KeyboardInterrupt
+        done.append(rename(self, target))
+
+    monkeypatch.setattr(Path, "rename", stopped)
+    try:
+        export(trained_on)
+    except KeyboardInterrupt:
+        assert not trained_on.record_file("export").exists()
+    else:
+        assert renames == 4
+    monkeypatch.undo()
+    export(trained_on)
+    after = contents(trained_on)
+    assert after.keys() == before.keys() and after["adapter/adapter_model.safetensors"] != before["adapter/adapter_model.safetensors"]
+    assert not list(trained_on.path.glob(".*.partial")) + list(trained_on.path.glob(".*.old"))
