@@ -102,6 +102,12 @@ def test_missing_files_are_named(folder):
     assert "config.json" in refused(folder)
 
 
+def test_a_base_with_an_adapter_beside_it_is_refused(folder):
+    (folder / "adapter_config.json").write_text("{}")
+    with pytest.raises(CheckpointError, match=r"holds adapter_config\.json, so that transformers would put that adapter on the weights"):
+        open_checkpoint(str(folder))
+
+
 def test_a_source_that_is_nothing_is_refused(tmp_path):
     assert "is not a folder" in refused(tmp_path / "not" / "there")
 

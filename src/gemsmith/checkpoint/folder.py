@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gemsmith.checkpoint.fetch import fetch_folder
+from gemsmith.checkpoint.peft_config import CONFIG
 from gemsmith.checkpoint.safetensors import TensorPlace, fingerprint, read_header
 from gemsmith.errors import CheckpointError
 from gemsmith.zoo import VARIANTS, Variant, read_variant, text_tensors
@@ -61,6 +62,10 @@ def open_checkpoint(source: str, *, variant: Variant | None = None) -> Checkpoin
         )
     places = _read_places(folder)
     _check_tensors(folder, found, places)
+    if (folder / CONFIG).exists():
+        raise CheckpointError(
+            f"checkpoint {source}: holds {CONFIG}, so that transformers would put that adapter on the weights; move it away"
+        )
     if not (folder / "tokenizer.json").is_file():
         raise CheckpointError(f"checkpoint {source}: has no tokenizer.json; copy it from where the weights came from")
     return Checkpoint(source=source, folder=folder, variant=found, config=config, places=places)
