@@ -119,6 +119,12 @@ def test_an_index_that_leaves_the_folder_is_refused(folder):
     assert "lies outside the folder" in refused(folder)
 
 
+@pytest.mark.parametrize("shard", [None, 1])
+def test_an_index_whose_shards_are_no_names_is_refused(folder, shard):
+    (folder / INDEX).write_text(json.dumps({"weight_map": {"model.language_model.norm.weight": shard}}))
+    assert "is damaged; copy it again" in refused(folder)
+
+
 def test_a_bucket_is_copied_once_and_opened(tiny_checkpoint, tmp_path, monkeypatch):
     monkeypatch.setenv("GEMSMITH_CACHE", str(tmp_path / "cache"))
     source = tiny_checkpoint("tiny-12b")

@@ -6,6 +6,7 @@ Only headers are read here, so a 62 GB checkpoint opens in milliseconds.
 """
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,7 +97,7 @@ def _read_places(folder: Path) -> dict[str, TensorPlace]:
         return _places_of(folder / "model.safetensors")
     try:
         weight_map: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        shards = sorted(set(weight_map.values()))
+        shards = sorted({os.fspath(shard) for shard in weight_map.values()})
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise CheckpointError(f"{index}: is damaged; copy it again") from None
     if outside := [shard for shard in shards if Path(shard).name != shard]:
