@@ -289,6 +289,21 @@ def test_another_base_than_the_one_trained_on_is_refused(base, adapter, tmp_path
         verify_folder(tmp_path / "out")
 
 
+@pytest.mark.parametrize("variant", ["tiny-12b", "tiny-e2b", "tiny-26b-a4b"])
+def test_what_was_exported_is_not_that_of_another_variants_base(gemsmith, tiny_checkpoint, base, adapter, tmp_path, variant):
+    export_peft(str(base), adapter, tmp_path / "out")
+    code, _, err = gemsmith("verify", tmp_path / "out", "--base", tiny_checkpoint(variant, "bfloat16"))
+    last = err.splitlines()[-1]
+    assert code == 1 and "has the fingerprint" in last and "tensors: " in last
+
+
+def test_another_variants_adapter_beside_what_was_exported_fails(base, adapter, adapter_of, tmp_path):
+    export_peft(str(base), adapter, tmp_path / "out")
+    write_peft_adapter(adapter_of("tiny-12b"), tmp_path / "out" / "adapter", "base")
+    with pytest.raises(VerifyError, match=r"values: .*_proj\.weight is \[\d+, \d+\], its adapter is for \["):
+        verify_folder(tmp_path / "out")
+
+
 def test_another_variants_adapter_is_refused(base, adapter_of, tmp_path):
     for variant in ("tiny-12b", "tiny-e2b", "tiny-26b-a4b"):
         write_peft_adapter(adapter_of(variant), tmp_path / variant, "base")

@@ -123,7 +123,7 @@ def compare_tensors(base: Checkpoint, merged: Checkpoint, adapter: Adapter) -> D
                 problems.append(f"{name} differs from the base and has no adapter")
         elif name in expected:
             pair, blocks = adapter.modules[name.removesuffix(".weight")], row_blocks(one.shape, _BLOCK_VALUES)
-            if any(_wrong_values(one, other, pair, adapter.scale, rows) for rows in blocks):
+            if not _fits(pair, one) or any(_wrong_values(one, other, pair, adapter.scale, rows) for rows in blocks):
                 problems.append(f"{name} has an adapter and is the base's")
             else:
                 swallowed.append(name)
@@ -140,10 +140,12 @@ def recompute(base: Checkpoint, merged: Checkpoint, adapter: Adapter) -> list[st
     problems = []
     for module, pair in adapter.modules.items():
         name = f"{module}.weight"
-        if name not in base.places or name not in merged.places:
+        one, other = base.places.get(name), merged.places.get(name)
+        if one is None or other is None or one.shape != other.shape:
             continue  # compare_tensors has named it
-        wrong = sum(_wrong_values(base.places[name], merged.places[name], pair, adapter.scale, rows) for rows in _sample(base.places[name]))
-        if wrong:
+        if not _fits(pair, one):
+            problems.append(f"{name} is {list(one.shape)}, its adapter is for {[len(pair.b), pair.a.shape[1]]}")
+        elif wrong := sum(_wrong_values(one, other, pair, adapter.scale, rows) for rows in _sample(one)):
             problems.append(f"{name} has {wrong} values that are not W + scale * B A")
     return problems
 
@@ -271,6 +273,10 @@ def _same_bytes(one: TensorPlace, other: TensorPlace) -> bool:
             if left.read(length) != right.read(length):
                 return False
     return True
+
+
+def _fits(pair: LowRank, place: TensorPlace) -> bool:
+    return (len(pair.b), pair.a.shape[1]) == place.shape
 
 
 def _sample(place: TensorPlace) -> Iterator[slice]:
