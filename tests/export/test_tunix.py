@@ -1,5 +1,7 @@
 """Checkpoints that Tunix and Qwix themselves made: Tunix's Gemma 4, Qwix's adapters with the published recipe's rule, Tunix's manager."""
 
+import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -208,4 +210,36 @@ def test_an_untrained_adapter_is_refused(tmp_path):
 
 def test_a_folder_without_a_checkpoint_is_refused(tmp_path):
     with pytest.raises(CheckpointError, match="holds no complete Tunix checkpoint"):
+        read_tunix_adapter(tmp_path, SHORT_31B, alpha=1.0)
+
+
+def write_json(file: Path, **values: Any) -> None:
+    file.write_text(json.dumps(json.loads(file.read_text()) | values))
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda step: (step / "_CHECKPOINT_METADATA").write_text("[1]"), "holds no complete Tunix checkpoint"),
+        (lambda step: (step / "model_params" / "_METADATA").write_text("[]"), "cannot be read .*; export another step"),
+        (lambda step: write_json(step / "model_params" / "_METADATA", tree_metadata=[1]), "cannot be read .*; export another step"),
+        *(
+            (lambda step, custom=custom: write_json(step / "_CHECKPOINT_METADATA", custom_metadata=custom), "does not say alpha; give")
+            for custom in ([1], "x", {"alpha": True}, {"lora_config": [1]})
+        ),
+    ],
+)
+def test_damaged_metadata_is_refused_in_one_line(trained, tmp_path, damage, message):
+    root = shutil.copytree(trained.root, tmp_path / "root")
+    damage(root / "7")
+    with pytest.raises(CheckpointError, match=message) as raised:
+        read_tunix_adapter(root, SHORT_31B)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_leaf_that_is_no_matrix_is_refused(tmp_path, monkeypatch):
+    leaves = {("layers", "0", "attn", "q_einsum", f"w_lora_{side}"): np.ones(()) for side in "ab"}
+    monkeypatch.setattr("gemsmith.export.tunix.restore_lora", lambda _: iter(leaves.items()))
+    (tmp_path / "_METADATA").touch()
+    with pytest.raises(CheckpointError, match=r"lora_a or lora_b of layers\.0\.attn\.q_einsum\.w is no matrix"):
         read_tunix_adapter(tmp_path, SHORT_31B, alpha=1.0)

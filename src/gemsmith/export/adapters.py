@@ -100,11 +100,16 @@ def is_complete_step(folder: Path) -> bool:
     """
     if (folder / WEIGHTS).is_file():
         return True
+    return bool(step_metadata(folder).get("commit_timestamp_nsecs")) and (folder / "model_params" / "_METADATA").is_file()
+
+
+def step_metadata(folder: Path) -> dict[str, Any]:
+    """What Orbax and the run say of a step; empty where that is missing or damaged."""
     try:
         metadata = json.loads((folder / "_CHECKPOINT_METADATA").read_bytes())
     except (OSError, ValueError):
-        return False
-    return bool(metadata.get("commit_timestamp_nsecs")) and (folder / "model_params" / "_METADATA").is_file()
+        return {}
+    return metadata if isinstance(metadata, dict) else {}
 
 
 def restore_lora(folder: Path) -> Iterator[tuple[tuple[str, ...], np.ndarray]]:
@@ -122,7 +127,7 @@ def restore_lora(folder: Path) -> Iterator[tuple[tuple[str, ...], np.ndarray]]:
         wanted = _map_leaves(tree, lambda keys, leaf: leaf if _is_lora(keys) else ocp.PLACEHOLDER)
         as_numpy = _map_leaves(tree, lambda *_: ocp.RestoreArgs(restore_type=np.ndarray))
         restored = handler.restore(path, args=ocp.args.PyTreeRestore(item=wanted, restore_args=as_numpy))
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         first = (str(error).splitlines() or [type(error).__name__])[0]
         raise CheckpointError(f"{folder}: cannot be read ({first}); export another step") from None
     for keys, value in _leaves(restored):

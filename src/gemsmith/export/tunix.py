@@ -9,7 +9,6 @@
 Qwix scales by alpha / rank, and no checkpoint says alpha unless the run put it into the checkpoint's custom metadata.
 """
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ import numpy as np
 
 from gemsmith.checkpoint.adapter import Adapter, LowRank, some
 from gemsmith.errors import CheckpointError
-from gemsmith.export.adapters import check_values, complete_steps, contiguous, restore_lora
+from gemsmith.export.adapters import check_values, complete_steps, contiguous, restore_lora, step_metadata
 from gemsmith.zoo import Variant
 from gemsmith.zoo.tensors import PREFIX
 
@@ -116,6 +115,8 @@ def _parse(path: tuple[str, ...], variant: Variant, place: Path) -> tuple[int, s
 def _rank(sides: Mapping[tuple[int, str], Mapping[str, np.ndarray]], place: Path, given: int | None) -> int:
     if halves := [f"layers.{layer}.{name}" for (layer, name), found in sides.items() if len(found) != 2]:
         raise CheckpointError(f"{place}: has only one of lora_a and lora_b for {some(halves)}")
+    if flat := [f"layers.{layer}.{name}" for (layer, name), found in sides.items() if min(side.ndim for side in found.values()) < 2]:
+        raise CheckpointError(f"{place}: lora_a or lora_b of {some(flat)} is no matrix; export another step")
     ranks = {rank for found in sides.values() for rank in (found["a"].shape[-1], found["b"].shape[0])}
     if len(ranks) > 1:
         raise CheckpointError(f"{place}: its matrices have ranks {', '.join(map(str, sorted(ranks)))}; one rank for all is expected")
@@ -126,14 +127,12 @@ def _rank(sides: Mapping[tuple[int, str], Mapping[str, np.ndarray]], place: Path
 
 def _read_alpha(place: Path) -> float:
     """Alpha of the metadata that the run gave to Tunix's CheckpointManager."""
-    try:
-        custom = json.loads((place.parent / "_CHECKPOINT_METADATA").read_bytes()).get("custom_metadata") or {}
-    except (OSError, ValueError):
-        custom = {}
-    for holder in (custom, custom.get("lora_config") or custom.get("lora") or {}):
-        for key in _ALPHA_KEYS:
-            if isinstance(holder, dict) and isinstance(holder.get(key), int | float):
-                return float(holder[key])
+    custom = step_metadata(place.parent).get("custom_metadata")
+    if isinstance(custom, dict):
+        for holder in (custom, custom.get("lora_config") or custom.get("lora")):
+            for key in _ALPHA_KEYS:
+                if isinstance(holder, dict) and isinstance(holder.get(key), int | float) and not isinstance(holder[key], bool):
+                    return float(holder[key])
     raise CheckpointError(f"{place}: does not say alpha; give --alpha, as it was given to qwix.LoraProvider")
 
 
