@@ -72,6 +72,14 @@ def test_the_gradient_of_queries_is_no_sum_of_whole_tensors(kind):
     assert sliced == (2 * sum(len(row) for row in blocks) if kind == SLIDING else 0)
 
 
+def test_a_row_of_padding_leaves_no_matrix_without_a_gradient():
+    """Processes add up the gradients that each of them has: one that lacked some would be waited for, or add to another matrix."""
+    query, key, value = (torch.randn(1, 2, TOTAL, 16, requires_grad=True) for _ in range(3))
+    blocks = attention_inputs("documents", np.zeros((1, TOTAL), np.int32), TOTAL, CPU, torch.float32)[FULL]
+    attend_documents(None, query, key, value, blocks, scaling=1.0)[0].sum().backward()
+    assert all(x.grad is not None for x in (query, key, value))
+
+
 def test_blocks_cover_each_document_once_and_reach_no_further_than_they_must():
     for row in attention_inputs("documents", segments_of(LENGTHS), WINDOW, CPU, torch.float32)[SLIDING]:
         assert [block.begin for block in row[1:]] == [block.end for block in row[:-1]]

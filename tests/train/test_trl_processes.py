@@ -20,7 +20,9 @@ from gemsmith.train.stage import train
 from gemsmith.train.trl_launch import mesh_of, wanted_processes
 
 KEYS = {"lora": {"dropout": 0.0}, "optimizer": {"epsilon": 1e-3}}  # Adam divides by it where a gradient is all but 0
-TRAIN = {"backend": "trl", "rows_per_step": 4, "optimizer_steps": 4, "micro_batches": 2}
+TRAIN = {"backend": "trl", "rows_per_step": 4, "optimizer_steps": None, "micro_batches": 2}
+# Of the four rows of the last step only the first is no padding: the second process has nothing.
+DATA = {"train": {"task": "verilog", "rows": 13}, "packing": False}
 
 
 @pytest.fixture(autouse=True)
@@ -42,8 +44,8 @@ def sigterm_once(file):
 
 def test_two_processes_train_stop_and_go_on_like_one(prepare, tmp_path, capfd):
     """One call starts both and hands SIGTERM on to both; the next one goes on where they stopped."""
-    alone = prepare(tmp_path / "alone", train=TRAIN, **KEYS)
-    together = prepare(tmp_path / "together", train=TRAIN | {"mesh": {"fsdp": 2}}, **KEYS)
+    alone = prepare(tmp_path / "alone", data=DATA, train=TRAIN, **KEYS)
+    together = prepare(tmp_path / "together", data=DATA, train=TRAIN | {"mesh": {"fsdp": 2}}, **KEYS)
     one = train(alone)
     sigterm_once(together.logs / "train_steps.jsonl")
     with pytest.raises(Preempted):

@@ -69,7 +69,7 @@ def attend_documents(
     scaling: float | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Queries (B, H, L, D), keys and values (B, K, L, D) -> (B, L, H, D), zeros at padding."""
+    """Queries (B, H, L, D), keys and values (B, K, L, D) -> (B, L, H, D), zeros after a row's last block."""
     rows = []
     for blocks, *row in zip(attention_mask, query.unbind(), key.unbind(), value.unbind(), strict=True):
         own, seen = [(block.begin, block.end) for block in blocks], [(block.first, block.end) for block in blocks]
@@ -127,8 +127,11 @@ def _shares_keys(query: torch.Tensor) -> bool:
 
 
 def _blocks_of(segments: np.ndarray, window: int, device: torch.device) -> Iterator[Block]:
-    """[1 1 1 2 2 3 3 0 0], blocks of up to 4 -> [0, 3) causal, [3, 7) under a mask."""
-    spans = _spans(segments)
+    """[1 1 1 2 2 3 3 0 0], blocks of up to 4 -> [0, 3) causal, [3, 7) under a mask.
+
+    A row of padding has its first position, so that every matrix gets a gradient: FSDP adds up those that each process has.
+    """
+    spans = _spans(segments) or [(0, 1)]
     shared: list[tuple[int, int]] = []
     for begin, end in spans:
         if shared and end - shared[0][0] > _BLOCK:
