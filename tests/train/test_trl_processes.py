@@ -96,6 +96,26 @@ def test_what_a_process_ended_with_is_what_the_command_ends_with(small_recipe, t
         trl_launch.launch(run, 2, fresh=True)
 
 
+SAVES = """
+import os, sys, time
+sys.stdin.read()
+if os.environ["RANK"] == "0":
+    time.sleep(1)
+    open(os.path.join(sys.argv[1], "saved"), "w").close()
+sys.exit(143)
+"""
+
+
+def test_the_process_that_writes_the_checkpoint_has_all_the_time_it_needs(small_recipe, tmp_path, monkeypatch):
+    """After SIGTERM the others have ended long before."""
+    monkeypatch.setattr(trl_launch, "_WORKER", (sys.executable, "-c", SAVES))
+    monkeypatch.setattr(trl_launch, "_PATIENCE_S", 0.1)
+    run = Run(path=tmp_path, recipe=small_recipe(train={"mesh": {"fsdp": 2}}))
+    with pytest.raises(Preempted, match="stopped by SIGTERM; continue with"):
+        trl_launch.launch(run, 2, fresh=False)
+    assert (tmp_path / "saved").exists()
+
+
 def test_a_process_says_why_it_failed_once(prepare, tmp_path, monkeypatch, capsys):
     run = prepare(tmp_path / "run", train=TRAIN, optimizer={"learning_rate": 1e30, "warmup_steps": 0})
     for rank, expected in (("0", "error: training stopped: step 2 has loss nan"), ("1", "")):

@@ -150,13 +150,15 @@ def _start(command: Sequence[str], rank: int, processes: int, port: int, recipe:
 
 
 def _wait(started: Sequence[subprocess.Popen]) -> list[int]:
-    """The exit codes of all. Once one has failed, the others get a while to notice, then are ended."""
+    """The exit codes of all. Once one has failed, the others get a while to notice, then are ended; one that SIGTERM ended waits for
+    the first, which still writes the checkpoint of all.
+    """
     deadline_s: float | None = None
     while True:
         codes = [process.poll() for process in started]
         if None not in codes:
             return [process.returncode for process in started]
-        if any(codes) and deadline_s is None:
+        if any(code not in (None, 0, Preempted.exit_code) for code in codes) and deadline_s is None:
             deadline_s = time.monotonic() + _PATIENCE_S
         if deadline_s and time.monotonic() > deadline_s:
             for process in started:
