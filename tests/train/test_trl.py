@@ -19,7 +19,7 @@ from transformers.quantizers.quantizers_utils import should_convert_module
 from gemsmith.checkpoint import open_checkpoint
 from gemsmith.checkpoint.adapter import read_peft_adapter
 from gemsmith.data import Batches
-from gemsmith.errors import CheckpointError, EngineError, Preempted, RecipeError, RunError
+from gemsmith.errors import CheckpointError, EngineError, MachineError, Preempted, RecipeError, RunError
 from gemsmith.export.stage import export
 from gemsmith.export.verify import verify
 from gemsmith.recipe import build_recipe
@@ -291,6 +291,34 @@ def test_training_starts_from_an_adapter(whole, prepared_run, tmp_path):
     )
     assert np.array_equal(first.b, last.b) and np.array_equal(first.a, last.a)  # the first update's rate is 0
     assert record.steps[0].loss < whole[1].steps[0].loss - 0.1
+
+
+@pytest.mark.parametrize("size", ["8k", "300k"])  # there is room for nothing, and for the adapter without the moments
+def test_a_full_disk_is_one_line(prepared_run, size):
+    run = prepared_run(train=BACKEND, lora={"rank": 32})
+    run.checkpoints.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(run.checkpoints)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("no right to mount a small file system")
+    try:
+        with pytest.raises(MachineError, match="no space left on device") as error:
+            train(run)
+        assert "\n" not in str(error.value)
+        assert not list(run.checkpoints.iterdir())
+    finally:
+        subprocess.run(["umount", "--lazy", str(run.checkpoints)], check=True)
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(prepared_run, monkeypatch):
+    """Also where it is one of several processes that finds out."""
+    run = prepared_run(train=BACKEND)
+
+    def refused(*_):
+        raise PermissionError(13, "Permission denied", "there")
+
+    monkeypatch.setattr(Checkpoints, "save", refused)
+    with pytest.raises(MachineError, match=r"permission denied \(there\); name another place, or change its permissions"):
+        train(run)
 
 
 def test_training_again_that_cannot_begin_loses_nothing(trained, gemsmith, monkeypatch):

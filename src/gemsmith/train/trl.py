@@ -23,7 +23,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from gemsmith import __version__
 from gemsmith.checkpoint import Checkpoint, open_checkpoint
 from gemsmith.data import Batches, load_batches
-from gemsmith.errors import CheckpointError, MachineError, RunError
+from gemsmith.errors import USERS_ERRNOS, CheckpointError, MachineError, RunError, explain_os_error
 from gemsmith.recipe import Mesh
 from gemsmith.records import TrainRecord, TrainStep
 from gemsmith.run import Clock, Run, make_origin, read_record, stage_keys, start_clock, write_record
@@ -268,7 +268,7 @@ def _quiet() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _one_line_errors(run: Run) -> Iterator[None]:
-    """Turns what torch and the system raise on full memory or a full disk into one line; anything else passes."""
+    """Turns what torch and the system raise on full memory, or where the disk refuses, into one line; anything else passes."""
     try:
         yield
     except torch.OutOfMemoryError as error:
@@ -277,8 +277,10 @@ def _one_line_errors(run: Run) -> Iterator[None]:
             "data.max_length, or set train.remat to layer"
         ) from None
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno not in USERS_ERRNOS:
             raise
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise MachineError(explain_os_error(error)) from None
         raise MachineError(
             f"no space left on device while writing under {run.path}; free some, or set train.keep_checkpoints lower, and run again"
         ) from None

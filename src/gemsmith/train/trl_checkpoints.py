@@ -15,9 +15,10 @@ from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file
 
-from gemsmith.checkpoint.adapter import Adapter, LowRank, read_peft_adapter, write_peft_adapter
+from gemsmith.checkpoint.adapter import SHA256_KEY, Adapter, LowRank, read_peft_adapter, write_peft_adapter
+from gemsmith.checkpoint.safetensors import write_tensors
 from gemsmith.errors import RecipeError
 from gemsmith.recipe import Recipe
 from gemsmith.run import Run
@@ -53,7 +54,9 @@ class Checkpoints:
         beside, place = self.folder / f".{step}.partial", self.folder / str(step)
         try:
             write_peft_adapter(_adapter(self._recipe, matrices), beside, self._recipe.checkpoint, dropout=self._recipe.lora.dropout)
-            save_file(moments, beside / MOMENTS)
+            # On a full disk safetensors' own raises no OSError.
+            shapes = {name: value.shape for name, value in moments.items()}
+            write_tensors(beside / MOMENTS, shapes, moments.__getitem__, metadata={}, sha256_key=SHA256_KEY)
             (beside / METADATA).write_text(json.dumps(metadata), encoding="utf-8")
             for file in beside.iterdir():
                 _sync(file)
