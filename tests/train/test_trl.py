@@ -359,6 +359,15 @@ def test_checkpoints_of_another_recipe_are_refused(whole, prepare, tmp_path):
         train(run)
 
 
+def test_checkpoints_of_the_jax_backend_are_refused(prepared_run, tmp_path):
+    run, step = prepared_run(train=BACKEND | {"checkpoint_folder": str(tmp_path / "saved")}), tmp_path / "saved" / "9"
+    (step / "model_params").mkdir(parents=True)
+    (step / "model_params" / "_METADATA").touch()
+    (step / "_CHECKPOINT_METADATA").write_text('{"commit_timestamp_nsecs": 1}')
+    with pytest.raises(RunError, match=r"saved/9: was trained with another recipe: train.backend was not trl; set .* --force"):
+        train(run)
+
+
 def test_a_damaged_checkpoint_is_one_line(trained):
     run, _ = trained
     file = run.checkpoints / "6" / "moments.safetensors"

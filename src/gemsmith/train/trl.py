@@ -157,6 +157,11 @@ class _Session:
     def _kept(self) -> tuple[int, list[TrainStep], list[int]]:
         """The step to go on after, the steps up to it, and those after which earlier attempts went on."""
         checkpoints = self.parts.checkpoints
+        if others := checkpoints.others():
+            raise RunError(
+                f"{checkpoints.folder}/{others[-1]}: was trained with another recipe: train.backend was not trl; set "
+                f"train.checkpoint_folder to another, or start again with: gemsmith train {self.run.path} --force"
+            )
         step = checkpoints.latest_step()
         if step is None:
             return 0, [], []

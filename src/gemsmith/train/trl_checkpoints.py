@@ -17,9 +17,10 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
-from gemsmith.checkpoint.adapter import SHA256_KEY, Adapter, LowRank, read_peft_adapter, write_peft_adapter
+from gemsmith.checkpoint.adapter import SHA256_KEY, WEIGHTS, Adapter, LowRank, read_peft_adapter, write_peft_adapter
 from gemsmith.checkpoint.safetensors import write_tensors
 from gemsmith.errors import RecipeError
+from gemsmith.export.adapters import complete_steps
 from gemsmith.recipe import Recipe
 from gemsmith.run import Run
 
@@ -42,6 +43,10 @@ class Checkpoints:
         if not self.folder.is_dir():
             return []
         return sorted(int(entry.name) for entry in self.folder.iterdir() if entry.name.isdecimal() and (entry / METADATA).is_file())
+
+    def others(self) -> list[int]:
+        """Steps there that the JAX backend saved: an export would take theirs where they are later."""
+        return [step for step in complete_steps(self.folder) if not (self.folder / str(step) / WEIGHTS).is_file()]
 
     def latest_step(self) -> int | None:
         return max(self.steps(), default=None)
