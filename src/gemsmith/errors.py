@@ -63,7 +63,8 @@ def nearest(word: str, allowed: Iterable[str]) -> str:
 
 
 # What a disk or its permissions refuse: the user's to mend.
-USERS_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG)
+_REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG)
+USERS_ERRNOS = (errno.ENOSPC, errno.EDQUOT, *_REFUSED)
 
 
 def explain_os_error(error: OSError) -> str:

@@ -19,10 +19,18 @@ from gemsmith.checkpoint.adapter import LowRank, write_peft_adapter
 from gemsmith.errors import CheckpointError, MachineError
 from gemsmith.export import merge as merge_module
 from gemsmith.export.logits import load_model, load_peft
-from gemsmith.export.merge import merge
+from gemsmith.run import replacing_folder
 
 TINY = ("tiny-31b", "tiny-e2b", "tiny-26b-a4b", "tiny-12b")
 Usage = namedtuple("Usage", "total used free")
+
+
+def merge(base, adapter, folder):
+    """As an export merges: whole or not at all."""
+    merge_module.check_mergeable(base, adapter)
+    merge_module.check_space(folder, merge_module.merged_bytes(base))
+    with merge_module.no_space_named(folder), replacing_folder(folder) as beside:
+        return merge_module.write_merged(base, adapter, beside)
 
 
 def contents(folder: Path) -> dict[str, str]:
@@ -201,13 +209,15 @@ from pathlib import Path
 from gemsmith.checkpoint import open_checkpoint
 from gemsmith.checkpoint.adapter import read_peft_adapter
 from gemsmith.export import merge as module
+from gemsmith.run import replacing_folder
 rows = module.merged_rows
 def slow(*arguments):
     Path(sys.argv[4]).touch()
     time.sleep(0.1)
     return rows(*arguments)
 module.merged_rows = slow
-module.merge(open_checkpoint(sys.argv[1]), read_peft_adapter(Path(sys.argv[2])), Path(sys.argv[3]))
+with replacing_folder(Path(sys.argv[3])) as beside:
+    module.write_merged(open_checkpoint(sys.argv[1]), read_peft_adapter(Path(sys.argv[2])), beside)
 """
 
 

@@ -29,7 +29,6 @@ from gemsmith.errors import CheckpointError, MachineError
 from gemsmith.export.adapters import check_values
 from gemsmith.export.threads import one_blas_thread
 from gemsmith.records import FileSum
-from gemsmith.run import replacing_folder
 
 # Values of a matrix, and bytes that are copied, at once: what a core's cache holds. benchmarks/merge.py.
 _BLOCK_VALUES = 2**18
@@ -52,17 +51,6 @@ class Merged:
     files: tuple[FileSum, ...]
     merged_tensors: int
     copied_tensors: int
-
-
-def merge(base: Checkpoint, adapter: Adapter, folder: Path) -> Merged:
-    """Writes the base with the adapter merged in, whole or not at all: an existing folder is replaced once the new one is complete.
-
-    Raises CheckpointError where the adapter does not fit the base or its values are not finite, MachineError where space runs out.
-    """
-    check_mergeable(base, adapter)
-    check_space(folder, merged_bytes(base))
-    with no_space_named(folder), replacing_folder(folder) as beside:
-        return write_merged(base, adapter, beside)
 
 
 def check_mergeable(base: Checkpoint, adapter: Adapter) -> None:

@@ -17,14 +17,14 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
-from gemsmith.checkpoint.adapter import SHA256_KEY, WEIGHTS, Adapter, LowRank, read_peft_adapter, write_peft_adapter
+from gemsmith.checkpoint.adapter import SHA256_KEY, Adapter, LowRank, read_peft_adapter, write_peft_adapter
 from gemsmith.checkpoint.safetensors import write_tensors
 from gemsmith.errors import RecipeError
-from gemsmith.export.adapters import complete_steps
 from gemsmith.recipe import Recipe
 from gemsmith.run import Run
 
 MOMENTS, METADATA = "moments.safetensors", "training.json"
+_ORBAX = "_CHECKPOINT_METADATA"
 Arrays = dict[str, np.ndarray]
 
 
@@ -46,7 +46,7 @@ class Checkpoints:
 
     def others(self) -> list[int]:
         """Steps there that the JAX backend saved: an export would take theirs where they are later."""
-        return [step for step in complete_steps(self.folder) if not (self.folder / str(step) / WEIGHTS).is_file()]
+        return sorted(int(file.parent.name) for file in self.folder.glob(f"*/{_ORBAX}") if file.parent.name.isdecimal())
 
     def latest_step(self) -> int | None:
         return max(self.steps(), default=None)
