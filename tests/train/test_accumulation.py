@@ -42,7 +42,7 @@ def start_updates(checkpoint, micro_batches, mesh="auto", dropout=0.0):
     model = adapted_model(recipe, opened, devices)
     random = np.random.default_rng(3)
     for path, leaf in nnx.to_flat_state(nnx.state(model, nnx.Not(nnx.LoRAParam))):
-        if "q_norm" in path:  # queries of norm 1 make attention so sharp that float32's noise in gradients is 3e-6
+        if "q_norm" in path:  # queries of norm 1 make attention so sharp that float32's noise is 3e-6
             nnx.update(model, nnx.from_flat_state([(path, leaf.replace(0.25 * leaf.get_value()))]))
     for path, leaf in nnx.to_flat_state(nnx.state(model, nnx.LoRAParam)):
         if path[-1] == "kernel_lora_b":  # B = 0 would leave A without a gradient
@@ -100,7 +100,7 @@ def assert_same(actual, expected):
     assert actual.keys() == expected.keys()
     errors = {name: np.linalg.norm(actual[name] - value) / np.linalg.norm(value) for name, value in expected.items()}
     assert errors.pop("loss") < 1e-6 and errors.pop("norm") < 1e-6
-    # Measured: 0.9e-6 to 1.0e-6, whatever the split; of rows of 64 tokens 0.4e-6 to 1.2e-6.
+    # Measured: 0.9e-6 to 1.0e-6, whatever the split; of rows of 64 tokens 0.4e-6.
     assert max(errors.values()) < 2e-6, max(errors, key=errors.get)
 
 
