@@ -371,10 +371,12 @@ def test_checkpoints_of_the_jax_backend_are_refused(prepared_run, tmp_path):
 def test_a_damaged_checkpoint_is_one_line(trained):
     run, _ = trained
     file = run.checkpoints / "6" / "moments.safetensors"
-    file.write_bytes(file.read_bytes()[:100])
+    whole = file.read_bytes()
     run.record_file("train").unlink()
-    with pytest.raises(RunError, match=r"checkpoints/6: cannot be restored \(.*\); delete it to continue from an earlier one"):
-        train(run)
+    for damaged in (whole[:100], whole[:-1] + bytes([whole[-1] ^ 1])):
+        file.write_bytes(damaged)
+        with pytest.raises(RunError, match=r"checkpoints/6: cannot be restored \(.*damaged.*\); delete it to continue from an earlier one"):
+            train(run)
     shutil.rmtree(run.checkpoints / "6")
     assert train(run).resumed_at == (4,)
 

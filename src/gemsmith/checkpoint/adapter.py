@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from gemsmith.checkpoint.peft_config import CONFIG, PeftConfig, read_peft_config
-from gemsmith.checkpoint.safetensors import TensorPlace, Written, digest, read_header, write_tensors
+from gemsmith.checkpoint.safetensors import TensorPlace, Written, check_digest, read_header, write_tensors
 from gemsmith.errors import CheckpointError
 from gemsmith.recipe import lora_scale
 from gemsmith.zoo import Tensor, Variant
@@ -96,9 +96,7 @@ def read_peft_adapter(folder: Path) -> Adapter:
     copies = metadata.get(_COPIES_KEY, "").split()
     sides = {module: found for module, found in _sides(places, folder).items() if module not in copies}
     _check_ranks(sides, config, folder)
-    if SHA256_KEY in metadata and (found := digest(places)) != metadata[SHA256_KEY]:
-        written = metadata[SHA256_KEY]
-        raise CheckpointError(f"adapter {folder}: {WEIGHTS} is damaged: SHA-256 {found[:12]}… instead of {written[:12]}…; copy it again")
+    check_digest(places, metadata, SHA256_KEY, f"adapter {folder}: {WEIGHTS}")
     ranks = {config.rank_of(original) for original, _ in sides.values()}
     scales = {config.scale_of(original) for original, _ in sides.values()}
     base_sha256 = metadata.get(BASE_KEY)

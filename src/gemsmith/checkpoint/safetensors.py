@@ -146,6 +146,13 @@ def digest(places: Mapping[str, TensorPlace]) -> str:
     return total.hexdigest()
 
 
+def check_digest(places: Mapping[str, TensorPlace], metadata: Mapping[str, str], sha256_key: str, name: str) -> None:
+    """Raises CheckpointError where the metadata has a digest of the tensors, and it is not theirs."""
+    written = metadata.get(sha256_key)
+    if written is not None and (found := digest(places)) != written:
+        raise CheckpointError(f"{name} is damaged: SHA-256 {found[:12]}… instead of {written[:12]}…; copy it again")
+
+
 def fingerprint(places: Mapping[str, TensorPlace]) -> str:
     """SHA-256 over names, dtypes, shapes and the first, middle and last bytes of the tensors: two bases differ in it, two copies do not.
 

@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from gemsmith.checkpoint.adapter import SHA256_KEY, Adapter, LowRank, read_peft_adapter, write_peft_adapter
-from gemsmith.checkpoint.safetensors import write_tensors
+from gemsmith.checkpoint.safetensors import check_digest, read_header, write_tensors
 from gemsmith.errors import RecipeError
 from gemsmith.recipe import Recipe
 from gemsmith.run import Run
@@ -81,6 +81,7 @@ class Checkpoints:
         """The adapter and the moments. Raises ValueError, OSError or CheckpointError where they are damaged."""
         folder = self.folder / str(step)
         with _as_value_error():
+            check_digest(*read_header(folder / MOMENTS), SHA256_KEY, MOMENTS)
             return read_peft_adapter(folder), load_file(folder / MOMENTS)
 
     def delete(self, step: int) -> None:
