@@ -443,6 +443,14 @@ def test_a_damaged_checkpoint_is_named(trained):
     assert "\n" not in str(error.value)
 
 
+def test_checkpoints_of_the_other_backend_are_refused(prepare, tmp_path):
+    run = prepare(tmp_path / "run", train={"checkpoint_folder": str(tmp_path / "saved")})
+    (tmp_path / "saved" / "9").mkdir(parents=True)
+    (tmp_path / "saved" / "9" / "training.json").write_text("{}")
+    with pytest.raises(RunError, match=r"saved/9: was not saved by train.backend tunix; set train.checkpoint_folder to another, or start"):
+        train(run)
+
+
 def test_a_lost_log_is_written_again_from_the_checkpoint(whole, prepared_run, monkeypatch):
     run = prepared_run()
     interrupt(monkeypatch, at=6, by=KeyboardInterrupt)

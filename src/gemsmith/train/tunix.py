@@ -159,6 +159,11 @@ class _Session:
         place = f"{self.run.checkpoints}/{step}"
         try:
             metadata = self.checkpoints.read_metadata(step)
+            if not metadata:
+                raise RunError(
+                    f"{place}: was not saved by train.backend tunix; set train.checkpoint_folder to another, or start again with: "
+                    f"gemsmith train {self.run.path} --force"
+                )
             steps = kept_steps(self.run, place, metadata, self.start_adapter_sha256)
             self.checkpoints.maybe_restore(self.model, self.trainer.optimizer, step)
         except (ValueError, KeyError, OSError) as error:
