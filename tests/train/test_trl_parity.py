@@ -67,9 +67,9 @@ def relative_error(actual, expected):
     ("name", "keys"),
     [
         ("tiny-31b", {"attention": "sdpa"}),
-        pytest.param("tiny-e2b", {"remat": "layer"}, marks=pytest.mark.slow),
-        pytest.param("tiny-26b-a4b", {"attention": "eager"}, marks=pytest.mark.slow),
-        pytest.param("tiny-12b", {"micro_batches": 2}, marks=pytest.mark.slow),
+        ("tiny-e2b", {"remat": "layer"}),
+        ("tiny-26b-a4b", {"attention": "eager"}),
+        ("tiny-12b", {"micro_batches": 2}),
     ],
 )
 def test_both_backends_make_the_same_of_a_recipe(checkpoint_of, tmp_path, name, keys):
