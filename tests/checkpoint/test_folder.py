@@ -102,6 +102,16 @@ def test_missing_files_are_named(folder):
     assert "config.json" in refused(folder)
 
 
+def test_a_towers_tensor_of_the_same_ending_is_not_taken_for_a_missing_one(folder):
+    shard = next(file for file in folder.glob("*.safetensors") if "model.language_model.layers.0.input_layernorm.weight" in load_file(file))
+    names = {"model.language_model.layers.0.input_layernorm.weight": "model.vision_tower.encoder.layers.0.input_layernorm.weight"}
+    save_file({names.get(name, name): weight for name, weight in load_file(shard).items()}, shard)
+    index = json.loads((folder / INDEX).read_text())
+    index["weight_map"] = {names.get(name, name): place for name, place in index["weight_map"].items()}
+    (folder / INDEX).write_text(json.dumps(index))
+    assert refused(folder).endswith("such as model.language_model.layers.0.input_layernorm.weight")
+
+
 def test_a_base_with_an_adapter_beside_it_is_refused(folder):
     (folder / "adapter_config.json").write_text("{}")
     with pytest.raises(CheckpointError, match=r"holds adapter_config\.json, so that transformers would put that adapter on the weights"):

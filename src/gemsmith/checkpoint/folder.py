@@ -121,8 +121,10 @@ def _check_tensors(folder: Path, variant: Variant, places: Mapping[str, TensorPl
     expected = {tensor.name: tensor for tensor in text_tensors(variant, optional=True)}
     missing = [tensor.name for tensor in expected.values() if not tensor.optional and tensor.name not in places]
     if missing:
-        others = [name for name in places if name.endswith(missing[0].removeprefix(PREFIX))]
-        hint = f"; {others[0]} is another class's name for it: save the model with its ForConditionalGeneration class" if others else ""
+        other = "model." + missing[0].removeprefix(PREFIX)  # not just any that ends so: the towers have layers, too
+        hint = (
+            f"; {other} is another class's name for it: save the model with its ForConditionalGeneration class" if other in places else ""
+        )
         raise CheckpointError(
             f"checkpoint {folder}: config.json describes {len(missing)} tensors that are not there, such as {missing[0]}{hint}"
         )
