@@ -3,8 +3,9 @@
 import json
 import shutil
 import signal
+import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,24 @@ def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., P
         return made[variant, dtype]
 
     return make
+
+
+@pytest.fixture
+def small_disk() -> Iterator[Callable[[Path, str], Path]]:
+    """Mounts a file system at a folder until the test ends: `small_disk(folder, "300k")`. Skips where this user may not mount one."""
+    mounted: list[Path] = []
+
+    def mount(folder: Path, size: str) -> Path:
+        folder.mkdir(exist_ok=True)
+        command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
+        if subprocess.run(command, capture_output=True, check=False).returncode:
+            pytest.skip("no right to mount a small file system")
+        mounted.append(folder)
+        return folder
+
+    yield mount
+    for folder in mounted:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
 @pytest.fixture

@@ -294,19 +294,13 @@ def test_training_starts_from_an_adapter(whole, prepared_run, tmp_path):
 
 
 @pytest.mark.parametrize("size", ["8k", "300k"])  # there is room for nothing, and for the adapter without the moments
-def test_a_full_disk_is_one_line(prepared_run, size):
+def test_a_full_disk_is_one_line(prepared_run, small_disk, size):
     run = prepared_run(train=BACKEND, lora={"rank": 32})
-    run.checkpoints.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(run.checkpoints)]
-    if subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("no right to mount a small file system")
-    try:
-        with pytest.raises(MachineError, match="no space left on device") as error:
-            train(run)
-        assert "\n" not in str(error.value)
-        assert not list(run.checkpoints.iterdir())
-    finally:
-        subprocess.run(["umount", "--lazy", str(run.checkpoints)], check=True)
+    small_disk(run.checkpoints, size)
+    with pytest.raises(MachineError, match="no space left on device") as error:
+        train(run)
+    assert "\n" not in str(error.value)
+    assert not list(run.checkpoints.iterdir())
 
 
 def test_a_folder_that_cannot_be_written_is_one_line(prepared_run, monkeypatch):

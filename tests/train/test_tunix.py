@@ -463,18 +463,12 @@ def test_a_lost_log_is_written_again_from_the_checkpoint(whole, prepared_run, mo
     assert tuple(read_steps(run)) == record.steps
 
 
-def test_a_full_disk_is_one_line(prepared_run, tmp_path):
+def test_a_full_disk_is_one_line(prepared_run, small_disk):
     run = prepared_run(lora={"rank": 32})
-    mount = ["mount", "-t", "tmpfs", "-o", "size=300k", "tmpfs", str(run.checkpoints)]
-    run.checkpoints.mkdir()
-    if subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("no right to mount a small file system")
-    try:
-        with pytest.raises(MachineError, match="no space left on device") as error:
-            train(run)
-        assert "\n" not in str(error.value)
-    finally:
-        subprocess.run(["umount", "--lazy", str(run.checkpoints)], check=True)
+    small_disk(run.checkpoints, "300k")
+    with pytest.raises(MachineError, match="no space left on device") as error:
+        train(run)
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
