@@ -1,7 +1,9 @@
 """LoRA adapters in memory, and out of and into a PEFT folder: A (R, in), B (out, R), W + scale * B A."""
 
+import functools
 import hashlib
 import json
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -36,6 +38,10 @@ class LowRank:
     a: np.ndarray
     b: np.ndarray
 
+    @property
+    def finite(self) -> bool:
+        return bool(np.isfinite(self.a).all() and np.isfinite(self.b).all())
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Adapter:
@@ -55,6 +61,17 @@ class Adapter:
     def scale(self) -> float:
         return lora_scale(rank=self.rank, alpha=self.alpha, rslora=self.rslora)
 
+    @property
+    def shapes(self) -> Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]]:
+        """Of each module's A and B, without reading them."""
+        if isinstance(self.modules, _Pairs):
+            return self.modules.shapes
+        return {name: (pair.a.shape, pair.b.shape) for name, pair in self.modules.items()}
+
+    @property
+    def float32_bytes(self) -> int:
+        return sum(4 * math.prod(shape) for both in self.shapes.values() for shape in both)
+
 
 def check_fit(adapter: Adapter, targets: Iterable[Tensor], *, source: str) -> None:
     """Raises CheckpointError unless the adapter has exactly the targets' modules, in their shapes."""
@@ -63,20 +80,23 @@ def check_fit(adapter: Adapter, targets: Iterable[Tensor], *, source: str) -> No
     if missing or extra:
         parts = [f"{len(names)} {word} ({some(names)})" for word, names in (("missing", missing), ("not asked for", extra)) if names]
         raise CheckpointError(f"adapter {source}: its modules are not those of model and lora.targets: {'; '.join(parts)}")
-    for name, pair in adapter.modules.items():
+    for name, (a, b) in adapter.shapes.items():
         out, inner = expected[name]
-        if pair.a.shape != (adapter.rank, inner) or pair.b.shape != (out, adapter.rank):
+        if a != (adapter.rank, inner) or b != (out, adapter.rank):
             raise CheckpointError(
-                f"adapter {source}: {name} has A {list(pair.a.shape)} and B {list(pair.b.shape)}; rank {adapter.rank} and the weight "
+                f"adapter {source}: {name} has A {list(a)} and B {list(b)}; rank {adapter.rank} and the weight "
                 f"{[out, inner]} need {[adapter.rank, inner]} and {[out, adapter.rank]}"
             )
 
 
 def check_finite(adapter: Adapter, *, source: str, otherwise: str) -> None:
     """Raises CheckpointError, with what to do `otherwise`, where an adapter would break the model."""
-    broken = [name for name, pair in adapter.modules.items() if not (np.isfinite(pair.a).all() and np.isfinite(pair.b).all())]
-    if broken:
-        raise CheckpointError(f"adapter {source}: NaN or infinity in {len(broken)} modules ({some(broken)}); {otherwise}")
+    refuse_broken([name for name, pair in adapter.modules.items() if not pair.finite], source=source, otherwise=otherwise)
+
+
+def refuse_broken(modules: Sequence[str], *, source: str, otherwise: str) -> None:
+    if modules:
+        raise CheckpointError(f"adapter {source}: NaN or infinity in {len(modules)} modules ({some(modules)}); {otherwise}")
 
 
 def read_peft_adapter(folder: Path) -> Adapter:
@@ -141,13 +161,16 @@ def write_peft_adapter(
         "rank_pattern": {},
         "alpha_pattern": {},
     }
-    shapes = {name: ((adapter.rank, pair.a.shape[1]), (pair.b.shape[0], adapter.rank)) for name, pair in adapter.modules.items()}
+    shapes = adapter.shapes
     stems = {_PEFT_PREFIX + prefix + name.removeprefix(PREFIX): source for name, source in sources.items()}
     entries = {f"{stem}.lora_{side}.weight": shapes[name]["AB".index(side)] for stem, name in stems.items() for side in "AB"}
 
+    # A and B of a module follow each other, and are read once.
+    pair_of = functools.lru_cache(maxsize=1)(adapter.modules.__getitem__)
+
     def tensor(key: str) -> np.ndarray:
         stem, _, rest = key.rpartition(".lora_")
-        pair = adapter.modules[stems[stem]]
+        pair = pair_of(stems[stem])
         return pair.a if rest.startswith("A") else pair.b
 
     text = (json.dumps(config, indent=2) + "\n").encode()
@@ -223,6 +246,14 @@ class _Pairs(Mapping[str, LowRank]):
             missing = rank - len(a)
             a, b = np.pad(a, ((0, missing), (0, 0))), np.pad(b * np.float32(factor), ((0, 0), (0, missing)))
         return LowRank(a=a, b=b)
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]]:
+        found = {}
+        for module, (_, (a, b)) in self._sides.items():
+            rank = self._factors[module][0] if module in self._factors else a.shape[0]
+            found[module] = (rank, a.shape[1]), (b.shape[0], rank)
+        return found
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._sides)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from gemsmith.checkpoint.adapter import WEIGHTS, Adapter, LowRank, check_finite, check_fit, read_peft_adapter, some
+from gemsmith.checkpoint.adapter import WEIGHTS, Adapter, LowRank, check_fit, read_peft_adapter, refuse_broken, some
 from gemsmith.errors import CheckpointError, RunError
 from gemsmith.resolve import recipe_variant
 from gemsmith.run import Run
@@ -79,8 +79,14 @@ def check_adapter(adapter: Adapter, targets: Iterable[Tensor], *, source: str) -
 
 def check_values(adapter: Adapter, *, source: str) -> None:
     """Raises CheckpointError where an adapter would break the model (not finite) or do nothing (all of B is zero)."""
-    check_finite(adapter, source=source, otherwise="export an earlier step")
-    if idle := [name for name, pair in adapter.modules.items() if not (pair.b.any() and pair.a.any())]:
+    broken, idle = [], []
+    for name, pair in adapter.modules.items():
+        if not pair.finite:
+            broken.append(name)
+        elif not (pair.b.any() and pair.a.any()):
+            idle.append(name)
+    refuse_broken(broken, source=source, otherwise="export an earlier step")
+    if idle:
         raise CheckpointError(
             f"adapter {source}: is all zero in {len(idle)} of {len(adapter.modules)} modules ({some(idle)}), so it would change nothing "
             "there; train for more steps"

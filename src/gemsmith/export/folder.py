@@ -171,7 +171,7 @@ def _write(
     that was killed between its renames is put back, and a merge takes minutes.
     """
     check_mergeable(base, adapter)
-    check_space(out, merged_bytes(base) + adapter_bytes(adapter))
+    check_space(out, merged_bytes(base) + adapter.float32_bytes)
     fingerprint = base.fingerprint()
     with no_space_named(out), replacing_folder(out) as beside, ThreadPoolExecutor(1) as aside:
         check_target()
@@ -201,10 +201,6 @@ def _write(
         f"-> {out / MERGED}, {out / ADAPTER}"
     )
     return record
-
-
-def adapter_bytes(adapter: Adapter) -> int:
-    return sum(4 * (pair.a.size + pair.b.size) for pair in adapter.modules.values())
 
 
 def make_folder_origin(clock: Clock, packages: tuple[str, ...], made_from: Mapping[str, str]) -> Origin:

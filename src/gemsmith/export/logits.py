@@ -82,8 +82,7 @@ def memory_needed_bytes(base: Checkpoint) -> int:
 
 def windows_needed_bytes(base: Checkpoint, adapter: Adapter) -> int:
     """Of one layer in float32 with room for its merge, the adapter, and what comes with it; the rest stays in the files."""
-    adapter_bytes = sum(4 * (pair.a.size + pair.b.size) for pair in adapter.modules.values())
-    return int(1.5 * window_bytes(base) * _MEMORY_FACTOR) + adapter_bytes + _OVERHEAD_BYTES
+    return int(1.5 * window_bytes(base) * _MEMORY_FACTOR) + adapter.float32_bytes + _OVERHEAD_BYTES
 
 
 def free_memory_bytes() -> int:

@@ -8,8 +8,9 @@ first, so that one alpha holds for all.
 """
 
 import errno
-import hashlib
+import itertools
 import math
+import operator
 import os
 import queue
 import shutil
@@ -17,9 +18,10 @@ import threading
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
@@ -28,6 +30,7 @@ from gemsmith.checkpoint.adapter import Adapter, LowRank, refuse_outside
 from gemsmith.errors import CheckpointError, MachineError
 from gemsmith.export.adapters import check_values
 from gemsmith.export.threads import one_blas_thread
+from gemsmith.export.writer import FileWriter
 from gemsmith.records import FileSum
 
 # Values of a matrix, and bytes that are copied, at once: what a core's cache holds. benchmarks/merge.py.
@@ -35,13 +38,13 @@ _BLOCK_VALUES = 2**18
 _BLOCK_BYTES = 2**20
 # Blocks that are under way at once, for each thread.
 _AHEAD = 4
-# Written bytes after which they are sent to the disk, while the next are computed.
-_FLUSH_BYTES = 256 * 2**20
 # Weights in other forms, which would be the base's: a merged folder must not carry them.
 _OTHER_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".ckpt", ".npz")
 DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 # The bits of a number's size, and those from which on it is infinity or NaN.
 _SIZE_BITS = {"BF16": ("uint16", 0x7FFF, 0x7F80), "F16": ("uint16", 0x7FFF, 0x7C00), "F32": ("uint32", 0x7FFFFFFF, 0x7F800000)}
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,17 +67,27 @@ def write_merged(base: Checkpoint, adapter: Adapter, folder: Path) -> Merged:
     """Writes the base with the adapter merged in into an empty folder, and onto the disk."""
     weights = {f"{module}.weight": module for module in adapter.modules}
     threads = max(1, len(os.sched_getaffinity(0)))
-    with one_blas_thread(), ThreadPoolExecutor(threads) as pool, ThreadPoolExecutor(1) as flusher:
-        sums, buffers = [], _Buffers()
-        for source in files_to_write(base):
-            here = {name: place for name, place in base.places.items() if place.file == source and name in weights}
-            changes = [(name, here[name], weights[name]) for name in sorted(here, key=lambda name: here[name].begin)]
-            with source.open("rb") as reader, (folder / source.name).open("xb") as writer:
-                files = _Files(source=reader.fileno(), target=writer.fileno(), buffers=buffers)
-                blocks = _blocks(files, changes, adapter, pool)
-                sums.append(_hash_in_order(blocks, files, source.name, flusher, ahead=_AHEAD * threads))
+    buffers = _Buffers()
+    with one_blas_thread(), ExitStack() as opened, ThreadPoolExecutor(threads) as pool, FileWriter() as writer:
+
+        def blocks() -> Iterator[tuple[Path, Future[np.ndarray]]]:
+            for file in files_to_write(base):
+                here = {name: place for name, place in base.places.items() if place.file == file and name in weights}
+                changes = [(name, here[name], weights[name]) for name in sorted(here, key=lambda name: here[name].begin)]
+                source = _Source(descriptor=opened.enter_context(file.open("rb")).fileno(), buffers=buffers)
+                yield from ((file, block) for block in _blocks(source, changes, adapter, pool))
+
+        # The next file's blocks are computed while the last of this one's go to the disk.
+        for file, its_blocks in itertools.groupby(_ahead(blocks(), _AHEAD * threads), key=operator.itemgetter(0)):
+            writer.begin(folder / file.name)
+            for _, computed in its_blocks:
+                block = computed.result()
+                writer.append(block)
+                buffers.give_back(block)
+            writer.end()
+        sums = writer.sums()
     _sync(folder)
-    return Merged(files=tuple(sums), merged_tensors=len(weights), copied_tensors=len(base.places) - len(weights))
+    return Merged(files=sums, merged_tensors=len(weights), copied_tensors=len(base.places) - len(weights))
 
 
 def files_to_write(base: Checkpoint) -> list[Path]:
@@ -100,7 +113,8 @@ def merged_rows(weight: np.ndarray, a: np.ndarray, b: np.ndarray, scale: float) 
     """W + scale * B A of some rows, in the weight's dtype: one rounding, to nearest even. The weight's own memory holds the result."""
     delta, wide = _scratch.arrays(weight.shape)
     np.matmul(b, a, out=delta)
-    delta *= np.float32(scale)
+    if scale != 1:
+        delta *= np.float32(scale)
     np.copyto(wide, weight, casting="same_kind")
     delta += wide
     with np.errstate(over="ignore"):  # float16 overflows to infinity, which the caller refuses
@@ -176,101 +190,75 @@ def no_space_named(folder: Path) -> Iterator[None]:
 
 
 def _check_fit(base: Checkpoint, adapter: Adapter) -> None:
-    for module, pair in adapter.modules.items():
+    for module, (a, b) in adapter.shapes.items():
         name = f"{module}.weight"
         place = base.places.get(name)
         if place is None:
             raise CheckpointError(f"checkpoint {base.folder}: has no {name}, which the adapter changes; is it another variant's adapter?")
-        if place.shape != (pair.b.shape[0], pair.a.shape[1]):
+        if place.shape != (b[0], a[1]):
             raise CheckpointError(
-                f"checkpoint {base.folder}: {name} is {list(place.shape)}, the adapter is for {[pair.b.shape[0], pair.a.shape[1]]}; "
-                "is it another variant's?"
+                f"checkpoint {base.folder}: {name} is {list(place.shape)}, the adapter is for {[b[0], a[1]]}; is it another variant's?"
             )
         if place.dtype not in DTYPES:
             raise CheckpointError(f"checkpoint {base.folder}: {name} is {place.dtype}; allowed: {', '.join(DTYPES)}")
 
 
 def _blocks(
-    files: "_Files", changes: list[tuple[str, TensorPlace, str]], adapter: Adapter, pool: ThreadPoolExecutor
+    source: "_Source", changes: list[tuple[str, TensorPlace, str]], adapter: Adapter, pool: ThreadPoolExecutor
 ) -> Iterator["Future[np.ndarray]"]:
-    """The file's blocks in order, each being read, computed and written at its place by a thread of the pool."""
-    here = 0
+    """The file's blocks in order, at least one, each being read and computed by a thread of the pool."""
+    here, size = 0, os.fstat(source.descriptor).st_size
     for name, place, module in changes:
-        yield from _copies(files, here, place.begin, pool)
+        yield from _copies(source, here, place.begin, pool)
         pair = adapter.modules[module]
         for rows in row_blocks(place.shape):
-            yield pool.submit(_put_rows, files, name, place, rows, pair, adapter.scale)
+            yield pool.submit(_merged_block, source, name, place, rows, pair, adapter.scale)
         here = place.end
-    yield from _copies(files, here, os.fstat(files.source).st_size, pool)
+    yield from _copies(source, here, size, pool)
+    if not size:
+        yield pool.submit(source.read, 0, 0)
 
 
-def _copies(files: "_Files", begin: int, end: int, pool: ThreadPoolExecutor) -> Iterator["Future[np.ndarray]"]:
+def _copies(source: "_Source", begin: int, end: int, pool: ThreadPoolExecutor) -> Iterator["Future[np.ndarray]"]:
     for here in range(begin, end, _BLOCK_BYTES):
-        yield pool.submit(_put_copy, files, here, min(_BLOCK_BYTES, end - here))
+        yield pool.submit(source.read, here, min(_BLOCK_BYTES, end - here))
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Files:
-    """Descriptors of the base's file and of the one that is written, and memory for what goes from one to the other."""
+class _Source:
+    """A file of the base, and memory for what is read from it."""
 
-    source: int
-    target: int
+    descriptor: int
     buffers: _Buffers
 
     def read(self, begin: int, length: int) -> np.ndarray:
         block = self.buffers.take(length)
         done = 0
         while done < length:
-            count = os.preadv(self.source, [block[done:].data], begin + done)
+            count = os.preadv(self.descriptor, [block[done:].data], begin + done)
             if not count:
                 raise CheckpointError("a file of the base ended early; it was changed while it was read")
             done += count
         return block
 
-    def write(self, begin: int, block: np.ndarray) -> None:
-        done = 0
-        while done < len(block):
-            done += os.pwrite(self.target, block[done:].data, begin + done)
 
-
-def _put_copy(files: _Files, begin: int, length: int) -> np.ndarray:
-    block = files.read(begin, length)
-    files.write(begin, block)
-    return block
-
-
-def _put_rows(files: _Files, name: str, place: TensorPlace, rows: slice, pair: LowRank, scale: float) -> np.ndarray:
+def _merged_block(source: _Source, name: str, place: TensorPlace, rows: slice, pair: LowRank, scale: float) -> np.ndarray:
     dtype, width = numpy_dtype(place.dtype), place.shape[1]
     begin = place.begin + rows.start * width * dtype.itemsize
-    block = files.read(begin, (rows.stop - rows.start) * width * dtype.itemsize)
+    block = source.read(begin, (rows.stop - rows.start) * width * dtype.itemsize)
     merged = merged_rows(block.view(dtype).reshape(-1, width), pair.a, pair.b[rows], scale)
     unsigned, size_bits, infinity = _SIZE_BITS[place.dtype]
     if (merged.view(unsigned) & size_bits).max() >= infinity:
         raise CheckpointError(f"{place.file}: {name} with the adapter added has NaN or infinity in {place.dtype}")
-    files.write(begin, block)
     return block
 
 
-def _hash_in_order(blocks: Iterator["Future[np.ndarray]"], files: _Files, name: str, flusher: ThreadPoolExecutor, *, ahead: int) -> FileSum:
-    """Size and SHA-256 of the file, its blocks hashed in order while later ones are computed; the file is on the disk at the end."""
-    checksum, size, flushed = hashlib.sha256(), 0, 0
-    waiting: deque[Future[np.ndarray]] = deque()
-    flushing: Future[None] | None = None
-    while True:
-        while len(waiting) < ahead and (block := next(blocks, None)) is not None:
-            waiting.append(block)
-        if not waiting:
-            break
-        done = waiting.popleft().result()
-        checksum.update(done.data)
-        size += len(done)
-        files.buffers.give_back(done)
-        if size - flushed >= _FLUSH_BYTES and (flushing is None or flushing.done()):
-            flushed, flushing = size, flusher.submit(os.fdatasync, files.target)
-    if flushing is not None:
-        flushing.result()
-    os.fsync(files.target)
-    return FileSum(name=name, bytes=size, sha256=checksum.hexdigest())
+def _ahead(blocks: Iterator[_T], count: int) -> Iterator[_T]:
+    """The same, that many begun before the first is handed out."""
+    waiting = deque(itertools.islice(blocks, count))
+    while waiting:
+        waiting.extend(itertools.islice(blocks, 1))
+        yield waiting.popleft()
 
 
 def _sync(folder: Path) -> None:
