@@ -62,6 +62,12 @@ def test_qwix_starts_a_wider_than_peft():
     assert 0.95 * np.sqrt(6 / 16) < start.max() <= np.sqrt(6 / 16)
 
 
+def test_qwix_gives_what_a_makes_no_name_for_remat():
+    graph, state = nnx.split(adapt(Two()))
+    traced = str(jax.make_jaxpr(lambda state: nnx.merge(graph, state)(jnp.ones((1, 16))))(state))
+    assert traced.count("dot_general") == 6 and "name[" not in traced
+
+
 def test_tunix_replays_the_data_when_it_resumes(tmp_path):
     batches = [{"x": jnp.full((2, 16), float(number))} for number in range(4)]
     read = []

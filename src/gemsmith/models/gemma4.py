@@ -32,9 +32,11 @@ class Execution:
     """How the forward pass runs; what it computes does not depend on it.
 
     `attention`: "dense" blocks anywhere, or the "splash" kernel on TPU ("splash-interpret" runs that one on CPU, slowly, for tests).
+    `joins_adapters`: a projection and its adapter are one matmul where that saves time on TPU.
     """
 
     attention: str = "dense"
+    joins_adapters: bool = False
     remat: Remat = "none"
     offload: tuple[str, ...] = ()
     mesh: Mesh | None = None

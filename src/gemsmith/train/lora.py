@@ -41,7 +41,8 @@ def add_adapters(model: Gemma4, variant: Variant, lora: Lora, *, seed: int) -> G
     for number, layer in enumerate(adapted.layers):
         inside = {path[2:]: tensors for path, tensors in targets.items() if path[1] == number}
         if inside:
-            adapted.layers[number] = _adapt(layer, variant, inside, lora, seed)
+            provider = SwitchableLora([_rule(inside, lora)], joins=model.execution.joins_adapters)
+            adapted.layers[number] = _adapt(layer, variant, inside, provider, seed)
     _check_targets(adapted, targets)
     return adapted
 
@@ -68,9 +69,9 @@ def adapted_paths(model: Gemma4) -> list[ModulePath]:
     return [path[:-1] for path, _ in nnx.to_flat_state(nnx.state(model, nnx.LoRAParam)) if path[-1] == "kernel_lora_a"]
 
 
-def _adapt(layer: Layer, variant: Variant, targets: Targets, lora: Lora, seed: int) -> Layer:
+def _adapt(layer: Layer, variant: Variant, targets: Targets, provider: SwitchableLora, seed: int) -> Layer:
     graph, weights = nnx.split(layer)
-    adapted_def, shapes = _trace_injection(graph, weights, variant, _rule(targets, lora))
+    adapted_def, shapes = _trace_injection(graph, weights, variant, provider)
     base = dict(nnx.to_flat_state(weights))
     state = []
     for path, leaf in nnx.to_flat_state(shapes):
@@ -92,7 +93,7 @@ def _rule(targets: Iterable[ModulePath], lora: Lora) -> Any:
     return qwix.LoraRule(module_path=pattern, rank=lora.rank, alpha=lora.scale * lora.rank, dropout=lora.dropout)
 
 
-def _trace_injection(graphdef: Any, stack: Any, variant: Variant, rule: Any) -> tuple[Any, Any]:
+def _trace_injection(graphdef: Any, stack: Any, variant: Variant, provider: SwitchableLora) -> tuple[Any, Any]:
     """One adapted layer's graph and the shapes of its state. Run for real it would cost a forward pass, operation by operation."""
     found = []
 
@@ -108,7 +109,7 @@ def _trace_injection(graphdef: Any, stack: Any, variant: Variant, rule: Any) -> 
             "per_layer_input": jnp.ones((1, 8, variant.per_layer_input), dtype) if variant.per_layer_input else None,
         }
         hidden = jnp.ones((1, 8, variant.hidden), dtype)
-        layer = qwix.apply_lora_to_model(layer, SwitchableLora([rule]), hidden, **inputs, rngs=nnx.Rngs(0))
+        layer = qwix.apply_lora_to_model(layer, provider, hidden, **inputs, rngs=nnx.Rngs(0))
         forget_rngs(layer)
         adapted_def, state = nnx.split(layer)
         found.append(adapted_def)

@@ -86,7 +86,8 @@ def make_execution(recipe: Recipe, variant: Variant, mesh: Mesh, *, device_bytes
         _check_heads(variant, mesh.shape["sequence"] * mesh.shape["tp"], "train.mesh: sequence × tp of")
     if train.offload and platform == "cpu":
         raise RecipeError("train.offload: the devices here are cpu, whose memory is the host's; leave it out")
-    return Execution(attention=how, remat=_remat(recipe, variant, mesh, device_bytes), offload=train.offload, mesh=mesh)
+    remat = _remat(recipe, variant, mesh, device_bytes)
+    return Execution(attention=how, joins_adapters=platform == "tpu", remat=remat, offload=train.offload, mesh=mesh)
 
 
 def _remat(recipe: Recipe, variant: Variant, mesh: Mesh, device_bytes: float | None) -> Remat:

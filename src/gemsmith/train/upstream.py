@@ -5,6 +5,7 @@ Each line: what upstream does -> what stands here for it (the test in tests/trai
 Qwix
 - drops out whenever the rule has a rate, in evaluation too, with keys from a counter that resuming would have to restore
   -> SwitchableLora, set_dropout (test_qwix_drops_out_whenever_the_rule_has_a_rate)
+- multiplies by W, A and B apart, and gives what A makes no name -> SwitchableLora (test_qwix_gives_what_a_makes_no_name_for_remat)
 - gives adapters the base's dtype -> lora.add_adapters makes them anew (test_qwix_gives_adapters_the_dtype_of_the_base)
 - starts A in ±sqrt(6/fan_in) -> the same (test_qwix_starts_a_wider_than_peft)
 
@@ -27,7 +28,7 @@ import contextlib
 import dataclasses
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,11 +37,15 @@ import optax
 import orbax.checkpoint as ocp
 from flax import nnx
 from jax._src.clusters.cloud_tpu_cluster import GceTpuCluster, GkeTpuCluster
+from jax.ad_checkpoint import checkpoint_name
 from qwix._src.providers.lora import LoraProvider, LoraRule
 from qwix._src.utils import flax_util
 from tunix.sft import hooks
 from tunix.sft.checkpoint_manager import CheckpointManager
 from tunix.sft.peft_trainer import PeftTrainer, TrainingConfig
+
+from gemsmith.models.remat import LORA
+from gemsmith.train.joined import joined_matmul
 
 
 def count_tpu_hosts() -> int:
@@ -66,13 +71,34 @@ class FixedRngs(nnx.Rngs):
 
 
 class SwitchableLora(LoraProvider):
-    """Qwix's LoRA with dropout only in modules that have been given a key for it."""
+    """Qwix's LoRA with dropout only in modules that have been given a key for it, and a name for what A makes, so that remat can keep it.
+
+    `joins`: where the result is wider than the input, projection and adapter are one matmul.
+    """
+
+    def __init__(self, rules: Sequence[LoraRule], *, joins: bool) -> None:
+        super().__init__(rules)
+        self._joins = joins
 
     def _get_current_rule_and_op_id(self, op_name: str, **options: Any) -> tuple[Any, Any]:
         rule, op_id = super()._get_current_rule_and_op_id(op_name, **options)
         if isinstance(rule, LoraRule) and not isinstance(flax_util.get_current_module().qwix_rngs, FixedRngs):
             rule = dataclasses.replace(rule, dropout=0.0)
         return rule, op_id
+
+    def dot_general(self, lhs: jax.Array, rhs: jax.Array, dimension_numbers: Any, *others: Any, **options: Any) -> jax.Array:
+        """The product lhs · kernel with the module's adapter; modules without one, and those that get one now, are upstream's."""
+        module = flax_util.get_current_module()
+        if not hasattr(module, "kernel_lora_a"):
+            return super().dot_general(lhs, rhs, dimension_numbers, *others, **options)
+        rule, _ = self._get_current_rule_and_op_id("dot_general")
+        a, b = module.kernel_lora_a[...], module.kernel_lora_b[...]
+        seen = nnx.Dropout(rule.dropout, deterministic=False)(lhs, rngs=module.qwix_rngs) if rule.dropout else lhs
+        inner, scale = checkpoint_name(seen @ a, LORA), rule.alpha / rule.rank
+        alike = {array.dtype for array in (lhs, rhs, a, b)} == {lhs.dtype}
+        if self._joins and alike and rhs.shape[1] > rhs.shape[0]:
+            return joined_matmul(lhs, inner * scale, rhs, b)
+        return jax.lax.dot_general(lhs, rhs, dimension_numbers, *others, **options) + inner @ b * scale
 
 
 def forget_rngs(model: nnx.Module) -> None:
