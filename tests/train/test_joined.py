@@ -10,7 +10,7 @@ from flax import nnx
 
 from gemsmith.models import Execution, abstract_model, token_nll
 from gemsmith.recipe import Lora
-from gemsmith.train.joined import joined_matmul
+from gemsmith.train.joined import joined_sum
 from gemsmith.train.lora import add_adapters
 from gemsmith.train.upstream import set_dropout
 from gemsmith.zoo import Variant
@@ -63,19 +63,26 @@ def test_loss_and_gradients_are_those_of_the_two_matmuls(dropout):
         assert error < 5e-5, path
 
 
-def test_every_gradient_is_that_of_the_sum():
-    keys = jax.random.split(jax.random.key(0), 5)
-    x, u, w, b = (jax.random.normal(key, shape) for key, shape in zip(keys, [(2, 5, 8), (2, 5, 3), (8, 16), (3, 16)], strict=False))
-    weights = jax.random.normal(keys[4], (2, 5, 16))
+def random_arrays(*shapes):
+    return [jax.random.normal(key, shape) for key, shape in zip(jax.random.split(jax.random.key(0), len(shapes)), shapes, strict=True)]
 
-    def joined(*given):
-        return (weights * joined_matmul(*given)).sum()
 
-    def apart(x, u, w, b):
-        return (weights * (x @ w + u @ b)).sum()
+def assert_same_gradients(ours, theirs, *given):
+    """Of a random combination of what they return."""
 
-    for ours, theirs in zip(*(jax.grad(each, argnums=(0, 1, 2, 3))(x, u, w, b) for each in (joined, apart)), strict=True):
-        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
+    def combined(function, *given):
+        results = jax.tree.leaves(function(*given))
+        return sum(
+            (weights * result).sum() for weights, result in zip(random_arrays(*(each.shape for each in results)), results, strict=True)
+        )
+
+    for function in (combined, jax.grad(combined, argnums=range(1, 1 + len(given)))):
+        for found, expected in zip(*(jax.tree.leaves(function(each, *given)) for each in (ours, theirs)), strict=True):
+            np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_joined_sum_has_the_gradients_of_the_sum():
+    assert_same_gradients(joined_sum, lambda x, u, w, b: x @ w + u @ b, *random_arrays((2, 5, 8), (2, 5, 3), (8, 16), (3, 16)))
 
 
 def traced(model):
@@ -83,16 +90,20 @@ def traced(model):
     return str(jax.make_jaxpr(lambda state: nnx.merge(graph, state).hidden(*INPUTS))(state))
 
 
-@pytest.mark.parametrize(("variant", "count"), [(VARIANT, 6), (replace(VARIANT, ffn=16), 2)])
-def test_only_what_is_wider_than_its_input_is_joined(variant, count):
-    """Two kinds of layers: q, gate and up of each, or q alone."""
-    assert traced(make_model(joins=True, variant=variant)).count("name=joined_matmul") == count
-    assert "name=joined_matmul" not in traced(make_model(joins=False, variant=variant))
+def count_joined(model):
+    return traced(model).count("name=joined_sum")
+
+
+def test_only_what_is_wider_than_its_input_is_joined():
+    """In two kinds of layers: q, gate and up of each, or q alone."""
+    assert count_joined(make_model(joins=True)) == 6
+    assert count_joined(make_model(joins=True, variant=replace(VARIANT, ffn=16))) == 2
+    assert count_joined(make_model(joins=False)) == 0
 
 
 def test_a_bfloat16_base_with_float32_adapters_is_not_joined():
     """Joined, the base would be made float32, which takes its memory twice again."""
-    assert "name=joined_matmul" not in traced(make_model(joins=True, dtype=jnp.bfloat16))
+    assert count_joined(make_model(joins=True, dtype=jnp.bfloat16)) == 0
 
 
 def test_what_a_makes_has_the_name_by_which_remat_keeps_it():

@@ -10,14 +10,14 @@ import jax.numpy as jnp
 
 
 @jax.custom_vjp
-def joined_matmul(x: jax.Array, u: jax.Array, w: jax.Array, b: jax.Array) -> jax.Array:
+def joined_sum(x: jax.Array, u: jax.Array, w: jax.Array, b: jax.Array) -> jax.Array:
     """The sum x W + u B, (..., out), of x (..., in), u (..., R), W (in, out) and B (R, out), rounded once."""
     both = jax.lax.optimization_barrier(jnp.concatenate([x, u], axis=-1))
     return both @ jnp.concatenate([w, b], axis=0)
 
 
 def _forward(x: jax.Array, u: jax.Array, w: jax.Array, b: jax.Array) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-    return joined_matmul(x, u, w, b), (x, u, w, b)
+    return joined_sum(x, u, w, b), (x, u, w, b)
 
 
 def _backward(kept: tuple[jax.Array, ...], gradient: jax.Array) -> tuple[jax.Array, ...]:
@@ -30,4 +30,4 @@ def _outer(x: jax.Array, gradient: jax.Array) -> jax.Array:
     return jnp.einsum("...i,...o->io", x, gradient)
 
 
-joined_matmul.defvjp(_forward, _backward)
+joined_sum.defvjp(_forward, _backward)

@@ -45,7 +45,7 @@ from tunix.sft.checkpoint_manager import CheckpointManager
 from tunix.sft.peft_trainer import PeftTrainer, TrainingConfig
 
 from gemsmith.models.remat import LORA
-from gemsmith.train.joined import joined_matmul
+from gemsmith.train.joined import joined_sum
 
 
 def count_tpu_hosts() -> int:
@@ -97,7 +97,7 @@ class SwitchableLora(LoraProvider):
         inner, scale = checkpoint_name(seen @ a, LORA), rule.alpha / rule.rank
         alike = {array.dtype for array in (lhs, rhs, a, b)} == {lhs.dtype}
         if self._joins and alike and rhs.shape[1] > rhs.shape[0]:
-            return joined_matmul(lhs, inner * scale, rhs, b)
+            return joined_sum(lhs, inner * scale, rhs, b)
         return jax.lax.dot_general(lhs, rhs, dimension_numbers, *others, **options) + inner @ b * scale
 
 
