@@ -19,6 +19,7 @@ from gemsmith.train.mesh import make_mesh, mesh_sizes
 from gemsmith.train.optimizer import make_optimizer
 from gemsmith.train.step import input_shapes, make_step, place_moments
 from gemsmith.train.tunix import adapted_model
+from gemsmith.train.xla import COMPILER_OPTIONS
 from gemsmith.zoo import find_variant
 
 ROWS, LENGTH = 16, 128
@@ -41,9 +42,6 @@ def start_updates(checkpoint, micro_batches, mesh="auto", dropout=0.0):
     devices = make_mesh(recipe, opened.variant)
     model = adapted_model(recipe, opened, devices)
     random = np.random.default_rng(3)
-    for path, leaf in nnx.to_flat_state(nnx.state(model, nnx.Not(nnx.LoRAParam))):
-        if "q_norm" in path:  # queries of norm 1 make attention so sharp that float32's noise is 3e-6
-            nnx.update(model, nnx.from_flat_state([(path, leaf.replace(0.25 * leaf.get_value()))]))
     for path, leaf in nnx.to_flat_state(nnx.state(model, nnx.LoRAParam)):
         if path[-1] == "kernel_lora_b":  # B = 0 would leave A without a gradient
             start = 0.1 * random.standard_normal(leaf.shape).astype(np.float32)
@@ -51,11 +49,14 @@ def start_updates(checkpoint, micro_batches, mesh="auto", dropout=0.0):
     optimizer = nnx.Optimizer(model, make_optimizer(recipe.optimizer), wrt=nnx.LoRAParam)
     nnx.update(optimizer, place_moments(nnx.state(optimizer), model))
     step = make_step(model, optimizer, lora=recipe.lora, seed=0, micro_batches=micro_batches)
+    given = (step.trained, step.moments, step.frozen, make_inputs(devices))
+    # As training compiles it: without XLA's optimisations, which would be quicker, sums depend on the number of rows.
+    compiled = step.update.lower(*given).compile(compiler_options=COMPILER_OPTIONS["cpu"])
 
     def update(targets=None):
         """Adam's first moments after an update, which are 0.1 of the clipped gradient, its loss and the gradient's norm: name -> array."""
         trained, moments = jax.tree.map(jnp.copy, (step.trained, step.moments))  # the step takes the memory of what it is given
-        _, moments, metrics = step.update(trained, moments, step.frozen, make_inputs(devices, targets))
+        _, moments, metrics = compiled(trained, moments, step.frozen, make_inputs(devices, targets))
         found = {"/".join(map(str, path)): np.asarray(leaf[...]) for path, leaf in nnx.to_flat_state(moments) if "mu" in path}
         return found | {"loss": np.asarray(metrics["loss"]), "norm": np.asarray(metrics["grad_norm"])}
 
@@ -83,25 +84,16 @@ def make_inputs(mesh, targets=None):
     return {name: place(values[name], shape) for name, shape in input_shapes(mesh, rows=ROWS, length=LENGTH).items()}
 
 
-@pytest.fixture(autouse=True, scope="module")
-def quick_compiles():
-    """Compiling is nearly all of these tests' time; without optimisations it takes half as long, and the numbers are as exact."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
-
-
 @pytest.fixture(scope="module")
 def whole(small_checkpoint):
     return make_updates(small_checkpoint, 1)()
 
 
-def assert_same(actual, expected):
+def assert_same(actual, expected, bound=1e-6):
     assert actual.keys() == expected.keys()
     errors = {name: np.linalg.norm(actual[name] - value) / np.linalg.norm(value) for name, value in expected.items()}
-    assert errors.pop("loss") < 1e-6 and errors.pop("norm") < 1e-6
-    # Measured: 0.9e-6 to 1.0e-6, whatever the split; of rows of 64 tokens 0.4e-6.
-    assert max(errors.values()) < 2e-6, max(errors, key=errors.get)
+    # Measured: the loss and the norm to 2e-7, modules to 6.6e-7.
+    assert max(errors.values()) < bound, max(errors, key=errors.get)
 
 
 @pytest.mark.parametrize("micro_batches", [2, 4])
@@ -124,7 +116,8 @@ def test_four_devices_give_the_update_of_one(small_checkpoint, whole, tmp_path):
     files = sorted(tmp_path.glob("*.npz"))
     assert len(files) == 4
     for file in files:
-        assert_same(dict(np.load(file)), whole)
+        # Devices of one row add up their parts of its keys' gradients, which are rounded apart: 1.8e-6.
+        assert_same(dict(np.load(file)), whole, bound=4e-6 if "sequence" in file.name else 1e-6)
 
 
 def test_rows_that_do_not_divide_are_refused(small_checkpoint):
@@ -136,7 +129,6 @@ def test_rows_that_do_not_divide_are_refused(small_checkpoint):
 
 
 if __name__ == "__main__":
-    jax.config.update("jax_disable_most_optimizations", True)
     for micro_batches, mesh in ((1, {"fsdp": 4}), (2, {"replica": 2, "fsdp": 2}), (4, {"fsdp": 4}), (4, {"fsdp": 2, "sequence": 2})):
         name = f"{micro_batches}-{'-'.join(mesh)}.npz"
         np.savez(f"{sys.argv[2]}/{name}", **start_updates(sys.argv[1], micro_batches, mesh)())
