@@ -32,7 +32,7 @@ def work(model="gemma4-31b", *, rows=8, length=4096, attention="blocked", **trai
 
 @pytest.mark.parametrize(("fsdp", "tp", "rows", "length", "attention", "gib"), COMPILED)
 def test_memory_is_near_what_xla_gives(fsdp, tp, rows, length, attention, gib, monkeypatch):
-    """Ratios 1.09 to 1.19; 1.05 to 1.10 if the compiled builds held adapters in bfloat16, Qwix's default."""
+    """Ratios 1.10 to 1.20; 1.05 to 1.11 if the compiled builds held adapters in bfloat16, Qwix's default."""
     ours = work(rows=rows, length=length, attention=attention)
     mesh = Mesh(fsdp=fsdp, tp=tp)
     assert 1.05 < memory_of(ours, mesh).total / GIB / gib < 1.20
@@ -84,11 +84,11 @@ RECORDS = Path(__file__).parents[2] / "benchmarks" / "records" / "tpu_compile"
 
 @pytest.mark.parametrize("case", ["31b-v5p", "31b-v6e", "31b-v5p-fsdp", "31b-v5p-async-8", "26b-a4b-v6e", "e4b-v6e", "31b-32k", "31b-128k"])
 def test_memory_is_near_what_xla_reserves_for_the_step_that_training_runs(case):
-    """Ratios 0.91 to 1.16, and 0.86 for one row of 128 K."""
+    """Ratios 0.89 to 1.17."""
     record = json.loads((RECORDS / f"{case}.json").read_text())
     settings = record["settings"]
     train = {"rows_per_step": settings["rows"], **settings["train"], "remat": record["remat"]}
     values = {"checkpoint": "x", "data": {"train": "x", "max_length": settings["length"]}, "lora": settings["lora"], "train": train}
     recipe = build_recipe(values)
     formula = memory_of(work_of(recipe, find_variant(settings["variant"]), attention="flash"), recipe.train.mesh).total
-    assert 0.85 < formula / record["memory_per_chip"]["peak_bytes"] < 1.2
+    assert 0.88 < formula / record["memory_per_chip"]["peak_bytes"] < 1.2
