@@ -1,8 +1,7 @@
 """A projection and its adapter as one matmul: x W + u B = [x, u] [W; B], where u is what A makes of x.
 
 Apart, u B is written and read again, as large as the projection's result. XLA for TPU puts W and B together while it multiplies, so that
-only x is copied, which is narrower: of a 31B's gate_proj on 4096 tokens 1.30 ms instead of 1.68 on v6e, 2.22 instead of 2.49 on v5p, both
-by XLA's cycles. Elsewhere W would be copied.
+only x is copied, which is narrower (docs/log.md has what that gave). Elsewhere W would be copied.
 """
 
 import jax
