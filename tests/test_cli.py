@@ -94,6 +94,28 @@ def test_a_complete_stage_is_not_done_again_unless_forced(gemsmith, recipe, tmp_
     assert json.loads(file.read_bytes())["rows_sha256"] == json.loads(before)["rows_sha256"]
 
 
+def test_a_forced_stage_that_fails_leaves_the_earlier_one_whole(gemsmith, recipe, tmp_path):
+    gemsmith("data", recipe)
+    run = tmp_path / "runs" / "my"
+    before = {file: file.read_bytes() for file in (run / "data.json", *sorted((run / "data").iterdir()))}
+    code, _, err = gemsmith("data", recipe, "--set", "data.max_length=8", "--force")
+    assert code == 2 and "so none is left" in err
+    assert {file: file.read_bytes() for file in before} == before
+    assert "data is complete" in gemsmith("data", recipe)[2]
+
+
+def test_stopped_once_rows_are_replaced_no_record_tells_of_other_rows(gemsmith, recipe, tmp_path, monkeypatch):
+    def stop(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    gemsmith("data", recipe)
+    with monkeypatch.context() as patch:
+        patch.setattr("gemsmith.data.stage.make_origin", stop)
+        assert gemsmith("data", "runs/my", "--force")[0] == 130
+    assert not (tmp_path / "runs" / "my" / "data.json").exists()
+    assert gemsmith("data", recipe)[0] == 0
+
+
 def test_another_recipe_in_the_same_run_directory_is_refused(gemsmith, recipe):
     gemsmith("data", recipe)
     code, _, err = gemsmith("data", recipe, "--set", "data.max_length=128")

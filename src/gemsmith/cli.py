@@ -235,6 +235,7 @@ def serve(source: Path, run_path: Path | None, overrides: Sequence[str], as_json
         opened = _part("run").borrow_run(source, overrides, section="serve")
     else:
         opened = _open(source, run_path, overrides, redo="serve")
+        _part("run").confirm_recipe(opened)
     _part("serve.stage").keep_serving(opened)
 
 

@@ -4,13 +4,13 @@ import contextlib
 import importlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from rich.console import Console
 
 from gemsmith.errors import RunError
 from gemsmith.records import STAGES, Record, TrainRecord
-from gemsmith.run import UPSTREAM, Run, is_complete, read_record
+from gemsmith.run import UPSTREAM, Run, confirm_recipe, is_complete, read_record
 
 if TYPE_CHECKING:
     from gemsmith.serve.stage import Servers
@@ -54,7 +54,7 @@ def run_stages(run: Run) -> list[Record]:
 
 
 def run_stage(run: Run, stage: str, *, force: bool = False) -> Record:
-    """Runs one stage, unless its record is complete; `force` does it again."""
+    """Runs one stage, unless its record is complete; `force` does it again. Where that fails, the earlier record and files stay."""
     if not (force and stage == "data"):
         _refuse_changed_rows(run)
     for upstream in UPSTREAM[stage]:
@@ -63,14 +63,14 @@ def run_stage(run: Run, stage: str, *, force: bool = False) -> Record:
             raise RunError(f"{run.record_file(upstream)}: was made from other settings; run first: gemsmith {upstream} {run.path}")
     if force and stage == "train":
         return _call(run, stage, None, fresh=True)
-    if force:
-        run.record_file(stage).unlink(missing_ok=True)
-    elif is_complete(run, stage):
+    if not force and is_complete(run, stage):
         Console(stderr=True, highlight=False).print(f"{stage} is complete in {run.path}; --force does it again")
-        record: Record = read_record(run, stage)
-        return record
+        return cast(Record, read_record(run, stage))
     with contextlib.ExitStack() as stack:
-        return _call(run, stage, _open_servers(run, stack) if stage in _SERVED else None)
+        record = _call(run, stage, _open_servers(run, stack) if stage in _SERVED else None)
+    if force:
+        confirm_recipe(run)
+    return record
 
 
 def _call(run: Run, stage: str, servers: "Servers | None", **options: bool) -> Record:

@@ -134,8 +134,10 @@ def open_run(path: Path, recipe: Recipe, derived: Sequence[Derived] = (), *, red
     path.mkdir(parents=True, exist_ok=True)
     run.logs.mkdir(exist_ok=True)
     values = dict(flatten(recipe.model_dump(mode="json")))
-    # What is there was trained with the recipe there, and stays until training again has got through its first step.
-    pending = redo == "train" and has_begun(run, "train")
+    # What is there was made with the recipe there, and both stay until the stage done again has something to put in its place.
+    pending = redo is not None and has_begun(run, redo)
+    if redo and not pending:
+        _next_recipe_file(run).unlink(missing_ok=True)
     file = _next_recipe_file(run) if pending else run.recipe_file
     write_text(file, dump_recipe(recipe, [item for item in derived if values.get(item.key) == item.value]))
     return run
@@ -151,7 +153,7 @@ def open_source(source: Path, path: Path | None = None, overrides: Sequence[str]
 
 
 def confirm_recipe(run: Run) -> None:
-    """Puts the recipe in place that open_run held back, since the stage that it is for has begun to write."""
+    """Puts the recipe in place that open_run held back, since the stage that it is for has replaced what was there."""
     with contextlib.suppress(FileNotFoundError):
         _next_recipe_file(run).replace(run.recipe_file)
 

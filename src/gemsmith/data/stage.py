@@ -3,7 +3,6 @@
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from pathlib import Path
 
 import numpy as np
 from rich.console import Console
@@ -42,7 +41,7 @@ def prepare_data(run: Run) -> DataRecord:
     rendered = list(_render(checkpoint, renderer, data.template, progress, count_processes(documents)))
     kept = _keep_fitting(rendered, data.max_length, too_long=data.too_long)
     rows = assign_rows([len(document.ids) for document in kept], data.max_length, packing=data.packing)
-    rows_sha256 = _write_rows(run.data, pack_rows(kept, rows, data.max_length), (len(rows), data.max_length))
+    rows_sha256 = _write_rows(run, pack_rows(kept, rows, data.max_length), (len(rows), data.max_length))
     record = _make_record(run, clock, rendered, kept, len(rows), rows_sha256, _sources(run, checkpoint, renderer))
     write_record(run, record)
     console.print(_summary(record, run), highlight=False, soft_wrap=True)
@@ -84,13 +83,13 @@ def _keep_fitting(rendered: Sequence[Rendered], max_length: int, *, too_long: st
     return kept
 
 
-def _write_rows(folder: Path, chunks: Iterable[PackedRows], shape: tuple[int, int]) -> str:
-    """Writes one .npy file an array, whole or not at all, and returns the SHA-256 of their SHA-256s.
+def _write_rows(run: Run, chunks: Iterable[PackedRows], shape: tuple[int, int]) -> str:
+    """Writes one .npy file an array into the data folder, whole or not at all, and returns the SHA-256 of their SHA-256s.
 
     Plain writes: a memory map on a full disk ends the process instead of raising.
     """
     try:
-        with replacing_folder(folder) as beside:
+        with replacing_folder(run.data) as beside:
             with ExitStack() as stack:
                 files = {name: stack.enter_context((beside / f"{name}.npy").open("wb")) for name in ARRAYS}
                 for name, file in files.items():
@@ -100,10 +99,13 @@ def _write_rows(folder: Path, chunks: Iterable[PackedRows], shape: tuple[int, in
                     for name, file in files.items():
                         file.write(getattr(chunk, name).tobytes())
             hashes = [sha256_file(beside / f"{name}.npy") for name in ARRAYS]
+            # The folder is replaced now; killed in between, there is no record of the rows, rather than one that lies.
+            run.record_file("data").unlink(missing_ok=True)
     except OSError as error:
         need_bytes = shape[0] * shape[1] * sum(dtype.itemsize for dtype in ARRAYS.values())
         raise MachineError(
-            f"{folder}: cannot be written ({error.strerror or error}); {need_bytes / 1e6:.0f} MB are needed, make room or use another --run"
+            f"{run.data}: cannot be written ({error.strerror or error}); "
+            f"{need_bytes / 1e6:.0f} MB are needed, make room or use another --run"
         ) from None
     return hashlib.sha256("".join(hashes).encode()).hexdigest()
 
