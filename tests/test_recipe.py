@@ -72,6 +72,22 @@ def test_a_wrong_value_is_refused_by_its_key(key, value, expected):
     assert expected in refused(values)
 
 
+@pytest.mark.parametrize(
+    ("backend", "key", "expected"),
+    [
+        ("tunix", "attention=sdpa", "attention: sdpa was given, train.backend tunix has splash, dense; set one of them, or auto"),
+        ("trl", "attention=splash", "attention: splash was given, train.backend trl has documents, sdpa, eager"),
+        ("trl", "remat=[o]", "remat: names of results were given"),
+        ("trl", "offload=[o]", "offload: train.backend trl keeps all on the device"),
+        ("trl", "dtype=int8", "dtype: int8 was given, train.backend trl has bfloat16, float32 and nf4"),
+    ],
+)
+def test_what_a_backend_has_not_is_refused_before_any_stage(backend, key, expected):
+    with pytest.raises(RecipeError, match=f"^train.{expected}"):
+        build_recipe(MINIMAL, [f"train.backend={backend}", f"train.{key}"])
+    assert build_recipe(MINIMAL, [f"train.backend={'trl' if backend == 'tunix' else 'tunix'}", f"train.{key}"])
+
+
 def test_a_missing_key_is_named():
     assert "checkpoint is missing" in refused({"data": {"train": "x"}})
 

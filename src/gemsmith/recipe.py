@@ -18,6 +18,9 @@ from gemsmith.zoo import LORA_KINDS, find_variant, lora_targets, variant_of_hub_
 Positive = Annotated[int, Field(gt=0)]
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 
+ATTENTIONS = {"tunix": ("splash", "dense"), "trl": ("documents", "sdpa", "eager")}
+"""What train.attention may be, beside auto, for each train.backend."""
+
 
 class Section(BaseModel):
     """Base of every part of the recipe: frozen, and unknown keys are an error."""
@@ -226,6 +229,7 @@ def build_recipe(values: Mapping[str, Any], overrides: Sequence[str] = (), *, so
         raise RecipeError(f"{source}: {_first_problem(error)}") from None
     _check_warmup(recipe.optimizer)
     _check_offload(recipe.train)
+    _check_backend(recipe.train)
     if recipe.model not in (None, "custom"):
         find_variant(recipe.model)
         named = variant_of_hub_id(recipe.checkpoint)
@@ -252,6 +256,26 @@ def _check_offload(train: Train) -> None:
     kept = train.remat if isinstance(train.remat, tuple) else ()
     if both := [name for name in train.offload if name in kept]:
         raise RecipeError(f"train.offload: {', '.join(both)} is kept on the device by train.remat; name it in one of them")
+
+
+def _check_backend(train: Train) -> None:
+    """What one of the backends has not, whatever the machine."""
+    attentions = ATTENTIONS[train.backend]
+    if train.attention not in ("auto", *attentions):
+        raise RecipeError(
+            f"train.attention: {train.attention} was given, train.backend {train.backend} has {', '.join(attentions)}; "
+            "set one of them, or auto"
+        )
+    if train.backend == "tunix":
+        return
+    if isinstance(train.remat, tuple):
+        raise RecipeError(
+            "train.remat: names of results were given, train.backend trl computes all of a layer again or nothing; set layer, or none"
+        )
+    if train.offload:
+        raise RecipeError("train.offload: train.backend trl keeps all on the device; leave it out, or set train.backend to tunix")
+    if train.dtype == "int8":
+        raise RecipeError("train.dtype: int8 was given, train.backend trl has bfloat16, float32 and nf4; set one of them")
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

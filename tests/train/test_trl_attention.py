@@ -5,10 +5,9 @@ import pytest
 import torch
 
 from gemsmith.checkpoint import open_checkpoint
-from gemsmith.recipe import build_recipe
+from gemsmith.recipe import ATTENTIONS, build_recipe
 from gemsmith.train import trl_attention
 from gemsmith.train.trl_attention import FULL, SLIDING, attend_documents, attention_inputs, dense_mask, kernels
-from gemsmith.train.trl_launch import IMPLEMENTATIONS
 from gemsmith.train.trl_loss import token_nll
 from gemsmith.train.trl_model import load_base
 
@@ -101,7 +100,7 @@ def hidden(model, implementation, tokens, segments):
         return model.model.language_model(**inputs, use_cache=False).last_hidden_state[0]
 
 
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("implementation", ATTENTIONS["trl"])
 @pytest.mark.parametrize("variant", ["tiny-31b", "tiny-e2b", "tiny-26b-a4b", "tiny-12b"])
 def test_no_document_sees_another(tiny_checkpoint, variant, implementation):
     """Alone, first in a row or second, a document gets the same hidden states; what stands in the other changes nothing."""

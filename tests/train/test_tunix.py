@@ -488,7 +488,7 @@ def test_what_the_libraries_raise_for_want_of_room_is_one_line(prepared_run, mon
 @pytest.mark.parametrize(
     ("keys", "expected"),
     [
-        ({"attention": "sdpa"}, "train.attention: sdpa was given, train.backend tunix has splash and dense; set one of them, or auto"),
+        ({"attention": "sdpa"}, "train.attention: sdpa was given, train.backend tunix has splash, dense; set one of them, or auto"),
         ({"mesh": {"fsdp": 2, "tp": 2}}, r"train.mesh: fsdp 2 × tp 2 needs 4 devices, this machine has 1 \(cpu\); set their product to 1"),
     ],
 )

@@ -1,6 +1,6 @@
 """The train stage: hands the run to the backend that `train.backend` names."""
 
-from gemsmith.errors import MachineError, RecipeError
+from gemsmith.errors import MachineError
 from gemsmith.records import TrainRecord
 from gemsmith.run import Run
 
@@ -9,14 +9,10 @@ def train(run: Run, *, fresh: bool = False) -> TrainRecord:
     """The record of a finished training, which is also written to train.json; continues from the last checkpoint where there is one.
 
     `fresh` starts at step 0, and deletes what an earlier training left once the first step has run: until then nothing is lost.
-    Raises RecipeError for what the backend does not have, MachineError where it is not installed, and whatever the backend raises.
+    Raises MachineError where the backend is not installed, and whatever the backend raises.
     """
     if run.recipe.train.backend == "trl":
         return _train_with_trl(run, fresh=fresh)
-    if run.recipe.train.attention not in ("auto", "splash", "dense"):
-        raise RecipeError(
-            f"train.attention: {run.recipe.train.attention} was given, train.backend tunix has splash and dense; set one of them, or auto"
-        )
     from gemsmith.train.tunix import train_with_tunix
 
     return train_with_tunix(run, fresh=fresh)
