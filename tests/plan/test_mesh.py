@@ -33,6 +33,8 @@ def test_the_31b_fits_where_it_should_on_all_devices(machine):
 @pytest.mark.parametrize("machine", ["v5e-4", "1xh100", "g4-standard-48"])
 def test_the_31b_does_not_fit_and_says_what_it_needs(machine):
     assert "GiB a chip of" in choose(machine).problems[0]
+    assert choose(machine).problems[0].endswith("; fewer train.rows_per_step or a larger machine need less")
+    assert "; fewer train.rows_per_step, train.remat: layer or a larger" in choose(machine, remat="none").problems[0]
 
 
 @pytest.mark.parametrize(

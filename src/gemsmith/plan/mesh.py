@@ -96,9 +96,10 @@ def _weigh(work: Work, machine: Machine, mesh: Mesh, remat: Remat | Literal["aut
     if work.length % mesh.sequence:
         problems.append(f"data.max_length is {work.length}; train.mesh.sequence {mesh.sequence} needs a multiple of it")
     if hbm_bytes > USABLE_SHARE * chip.hbm_bytes:
+        lower = "" if remat == "layer" else ", train.remat: layer"
         problems.append(
             f"needs {hbm_bytes / GIB:.1f} GiB a chip of {chip.hbm_bytes / GIB:.1f}, of which {100 * USABLE_SHARE:.0f} % can be used; "
-            "a larger machine, fewer train.rows_per_step or train.remat: layer need less"
+            f"fewer train.rows_per_step{lower} or a larger machine need less"
         )
     return Choice(
         mesh=mesh,
