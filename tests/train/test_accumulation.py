@@ -4,6 +4,7 @@ import functools
 import os
 import subprocess
 import sys
+from itertools import product
 
 import jax
 import jax.numpy as jnp
@@ -92,7 +93,7 @@ def whole(small_checkpoint):
 def assert_same(actual, expected, bound=1e-6):
     assert actual.keys() == expected.keys()
     errors = {name: np.linalg.norm(actual[name] - value) / np.linalg.norm(value) for name, value in expected.items()}
-    # Measured: the loss and the norm to 2e-7, modules to 6.6e-7.
+    # Measured: the loss and the norm to 1.4e-7, modules to 4.6e-7.
     assert errors.pop("loss") < 1e-6 and errors.pop("norm") < 1e-6
     assert max(errors.values()) < bound, max(errors, key=errors.get)
 
@@ -100,6 +101,15 @@ def assert_same(actual, expected, bound=1e-6):
 @pytest.mark.parametrize("micro_batches", [2, 4])
 def test_micro_batches_give_the_update_of_the_whole(small_checkpoint, whole, micro_batches):
     assert_same(make_updates(small_checkpoint, micro_batches)(), whole)
+
+
+@pytest.mark.parametrize(
+    ("variant", "micro_batches"),
+    [("tiny-e2b", 2), *(pytest.param(*case, marks=pytest.mark.slow) for case in product(("tiny-12b", "tiny-31b", "tiny-e2b"), (4, 8)))],
+)
+def test_so_they_do_in_deep_models_whose_errors_grow(tiny_checkpoint, variant, micro_batches):
+    """Queries of norm 1 in every layer: float32's own error is 1e-4 here (benchmarks/splits.py), 2e-5 were it rounded otherwise by size."""
+    assert_same(start_updates(tiny_checkpoint(variant), micro_batches)(), make_updates(tiny_checkpoint(variant), 1)())
 
 
 def test_every_micro_batch_draws_masks_of_its_own(small_checkpoint):
