@@ -12,7 +12,7 @@ def rounded(x: jax.Array) -> jax.Array:
     """The x itself, rounded before anything is added to it; and so its gradient. Elsewhere than on CPU it is no operation at all.
 
     A product and a sum that XLA fuses on CPU become one instruction that rounds once, and what it fuses depends on the number of rows: a
-    row's gradient in one micro-batch differed from that in another by up to 2e-5 (benchmarks/splits.py). So a comparison stands between
+    row's gradient in one micro-batch differed from that in another by up to 2e-5 (docs/log.md). So a comparison stands between
     the two, of x with itself: XLA cannot leave it out, since NaN would fail it, nor can LLVM join what is on its two sides.
     """
     made: jax.Array = _rounded.bind(x)
