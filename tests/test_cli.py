@@ -121,6 +121,7 @@ def test_another_recipe_in_the_same_run_directory_is_refused(gemsmith, recipe):
     code, _, err = gemsmith("data", recipe, "--set", "data.max_length=128")
     assert code == 2 and "data.max_length is 256 there and 128 here, and data has used it" in err
     assert gemsmith("data", recipe, "--set", "data.max_length=512", "--force")[0] == 0
+    assert "data is complete" in gemsmith("data", recipe, "--set", "data.max_length=512")[2]
 
 
 def test_rows_that_changed_since_they_were_read_are_refused(gemsmith, recipe, tmp_path):

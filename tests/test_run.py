@@ -259,6 +259,15 @@ def test_training_again_holds_its_recipe_back_until_it_has_begun(run):
     assert find_run(run.path).lora.rank == 8
 
 
+def test_a_recipe_that_was_held_back_in_vain_is_forgotten(run):
+    """A forced stage failed; then what it was to replace was deleted, and the stage is done with another recipe."""
+    write_record(run, data_record(run))
+    open_run(run.path, recipe("data.max_length=128"), redo="data")
+    run.record_file("data").unlink()
+    confirm_recipe(open_run(run.path, recipe("data.max_length=512"), redo="data"))
+    assert find_run(run.path).data.max_length == 512
+
+
 def test_checkpoints_are_in_the_run_or_where_the_recipe_says(run, tmp_path, monkeypatch):
     def folder(name: str):
         return str(Run(path=run.path, recipe=recipe(f"train.checkpoint_folder={name}")).checkpoints)
