@@ -19,7 +19,6 @@ from gemsmith.models.experts import ask_experts
 from gemsmith.models.heads import inverse_frequencies, rms_norm, rope
 from gemsmith.models.quantised import holds_codes, plain
 from gemsmith.models.remat import Remat, rematerialised
-from gemsmith.models.rounding import rounded
 from gemsmith.models.sharding import BATCH, constrain, gathered, gathered_specs
 from gemsmith.models.splash import SplashAttention, make_kernel
 from gemsmith.zoo import Stretch, Variant
@@ -246,14 +245,14 @@ class Layer(nnx.Module):
     ) -> tuple[jax.Array, KeyValue]:
         """The next layer's input, (B, L, E), and the keys and values that were attended to."""
         attended, key_value = self.self_attn(self.input_layernorm(hidden), engine=engine, shared=shared)
-        hidden = hidden + rounded(self.post_attention_layernorm(attended))
+        hidden = hidden + self.post_attention_layernorm(attended)
         fed = self.mlp(self.pre_feedforward_layernorm(hidden))
         if self.has_experts:
-            fed = rounded(self.post_feedforward_layernorm_1(fed)) + rounded(self._consult_experts(hidden, mesh))
-        hidden = hidden + rounded(self.post_feedforward_layernorm(fed))
+            fed = self.post_feedforward_layernorm_1(fed) + self._consult_experts(hidden, mesh)
+        hidden = hidden + self.post_feedforward_layernorm(fed)
         if per_layer_input is not None:
             gated = _gelu(self.per_layer_input_gate(hidden)) * per_layer_input
-            hidden = hidden + rounded(self.post_per_layer_input_norm(self.per_layer_projection(gated)))
+            hidden = hidden + self.post_per_layer_input_norm(self.per_layer_projection(gated))
         return hidden * self.layer_scalar[...], key_value
 
     def _consult_experts(self, hidden: jax.Array, mesh: Mesh | None) -> jax.Array:
