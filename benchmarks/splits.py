@@ -2,9 +2,10 @@
 
     python benchmarks/splits.py
 
-The gradients of all adapters of random tiny models, for 16 rows of 128 tokens at once and in micro-batches, by the step that training runs
-and by transformers + PEFT with torch's autograd. Each matrix' error, relative to its norm, is against the same library's whole step and
-against our model in float64. Queries are of norm 1, so attention is sharp, and errors grow from layer to layer.
+The gradients of all adapters of random tiny models, for 16 rows of 128 tokens at once, in micro-batches and on several devices, by the step
+that training runs, and by transformers + PEFT with torch's autograd. Each matrix' error, relative to its norm, is against the same
+library's whole step and against our model in float64. Queries are of norm 1, so attention is sharp, and errors grow from layer to layer.
+XLA adds up by the number of its threads, which is at least that of its devices: one device has four of them here, too.
 """
 
 import json
@@ -28,9 +29,12 @@ from gemsmith.zoo import find_variant, lora_targets
 
 RECORD = Path(__file__).parent / "records" / "splits.json"
 VARIANTS = ("tiny-12b", "tiny-31b", "tiny-e2b", "tiny-26b-a4b")
-SIDES = ("float64", "gemsmith", "transformers")
+# Each is a process of its own: what it computes, and on how many devices.
+SIDES = {"float64": 1, "gemsmith": 1, "gemsmith, four devices": 4, "transformers": 1}
 ROWS, LENGTH, RANK, ALPHA = 16, 128, 4, 8.0
-MICRO_BATCHES = (1, 2, 4, 8)
+MICRO_BATCHES = (1, 2, 4, 8, 16)
+# What four devices share: for each micro-batch a mesh that its rows can be split over.
+MESHES = {1: {"fsdp": 4}, 2: {"fsdp": 2, "replica": 2}, 4: {"fsdp": 4}}
 PACKAGES = ("jax", "jaxlib", "flax", "qwix", "torch", "transformers", "peft")
 
 Matrices = dict[str, np.ndarray]
@@ -55,19 +59,19 @@ def make_start(variant: str) -> Matrices:
     return start
 
 
-def recipe_of(checkpoint: Path, micro_batches: int) -> Recipe:
+def recipe_of(checkpoint: Path, micro_batches: int, mesh: Any = "auto") -> Recipe:
     return build_recipe(
         {
             "checkpoint": str(checkpoint),
             "data": {"train": "not read", "max_length": LENGTH},
             "lora": {"rank": RANK, "alpha": ALPHA, "dropout": 0.0},
             "optimizer": {"clip_norm": None},
-            "train": {"rows_per_step": ROWS, "micro_batches": micro_batches, "dtype": "float32"},
+            "train": {"rows_per_step": ROWS, "micro_batches": micro_batches, "mesh": mesh, "dtype": "float32"},
         }
     )
 
 
-def open_model(checkpoint: Path, variant: str, micro_batches: int) -> tuple[Recipe, Any, Any]:
+def open_model(checkpoint: Path, variant: str, micro_batches: int, mesh: Any = "auto") -> tuple[Recipe, Any, Any]:
     """The recipe, its mesh, and the adapted model at the start."""
     import jax
     from flax import nnx
@@ -76,15 +80,15 @@ def open_model(checkpoint: Path, variant: str, micro_batches: int) -> tuple[Reci
     from gemsmith.train.mesh import make_mesh
     from gemsmith.train.tunix import adapted_model
 
-    recipe, opened, start = recipe_of(checkpoint, micro_batches), open_checkpoint(str(checkpoint)), make_start(variant)
-    mesh = make_mesh(recipe, opened.variant)
-    model = adapted_model(recipe, opened, mesh)
+    recipe, opened, start = recipe_of(checkpoint, micro_batches, mesh), open_checkpoint(str(checkpoint)), make_start(variant)
+    devices = make_mesh(recipe, opened.variant)
+    model = adapted_model(recipe, opened, devices)
     state = []
     for path, leaf in nnx.to_flat_state(nnx.state(model, nnx.LoRAParam)):
         stack = np.stack([start[name] for name in names_of(opened.variant, path)])
         state.append((path, leaf.replace(jax.device_put(stack, leaf.get_value().sharding))))
     nnx.update(model, nnx.from_flat_state(state))
-    return recipe, mesh, model
+    return recipe, devices, model
 
 
 def names_of(variant: Any, path: tuple[Any, ...]) -> list[str]:
@@ -98,7 +102,7 @@ def by_name(variant: Any, flat: Any) -> Matrices:
     return {name: value for path, leaf in flat for name, value in zip(names_of(variant, path), np.asarray(leaf[...]), strict=True)}
 
 
-def gradients_of_step(checkpoint: Path, variant: str, micro_batches: int) -> Matrices:
+def gradients_of_step(checkpoint: Path, variant: str, micro_batches: int, mesh: Any = "auto") -> Matrices:
     """By the step that training runs: Adam's first moments after one, which are 1 - beta1 of the gradient."""
     import jax
     from flax import nnx
@@ -108,7 +112,7 @@ def gradients_of_step(checkpoint: Path, variant: str, micro_batches: int) -> Mat
     from gemsmith.train.step import input_shapes, make_step, place_moments
     from gemsmith.train.xla import COMPILER_OPTIONS
 
-    recipe, mesh, model = open_model(checkpoint, variant, micro_batches)
+    recipe, devices, model = open_model(checkpoint, variant, micro_batches, mesh)
     optimizer = nnx.Optimizer(model, make_optimizer(recipe.optimizer), wrt=nnx.LoRAParam)
     nnx.update(optimizer, place_moments(nnx.state(optimizer), model))
     step = make_step(model, optimizer, lora=recipe.lora, seed=0, micro_batches=micro_batches)
@@ -123,7 +127,7 @@ def gradients_of_step(checkpoint: Path, variant: str, micro_batches: int) -> Mat
         "loss_limit": np.inf,
         "stop": False,
     }
-    inputs = {name: place(values[name], shape) for name, shape in input_shapes(mesh, rows=ROWS, length=LENGTH).items()}
+    inputs = {name: place(values[name], shape) for name, shape in input_shapes(devices, rows=ROWS, length=LENGTH).items()}
     given = (step.trained, step.moments, step.frozen, inputs)
     compiled = step.update.lower(*given).compile(compiler_options=COMPILER_OPTIONS[jax.default_backend()])
     _, moments, _ = compiled(*given)
@@ -193,6 +197,8 @@ def gradients_of_transformers(checkpoint: Path, variant: str) -> dict[int, Matri
 def main_of_side(side: str, variant: str, checkpoint: Path, out: Path) -> None:
     if side == "float64":
         found = {1: gradients_in_float64(checkpoint, variant)}
+    elif SIDES[side] > 1:
+        found = {micro_batches: gradients_of_step(checkpoint, variant, micro_batches, mesh) for micro_batches, mesh in MESHES.items()}
     elif side == "gemsmith":
         found = {micro_batches: gradients_of_step(checkpoint, variant, micro_batches) for micro_batches in MICRO_BATCHES}
     else:
@@ -217,11 +223,12 @@ def compare(folder: Path) -> dict[str, Any]:
         side: {
             f"{micro_batches} micro-batch{'es' * (micro_batches > 1)}": {
                 "off_float64": errors(read(side, micro_batches), exact),
-                "off_whole": errors(read(side, micro_batches), read(side, 1)),
+                "off_whole": errors(read(side, micro_batches), read(side.partition(",")[0], 1)),
             }
-            for micro_batches in MICRO_BATCHES
+            for micro_batches in (MICRO_BATCHES if devices == 1 else MESHES)
         }
-        for side in SIDES[1:]
+        for side, devices in SIDES.items()
+        if side != "float64"
     }
 
 
@@ -233,9 +240,10 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as temporary:
             folder = Path(temporary)
             checkpoint = make_checkpoint(find_variant(variant), folder / "base", dtype="float32")
-            for side in SIDES:
+            for side, devices in SIDES.items():
                 command = [sys.executable, "-W", "ignore", __file__, side, variant, str(checkpoint), temporary]
-                subprocess.run(command, env=os.environ | {"JAX_PLATFORMS": "cpu"}, check=True)
+                flags = f"--xla_force_host_platform_device_count={devices}"
+                subprocess.run(command, env=os.environ | {"JAX_PLATFORMS": "cpu", "PJRT_NPROC": "4", "XLA_FLAGS": flags}, check=True)
             variants[variant] = compare(folder)
         print(variant, json.dumps(variants[variant], indent=1))
     record = {

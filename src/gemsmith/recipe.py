@@ -107,7 +107,10 @@ class Train(Section):
     )
     rows_per_step: Positive = Field(8, description="Rows of max_length in one optimizer step, over all devices.")
     tokens_per_step: Positive | None = Field(None, description="Instead of rows_per_step: positions in one step, padding counted.")
-    micro_batches: Positive = Field(1, description="Slices of a step, run one after the other for less memory; the update is the same.")
+    micro_batches: Positive = Field(
+        1,
+        description="Slices of a step, run one after the other for less memory; the update is the same. JAX on CPU takes row by row.",
+    )
     attention: Literal["auto", "splash", "dense", "documents", "sdpa", "eager"] = Field(
         "auto",
         description="tunix: the `splash` kernel on TPU, for heads of whole 128s; `dense` blocks elsewhere. trl: `documents` one by one, "

@@ -7,7 +7,7 @@ from flax import nnx
 
 from gemsmith.models import abstract_model, base_kinds
 from gemsmith.recipe import Mesh, build_recipe
-from gemsmith.sizing import memory
+from gemsmith.sizing import memory, on_chips
 from gemsmith.sizing.memory import memory_of
 from gemsmith.sizing.work import work_of
 from gemsmith.zoo import find_variant
@@ -44,6 +44,15 @@ def test_keeping_every_activation_is_an_upper_bound_of_keeping_every_matmul():
     """XLA's build that kept the matmuls' outputs: 102.4 GiB of arguments and temporaries."""
     kept = memory_of(work(rows=4, attention="flash", remat="none"), Mesh(fsdp=4, tp=1)).total / GIB
     assert 102.4 < kept < 1.35 * 102.4
+
+
+def test_jax_on_cpu_holds_one_row_at_a_time():
+    values = {"checkpoint": "x", "data": {"train": "x"}}
+    jax_recipe, trl_recipe = (build_recipe(values | {"train": {"backend": backend}}) for backend in ("tunix", "trl"))
+    eight, four_times_two = work(rows=8), work(rows=8, micro_batches=4)
+    one = memory_of(work(rows=1), Mesh())
+    assert memory_of(on_chips(eight, "cpu", jax_recipe), Mesh()) == memory_of(on_chips(four_times_two, "cpu", jax_recipe), Mesh()) == one
+    assert memory_of(on_chips(eight, "cpu", trl_recipe), Mesh()) == memory_of(on_chips(eight, "gpu", jax_recipe), Mesh()) != one
 
 
 def test_base_and_adapters_are_those_of_the_zoo():

@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-
 Rope = tuple[jax.Array, jax.Array]
 
 

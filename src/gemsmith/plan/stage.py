@@ -1,6 +1,5 @@
 """The plan stage: memory, step time, hours and dollars of the recipe on each of its machines."""
 
-from dataclasses import replace
 from pathlib import Path
 
 from gemsmith.hardware import Catalogue, Machine, find_machine, load_catalogue
@@ -11,7 +10,7 @@ from gemsmith.recipe import Recipe
 from gemsmith.records import DataRecord, MachinePlan, Origin, PlanRecord
 from gemsmith.resolve import recipe_variant
 from gemsmith.run import Run, is_complete, make_origin, read_record, sha256_file, start_clock, write_record
-from gemsmith.sizing import Work, attention_on, memory, work_of
+from gemsmith.sizing import Work, memory, on_chips, work_of
 from gemsmith.sizing.work import QUERY_BLOCK
 from gemsmith.zoo import Variant
 
@@ -62,7 +61,7 @@ def _plan(run: Run, steps: StepCount, sources: dict[str, str]) -> PlanRecord:
 
 
 def _plan_machine(work: Work, machine: Machine, recipe: Recipe, steps: int) -> MachinePlan:
-    work = replace(work, attention=attention_on(machine.chip.kind, recipe, work.variant))
+    work = on_chips(work, machine.chip.kind, recipe)
     choice = choose_mesh(work, machine, recipe.train.mesh, remat=recipe.train.remat, backend=recipe.train.backend)
     fits = not choice.problems
     step_s = (_rounded(choice.time.low_s), _rounded(choice.time.high_s))
@@ -78,8 +77,19 @@ def _plan_machine(work: Work, machine: Machine, recipe: Recipe, steps: int) -> M
         hours=hours,
         usd=None if hours is None or rate is None else (_rounded(hours[0] * rate), _rounded(hours[1] * rate)),
         mesh=choice.mesh.model_dump(),
-        notes=(*choice.problems, *_remat_note(choice, recipe), *_mesh_note(choice, recipe), _price_note(machine), _speed_note(machine)),
+        notes=(
+            *choice.problems,
+            *_rows_note(work),
+            *_remat_note(choice, recipe),
+            *_mesh_note(choice, recipe),
+            _price_note(machine),
+            _speed_note(machine),
+        ),
     )
+
+
+def _rows_note(work: Work) -> tuple[str, ...]:
+    return ("rows are trained one after the other there, with or without train.micro_batches",) if work.one_by_one and work.rows > 1 else ()
 
 
 def _remat_note(choice: Choice, recipe: Recipe) -> tuple[str, ...]:

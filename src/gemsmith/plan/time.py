@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from gemsmith.hardware import Machine
 from gemsmith.recipe import Mesh
-from gemsmith.sizing import Work, attended_pairs, rows_per_device, tokens_per_device, weight_shards
+from gemsmith.sizing import Work, attended_pairs, micro_batches, rows_per_device, tokens_per_device, weight_shards
 from gemsmith.sizing.memory import ADAPTER_BYTES
 
 ATTENTION_SHARE = 0.7
@@ -49,7 +49,7 @@ class StepTime:
 def step_time(work: Work, machine: Machine, mesh: Mesh) -> StepTime:
     chip = machine.chip
     # Rows that do not fill the mesh cost as much as if they did.
-    filled = work.micro_batches * rows_per_device(work, mesh) * mesh.replica * mesh.fsdp / work.rows
+    filled = micro_batches(work, mesh) * rows_per_device(work, mesh) * mesh.replica * mesh.fsdp / work.rows
     matmul, attention = filled * matmul_flops(work), filled * attention_flops(work)
     share = FLOAT32_SHARE if work.dtype_bytes == 4 and chip.kind != "cpu" else 1.0
     ideal_s = (matmul + attention / ATTENTION_SHARE) / (chip.flops_per_s * share * machine.chips)
@@ -90,10 +90,10 @@ def attention_flops(work: Work) -> float:
 def _hbm_bytes(work: Work, mesh: Mesh) -> float:
     """On one device: the weights once a pass, each pass's activations in and out of matmul and adapter, AdamW."""
     passes = 3 if work.recomputes else 2
-    weights = passes * work.micro_batches * work.base_bytes / mesh.tp
+    weights = passes * micro_batches(work, mesh) * work.base_bytes / mesh.tp
     # Written as they are made plain, and read again.
-    weights += 2 * passes * work.micro_batches * work.parameters * work.dtype_bytes / mesh.tp if work.dequantises else 0.0
-    tokens = work.micro_batches * tokens_per_device(work, mesh)
+    weights += 2 * passes * micro_batches(work, mesh) * work.parameters * work.dtype_bytes / mesh.tp if work.dequantises else 0.0
+    tokens = micro_batches(work, mesh) * tokens_per_device(work, mesh)
     numbers = sum(width.split / mesh.tp + width.whole for width in work.widths)
     activations = 2 * passes * tokens * numbers * work.dtype_bytes
     return weights + activations + OPTIMIZER_PASSES * work.trained_parameters * ADAPTER_BYTES / (weight_shards(mesh) * mesh.tp)
@@ -106,8 +106,8 @@ def _received_bytes(work: Work, mesh: Mesh) -> float:
     passes, variant, shards = 3 if work.recomputes else 2, work.variant, weight_shards(mesh)
     others, copies = (shards - 1) / shards, 2 * (mesh.replica - 1) / mesh.replica
     adapters = (2 * others + copies / shards) * work.trained_parameters * ADAPTER_BYTES
-    gathered = (2 * work.micro_batches * others * work.base_bytes + adapters) / mesh.tp
-    tokens = work.micro_batches * tokens_per_device(work, mesh)
+    gathered = (2 * micro_batches(work, mesh) * others * work.base_bytes + adapters) / mesh.tp
+    tokens = micro_batches(work, mesh) * tokens_per_device(work, mesh)
     one_sum = 2 * (mesh.tp - 1) / mesh.tp * tokens * variant.hidden * work.dtype_bytes
     # Queries and what they attend to, keys and values.
     heads = sum(2 * (variant.heads + variant.kv_heads_of(layer)) * variant.head_dim_of(layer) for layer in range(variant.layers))

@@ -1,8 +1,8 @@
 """What one training step has to do and to hold, by formula, from the zoo's tensors. No ML library is imported."""
 
-from gemsmith.sizing.memory import Memory, memory_of, rows_per_device, tokens_per_device, weight_shards
+from gemsmith.sizing.memory import Memory, memory_of, micro_batches, rows_per_device, tokens_per_device, weight_shards
 from gemsmith.sizing.remat import choose_remat
-from gemsmith.sizing.work import LANES, Attention, Remat, Work, attended_pairs, attention_on, heads_fill_lanes, work_of
+from gemsmith.sizing.work import LANES, Attention, Remat, Work, attended_pairs, heads_fill_lanes, on_chips, work_of
 
 __all__ = [
     "LANES",
@@ -11,10 +11,11 @@ __all__ = [
     "Remat",
     "Work",
     "attended_pairs",
-    "attention_on",
     "choose_remat",
     "heads_fill_lanes",
     "memory_of",
+    "micro_batches",
+    "on_chips",
     "rows_per_device",
     "tokens_per_device",
     "weight_shards",

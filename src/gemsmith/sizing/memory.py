@@ -62,7 +62,12 @@ def memory_of(work: Work, mesh: Mesh) -> Memory:
 
 def rows_per_device(work: Work, mesh: Mesh) -> int:
     """Rows of a micro-batch that the fullest of the devices along replica and fsdp gets."""
-    return -(-work.rows // (mesh.replica * mesh.fsdp * work.micro_batches))
+    return -(-work.rows // (mesh.replica * mesh.fsdp * micro_batches(work, mesh)))
+
+
+def micro_batches(work: Work, mesh: Mesh) -> int:
+    """Slices of a step that a device goes through one after the other."""
+    return -(-work.rows // (mesh.replica * mesh.fsdp)) if work.one_by_one else work.micro_batches
 
 
 def tokens_per_device(work: Work, mesh: Mesh) -> int:

@@ -4,7 +4,7 @@ Letters: B rows, L length, H heads, D head dim, E model, F hidden (ffn), R rank,
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from gemsmith.recipe import Recipe
@@ -41,6 +41,8 @@ class Work:
     rows: int
     length: int
     micro_batches: int
+    one_by_one: bool
+    """Whether each device goes through its rows one after the other, whatever `micro_batches` says."""
     remat: Remat
     offload: tuple[str, ...]
     """Results that wait in the host's memory."""
@@ -107,9 +109,10 @@ class Work:
         return self.rows * self.length
 
 
-def attention_on(kind: str, recipe: Recipe, variant: Variant) -> Attention:
-    """The attention of the JAX backend on chips of a kind, such as "tpu"."""
-    return "flash" if kind == "tpu" and recipe.train.attention != "dense" and heads_fill_lanes(variant) else "blocked"
+def on_chips(work: Work, kind: str, recipe: Recipe) -> Work:
+    """The work as the recipe's backend does it on chips of a kind, such as "tpu": its attention, and whether row by row."""
+    splash = kind == "tpu" and recipe.train.attention != "dense" and heads_fill_lanes(work.variant)
+    return replace(work, attention="flash" if splash else "blocked", one_by_one=kind == "cpu" and recipe.train.backend == "tunix")
 
 
 def heads_fill_lanes(variant: Variant) -> bool:
@@ -138,6 +141,7 @@ def work_of(recipe: Recipe, variant: Variant, *, attention: Attention = "blocked
         rows=recipe.train.rows_per_step,
         length=recipe.data.max_length,
         micro_batches=recipe.train.micro_batches,
+        one_by_one=False,
         remat="layer" if remat == "auto" else remat,
         offload=recipe.train.offload,
         attention=attention,

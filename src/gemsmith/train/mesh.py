@@ -12,7 +12,7 @@ from gemsmith.models import Execution
 from gemsmith.models.sharding import AXES
 from gemsmith.recipe import Mesh as MeshSizes
 from gemsmith.recipe import Recipe
-from gemsmith.sizing import LANES, Remat, attention_on, choose_remat, heads_fill_lanes, work_of
+from gemsmith.sizing import LANES, Remat, choose_remat, heads_fill_lanes, on_chips, work_of
 from gemsmith.zoo import Variant
 
 
@@ -94,7 +94,7 @@ def _remat(recipe: Recipe, variant: Variant, mesh: Mesh, device_bytes: float | N
     if recipe.train.remat != "auto":
         return recipe.train.remat
     platform = mesh.devices.flat[0].platform
-    work = work_of(recipe, variant, attention=attention_on(platform, recipe, variant))
+    work = on_chips(work_of(recipe, variant), platform, recipe)
     sizes = MeshSizes(**{axis: mesh.shape[axis] for axis in AXES})
     return choose_remat(work, sizes, device_bytes=device_bytes or memory_bytes(mesh))
 
