@@ -54,7 +54,7 @@ def paths_of(model):
 def test_loss_and_gradients_are_those_of_the_two_matmuls(dropout):
     apart, joined = (make_model(joins=joins, dropout=dropout) for joins in (False, True))
     paths = paths_of(apart) if dropout else []
-    keys = {path: jax.random.split(jax.random.key(number), 2) for number, path in enumerate(paths)}
+    keys = {path: jax.random.split(jax.random.key(number), (2, len(TOKENS))) for number, path in enumerate(paths)}
     (loss, expected), (found_loss, found) = gradients(apart, keys), gradients(joined, keys)
     np.testing.assert_allclose(found_loss, loss, rtol=1e-6)
     for path, leaf in expected.items():

@@ -43,7 +43,7 @@ def make_step(model: Gemma4, optimizer: nnx.Optimizer, *, lora: Lora, seed: int,
     loss = sum of nll over the step's supervised tokens / their count, so any split of the rows over devices and micro-batches means the
     same. On CPU a micro-batch has one row of each device, whatever was asked for: how XLA rounds a row there depends on how many there
     are, and up to 2e-5 of a gradient with it (docs/log.md). That takes less memory, and longer only where the model is tiny.
-    Dropout masks follow from a row's place in its micro-batch, and so from the number of micro-batches.
+    Dropout masks follow from a row's place in the step, so they are the same in every split, too.
     """
     model_def, trained, frozen = nnx.split(model, nnx.LoRAParam, ...)  # type: ignore[misc]
     optimizer_def, moments = nnx.split(optimizer)
@@ -51,10 +51,10 @@ def make_step(model: Gemma4, optimizer: nnx.Optimizer, *, lora: Lora, seed: int,
     assert mesh is not None, "the step runs on a mesh, be it of one device"
     one_by_one = mesh.devices.flat[0].platform == "cpu"
 
-    def loss_of(trained: nnx.State, frozen: nnx.State, rows: dict[str, jax.Array], count: jax.Array, key: jax.Array) -> jax.Array:
+    def loss_of(trained: nnx.State, frozen: nnx.State, rows: dict[str, jax.Array], count: jax.Array, keys: jax.Array) -> jax.Array:
         model = nnx.merge(model_def, _in_base_dtype(trained, frozen), frozen)
         if lora.dropout:
-            set_dropout(model, _dropout_keys(targets, key))
+            set_dropout(model, _dropout_keys(targets, keys))
         hidden = model.hidden(rows["tokens"], rows["positions"], rows["segments"])
         return token_nll(model, hidden, rows["tokens"], rows["loss_mask"])[0] / count
 
@@ -62,12 +62,14 @@ def make_step(model: Gemma4, optimizer: nnx.Optimizer, *, lora: Lora, seed: int,
         rows = {name: inputs[name] for name in _ROW_ARRAYS}
         count = jnp.sum(rows["loss_mask"][:, 1:], dtype=jnp.float32)
         key = jax.random.fold_in(jax.random.key(seed), inputs["step"])
+        places = np.arange(len(rows["tokens"]))
         slices = rows["tokens"].shape[0] // axis_size(mesh, BATCH) if one_by_one else micro_batches
         if slices == 1:
-            loss, grads = jax.value_and_grad(loss_of)(trained, frozen, rows, count, key)
+            loss, grads = jax.value_and_grad(loss_of)(trained, frozen, rows, count, _row_keys(key, places))
         else:
             split = {name: _in_micro_batches(x, mesh, slices) for name, x in rows.items()}
-            loss, grads = _accumulate(loss_of, trained, frozen, split, count, key, shardings[0])
+            keys = _row_keys(key, np.swapaxes(places.reshape(axis_size(mesh, BATCH), slices, -1), 0, 1).reshape(slices, -1))
+            loss, grads = _accumulate(loss_of, trained, frozen, split, count, keys, shardings[0])
         grad_norm = optax.tree.norm(nnx.as_pure(grads))
         keep = jnp.isfinite(loss) & jnp.isfinite(grad_norm) & (loss <= inputs["loss_limit"])
         # Copied first: merging shares the variables, and the update writes into them.
@@ -133,20 +135,19 @@ def _accumulate(
     frozen: nnx.State,
     split: dict[str, jax.Array],
     count: jax.Array,
-    key: jax.Array,
+    keys: jax.Array,
     shardings: nnx.State,
 ) -> tuple[jax.Array, nnx.State]:
     """Loss and gradient summed over micro-batches, float32 and sharded as the adapters are."""
 
     def add(total: Any, piece: Any) -> tuple[Any, None]:
-        number, rows = piece
-        one = jax.value_and_grad(loss_of)(trained, frozen, rows, count, jax.random.fold_in(key, number))
+        rows, keys = piece
+        one = jax.value_and_grad(loss_of)(trained, frozen, rows, count, keys)
         return jax.tree.map(jnp.add, total, one), None
 
     # zeros_like alone would leave it to XLA how the sums lie, and they lie so for the whole loop.
     zeros = jax.tree.map(lambda leaf, sharding: jax.lax.with_sharding_constraint(jnp.zeros_like(leaf), sharding), trained, shardings)
-    numbers = jnp.arange(len(split["tokens"]))
-    return jax.lax.scan(add, (jnp.zeros(()), zeros), (numbers, split))[0]
+    return jax.lax.scan(add, (jnp.zeros(()), zeros), (split, keys))[0]
 
 
 def _in_micro_batches(x: jax.Array, mesh: Mesh, count: int) -> jax.Array:
@@ -157,12 +158,17 @@ def _in_micro_batches(x: jax.Array, mesh: Mesh, count: int) -> jax.Array:
     return constrain(jnp.swapaxes(apart, 0, 1).reshape(count, -1, *x.shape[1:]), mesh, None, BATCH, "sequence")
 
 
-def _dropout_keys(targets: Targets, key: jax.Array) -> dict[Any, jax.Array]:
-    """A key for each adapted tensor, (layers,) for a stack: of its name and a key of seed and step, so resuming needs no random state."""
+def _row_keys(key: jax.Array, places: np.ndarray) -> jax.Array:
+    """A key for each row by its place in the step, of a key of seed and step: resuming needs no random state."""
+    return jax.vmap(lambda place: jax.random.fold_in(key, place))(places.reshape(-1)).reshape(places.shape)
+
+
+def _dropout_keys(targets: Targets, keys: jax.Array) -> dict[Any, jax.Array]:
+    """Keys (B,) of the rows for each adapted tensor, by its name; (layers, B) for a stack."""
     numbers = jnp.array([name_number(tensor) for tensors in targets.values() for tensor in tensors], jnp.uint32)
     ends = np.cumsum([len(tensors) for tensors in targets.values()])
-    keys = jax.lax.optimization_barrier(mask_keys(key, numbers))
-    return dict(zip(targets, jnp.split(keys, ends[:-1]), strict=True))
+    of_tensors = jax.lax.optimization_barrier(jax.vmap(mask_keys, in_axes=(0, None), out_axes=1)(keys, numbers))
+    return dict(zip(targets, jnp.split(of_tensors, ends[:-1]), strict=True))
 
 
 def _shardings(state: nnx.State) -> Any:

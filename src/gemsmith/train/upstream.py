@@ -33,6 +33,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import optax
 import orbax.checkpoint as ocp
 from flax import nnx
@@ -57,11 +58,11 @@ def count_tpu_hosts() -> int:
 
 
 class DropoutKey(nnx.Variable):
-    """The random key of one module's dropout in one step."""
+    """The random keys of one module's dropout in one step, one for each row."""
 
 
 class FixedRngs(nnx.Rngs):
-    """Gives the same key whenever it is asked, so that a rematerialised forward pass draws the mask that the first one drew."""
+    """Gives the same keys whenever it is asked, so that a rematerialised forward pass draws the masks that the first one drew."""
 
     def __init__(self, key: jax.Array) -> None:
         self.key = DropoutKey(key)
@@ -93,12 +94,18 @@ class SwitchableLora(LoraProvider):
             return super().dot_general(lhs, rhs, dimension_numbers, *others, **options)
         rule, _ = self._get_current_rule_and_op_id("dot_general")
         a, b = module.kernel_lora_a[...], module.kernel_lora_b[...]
-        seen = nnx.Dropout(rule.dropout, deterministic=False)(lhs, rngs=module.qwix_rngs) if rule.dropout else lhs
+        seen = _drop_out(lhs, module.qwix_rngs.key[...], rule.dropout) if rule.dropout else lhs
         inner, scale = checkpoint_name(seen @ a, LORA), rule.alpha / rule.rank
         alike = {array.dtype for array in (lhs, rhs, a, b)} == {lhs.dtype}
         if self._joins and alike and rhs.shape[1] > rhs.shape[0]:
             return joined_sum(lhs, inner * scale, rhs, b)
         return jax.lax.dot_general(lhs, rhs, dimension_numbers, *others, **options) + inner @ b * scale
+
+
+def _drop_out(x: jax.Array, keys: jax.Array, rate: float) -> jax.Array:
+    """The x (B, L, in) with a share of its values zero, drawn with one key for each row, and the others larger by as much."""
+    kept = jax.vmap(lambda key: jax.random.bernoulli(key, 1 - rate, x.shape[1:]))(keys)
+    return jnp.where(kept, x / (1 - rate), 0)
 
 
 def forget_rngs(model: nnx.Module) -> None:
@@ -109,9 +116,9 @@ def forget_rngs(model: nnx.Module) -> None:
 
 
 def set_dropout(model: nnx.Module, keys: Mapping[tuple[str | int, ...], jax.Array]) -> None:
-    """Turns dropout on in the adapted modules at these paths, each with its key."""
-    for path, key in keys.items():
-        flax_util.get_value_from_path(model, path).qwix_rngs = FixedRngs(key)
+    """Turns dropout on in the adapted modules at these paths, each with the keys of the rows, (B,)."""
+    for path, of_rows in keys.items():
+        flax_util.get_value_from_path(model, path).qwix_rngs = FixedRngs(of_rows)
 
 
 class Checkpoints(CheckpointManager):
