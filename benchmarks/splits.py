@@ -108,6 +108,7 @@ def gradients_of_step(checkpoint: Path, variant: str, micro_batches: int, mesh: 
     from flax import nnx
 
     from gemsmith.train.hosts import place
+    from gemsmith.train.mesh import micro_batches_on
     from gemsmith.train.optimizer import make_optimizer
     from gemsmith.train.step import input_shapes, make_step, place_moments
     from gemsmith.train.xla import COMPILER_OPTIONS
@@ -115,7 +116,8 @@ def gradients_of_step(checkpoint: Path, variant: str, micro_batches: int, mesh: 
     recipe, devices, model = open_model(checkpoint, variant, micro_batches, mesh)
     optimizer = nnx.Optimizer(model, make_optimizer(recipe.optimizer), wrt=nnx.LoRAParam)
     nnx.update(optimizer, place_moments(nnx.state(optimizer), model))
-    step = make_step(model, optimizer, lora=recipe.lora, seed=0, micro_batches=micro_batches)
+    slices = micro_batches_on(recipe, model.variant, devices)
+    step = make_step(model, optimizer, lora=recipe.lora, seed=0, micro_batches=slices)
     tokens, mask = make_batch()
     values = {
         "tokens": tokens,

@@ -85,7 +85,7 @@ def train_ours(folder: Path) -> dict[str, Any]:
     from gemsmith.checkpoint import open_checkpoint
     from gemsmith.recipe import build_recipe
     from gemsmith.train.compiling import Compiled, compile_step
-    from gemsmith.train.mesh import make_mesh
+    from gemsmith.train.mesh import make_mesh, micro_batches_on
     from gemsmith.train.optimizer import make_optimizer
     from gemsmith.train.step import input_shapes, make_step
     from gemsmith.train.tunix import adapted_model
@@ -102,7 +102,7 @@ def train_ours(folder: Path) -> dict[str, Any]:
     mesh = make_mesh(recipe, VARIANT)
     model = adapted_model(recipe, open_checkpoint(str(folder)), mesh)
     optimizer = nnx.Optimizer(model, make_optimizer(recipe.optimizer), wrt=nnx.LoRAParam)
-    step = make_step(model, optimizer, lora=recipe.lora, seed=0)
+    step = make_step(model, optimizer, lora=recipe.lora, seed=0, micro_batches=micro_batches_on(recipe, VARIANT, mesh))
     shapes = input_shapes(mesh, rows=ROWS, length=LENGTH)
     compiled: Compiled | None = None
     trained, moments = step.trained, step.moments

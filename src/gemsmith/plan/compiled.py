@@ -105,7 +105,7 @@ def lower_step(recipe: Recipe, devices: Any, *, device_bytes: float | None = Non
 
     from gemsmith.models import abstract_model, base_kinds
     from gemsmith.train.lora import add_adapters
-    from gemsmith.train.mesh import make_execution, mesh_sizes
+    from gemsmith.train.mesh import make_execution, mesh_sizes, micro_batches_on
     from gemsmith.train.optimizer import make_optimizer
     from gemsmith.train.step import input_shapes, make_step, place_moments
 
@@ -118,7 +118,8 @@ def lower_step(recipe: Recipe, devices: Any, *, device_bytes: float | None = Non
     model = add_adapters(base, variant, recipe.lora, seed=recipe.seed)
     optimizer = nnx.eval_shape(partial(nnx.Optimizer, tx=make_optimizer(recipe.optimizer), wrt=nnx.LoRAParam), model)
     nnx.update(optimizer, place_moments(nnx.state(optimizer), model))
-    step = make_step(model, optimizer, lora=recipe.lora, seed=recipe.seed, micro_batches=recipe.train.micro_batches)
+    slices = micro_batches_on(recipe, variant, mesh)
+    step = make_step(model, optimizer, lora=recipe.lora, seed=recipe.seed, micro_batches=slices)
     inputs = input_shapes(mesh, rows=recipe.train.rows_per_step, length=recipe.data.max_length)
     return step.update.lower(step.trained, step.moments, step.frozen, inputs), how
 

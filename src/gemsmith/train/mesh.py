@@ -12,7 +12,7 @@ from gemsmith.models import Execution
 from gemsmith.models.sharding import AXES
 from gemsmith.recipe import Mesh as MeshSizes
 from gemsmith.recipe import Recipe
-from gemsmith.sizing import LANES, Remat, choose_remat, heads_fill_lanes, on_chips, work_of
+from gemsmith.sizing import LANES, Remat, Work, choose_remat, heads_fill_lanes, micro_batches, on_chips, work_of
 from gemsmith.zoo import Variant
 
 
@@ -90,13 +90,25 @@ def make_execution(recipe: Recipe, variant: Variant, mesh: Mesh, *, device_bytes
     return Execution(attention=how, joins_adapters=platform == "tpu", remat=remat, offload=train.offload, mesh=mesh)
 
 
+def micro_batches_on(recipe: Recipe, variant: Variant, mesh: Mesh) -> int:
+    """The micro-batches that a step runs on the mesh: the recipe's, but on CPU one for each row of a device.
+
+    How XLA rounds a row on CPU depends on how many there are, and up to 2e-5 of a gradient with it (docs/log.md). One by one they take less
+    memory, and longer only where the model is tiny.
+    """
+    return micro_batches(*_work_on(recipe, variant, mesh))
+
+
 def _remat(recipe: Recipe, variant: Variant, mesh: Mesh, device_bytes: float | None) -> Remat:
     if recipe.train.remat != "auto":
         return recipe.train.remat
-    platform = mesh.devices.flat[0].platform
-    work = on_chips(work_of(recipe, variant), platform, recipe)
-    sizes = MeshSizes(**{axis: mesh.shape[axis] for axis in AXES})
+    work, sizes = _work_on(recipe, variant, mesh)
     return choose_remat(work, sizes, device_bytes=device_bytes or memory_bytes(mesh))
+
+
+def _work_on(recipe: Recipe, variant: Variant, mesh: Mesh) -> tuple[Work, MeshSizes]:
+    work = on_chips(work_of(recipe, variant), mesh.devices.flat[0].platform, recipe)
+    return work, MeshSizes(**{axis: mesh.shape[axis] for axis in AXES})
 
 
 def memory_bytes(mesh: Mesh) -> float:

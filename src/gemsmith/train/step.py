@@ -41,15 +41,12 @@ def make_step(model: Gemma4, optimizer: nnx.Optimizer, *, lora: Lora, seed: int,
     """The compiled step of an adapted model; both may be of ShapeDtypeStructs, and then it can only be lowered.
 
     loss = sum of nll over the step's supervised tokens / their count, so any split of the rows over devices and micro-batches means the
-    same. On CPU a micro-batch has one row of each device, whatever was asked for: how XLA rounds a row there depends on how many there
-    are, and up to 2e-5 of a gradient with it (docs/log.md). That takes less memory, and longer only where the model is tiny.
-    Dropout masks follow from a row's place in the step, so they are the same in every split, too.
+    same. Dropout masks follow from a row's place in the step, so they are the same in every split, too.
     """
     model_def, trained, frozen = nnx.split(model, nnx.LoRAParam, ...)  # type: ignore[misc]
     optimizer_def, moments = nnx.split(optimizer)
     mesh, targets = model.execution.mesh, targets_of(model.variant, lora)
     assert mesh is not None, "the step runs on a mesh, be it of one device"
-    one_by_one = mesh.devices.flat[0].platform == "cpu"
 
     def loss_of(trained: nnx.State, frozen: nnx.State, rows: dict[str, jax.Array], count: jax.Array, keys: jax.Array) -> jax.Array:
         model = nnx.merge(model_def, _in_base_dtype(trained, frozen), frozen)
@@ -63,12 +60,11 @@ def make_step(model: Gemma4, optimizer: nnx.Optimizer, *, lora: Lora, seed: int,
         count = jnp.sum(rows["loss_mask"][:, 1:], dtype=jnp.float32)
         key = jax.random.fold_in(jax.random.key(seed), inputs["step"])
         places = np.arange(len(rows["tokens"]))
-        slices = rows["tokens"].shape[0] // axis_size(mesh, BATCH) if one_by_one else micro_batches
-        if slices == 1:
+        if micro_batches == 1:
             loss, grads = jax.value_and_grad(loss_of)(trained, frozen, rows, count, _row_keys(key, places))
         else:
-            split = {name: _in_micro_batches(x, mesh, slices) for name, x in rows.items()}
-            keys = _row_keys(key, np.swapaxes(places.reshape(axis_size(mesh, BATCH), slices, -1), 0, 1).reshape(slices, -1))
+            split = {name: _in_micro_batches(x, mesh, micro_batches) for name, x in rows.items()}
+            keys = _row_keys(key, np.swapaxes(places.reshape(axis_size(mesh, BATCH), micro_batches, -1), 0, 1).reshape(micro_batches, -1))
             loss, grads = _accumulate(loss_of, trained, frozen, split, count, keys, shardings[0])
         grad_norm = optax.tree.norm(nnx.as_pure(grads))
         keep = jnp.isfinite(loss) & jnp.isfinite(grad_norm) & (loss <= inputs["loss_limit"])

@@ -39,7 +39,7 @@ from gemsmith.train.first_adapter import read_start_adapter, start_adapter_hash
 from gemsmith.train.hosts import check_accelerator, check_hosts, is_first_host, local_rows, place, place_batch, start_hosts
 from gemsmith.train.log import Display, Events, StepLog, StepsFile
 from gemsmith.train.lora import add_adapters, count_adapted
-from gemsmith.train.mesh import make_execution, make_mesh
+from gemsmith.train.mesh import make_execution, make_mesh, micro_batches_on
 from gemsmith.train.optimizer import make_optimizer
 from gemsmith.train.schedule import learning_rate
 from gemsmith.train.spikes import spike_limit
@@ -108,9 +108,8 @@ class _Session:
         self.done, kept, self._resumed_at = (0, [], []) if fresh else self._restore()
         self.log = StepLog(kept, self._sinks(kept) if is_first_host() else ())
         self.trainer.start_at(self.done)
-        self.step: Step = make_step(
-            model, self.trainer.optimizer, lora=recipe.lora, seed=recipe.seed, micro_batches=recipe.train.micro_batches
-        )
+        slices = micro_batches_on(recipe, model.variant, mesh)
+        self.step: Step = make_step(model, self.trainer.optimizer, lora=recipe.lora, seed=recipe.seed, micro_batches=slices)
         self.trainer.attach(update=self._update, finish=self._finish, load=self._load, checkpoints=self.checkpoints)
         self.inputs = input_shapes(mesh, rows=recipe.train.rows_per_step, length=recipe.data.max_length)
         self.rows = local_rows(self.inputs["tokens"])
