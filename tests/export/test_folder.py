@@ -22,6 +22,7 @@ from gemsmith.checkpoint import open_checkpoint
 from gemsmith.checkpoint.adapter import LowRank, read_peft_adapter, write_peft_adapter
 from gemsmith.errors import CheckpointError, MachineError, RunError, VerifyError
 from gemsmith.export import folder as folder_module
+from gemsmith.export import merge as merge_module
 from gemsmith.export.folder import export_folder, export_peft
 from gemsmith.export.reverse import start_recipe
 from gemsmith.export.verify import verify_folder
@@ -375,6 +376,30 @@ def test_an_adapter_in_a_folder_of_a_hub_repository_is_read_from_the_cache(base,
     for file in blobs.iterdir():
         (folder / file.name).symlink_to(f"../../../blobs/{file.name}")
     export_peft(str(base), folder, tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    "name", ["base/model-00002-of-00002.safetensors", "adapter/adapter_model.safetensors", "adapter/adapter_config.json"]
+)
+@pytest.mark.parametrize("how", ["written", "replaced", "deleted"])
+def test_what_is_changed_while_it_is_read_is_refused(base, adapter, tmp_path, monkeypatch, name, how):
+    file, merged_rows = tmp_path / name, merge_module.merged_rows
+
+    def meanwhile(*arguments):
+        monkeypatch.setattr(merge_module, "merged_rows", merged_rows)
+        if how == "written":
+            file.write_bytes(file.read_bytes())
+        elif how == "replaced":
+            (tmp_path / "new").write_bytes(file.read_bytes()[:-1000])
+            (tmp_path / "new").rename(file)
+        else:
+            file.unlink()
+        return merged_rows(*arguments)
+
+    monkeypatch.setattr(merge_module, "merged_rows", meanwhile)
+    with pytest.raises(CheckpointError, match=f"{file}: was changed while it was read"):
+        export_peft(str(base), adapter, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("name", ["model-00001-of-00002.safetensors", "model.safetensors.index.json", "config.json"])

@@ -5,11 +5,12 @@ OUT/export.json  OUT/adapter/ (PEFT, full module paths)  OUT/merged/ (to be serv
 
 import platform
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from importlib import metadata
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from rich.console import Console
@@ -19,7 +20,16 @@ from gemsmith.checkpoint import Checkpoint, open_checkpoint
 from gemsmith.checkpoint.adapter import WEIGHTS, Adapter, read_peft_adapter, shared_projections, some, write_peft_adapter
 from gemsmith.checkpoint.peft_config import CONFIG, PeftConfig, read_peft_config
 from gemsmith.errors import CheckpointError, InputError, RunError
-from gemsmith.export.merge import check_mergeable, check_space, merged_bytes, no_space_named, write_merged
+from gemsmith.export.merge import (
+    FileStates,
+    check_mergeable,
+    check_space,
+    file_states,
+    merged_bytes,
+    no_space_named,
+    unchanged,
+    write_merged,
+)
 from gemsmith.records import ExportRecord, FileSum, Origin
 from gemsmith.run import Clock, replacing_folder, sha256_file, start_clock, this_machine, write_text
 from gemsmith.zoo import text_tensors
@@ -61,12 +71,12 @@ def export_peft(base_source: str, adapter_folder: Path, out: Path, *, overwrite:
         raise CheckpointError(f"--adapter {adapter_folder}: is not a folder; give one that PEFT or Gemsmith wrote")
     check_target = partial(_check_target, out, overwrite=overwrite, sources=(Path(base_source), adapter_folder))
     check_target()
+    before = file_states(adapter_folder / name for name in (CONFIG, WEIGHTS))
     config, adapter = read_peft_config(adapter_folder), read_peft_adapter(adapter_folder)
     base = open_checkpoint(base_source)
     check_base(adapter, base, source=str(adapter_folder))
     check_modules(adapter, config, base, source=str(adapter_folder))
-    read = [adapter_folder / name for name in (CONFIG, WEIGHTS)]
-    return _write(base, adapter, out, clock, check_target, source=str(adapter_folder), dropout=config.dropout, read=read)
+    return _write(base, adapter, out, clock, check_target, source=str(adapter_folder), dropout=config.dropout, read=before)
 
 
 def export_tunix(
@@ -162,10 +172,12 @@ def _write(
     source: str,
     step: int | None = None,
     dropout: float = 0.0,
-    read: Sequence[Path] = (),
+    read: FileStates = MappingProxyType({}),
     packages: tuple[str, ...] = _PACKAGES,
 ) -> ExportRecord:
     """Writes both folders and the record; the small files are written and hashed beside the merge, which uses every core.
+
+    `read`: the adapter's files, as they were before they were read.
 
     The target is checked again once no other export can write it, and right before it is replaced: another may have finished there, one
     that was killed between its renames is put back, and a merge takes minutes.
@@ -173,7 +185,7 @@ def _write(
     check_mergeable(base, adapter)
     check_space(out, merged_bytes(base) + adapter.float32_bytes)
     fingerprint = base.fingerprint()
-    with no_space_named(out), replacing_folder(out) as beside, ThreadPoolExecutor(1) as aside:
+    with no_space_named(out), replacing_folder(out) as beside, unchanged(read), ThreadPoolExecutor(1) as aside:
         check_target()
         known = Adapter(modules=adapter.modules, rank=adapter.rank, alpha=adapter.alpha, rslora=adapter.rslora, base_sha256=fingerprint)
         copies = shared_projections(base.variant)

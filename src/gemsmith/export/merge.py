@@ -16,7 +16,7 @@ import queue
 import shutil
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -44,6 +44,7 @@ DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 # The bits of a number's size, and those from which on it is infinity or NaN.
 _SIZE_BITS = {"BF16": ("uint16", 0x7FFF, 0x7F80), "F16": ("uint16", 0x7FFF, 0x7C00), "F32": ("uint32", 0x7FFFFFFF, 0x7F800000)}
 
+FileStates = Mapping[Path, tuple[int, ...]]
 _T = TypeVar("_T")
 
 
@@ -64,14 +65,17 @@ def check_mergeable(base: Checkpoint, adapter: Adapter) -> None:
 
 
 def write_merged(base: Checkpoint, adapter: Adapter, folder: Path) -> Merged:
-    """Writes the base with the adapter merged in into an empty folder, and onto the disk."""
+    """Writes the base with the adapter merged in into an empty folder, and onto the disk.
+
+    Raises CheckpointError where a merged weight is not finite, or the base was changed meanwhile.
+    """
     weights = {f"{module}.weight": module for module in adapter.modules}
     threads = max(1, len(os.sched_getaffinity(0)))
-    buffers = _Buffers()
-    with one_blas_thread(), ExitStack() as opened, ThreadPoolExecutor(threads) as pool, FileWriter() as writer:
+    buffers, before = _Buffers(), file_states(files_to_write(base))
+    with unchanged(before), one_blas_thread(), ExitStack() as opened, ThreadPoolExecutor(threads) as pool, FileWriter() as writer:
 
         def blocks() -> Iterator[tuple[Path, Future[np.ndarray]]]:
-            for file in files_to_write(base):
+            for file in before:
                 here = {name: place for name, place in base.places.items() if place.file == file and name in weights}
                 changes = [(name, here[name], weights[name]) for name in sorted(here, key=lambda name: here[name].begin)]
                 source = _Source(descriptor=opened.enter_context(file.open("rb")).fileno(), buffers=buffers)
@@ -103,6 +107,29 @@ def files_to_write(base: Checkpoint) -> list[Path]:
         if not file.is_file():
             raise CheckpointError(f"{file}: is a symbolic link to nothing; copy the checkpoint again")
     return files
+
+
+def file_states(files: Iterable[Path]) -> FileStates:
+    """Of each file, what is another once it has been written or replaced; empty where it is gone."""
+    found: dict[Path, tuple[int, ...]] = {}
+    for file in files:
+        try:
+            status = file.stat()
+        except FileNotFoundError:
+            found[file] = ()
+        else:
+            found[file] = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+    return found
+
+
+@contextmanager
+def unchanged(before: FileStates) -> Iterator[None]:
+    """Raises CheckpointError at the end where a file is not as it was before, also in place of an error that came of it."""
+    try:
+        yield
+    finally:
+        if changed := [file for file, state in file_states(before).items() if state != before[file]]:
+            raise CheckpointError(f"{changed[0]}: was changed while it was read; export again once nothing writes it")
 
 
 def merged_bytes(base: Checkpoint) -> int:
