@@ -381,7 +381,7 @@ def test_an_adapter_in_a_folder_of_a_hub_repository_is_read_from_the_cache(base,
 @pytest.mark.parametrize(
     "name", ["base/model-00002-of-00002.safetensors", "adapter/adapter_model.safetensors", "adapter/adapter_config.json"]
 )
-@pytest.mark.parametrize("how", ["written", "replaced", "deleted"])
+@pytest.mark.parametrize("how", ["written", "shortened", "replaced", "deleted"])
 def test_what_is_changed_while_it_is_read_is_refused(base, adapter, tmp_path, monkeypatch, name, how):
     file, merged_rows = tmp_path / name, merge_module.merged_rows
 
@@ -389,6 +389,8 @@ def test_what_is_changed_while_it_is_read_is_refused(base, adapter, tmp_path, mo
         monkeypatch.setattr(merge_module, "merged_rows", merged_rows)
         if how == "written":
             file.write_bytes(file.read_bytes())
+        elif how == "shortened":
+            os.truncate(file, 100)
         elif how == "replaced":
             (tmp_path / "new").write_bytes(file.read_bytes()[:-1000])
             (tmp_path / "new").rename(file)

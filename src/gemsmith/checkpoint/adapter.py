@@ -240,7 +240,7 @@ class _Pairs(Mapping[str, LowRank]):
         self._sides, self._factors = sides, factors
 
     def __getitem__(self, module: str) -> LowRank:
-        a, b = (np.array(place.read(), dtype=np.float32) for place in self._sides[module][1])
+        a, b = (place.copy().astype(np.float32, copy=False) for place in self._sides[module][1])
         if module in self._factors:
             rank, factor = self._factors[module]
             missing = rank - len(a)

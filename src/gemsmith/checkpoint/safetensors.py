@@ -52,15 +52,31 @@ class TensorPlace:
 
     def read(self) -> "np.ndarray":
         """The tensor, mapped from the file; nothing is copied until it is used."""
+        import numpy as np
+
+        if self.begin == self.end:
+            return self._typed(np.empty(0, np.uint8))
+        return self._typed(np.memmap(self.file, np.uint8, mode="r", offset=self.begin, shape=(self.end - self.begin,)))
+
+    def copy(self) -> "np.ndarray":
+        """The tensor, in memory of its own: a file that is shortened meanwhile is an error here, and in a map the process's end.
+
+        Raises CheckpointError where the file has become shorter, OSError where it is gone.
+        """
+        import numpy as np
+
+        content = np.fromfile(self.file, np.uint8, count=self.end - self.begin, offset=self.begin)
+        if len(content) < self.end - self.begin:
+            raise CheckpointError(f"{self.file}: ended early; it was changed while it was read")
+        return self._typed(content)
+
+    def _typed(self, content: "np.ndarray") -> "np.ndarray":
         import ml_dtypes
         import numpy as np
 
+        # A view of bytes, since neither np.memmap nor np.fromfile knows bfloat16.
         name = _NUMPY[self.dtype]
-        dtype = np.dtype(getattr(ml_dtypes, name) if hasattr(ml_dtypes, name) else name)
-        if self.begin == self.end:
-            return np.empty(self.shape, dtype)
-        # A private map of the bytes, then a view: np.memmap does not know bfloat16.
-        return np.memmap(self.file, np.uint8, mode="r", offset=self.begin, shape=(self.end - self.begin,)).view(dtype).reshape(self.shape)
+        return content.view(np.dtype(getattr(ml_dtypes, name) if hasattr(ml_dtypes, name) else name)).reshape(self.shape)
 
 
 def read_header(file: Path) -> tuple[dict[str, TensorPlace], Mapping[str, str]]:
