@@ -1,3 +1,7 @@
+import itertools
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -7,8 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from gemsmith.models import Execution, abstract_model, token_nll
+from gemsmith.models.sharding import AXES, BATCH, WEIGHTS
 from gemsmith.zoo import Variant
 
 VARIANT = Variant(
@@ -24,10 +30,10 @@ def model():
     return nnx.merge(graph, jax.tree.map(lambda x: jnp.asarray(random.normal(0, 0.2, x.shape), x.dtype), state))
 
 
-def make_batch():
+def make_batch(shape=(2, 21)):
     random = np.random.default_rng(0)
-    hidden = random.standard_normal((2, 21, VARIANT.hidden)).astype(np.float32)
-    return hidden, random.integers(0, VARIANT.vocabulary, (2, 21)), random.integers(0, 2, (2, 21)).astype(np.uint8)
+    hidden = random.standard_normal((*shape, VARIANT.hidden)).astype(np.float32)
+    return hidden, random.integers(0, VARIANT.vocabulary, shape), random.integers(0, 2, shape).astype(np.uint8)
 
 
 def whole_nll(model, hidden, tokens, mask):
@@ -73,3 +79,37 @@ def largest_size(jaxpr):
     """The most elements that any value has, those inside loops and checkpoints too."""
     sizes = [variable.aval.size for equation in jaxpr.eqns for variable in equation.outvars]
     return max([*sizes, *(largest_size(inner) for inner in jax.extend.core.subjaxprs(jaxpr))], default=0)
+
+
+def test_devices_that_share_the_words_or_the_rows_give_the_same():
+    """In a process of its own, since this one has a single device."""
+    environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
+    subprocess.run([sys.executable, __file__], env=environment, check=True)
+
+
+def main():
+    """The hidden states of 16 tokens are fewer bytes than 64 words; those of 64, or of 32 on each of two replicas, are not."""
+    words = np.random.default_rng(1).normal(0, 0.2, (VARIANT.vocabulary, VARIANT.hidden)).astype(np.float32)
+    for length, sizes in itertools.product((4, 16), ((1, 4, 1, 1), (2, 2, 1, 1), (1, 2, 2, 1), (1, 2, 1, 2))):
+        hidden, tokens, mask = make_batch((4, length))
+        whole = SimpleNamespace(variant=VARIANT, execution=Execution(), embed_tokens=SimpleNamespace(embedding=words))
+        expected, expected_gradient = jax.value_and_grad(lambda x: token_nll(whole, x, tokens, mask)[0])(hidden)  # noqa: B023
+        mesh = jax.make_mesh(sizes, AXES, axis_types=(AxisType.Auto,) * 4)
+        table = jax.device_put(words, NamedSharding(mesh, PartitionSpec("tp", WEIGHTS)))
+        rows = NamedSharding(mesh, PartitionSpec(BATCH, "sequence"))
+
+        def nll(hidden, table, tokens, mask, mesh=mesh):
+            split = SimpleNamespace(variant=VARIANT, execution=Execution(mesh=mesh), embed_tokens=SimpleNamespace(embedding=table))
+            return token_nll(split, hidden, tokens, mask, chunk=8)[0]
+
+        laid_out, *others = jax.device_put((hidden, tokens, mask), rows)
+        run = jax.jit(jax.value_and_grad(nll)).lower(laid_out, table, *others).compile()
+        total, gradient = run(laid_out, table, *others)
+        assert float(total) == pytest.approx(float(expected), rel=1e-6), (length, sizes)
+        np.testing.assert_allclose(gradient, expected_gradient, atol=1e-6)
+        gathers_words = f"f32[{VARIANT.vocabulary // sizes[3]},{VARIANT.hidden}]" in run.as_text()
+        assert gathers_words == (length == 16), (length, sizes)
+
+
+if __name__ == "__main__":
+    main()
