@@ -76,12 +76,12 @@ def _tp(fsdp: int, tp: int, **keys: Any) -> dict[str, Any]:
 
 CASES = {
     "31b-v5p": Case(note="the best for v5p", rows=4, train=_fsdp(4, remat="auto"), options=ASYNC),
-    "31b-v6e": Case(note="the best for v6e", topology="v6e:2x4", rows=8, train=_fsdp(8, remat=["down", "lora"]), options=ASYNC),
+    "31b-v6e": Case(note="the best for v6e", topology="v6e:2x4", rows=8, train=_fsdp(8, remat=["o", "down", "lora"]), options=ASYNC),
     "31b-v6e-48mib": Case(
         note="the same, XLA's matmuls with 48 MiB of on-chip memory",
         topology="v6e:2x4",
         rows=8,
-        train=_fsdp(8, remat=["down", "lora"]),
+        train=_fsdp(8, remat=["o", "down", "lora"]),
         options=ASYNC | {"xla_tpu_scoped_vmem_limit_kib": 49152},
     ),
     "31b-v5p-published": Case(note="the published style", rows=1, train=_tp(1, 4, attention="dense"), real_share=PAPER_SHARE),

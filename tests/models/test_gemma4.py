@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from gemsmith.models import Pictures, abstract_model
+from gemsmith.models import Execution, Pictures, abstract_model
 from gemsmith.models.heads import make_heads
 from gemsmith.recipe import Lora
 from gemsmith.train.lora import add_adapters
@@ -146,3 +146,19 @@ def test_a_heads_norm_does_not_depend_on_the_rows_beside_it():
     x = np.random.default_rng(0).standard_normal((16, 128, 64)).astype(np.float32)
     heads = jax.jit(lambda x: make_heads(x, 16, weight=jnp.ones(16), angles=None, eps=1e-6))
     assert np.array_equal(heads(x)[:4], heads(x[:4]))
+
+
+@pytest.mark.parametrize(("remat", "kept"), [("layer", 2), (("down",), 2 + 2), (("o", "down"), 1 + 2 + 2)])
+def test_where_o_and_down_are_kept_so_is_of_a_blocks_inputs_only_the_first(remat, kept):
+    """Of two blocks of two layers, the forward loop hands on arrays of hidden's shape, one entry a block: inputs, o's, down's."""
+    variant = replace(VARIANT, layers=4, kv_shared_layers=0, per_layer_input=0)
+    base = abstract_model(variant, dtype=jnp.float32, execution=Execution(remat=remat))
+    graph, trained, frozen = nnx.split(add_adapters(base, variant, Lora(rank=2), seed=0), nnx.LoRAParam, ...)
+
+    def loss(trained, frozen):
+        return nnx.merge(graph, trained, frozen).hidden(*INPUTS).sum()
+
+    jaxpr = jax.make_jaxpr(jax.grad(loss))(trained, frozen)
+    loops = [equation for equation in jaxpr.eqns if equation.primitive.name == "scan"]
+    assert len(loops) == 2
+    assert [variable.aval.shape for variable in loops[0].outvars].count((2, 2, 12, variant.hidden)) == kept

@@ -21,7 +21,7 @@ def choose(gib, rows=4, fsdp=4, **train):
 
 def test_a_large_chip_keeps_every_name_and_a_small_one_what_saves_most():
     assert choose(95.7) == ORDER
-    assert choose(31.2, rows=8, fsdp=8) == ("lora", "down", "o")
+    assert choose(31.2, rows=8, fsdp=8) == ("lora", "down", "o", "v")
     assert choose(16) == "layer"
 
 
@@ -38,3 +38,18 @@ def test_what_waits_in_the_hosts_memory_is_not_kept_twice():
 
 def test_a_base_of_four_bits_leaves_room_for_more():
     assert choose(24) == "layer" and "lora" in choose(24, dtype="nf4")
+
+
+@pytest.mark.parametrize(
+    ("model", "keys", "inputs"),
+    [
+        ("gemma4-31b", {"remat": ["o", "down"]}, 10),
+        ("gemma4-e4b", {"remat": ["o", "down", "gate"]}, 7),
+        ("gemma4-31b", {"remat": ["down", "lora"]}, 60),
+        ("gemma4-31b", {"remat": "layer"}, 60),
+        ("gemma4-31b", {"remat": ["o", "down"], "dtype": "nf4"}, 60),
+        ("gemma4-26b-a4b", {"remat": ["o", "down"]}, 30),
+    ],
+)
+def test_of_layers_that_make_their_inputs_again_only_the_blocks_are_kept(model, keys, inputs):
+    assert work(model=model, **keys).kept_inputs == inputs

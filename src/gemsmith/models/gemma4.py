@@ -21,6 +21,7 @@ from gemsmith.models.quantised import holds_codes, plain
 from gemsmith.models.remat import Remat, rematerialised
 from gemsmith.models.sharding import BATCH, constrain, gathered, gathered_specs
 from gemsmith.models.splash import SplashAttention, make_kernel
+from gemsmith.sizing import chains_layers
 from gemsmith.zoo import Stretch, Variant
 
 KeyValue = tuple[jax.Array, jax.Array]
@@ -170,6 +171,8 @@ class Gemma4(nnx.Module):
             per_layer = per_layer.reshape(stretch.repeats, stretch.period, *per_layer.shape[1:])
 
         how, mesh, dequantises = self.execution, self.execution.mesh, holds_codes(states)
+        chains = chains_layers(variant, how.remat, dequantises=dequantises)
+        rerun = partial(rematerialised, remat=how.remat, offload=how.offload, dequantises=dequantises)
         specs = [gathered_specs(variant, stretch.first + place, mesh=mesh) if mesh else {} for place in range(stretch.period)]
 
         def run_layer(place: int, state: Any, hidden: jax.Array, shared: Any, extra: Any) -> tuple[jax.Array, KeyValue]:
@@ -180,14 +183,14 @@ class Gemma4(nnx.Module):
         def run_block(carry: tuple[jax.Array, Any], sliced: tuple[Any, Any]) -> tuple[tuple[jax.Array, Any], None]:
             (hidden, kept), (states, extras) = carry, sliced
             for place, is_global in enumerate(kinds):
-                run = rematerialised(partial(run_layer, place), how.remat, offload=how.offload, dequantises=dequantises)
+                run = partial(run_layer, place) if chains else rerun(partial(run_layer, place))
                 shared = latest[is_global] if shares and latest else None
                 hidden, key_value = run(states[place], hidden, shared, None if extras is None else extras[place])
                 kept = {**kept, is_global: key_value} if keeps else kept
             return (hidden, kept), None
 
         kept = (latest or self._no_keys_and_values(hidden, engines)) if keeps else None
-        (hidden, kept), _ = jax.lax.scan(run_block, (hidden, kept), (states, per_layer))
+        (hidden, kept), _ = jax.lax.scan(rerun(run_block) if chains else run_block, (hidden, kept), (states, per_layer))
         return hidden, kept if keeps else latest
 
     def _no_keys_and_values(self, hidden: jax.Array, engines: dict[bool, Engine]) -> dict[bool, KeyValue]:

@@ -18,9 +18,9 @@ Remat = Literal["none", "layer"] | tuple[str, ...]
 def rematerialised(
     function: Callable[..., Any], remat: Remat, *, offload: tuple[str, ...] = (), dequantises: bool = False
 ) -> Callable[..., Any]:
-    """The layer's function, whose backward pass computes again what `remat` does not keep.
+    """The function of a layer, or of a block of them, whose backward pass computes again what `remat` does not keep.
 
-    "none" keeps all, "layer" only the layer's inputs; names keep the results that `checkpoint_name` gave them, and the inputs. Results
+    "none" keeps all, "layer" only the function's inputs; names keep the results that `checkpoint_name` gave them, and the inputs. Results
     named in `offload` wait in the host's memory. A function that `dequantises` weights never keeps those.
     """
     if remat == "none" and not dequantises:

@@ -2,7 +2,7 @@
 
 from gemsmith.sizing.memory import Memory, memory_of, micro_batches, rows_per_device, tokens_per_device, weight_shards
 from gemsmith.sizing.remat import choose_remat
-from gemsmith.sizing.work import LANES, Attention, Remat, Work, attended_pairs, heads_fill_lanes, on_chips, work_of
+from gemsmith.sizing.work import LANES, Attention, Remat, Work, attended_pairs, chains_layers, heads_fill_lanes, on_chips, work_of
 
 __all__ = [
     "LANES",
@@ -11,6 +11,7 @@ __all__ = [
     "Remat",
     "Work",
     "attended_pairs",
+    "chains_layers",
     "choose_remat",
     "heads_fill_lanes",
     "memory_of",

@@ -81,9 +81,9 @@ def weight_shards(mesh: Mesh) -> int:
 
 
 def _kept(work: Work, mesh: Mesh) -> float:
-    """With remat each layer's input, and the results that it names; without it everything that the layer's backward pass reads."""
+    """With remat layers' inputs, and the results that it names; without it everything that the layer's backward pass reads."""
     variant = work.variant
-    numbers: float = variant.layers * (variant.hidden + variant.per_layer_input)
+    numbers: float = work.kept_inputs * variant.hidden + variant.layers * variant.per_layer_input
     numbers += sum(width.split / mesh.tp + width.whole for width in work.kept_widths)
     kept = tokens_per_device(work, mesh) * numbers * work.dtype_bytes
     if work.remat == "none":
@@ -106,7 +106,7 @@ def _layer_workspace(work: Work, mesh: Mesh) -> float:
 
 
 def _head_workspace(work: Work, mesh: Mesh) -> float:
-    """A chunk's logits and their gradient in float32, and under fsdp the gathered head."""
+    """A chunk's logits and their gradient in float32, and under fsdp the gathered head, which the JAX loss splits where tokens are few."""
     logits = 2 * min(LOGIT_CHUNK, tokens_per_device(work, mesh)) * work.variant.vocabulary * 4 / mesh.tp
     gathered = work.head_parameters * work.dtype_bytes / mesh.tp if weight_shards(mesh) > 1 else 0.0
     return logits + gathered

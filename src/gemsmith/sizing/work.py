@@ -96,6 +96,12 @@ class Work:
         return tuple(_sum(width for name, width in named.items() if name in self.remat) for named in self.named_widths)
 
     @property
+    def kept_inputs(self) -> int:
+        """How many layers' inputs are kept: every one's, or those that blocks of layers begin with."""
+        chains = chains_layers(self.variant, self.remat, dequantises=self.dequantises)
+        return sum(stretch.repeats for stretch in self.variant.pattern) if chains else self.variant.layers
+
+    @property
     def recomputes(self) -> bool:
         """Whether the backward pass runs layers again, all or in part."""
         return self.remat != "none"
@@ -107,6 +113,14 @@ class Work:
     @property
     def tokens(self) -> int:
         return self.rows * self.length
+
+
+def chains_layers(variant: Variant, remat: Remat, *, dequantises: bool) -> bool:
+    """Whether the backward pass makes layers' inputs again from what their predecessors in the block kept, in sums and norms alone.
+
+    What o and down gave is then at hand. Where experts add to it, or weights are made plain, a block at a time would hold too much.
+    """
+    return not isinstance(remat, str) and {"o", "down"} <= {*remat} and not (variant.experts or dequantises)
 
 
 def on_chips(work: Work, kind: str, recipe: Recipe) -> Work:
