@@ -162,3 +162,20 @@ def test_where_o_and_down_are_kept_so_is_of_a_blocks_inputs_only_the_first(remat
     loops = [equation for equation in jaxpr.eqns if equation.primitive.name == "scan"]
     assert len(loops) == 2
     assert [variable.aval.shape for variable in loops[0].outvars].count((2, 2, 12, variant.hidden)) == kept
+
+
+def test_layers_whose_inputs_are_made_again_have_the_same_gradients(adapted):
+    """Shared keys and values, and per-layer inputs, go from layer to layer too."""
+    graph, trained, frozen = nnx.split(adapted, nnx.LoRAParam, ...)
+
+    def gradients(remat):
+        def loss(trained, frozen):
+            model = nnx.merge(graph, trained, frozen)
+            model.execution = Execution(remat=remat)
+            return jnp.square(model.hidden(*INPUTS)).mean()
+
+        return jax.tree.leaves(jax.jit(jax.grad(loss))(trained, frozen))
+
+    for plain, again in zip(gradients("none"), gradients(("o", "down", "lora")), strict=True):
+        assert np.abs(plain).max() > 0
+        np.testing.assert_allclose(again, plain, rtol=1e-5, atol=1e-6 * np.abs(plain).max())
