@@ -84,6 +84,13 @@ CASES = {
         train=_fsdp(8, remat=["o", "down", "lora"]),
         options=ASYNC | {"xla_tpu_scoped_vmem_limit_kib": 49152},
     ),
+    "31b-v6e-sync": Case(
+        note="the same, no collective overlapped",
+        topology="v6e:2x4",
+        rows=8,
+        train=_fsdp(8, remat=["o", "down", "lora"]),
+        options={"xla_tpu_enable_windowed_einsum_for_reduce_scatter": False},
+    ),
     "31b-v5p-published": Case(note="the published style", rows=1, train=_tp(1, 4, attention="dense"), real_share=PAPER_SHARE),
     "31b-v5p-published-splash": Case(note="the published style, splash", rows=1, train=_tp(1, 4), real_share=PAPER_SHARE),
     "31b-v5p-fsdp-dense": Case(note="fsdp, dense attention", rows=4, train=_fsdp(4, attention="dense")),
