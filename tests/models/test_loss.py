@@ -11,9 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from gemsmith.models import Execution, abstract_model, token_nll
+from gemsmith.models import loss as module
 from gemsmith.models.sharding import AXES, BATCH, WEIGHTS
 from gemsmith.zoo import Variant
 
@@ -87,13 +88,24 @@ def test_devices_that_share_the_words_or_the_rows_give_the_same():
     subprocess.run([sys.executable, __file__], env=environment, check=True)
 
 
+def test_words_are_split_where_hidden_states_are_fewer_bytes():
+    def splits(tokens, dtype="bfloat16", sizes=(1, 4, 1, 1)):
+        mesh, words = AbstractMesh(sizes, AXES), jax.ShapeDtypeStruct((64, 16), dtype)
+        return module._splits_words(words, jax.ShapeDtypeStruct((4, tokens // 4, 16), dtype), mesh)
+
+    assert splits(20) and not splits(24), "6 bytes of a hidden state's number, 2 of a word's"
+    assert splits(40, sizes=(2, 2, 1, 1)) and splits(20, sizes=(1, 1, 4, 1)) and splits(20, sizes=(1, 2, 1, 2))
+    assert not splits(4, "float32") and not splits(4, sizes=(4, 1, 1, 1)) and not splits(4, sizes=(1, 3, 1, 1))
+
+
 def main():
-    """The hidden states of 16 tokens are fewer bytes than 64 words; those of 64, or of 32 on each of two replicas, are not."""
+    """Loss and gradient of four devices, with the words split over them and gathered, are those of one."""
     words = np.random.default_rng(1).normal(0, 0.2, (VARIANT.vocabulary, VARIANT.hidden)).astype(np.float32)
-    for length, sizes in itertools.product((4, 16), ((1, 4, 1, 1), (2, 2, 1, 1), (1, 2, 2, 1), (1, 2, 1, 2))):
-        hidden, tokens, mask = make_batch((4, length))
-        whole = SimpleNamespace(variant=VARIANT, execution=Execution(), embed_tokens=SimpleNamespace(embedding=words))
-        expected, expected_gradient = jax.value_and_grad(lambda x: token_nll(whole, x, tokens, mask)[0])(hidden)  # noqa: B023
+    hidden, tokens, mask = make_batch((4, 12))
+    whole = SimpleNamespace(variant=VARIANT, execution=Execution(), embed_tokens=SimpleNamespace(embedding=words))
+    expected, expected_gradient = jax.value_and_grad(lambda x: token_nll(whole, x, tokens, mask)[0])(hidden)
+    for splits, sizes in itertools.product((True, False), ((1, 4, 1, 1), (2, 2, 1, 1), (1, 2, 2, 1), (1, 2, 1, 2))):
+        module._splits_words = lambda *_, splits=splits: splits
         mesh = jax.make_mesh(sizes, AXES, axis_types=(AxisType.Auto,) * 4)
         table = jax.device_put(words, NamedSharding(mesh, PartitionSpec("tp", WEIGHTS)))
         rows = NamedSharding(mesh, PartitionSpec(BATCH, "sequence"))
@@ -105,10 +117,10 @@ def main():
         laid_out, *others = jax.device_put((hidden, tokens, mask), rows)
         run = jax.jit(jax.value_and_grad(nll)).lower(laid_out, table, *others).compile()
         total, gradient = run(laid_out, table, *others)
-        assert float(total) == pytest.approx(float(expected), rel=1e-6), (length, sizes)
+        assert float(total) == pytest.approx(float(expected), rel=1e-6), (splits, sizes)
         np.testing.assert_allclose(gradient, expected_gradient, atol=1e-6)
         gathers_words = f"f32[{VARIANT.vocabulary // sizes[3]},{VARIANT.hidden}]" in run.as_text()
-        assert gathers_words == (length == 16), (length, sizes)
+        assert gathers_words != splits, (splits, sizes)
 
 
 if __name__ == "__main__":
