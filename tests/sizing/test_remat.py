@@ -44,7 +44,8 @@ def test_a_base_of_four_bits_leaves_room_for_more():
     ("model", "keys", "inputs"),
     [
         ("gemma4-31b", {"remat": ["o", "down"]}, 10),
-        ("gemma4-e4b", {"remat": ["o", "down", "gate"]}, 7),
+        ("gemma4-12b", {"remat": ["o", "down", "gate"]}, 8),
+        ("gemma4-e4b", {"remat": ["o", "down"]}, 42),
         ("gemma4-31b", {"remat": ["down", "lora"]}, 60),
         ("gemma4-31b", {"remat": "layer"}, 60),
         ("gemma4-31b", {"remat": ["o", "down"], "dtype": "nf4"}, 60),
