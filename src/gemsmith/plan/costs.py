@@ -1,14 +1,18 @@
 """Seconds of one run of a compiled TPU program, operation by operation: compute, memory traffic, and what of the links' time is exposed.
 
 The order of a scheduled module is the order of execution. Three things run side by side: the core, the memory's copy engines and the
-links. What starts asynchronously takes its time on its own engine, and only what its `done` still has to wait for is exposed.
+links. What starts asynchronously takes its time on its own engine, and only what its `done` still has to wait for is exposed. A gather
+whose ring the core itself passes on (XLA's async collective fusion) goes on only in fusions that name it: their programs look, tile by
+tile, whether a shard has arrived, and send it on. Beside anything else no more than the shard that is on its way arrives. What runs on the
+sparse cores needs the core for nothing.
 
 Assumed: matmuls take XLA's estimated cycles, at least their bytes / bandwidth; everything else its bytes / bandwidth, arrays in on-chip
 memory free; kernels KERNEL_SHARE of the peak; a collective its bytes / what the worst placed chip of its group receives over its links.
 No latency is charged, and no compute for vector operations.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 
@@ -120,28 +124,61 @@ def walk(text: str, chip: Chip, *, coordinates: Sequence[Coordinates] = (), kern
 
 
 @dataclass
+class _Transfer:
+    """On its way beside the core: `left` seconds of its engine."""
+
+    engine: str
+    left: float
+    place: int
+    """Among the operations."""
+    steps: int = 0
+    """Of a ring that the core passes on; 0 where nothing waits for the core."""
+
+    def __post_init__(self) -> None:
+        self._step = self._arriving = self.left / (self.steps or 1)
+
+    def go_on(self, seconds: float, *, passed_on: bool) -> float:
+        """What it takes of that time."""
+        taken = min(seconds, self.left)
+        if self.steps and passed_on:
+            self._arriving = self._step - (self._step * self.steps - self.left + taken) % self._step
+        elif self.steps:
+            taken = min(taken, self._arriving)
+            self._arriving -= taken
+        self.left -= taken
+        return taken
+
+
+@dataclass
 class _Clock:
-    """The time of one computation's run: the core's, and when each engine will be free."""
+    """The time of one computation's run, and what is on its way. An engine takes one transfer after the other."""
 
     now: float = 0.0
-    free: dict[str, float] = field(default_factory=lambda: dict.fromkeys(("collective", "forward", "backward", "copy", "host"), 0.0))
-    pending: dict[str, tuple[float, int]] = field(default_factory=dict)
-    """Started and not done: its name or channel -> when it ends, its place among the operations."""
+    pending: dict[str, _Transfer] = field(default_factory=dict)
+    """By engine and name or channel, in the order of their starts."""
     outside: frozenset[str] = frozenset()
     """What the caller has under way."""
 
-    def spend(self, seconds: float, memory_s: float) -> None:
-        """The core works; copies under way lose the bandwidth that it takes."""
-        behind = self.free["copy"] - self.now
-        if behind > 0:
-            lost = min(memory_s, behind)
-            self.free["copy"] += lost
-            self.pending = {key: (end + lost if key.startswith("copy ") else end, at) for key, (end, at) in self.pending.items()}
+    def spend(self, seconds: float, *, memory_s: float = 0.0, passes_on: Container[str] = (), taken: str = "") -> None:
+        """The core works or waits; copies lose the bandwidth that it takes, and transfers the engine that it has `taken`."""
         self.now += seconds
+        room = {taken: 0.0, "copy": seconds - min(memory_s, self.queued("copy"))}
+        for key, each in self.pending.items():
+            left = room.get(each.engine, seconds)
+            room[each.engine] = left - each.go_on(left, passed_on=key in passes_on)
 
-    def start(self, engine: str, seconds: float) -> float:
-        self.free[engine] = max(self.free[engine], self.now) + seconds
-        return self.free[engine]
+    def queued(self, engine: str, until: _Transfer | None = None) -> float:
+        """What the engine has to do on its own, up to a transfer."""
+        before = itertools.takewhile(lambda each: each is not until, self.pending.values())
+        return sum(each.left for each in before if each.engine == engine and not each.steps)
+
+    def finish(self, key: str) -> float:
+        """Waits for what is on its way, and says how long."""
+        each = self.pending[key]
+        waited = each.left + (0.0 if each.steps else self.queued(each.engine, until=each))
+        self.spend(waited, passes_on=(key,))
+        del self.pending[key]
+        return waited
 
 
 @dataclass(kw_only=True)
@@ -165,7 +202,7 @@ class _Walker:
     def _step(self, each: Instruction, home: Computation, times: int, clock: _Clock) -> None:
         target = each.attribute(r'custom_call_target="([^"]*)"')
         if each.opcode in ("while", "conditional", "call"):
-            clock.now += self._inner(each, home, times, clock.outside | clock.pending.keys())
+            clock.spend(self._inner(each, home, times, clock.outside | clock.pending.keys()))
         elif each.opcode.endswith("-done"):
             self._finish_all(_source(each, home), clock)
         elif each.opcode in _FREE or target in _FREE_TARGETS:
@@ -195,7 +232,7 @@ class _Walker:
         self.operations.extend(longest)
         return seconds
 
-    def _compute(self, each: Instruction, home: Computation, times: int, clock: _Clock) -> None:
+    def _compute(self, each: Instruction, home: Computation, times: int, clock: _Clock, passes_on: Container[str] = ()) -> None:
         read = traffic_of(each, home, self.module)
         memory_s = read / self.chip.hbm_bytes_per_s
         flops = self.module.flops(each, home)
@@ -207,7 +244,7 @@ class _Walker:
             seconds = max(memory_s, flops / self.chip.flops_per_s / KERNEL_SHARE)
         elif each.opcode == "copy":
             kind = "copy"
-        clock.spend(seconds, memory_s)
+        clock.spend(seconds, memory_s=memory_s, passes_on=passes_on)
         self._note(each, kind, times, seconds, seconds, flops=flops, moved=read)
 
     def _kernel_flops(self, each: Instruction, home: Computation) -> float:
@@ -225,7 +262,7 @@ class _Walker:
             return
         engine, moved = ("copy", self._called_bytes(each)) if each.called else self._copied(each, home)
         seconds = moved / (HOST_BYTES_PER_S if engine == "host" else self.chip.hbm_bytes_per_s)
-        clock.pending[f"{engine} {each.name}"] = (clock.start(engine, seconds), len(self.operations))
+        clock.pending[f"{engine} {each.name}"] = _Transfer(engine, seconds, len(self.operations))
         self._note(each, engine, times, seconds, 0.0, moved=moved)
 
     def _called_bytes(self, each: Instruction) -> int:
@@ -251,21 +288,18 @@ class _Walker:
     def _with_collective(self, each: Instruction, moved: list[Instruction], home: Computation, times: int, clock: _Clock) -> None:
         """A fusion with a collective in it: it starts or ends one, runs beside one that is under way, or is one."""
         targets = {one.attribute(r'custom_call_target="([^"]*)"') for one in self.module.inside(each)}
-        first = next(one for one in moved)
+        first, keys = moved[0], {f"collective {_key(one)}" for one in moved}
         if "AsyncCollectiveDone" in targets:
             self._finish_all(_key(first), clock)
         elif "AsyncCollectiveStart" in targets:
-            self._collective(first, first, self._home_of(first, each), times, clock, waits=False)
-        elif self._under_way(moved, clock):
-            self._compute(each, home, times, clock)
+            self._collective(first, first, self._home_of(first, each), times, clock, waits=False, passed_on=True)
+        elif keys <= clock.pending.keys() | clock.outside:
+            self._compute(each, home, times, clock, passes_on=keys)
         else:
             for one in moved:
                 self._collective(each, one, self._home_of(one, each), times, clock, waits=True, scatters=_scatters(each))
             if self.module.flops(each, home):
                 self._compute(each, home, times, clock)
-
-    def _under_way(self, moved: Iterable[Instruction], clock: _Clock) -> bool:
-        return all(f"collective {_key(one)}" in clock.pending.keys() | clock.outside for one in moved)
 
     def _home_of(self, one: Instruction, outer: Instruction) -> Computation:
         names = list(outer.called)
@@ -277,19 +311,29 @@ class _Walker:
         raise AssertionError(f"{one.name} is not inside {outer.name}")
 
     def _collective(
-        self, shown: Instruction, each: Instruction, home: Computation, times: int, clock: _Clock, *, waits: bool, scatters: bool = False
+        self,
+        shown: Instruction,
+        each: Instruction,
+        home: Computation,
+        times: int,
+        clock: _Clock,
+        *,
+        waits: bool,
+        scatters: bool = False,
+        passed_on: bool = False,
     ) -> None:
         kind = "reduce-scatter" if scatters else each.opcode.removesuffix("-start")
         arrays = [array for name in each.operands for array in home.instructions[name].arrays]
         seconds, moved = self._link_seconds(kind, each, arrays)
-        end = clock.start(_engine(kind, each), seconds)
+        engine = _engine(kind, each)
         if waits:
-            exposed, clock.now = end - clock.now, end
-            self._note(shown, "collective", times, seconds, exposed, moved=moved)
+            queued = clock.queued(engine)
+            clock.spend(queued)
+            clock.spend(seconds, taken=engine)
+            self._note(shown, "collective", times, seconds, queued + seconds, moved=moved)
         else:
-            clock.pending[f"collective {_key(each)}"] = (end, len(self.operations))
-            if each is not shown:
-                clock.pending[f"collective {_key(shown)}"] = (end, len(self.operations))
+            steps = len(read_group(each.attributes, self.module.partitions)) - 1 if passed_on else 0
+            clock.pending[f"collective {_key(shown)}"] = _Transfer(engine, seconds, len(self.operations), steps)
             self._note(shown, "collective", times, seconds, 0.0, moved=moved)
 
     def _link_seconds(self, kind: str, each: Instruction, arrays: Sequence[Array]) -> tuple[float, float]:
@@ -314,11 +358,9 @@ class _Walker:
             self._finish(f"{engine} {key}", clock)
 
     def _finish(self, key: str, clock: _Clock) -> None:
-        end, place = clock.pending.pop(key, (0.0, -1))
-        if end > clock.now:
-            noted = self.operations[place]
-            self.operations[place] = replace(noted, exposed_s=noted.exposed_s + (end - clock.now) * noted.count)
-            clock.now = end
+        if key in clock.pending:
+            noted = self.operations[place := clock.pending[key].place]
+            self.operations[place] = replace(noted, exposed_s=noted.exposed_s + clock.finish(key) * noted.count)
 
     def _note(
         self, each: Instruction, kind: str, times: int, busy: float, exposed: float, *, flops: float = 0.0, moved: float = 0.0
