@@ -129,6 +129,9 @@ class Train(Section):
         "bfloat16", description="Of the frozen base, `nf4` and `int8` computing in bfloat16; adapters and moments are float32."
     )
     compile: bool = Field(False, description="trl: fuses what lies between matmuls, with torch.compile; tunix always compiles.")
+    compiler_options: dict[str, bool | int | float | str] = Field(
+        {}, description="tunix: XLA's options by name, over those that Gemsmith sets (gemsmith.train.xla)."
+    )
     checkpoint_every: Positive = Field(100, description="Steps.")
     keep_checkpoints: Positive = 3
     checkpoint_folder: str | None = Field(
@@ -277,6 +280,8 @@ def _check_backend(train: Train) -> None:
         )
     if train.offload:
         raise RecipeError("train.offload: train.backend trl keeps all on the device; leave it out, or set train.backend to tunix")
+    if train.compiler_options:
+        raise RecipeError("train.compiler_options: are XLA's, train.backend trl has none; leave them out, or set train.backend to tunix")
     if train.dtype == "int8":
         raise RecipeError("train.dtype: int8 was given, train.backend trl has bfloat16, float32 and nf4; set one of them")
 

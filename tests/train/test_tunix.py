@@ -23,10 +23,11 @@ from gemsmith.export.adapters import complete_steps
 from gemsmith.recipe import build_recipe
 from gemsmith.records import TrainStep
 from gemsmith.run import Run, find_run, is_complete, open_run, read_record, write_record
-from gemsmith.train import tunix
+from gemsmith.train import compiling, tunix
 from gemsmith.train.compiling import Compiled, compile_step, use_compile_cache
 from gemsmith.train.mesh import mesh_sizes
 from gemsmith.train.stage import train
+from gemsmith.train.xla import COMPILER_OPTIONS
 from gemsmith.zoo import find_variant
 
 
@@ -181,6 +182,7 @@ from pathlib import Path
 from gemsmith.data import Batches
 from gemsmith.run import Run, find_run
 from gemsmith.train.stage import train
+from gemsmith.train.xla import COMPILER_OPTIONS
 batch = Batches.batch
 def slowly(self, step, rows):
     time.sleep(0.2 if step > 2 else 0)
@@ -335,6 +337,20 @@ def test_a_second_start_takes_its_step_from_the_cache(prepared_run, monkeypatch,
     record = train(run)
     assert [step.from_cache for step in compiled] == [False, True]
     assert record.compiled_from_cache and record.compile_s > 0
+
+
+def test_the_recipes_compiler_options_reach_xla(prepared_run, monkeypatch):
+    told = []
+    work = compiling._Work
+    monkeypatch.setattr(compiling, "_Work", lambda *given: told.append(given[-1]) or work(*given))
+    train(prepared_run(train={"compiler_options": {"xla_cpu_enable_fast_math": False}}))
+    assert told == [{**COMPILER_OPTIONS["cpu"], "xla_cpu_enable_fast_math": False}]
+
+
+@pytest.mark.parametrize(("name", "value", "says"), [("xla_no_such", True, "xla_no_such"), ("xla_cpu_enable_fast_math", "maybe", "maybe")])
+def test_compiler_options_that_xla_does_not_take_are_one_line(prepared_run, name, value, says):
+    with pytest.raises(RecipeError, match=rf"^train\.compiler_options: XLA does not take them \(.*{says}.*\); mend or leave out"):
+        train(prepared_run(train={"compiler_options": {name: value}}))
 
 
 @pytest.fixture
@@ -509,8 +525,9 @@ from pathlib import Path
 import jax
 from gemsmith.data import Batches
 from gemsmith.run import Run, find_run
-from gemsmith.train import tunix
+from gemsmith.train import compiling, tunix
 from gemsmith.train.stage import train
+from gemsmith.train.xla import COMPILER_OPTIONS
 path = Path(sys.argv[1])
 run = Run(path=path, recipe=find_run(path))
 batch = Batches.batch

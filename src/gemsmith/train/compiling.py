@@ -6,15 +6,17 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import jax
 
+from gemsmith.errors import RecipeError
+from gemsmith.train.attempt import last_line
 from gemsmith.train.step import Step
-from gemsmith.train.xla import COMPILER_OPTIONS
+from gemsmith.train.xla import Option, compiler_options
 
 _LARGEST_CACHE_BYTES = 10 * 2**30
 _POLL_S = 0.1
@@ -41,9 +43,14 @@ def use_compile_cache() -> None:
     jax.config.update("jax_compilation_cache_max_size", _LARGEST_CACHE_BYTES)
 
 
-def compile_step(step: Step, inputs: dict[str, jax.ShapeDtypeStruct], stop: threading.Event) -> Compiled | None:
-    """The step, compiled for these inputs; None where `stop` was set first."""
-    begin_s, work = time.monotonic(), _Work(step, inputs)
+def compile_step(
+    step: Step, inputs: dict[str, jax.ShapeDtypeStruct], stop: threading.Event, options: Mapping[str, Option]
+) -> Compiled | None:
+    """The step, compiled for these inputs; None where `stop` was set first.
+
+    options: the recipe's train.compiler_options. Raises RecipeError where XLA does not take them.
+    """
+    begin_s, work = time.monotonic(), _Work(step, inputs, compiler_options(jax.default_backend(), options))
     # XLA cannot be told to stop, and the interpreter's end would crash under it: the process leaves from there without an end.
     atexit.register(_leave, work, stop)
     with _cache_hits() as hits:
@@ -52,14 +59,17 @@ def compile_step(step: Step, inputs: dict[str, jax.ShapeDtypeStruct], stop: thre
             if stop.is_set():
                 return None
     atexit.unregister(_leave)
+    if options and isinstance(work.error, jax.errors.JaxRuntimeError) and str(work.error).startswith("INVALID_ARGUMENT"):
+        raise RecipeError(f"train.compiler_options: XLA does not take them ({last_line(work.error)}); mend or leave out what it names")
     if work.error:
         raise work.error
     return Compiled(update=work.result, seconds=time.monotonic() - begin_s, from_cache=bool(hits))
 
 
 class _Work(threading.Thread):
-    def __init__(self, step: Step, inputs: dict[str, jax.ShapeDtypeStruct]) -> None:
+    def __init__(self, step: Step, inputs: dict[str, jax.ShapeDtypeStruct], options: dict[str, Option]) -> None:
         super().__init__(daemon=True)
+        self._options = options
         self._arguments = (step.update, step.trained, step.moments, step.frozen, inputs)
         self.ended, self.result = threading.Event(), None
         self.error: Exception | None = None
@@ -67,8 +77,7 @@ class _Work(threading.Thread):
     def run(self) -> None:
         update, *arguments = self._arguments
         try:
-            options = COMPILER_OPTIONS.get(jax.default_backend(), {})
-            self.result = update.lower(*arguments).compile(compiler_options=options)
+            self.result = update.lower(*arguments).compile(compiler_options=self._options)
         except Exception as error:  # noqa: BLE001 - whoever waits raises it again
             self.error = error
         finally:

@@ -143,7 +143,7 @@ class _Session:
         """Whether the step is there to be run, or none is left to run; False where SIGTERM came first."""
         if self.done == self.batches.steps:
             return True
-        compiled = compile_step(self.step, self.inputs, self.stopping)
+        compiled = compile_step(self.step, self.inputs, self.stopping, self.run.recipe.train.compiler_options)
         self.compiled = compiled or self.compiled
         return compiled is not None
 
