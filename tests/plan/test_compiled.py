@@ -48,6 +48,43 @@ def test_a_program_is_compiled_for_a_slice_that_is_not_there():
     assert costs.matmul_flops == 2 * 4096 * 16384**2
 
 
+GATHERS = """
+import sys
+from gemsmith.plan.compiled import compile_for, open_topology
+from gemsmith.train.xla import compiler_options
+devices = open_topology(sys.argv[1])
+import jax, jax.numpy as jnp, numpy as np
+from jax.lax import with_sharding_constraint as place
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+mesh = Mesh(np.array(devices), ("fsdp",))
+whole, split = (NamedSharding(mesh, spec) for spec in (P(), P("fsdp")))
+def layers(x, weights):
+    for w in weights:
+        x = place(jnp.maximum(x @ place(w, whole), 0), split)
+    return x
+def shape(*sizes):
+    return jax.ShapeDtypeStruct(sizes, jnp.bfloat16, sharding=split)
+lowered = jax.jit(layers).lower(shape(len(devices) * 1024, 8192), [shape(8192, 8192)] * 3)
+print(compile_for(lowered, compiler_options("tpu", {})).text)
+"""
+
+
+@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed")
+@pytest.mark.parametrize(
+    ("topology", "who", "other"),
+    [
+        ("v5p:2x2x1", 'async_execution_thread="sparsecore"', "AsyncCollectiveStart"),
+        ("v6e:2x4", 'async_execution_thread="sparsecore"', "AsyncCollectiveStart"),
+        ("v5e:2x4", "AsyncCollectiveStart", 'async_execution_thread="sparsecore"'),
+    ],
+)
+def test_the_sparse_cores_gather_where_there_are_any_else_the_matmuls_programs(topology, who, other):
+    command = [sys.executable, "-c", GATHERS, topology]
+    done = subprocess.run(command, env={**os.environ, **ENVIRONMENT}, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count(who) >= 2 and other not in done.stdout
+
+
 def test_without_libtpu_the_command_that_installs_it_is_named(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(MachineError, match=r"pip install --no-deps -r requirements/tpu\.lock"):
