@@ -148,9 +148,13 @@ def test_a_heads_norm_does_not_depend_on_the_rows_beside_it():
     assert np.array_equal(heads(x)[:4], heads(x[:4]))
 
 
-@pytest.mark.parametrize(("remat", "kept"), [("layer", 2), (("down",), 2 + 2), (("o", "down"), 1 + 2 + 2)])
-def test_where_o_and_down_are_kept_so_is_of_a_blocks_inputs_only_the_first(remat, kept):
-    """Of two blocks of two layers, the forward loop hands on arrays of hidden's shape, one entry a block: inputs, o's, down's."""
+@pytest.mark.parametrize(
+    ("remat", "kept", "turns"), [("layer", 2, [True] * 2), (("down",), 2 + 2, [True] * 2), (("o", "down"), 1 + 2 + 2, [False])]
+)
+def test_where_o_and_down_are_kept_so_is_of_a_blocks_inputs_only_the_first(remat, kept, turns):
+    """Of two blocks of two layers, the forward loop hands on arrays of hidden's shape, one entry a block: inputs, o's, down's. Layers that
+    have inputs of their own are computed again in turn.
+    """
     variant = replace(VARIANT, layers=4, kv_shared_layers=0, per_layer_input=0)
     base = abstract_model(variant, dtype=jnp.float32, execution=Execution(remat=remat))
     graph, trained, frozen = nnx.split(add_adapters(base, variant, Lora(rank=2), seed=0), nnx.LoRAParam, ...)
@@ -162,6 +166,8 @@ def test_where_o_and_down_are_kept_so_is_of_a_blocks_inputs_only_the_first(remat
     loops = [equation for equation in jaxpr.eqns if equation.primitive.name == "scan"]
     assert len(loops) == 2
     assert [variable.aval.shape for variable in loops[0].outvars].count((2, 2, 12, variant.hidden)) == kept
+    again = [equation.params for equation in loops[1].params["jaxpr"].eqns if "prevent_cse" in equation.params]
+    assert [each["prevent_cse"] for each in again] == turns
 
 
 def test_layers_whose_inputs_are_made_again_have_the_same_gradients():

@@ -183,7 +183,7 @@ class Gemma4(nnx.Module):
         def run_block(carry: tuple[jax.Array, Any], sliced: tuple[Any, Any]) -> tuple[tuple[jax.Array, Any], None]:
             (hidden, kept), (states, extras) = carry, sliced
             for place, is_global in enumerate(kinds):
-                run = partial(run_layer, place) if chains else rerun(partial(run_layer, place))
+                run = partial(run_layer, place) if chains else rerun(partial(run_layer, place), in_turn=True)
                 shared = latest[is_global] if shares and latest else None
                 hidden, key_value = run(states[place], hidden, shared, None if extras is None else extras[place])
                 kept = {**kept, is_global: key_value} if keeps else kept

@@ -16,12 +16,13 @@ Remat = Literal["none", "layer"] | tuple[str, ...]
 
 
 def rematerialised(
-    function: Callable[..., Any], remat: Remat, *, offload: tuple[str, ...] = (), dequantises: bool = False
+    function: Callable[..., Any], remat: Remat, *, offload: tuple[str, ...] = (), dequantises: bool = False, in_turn: bool = False
 ) -> Callable[..., Any]:
     """The function of a layer, or of a block of them, whose backward pass computes again what `remat` does not keep.
 
     "none" keeps all, "layer" only the function's inputs; names keep the results that `checkpoint_name` gave them, and the inputs. Results
-    named in `offload` wait in the host's memory. A function that `dequantises` weights never keeps those.
+    named in `offload` wait in the host's memory. A function that `dequantises` weights never keeps those. `in_turn`: nothing is computed
+    again before the gradient that needs it is there; else XLA may do that for several functions at once, and hold all of it.
     """
     if remat == "none" and not dequantises:
         return function
@@ -33,8 +34,8 @@ def rematerialised(
         policy = jax.checkpoint_policies.save_and_offload_only_these_names(
             names_which_can_be_saved=names, names_which_can_be_offloaded=offload, offload_src="device", offload_dst="pinned_host"
         )
-    # Layers run in a scan, where forward and backward are loops of their own: nothing to keep XLA from merging.
-    return jax.checkpoint(function, policy=policy, prevent_cse=False)
+    # The barrier that JAX puts there is against XLA's merging of both passes, which in a scan are loops of their own; it also orders them.
+    return jax.checkpoint(function, policy=policy, prevent_cse=in_turn)
 
 
 def _all_but_weights(primitive: Any, *_: Any, **__: Any) -> bool:
