@@ -77,6 +77,7 @@ def _tp(fsdp: int, tp: int, **keys: Any) -> dict[str, Any]:
 
 
 BEST_ON_V6E = Case(note="the best for v6e", topology="v6e:2x4", rows=8, train=_fsdp(8, remat=["o", "down", "lora"]), options=ASYNC)
+EXPERTS = Case(note="experts", variant="gemma4-26b-a4b", topology="v6e:2x4", rows=8, train=_fsdp(8, remat="auto"), options=ASYNC)
 CASES = {
     "31b-v5p": Case(note="the best for v5p", rows=4, train=_fsdp(4, remat="auto"), options=ASYNC),
     "31b-v5p-fused": Case(note="the same, gathers in the matmuls' programs", rows=4, train=_fsdp(4, remat="auto"), options=FUSED),
@@ -96,7 +97,8 @@ CASES = {
     "31b-v5p-async-8": Case(note="the same, 8 rows", rows=8, train=_fsdp(4), options=FUSED),
     "31b-v5p-8192": Case(note="fsdp, splash, rows of 8192", rows=4, length=8192, train=_fsdp(4)),
     "31b-v6e-tp": Case(note="v6e, fsdp 2 x tp 4, splash", topology="v6e:2x4", rows=2, train=_tp(2, 4)),
-    "26b-a4b-v6e": Case(note="experts", variant="gemma4-26b-a4b", topology="v6e:2x4", rows=8, train=_fsdp(8, remat="auto"), options=ASYNC),
+    "26b-a4b-v6e": EXPERTS,
+    "26b-a4b-v6e-32": dataclasses.replace(EXPERTS, note="the same, 32 rows", rows=32),
     "e4b-v6e": Case(note="per-layer inputs", variant="gemma4-e4b", topology="v6e:2x4", rows=8, train=_fsdp(8, remat="auto"), options=ASYNC),
     "31b-32k": Case(
         note="one row of 32 K, its positions over the chips", rows=1, length=32768, train=_fsdp(1, mesh={"sequence": 4}), options=ASYNC

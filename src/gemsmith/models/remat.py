@@ -34,7 +34,8 @@ def rematerialised(
         policy = jax.checkpoint_policies.save_and_offload_only_these_names(
             names_which_can_be_saved=names, names_which_can_be_offloaded=offload, offload_src="device", offload_dst="pinned_host"
         )
-    # The barrier that JAX puts there is against XLA's merging of both passes, which in a scan are loops of their own; it also orders them.
+    # JAX's barrier is there to keep XLA from merging both passes, which in a scan are loops of their own; what it does here is order them.
+    # With weights left out of it XLA gathers ahead: 26B-A4B on v6e 7 % faster, with two thirds more memory (docs/log.md).
     return jax.checkpoint(function, policy=policy, prevent_cse=in_turn)
 
 

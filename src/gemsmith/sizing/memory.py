@@ -1,19 +1,8 @@
 """Bytes that one device needs at the peak of a training step, by formula.
 
-Against the peaks that XLA gives for the 31B with rank 64 (jax 0.10.2, libtpu 0.0.42.1, compiled with no device; GiB a chip). Training here
-keeps adapters and moments in float32; those builds may have had them in bfloat16, Qwix's default, and then the formula is nearer.
-
-    machine, fsdp x tp, rows x length, attention   XLA   formula, ratio   with bfloat16 adapters
-    v5p-8  1 x 4  1 x 4096  dense                 19.8    23.0  1.16       20.8  1.05
-    v5p-8  1 x 4  1 x 4096  flash                 18.3    21.5  1.17       19.3  1.06
-    v5p-8  4 x 1  4 x 4096  dense                 29.9    32.8  1.10       31.7  1.06
-    v5p-8  4 x 1  4 x 4096  flash                 23.2    26.8  1.16       25.7  1.11
-    v5p-8  4 x 1  8 x 4096  flash                 27.7    31.4  1.13       30.2  1.09
-    v5p-8  4 x 1  4 x 8192  flash                 27.2    31.4  1.15       30.2  1.11
-    v6e-8  2 x 4  2 x 4096  flash                 11.6    13.9  1.20       12.8  1.11
-
-Without remat XLA's nearest build, which kept every matmul's output, came to 102.4; the formula, which keeps all that the backward pass
-reads, to 130.3.
+Of what XLA reserves for the steps of benchmarks/records/tpu_compile it gives 0.94 to 1.20 (tests/sizing/test_memory.py holds it to that).
+Without remat XLA's nearest build of the 31B on four chips of v5p, which kept every matmul's output, came to 102.4 GiB a chip; the formula,
+which keeps all that the backward pass reads, to 130.3.
 """
 
 from dataclasses import asdict, dataclass
@@ -29,7 +18,7 @@ SCORE_BUFFERS = 3
 """Of blocked or dense attention, in float32: scores, probabilities, and the gradient of one of them."""
 
 SCHEDULED = 1.15
-"""What XLA holds for one layer's backward pass, of what that reads: fitted to benchmarks/records/tpu_compile, ratios 0.89 to 1.17."""
+"""What XLA holds for one layer's backward pass, of what that reads: fitted to benchmarks/records/tpu_compile."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,15 +81,15 @@ def _kept(work: Work, mesh: Mesh) -> float:
 
 
 def _layer_workspace(work: Work, mesh: Mesh) -> float:
-    """One layer computed again and walked back; its plain weights beside codes; and under fsdp the gathered weights of the block of
-    layers that repeats: XLA gathers ahead as far as that goes.
-    """
+    """One layer computed again and walked back; its plain weights beside codes; and under fsdp gathered weights of layers that repeat."""
     tokens = tokens_per_device(work, mesh)
     widest = max(width.split / mesh.tp + width.whole for width in work.widths)
     period = max(stretch.period for stretch in work.variant.pattern)
-    # Of experts XLA holds a second copy: 27.6 GiB were reserved for the 26B on v6e:2x4, which one copy leaves at 17.
-    copies = 2 if work.variant.experts else 1
-    gathered = copies * period * work.largest_layer_bytes / mesh.tp if weight_shards(mesh) > 1 else 0.0
+    # XLA gathers ahead as far as that goes, experts twice; where layers are computed again in turn, no further than the next but one.
+    held = period * (2 if work.variant.experts else 1)
+    if work.recomputes and not work.chains:
+        held = min(held, 3)
+    gathered = held * work.largest_layer_bytes / mesh.tp if weight_shards(mesh) > 1 else 0.0
     plain = work.largest_layer_parameters * work.dtype_bytes / mesh.tp if work.dequantises else 0.0
     return SCHEDULED * tokens * widest * work.dtype_bytes + _scores(work, mesh) + gathered + plain
 

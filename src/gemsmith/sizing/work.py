@@ -96,10 +96,14 @@ class Work:
         return tuple(_sum(width for name, width in named.items() if name in self.remat) for named in self.named_widths)
 
     @property
+    def chains(self) -> bool:
+        """Whether the backward pass makes most layers' inputs again."""
+        return chains_layers(self.variant, self.remat, dequantises=self.dequantises)
+
+    @property
     def kept_inputs(self) -> int:
         """How many layers' inputs are kept: every one's, or those that blocks of layers begin with."""
-        chains = chains_layers(self.variant, self.remat, dequantises=self.dequantises)
-        return sum(stretch.repeats for stretch in self.variant.pattern) if chains else self.variant.layers
+        return sum(stretch.repeats for stretch in self.variant.pattern) if self.chains else self.variant.layers
 
     @property
     def recomputes(self) -> bool:
