@@ -1,6 +1,6 @@
 """Bytes that one device needs at the peak of a training step, by formula.
 
-Of what XLA reserves for the steps of benchmarks/records/tpu_compile it gives 0.94 to 1.20 (tests/sizing/test_memory.py holds it to that).
+Of what XLA reserves for the steps of benchmarks/records/tpu_compile it gives 0.95 to 1.17 (tests/sizing/test_memory.py holds it to that).
 Without remat XLA's nearest build of the 31B on four chips of v5p, which kept every matmul's output, came to 102.4 GiB a chip; the formula,
 which keeps all that the backward pass reads, to 130.3.
 """
