@@ -182,7 +182,6 @@ from pathlib import Path
 from gemsmith.data import Batches
 from gemsmith.run import Run, find_run
 from gemsmith.train.stage import train
-from gemsmith.train.xla import COMPILER_OPTIONS
 batch = Batches.batch
 def slowly(self, step, rows):
     time.sleep(0.2 if step > 2 else 0)
@@ -525,9 +524,8 @@ from pathlib import Path
 import jax
 from gemsmith.data import Batches
 from gemsmith.run import Run, find_run
-from gemsmith.train import compiling, tunix
+from gemsmith.train import tunix
 from gemsmith.train.stage import train
-from gemsmith.train.xla import COMPILER_OPTIONS
 path = Path(sys.argv[1])
 run = Run(path=path, recipe=find_run(path))
 batch = Batches.batch
