@@ -5,7 +5,8 @@
 A bfloat16 checkpoint in the shape of the 31B is made twice: of about 3 GB, on which `cp`, `gemsmith export` and PEFT's merge_and_unload +
 save_pretrained take turns, and of more than 10 GB, on which the first two do. Each is a process of its own, once with the checkpoint on the
 disk alone (cold) and once with it in the page cache (warm). `cp` ends when its bytes are in memory, ours when they are on the disk, so `cp`
-is followed by `sync` of its files and both times are recorded.
+is followed by `sync` of its files and both times are recorded. numpy's OpenBLAS picks its own kernels: variables of the shell that would
+choose others (OPENBLAS_*) are kept from the processes.
 """
 
 import contextlib
@@ -108,8 +109,9 @@ def make_adapter(folder: Path, variant: Variant) -> None:
 def run(command: Sequence[str | Path], **environment: str) -> dict[str, float]:
     """Seconds, CPU-seconds and peak memory of a process; raises where it fails."""
     load = os.getloadavg()[0]
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("OPENBLAS_")}
     launch = [sys.executable, "-S", "-c", _LAUNCH, *(str(word) for word in command)]
-    done = subprocess.run(launch, env={**os.environ, **environment}, capture_output=True, text=True, check=False)
+    done = subprocess.run(launch, env=kept | environment, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"{command[0]} failed: {done.stderr[-2000:]}")
     return json.loads(done.stdout.splitlines()[-1]) | {"load_before": load}
