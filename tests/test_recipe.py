@@ -60,6 +60,8 @@ def test_an_unknown_key_is_refused_with_a_near_match(key, expected):
         ("optimizer.learning_rate", float("inf"), "optimizer.learning_rate: inf was given, input should be a finite number"),
         ("lora.targets", ["q", "vv"], "lora.targets: 'vv' matches nothing (did you mean v?)"),
         ("lora.targets", ["q_proj"], "lora.targets: 'q_proj' matches nothing (did you mean q?)"),
+        ("train.compiler_options", 5, "train.compiler_options: 5 was given, it must be a mapping of keys to values"),
+        ("train.compiler_options", {"a": [1]}, "compiler_options.a: [1] was given, it must be true or false, a number or a text"),
         ("seed", -1, "seed: -1 was given"),
         ("seed", 2**63, "seed: 9223372036854775808 was given"),
         ("model", "gemma4-31", "model: 'gemma4-31' is not known (did you mean gemma4-31b?)"),

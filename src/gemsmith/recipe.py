@@ -347,7 +347,11 @@ def _apply_override(values: dict[str, Any], override: str) -> None:
     place[last] = value
 
 
-_IN_YAML = {"tuple_type": "it must be a list, such as [a, b]", "model_type": "it must be a mapping of keys to values"}
+_IN_YAML = {
+    "tuple_type": "it must be a list, such as [a, b]",
+    "model_type": "it must be a mapping of keys to values",
+    "dict_type": "it must be a mapping of keys to values",
+}
 """What pydantic says in Python's words."""
 
 
@@ -363,11 +367,14 @@ def _first_problem(error: ValidationError) -> str:
     key = ".".join(
         part
         for part in place
-        if part not in ("Made", "Mesh", "str", "constrained-str", "int", "float") and not part.startswith(("literal[", "tuple["))
+        if part not in ("Made", "Mesh", "str", "constrained-str", "int", "float", "bool") and not part.startswith(("literal[", "tuple["))
     )
     if problem["type"] == "missing":
         return f"{key} is missing; it must be given"
-    message = _IN_YAML.get(problem["type"]) or problem["msg"][0].lower() + problem["msg"][1:]
+    if place[-1] == "bool":  # the first of the kinds that an option of XLA may have
+        message = "it must be true or false, a number or a text"
+    else:
+        message = _IN_YAML.get(problem["type"]) or problem["msg"][0].lower() + problem["msg"][1:]
     return f"{key}: {problem['input']!r} was given, {message}"
 
 
