@@ -3,10 +3,10 @@
     python benchmarks/merge.py [rounds, default 3] [folder for 40 GB, default a temporary one]
 
 A bfloat16 checkpoint in the shape of the 31B is made twice: of about 3 GB, on which `cp`, `gemsmith export` and PEFT's merge_and_unload +
-save_pretrained take turns, and of more than 10 GB, on which the first two do. Each is a process of its own, once with the checkpoint on the
-disk alone (cold) and once with it in the page cache (warm). `cp` ends when its bytes are in memory, ours when they are on the disk, so `cp`
-is followed by `sync` of its files and both times are recorded. numpy's OpenBLAS picks its own kernels: variables of the shell that would
-choose others (OPENBLAS_*) are kept from the processes.
+save_pretrained take turns, and of more than 10 GB, on which the first two do; each round begins with another of them. Each is a process of
+its own, once with the checkpoint on the disk alone (cold) and once with it in the page cache (warm). `cp` ends when its bytes are in
+memory, ours when they are on the disk, so `cp` is followed by `sync` of its files and both times are recorded. numpy's OpenBLAS picks its
+own kernels: variables of the shell that would choose others (OPENBLAS_*) are kept from the processes.
 """
 
 import contextlib
@@ -156,12 +156,15 @@ def take_turns(place: Path, layers: int, rounds: int, sides: dict[str, Callable[
     caches = {"cold": drop_from_cache, "warm": read_into_cache}
     runs: dict[str, dict[str, list[dict[str, float]]]] = {cache: {name: [] for name in sides} for cache in caches}
     try:
-        for number, cache, name in itertools.product(range(rounds), caches, sides):
-            os.sync()
-            caches[cache](base)
-            runs[cache][name].append(sides[name](base, adapter, out))
-            print(f"{layers} layers, round {number + 1}, {cache}, {name}: {runs[cache][name][-1]}", file=sys.stderr, flush=True)
-            shutil.rmtree(out)
+        for number, cache in itertools.product(range(rounds), caches):
+            names = [*sides]
+            names = names[number % len(names) :] + names[: number % len(names)]  # what ran before slows or speeds the next one
+            for name in names:
+                os.sync()
+                caches[cache](base)
+                runs[cache][name].append(sides[name](base, adapter, out))
+                print(f"{layers} layers, round {number + 1}, {cache}, {name}: {runs[cache][name][-1]}", file=sys.stderr, flush=True)
+                shutil.rmtree(out)
     finally:
         for folder in (base, adapter, out):
             shutil.rmtree(folder, ignore_errors=True)
