@@ -109,7 +109,7 @@ def train_ours(folder: Path) -> dict[str, Any]:
 
     def update(rows: dict[str, np.ndarray], number: int) -> float:
         nonlocal compiled, trained, moments
-        compiled = compiled or compile_step(step, shapes, threading.Event())
+        compiled = compiled or compile_step(step, shapes, threading.Event(), recipe.train.compiler_options)
         assert compiled is not None, "nothing stops it"
         values: dict[str, Any] = rows | {"learning_rate": RATE, "step": number + 1, "loss_limit": np.inf, "stop": 0}
         inputs = {name: jax.device_put(np.full(like.shape, values[name], like.dtype), like.sharding) for name, like in shapes.items()}
