@@ -80,7 +80,7 @@ def prepare_theirs(checkpoint: Path, rows: Path, folder: Path) -> dict[str, Any]
     """As TRL's documentation has it: conversational prompt and completion, loss on the completion, packed best-fit-decreasing."""
     import datasets
     import transformers
-    from trl import SFTConfig, SFTTrainer
+    from trl import SFTConfig, SFTTrainer  # type: ignore[attr-defined]
 
     datasets.disable_progress_bars()
     found: dict[str, Any] = {}

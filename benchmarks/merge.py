@@ -18,7 +18,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -35,12 +35,22 @@ from gemsmith.run import this_machine
 from gemsmith.zoo import Tensor, Variant, find_variant, lora_targets, text_tensors
 
 RECORD = Path(__file__).parent / "records" / "merge.json"
-WIDTHS = {"hidden": 2048, "ffn": 8192, "heads": 16, "kv_heads": 8, "global_kv_heads": 2, "vocabulary": 65_536, "context": 4096}
+WIDTHS: dict[str, Any] = {
+    "hidden": 2048,
+    "ffn": 8192,
+    "heads": 16,
+    "kv_heads": 8,
+    "global_kv_heads": 2,
+    "vocabulary": 65_536,
+    "context": 4096,
+}
 SMALL_LAYERS, LARGE_LAYERS = 18, 66
 SHARD_BYTES = 1_500_000_000
 RANK = ALPHA = 64
 PACKAGES = ("numpy", "ml_dtypes", "torch", "transformers", "peft")
 _GIB = 2**30
+# Of base, adapter and target, what `run` measures.
+Side = Callable[[Path, Path, Path], dict[str, float]]
 _BLOCK_VALUES = 2**23
 # A process's peak memory is at least that of the one that started it: this one is small.
 _LAUNCH = """
@@ -72,7 +82,7 @@ def make_base(folder: Path, variant: Variant) -> None:
         if 2 * sum(other.size for other in shards[-1]) > SHARD_BYTES:
             shards.append([])
         shards[-1].append(tensor)
-    weight_map = {}
+    weight_map: dict[str, str] = {}
     for number, tensors in enumerate(shards, start=1):
         name = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
         _write_shard(folder / name, tensors, random)
@@ -81,7 +91,8 @@ def make_base(folder: Path, variant: Variant) -> None:
 
 
 def _write_shard(file: Path, tensors: Sequence[Tensor], random: np.random.Generator) -> None:
-    header, end = {"__metadata__": {"format": "pt"}}, 0
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
     for tensor in tensors:
         header[tensor.name] = {"dtype": "BF16", "shape": list(tensor.shape), "data_offsets": [end, end + 2 * tensor.size]}
         end += 2 * tensor.size
@@ -146,7 +157,7 @@ def read_into_cache(folder: Path) -> None:
                 pass
 
 
-def take_turns(place: Path, layers: int, rounds: int, sides: dict[str, Callable[[Path, Path, Path], dict[str, float]]]) -> dict[str, Any]:
+def take_turns(place: Path, layers: int, rounds: int, sides: Mapping[str, Side]) -> dict[str, Any]:
     """Each side's runs on a checkpoint of so many layers, one after the other, `rounds` times; what they wrote is deleted."""
     variant = replace(find_variant("gemma4-31b"), name="custom", layers=layers, **WIDTHS)
     base, adapter, out = place / "base", place / "adapter", place / "out"
@@ -196,7 +207,7 @@ def summary(runs: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
 
 def main(rounds: int, folder: Path | None) -> None:
     started = datetime.now(UTC).isoformat(timespec="seconds")
-    both = {"cp": run_cp, "gemsmith": run_ours}
+    both: dict[str, Side] = {"cp": run_cp, "gemsmith": run_ours}
     with tempfile.TemporaryDirectory() if folder is None else contextlib.nullcontext(str(folder)) as name:
         place = Path(name)
         small = take_turns(place, SMALL_LAYERS, rounds, both | {"peft": run_peft})

@@ -31,7 +31,7 @@ RECORD = Path(__file__).parent / "records" / "splits.json"
 VARIANTS = ("tiny-12b", "tiny-31b", "tiny-e2b", "tiny-26b-a4b")
 # Each is a process of its own: what it computes, and on how many devices.
 SIDES = {"float64": 1, "gemsmith": 1, "gemsmith, four devices": 4, "transformers": 1}
-ROWS, LENGTH, RANK, ALPHA = 16, 128, 4, 8.0
+ROWS, LENGTH, RANK, ALPHA = 16, 128, 4, 8
 MICRO_BATCHES = (1, 2, 4, 8, 16)
 # What four devices share: for each micro-batch a mesh that its rows can be split over.
 MESHES = {1: {"fsdp": 4}, 2: {"fsdp": 2, "replica": 2}, 4: {"fsdp": 4}}
@@ -149,12 +149,12 @@ def gradients_in_float64(checkpoint: Path, variant: str) -> Matrices:
     from gemsmith.models import token_nll
 
     _, _, model = open_model(checkpoint, variant, 1)
-    graph, trained, frozen = nnx.split(model, nnx.LoRAParam, ...)
+    graph, trained, frozen = nnx.split(model, nnx.LoRAParam, ...)  # type: ignore[misc]
 
     def widened(leaf: Any) -> Any:
         return jnp.asarray(np.asarray(leaf), jnp.float64) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
 
-    trained, frozen = (jax.tree.map(widened, state) for state in (trained, frozen))
+    trained, frozen = jax.tree.map(widened, trained), jax.tree.map(widened, frozen)
     tokens, mask = make_batch()
 
     def loss(trained: Any) -> jax.Array:
@@ -164,7 +164,7 @@ def gradients_in_float64(checkpoint: Path, variant: str) -> Matrices:
                 setattr(module, name, jnp.float64)
         hidden = whole.hidden(tokens, np.tile(np.arange(LENGTH), (ROWS, 1)), np.ones_like(tokens))
         assert hidden.dtype == jnp.float64
-        total, count = token_nll(whole, hidden, tokens, mask)
+        total, count = token_nll(whole, hidden, jnp.asarray(tokens), jnp.asarray(mask))
         return total / count
 
     return by_name(model.variant, nnx.to_flat_state(jax.jit(jax.grad(loss))(trained)))
@@ -178,7 +178,8 @@ def gradients_of_transformers(checkpoint: Path, variant: str) -> dict[int, Matri
     names = "|".join(re.escape(target.module) for target in lora_targets(find_variant(variant)))
     base = transformers.AutoModelForImageTextToText.from_pretrained(checkpoint, attn_implementation="eager", dtype=torch.float32)
     model = peft.get_peft_model(base, peft.LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules=f"({names})"))
-    start, weights = make_start(variant), {}
+    start = make_start(variant)
+    weights: dict[str, Any] = {}
     for name, weight in model.named_parameters():
         if weight.requires_grad:
             module, matrix = re.fullmatch(r"base_model\.model\.(.*)\.lora_([AB])\.default\.weight", name).groups()  # type: ignore[union-attr]
@@ -206,7 +207,7 @@ def main_of_side(side: str, variant: str, checkpoint: Path, out: Path) -> None:
     else:
         found = gradients_of_transformers(checkpoint, variant)
     for micro_batches, matrices in found.items():
-        np.savez(out / f"{side}-{micro_batches}.npz", **matrices)
+        np.savez(out / f"{side}-{micro_batches}.npz", allow_pickle=False, **matrices)
 
 
 def compare(folder: Path) -> dict[str, Any]:
@@ -264,6 +265,6 @@ def main() -> None:
 
 if __name__ == "__main__":
     if len(sys.argv) == 5:
-        main_of_side(*sys.argv[1:3], *map(Path, sys.argv[3:]))
+        main_of_side(sys.argv[1], sys.argv[2], Path(sys.argv[3]), Path(sys.argv[4]))
     else:
         main()

@@ -273,8 +273,8 @@ def print_costs(costs: Costs, *, rows: int) -> None:
     )
     console.print(", ".join(f"{kind} {1e3 * costs.seconds(kind):.1f} ms" for kind in KINDS))
     console.print(f"per chip: matmuls {costs.matmul_flops / 1e12:.2f} TFLOP, kernels {costs.kernel_flops / 1e12:.2f} TFLOP")
-    for each in costs.unpriced:
-        console.print(f"not priced: {each}")
+    for name in costs.unpriced:
+        console.print(f"not priced: {name}")
     table = Table("kind", "name", "runs", "exposed ms", "busy ms", "TFLOP", "GB", "result", "from", box=None)
     for each in costs.most_expensive(rows):
         cells = (f"{1e3 * each.exposed_s:.2f}", f"{1e3 * each.busy_s:.2f}", f"{each.flops / 1e12:.3f}", f"{each.bytes / 1e9:.2f}")

@@ -46,7 +46,7 @@ VARIANT = replace(
     context=4096,
 )
 ROWS, LENGTH, MEAN_DOCUMENT = 2, 1024, 300
-RANK, ALPHA, RATE = 16, 32.0, 1e-4
+RANK, ALPHA, RATE = 16, 32, 1e-4
 WARM_UP, STEPS = 2, 4
 OURS, THEIRS = "gemsmith", ("peft-sdpa", "peft-eager")
 PACKAGES = {OURS: ("jax", "jaxlib", "flax", "qwix", "optax"), "peft": ("torch", "transformers", "peft")}

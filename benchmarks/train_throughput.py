@@ -81,7 +81,7 @@ def write_model(case: Case, folder: Path) -> None:
     layers: dict[int | None, list[Any]] = {}
     for tensor in text_tensors(case.variant):
         layers.setdefault(tensor.layer, []).append(tensor)
-    places = {}
+    places: dict[str, str] = {}
     for layer, tensors in layers.items():
         file = f"model-{'words' if layer is None else layer}.safetensors"
         save_file({tensor.name: random_weight(tensor, block).astype(kind) for tensor in tensors}, folder / file, metadata={"format": "pt"})
@@ -135,7 +135,7 @@ def train_ours(case: Case, backend: str, checkpoint: Path, rows: Path, folder: P
         ends_cpu_s.append(time.process_time())
         add(log, step)
 
-    StepLog.add = add_timed  # type: ignore[method-assign]
+    StepLog.add = add_timed  # type: ignore[assignment, method-assign]
     run = open_run(folder / "run", recipe_of(case, backend, checkpoint, rows))
     prepare_data(run)
     record = train(run)
@@ -154,7 +154,7 @@ def train_theirs(case: Case, checkpoint: Path, rows: Path, folder: Path) -> dict
     """SFTTrainer on conversational prompts and completions, packed, with its defaults for all that the case does not name."""
     import torch
     import transformers
-    from trl import SFTTrainer
+    from trl import SFTTrainer  # type: ignore[attr-defined]
 
     tokens: list[int] = []
     ends_s: list[float] = []
@@ -176,6 +176,7 @@ def train_theirs(case: Case, checkpoint: Path, rows: Path, folder: Path) -> dict
     tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint)
     trainer = Counting(str(checkpoint), config, train_dataset=data, processing_class=tokenizer, peft_config=lora, callbacks=[Timing()])
     trainer.train()
+    model: Any = trainer.model
     cuda = torch.cuda.is_available()
     each = [sum(tokens[step * case.rows : (step + 1) * case.rows]) for step in range(case.steps)]
     return {
@@ -184,7 +185,7 @@ def train_theirs(case: Case, checkpoint: Path, rows: Path, folder: Path) -> dict
         "cpu_s": np.diff(ends_cpu_s)[WARM_UP - 1 :].tolist(),
         "tokens": each[WARM_UP:],
         "peak_memory_bytes": torch.cuda.max_memory_allocated() if cuda else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-        "attention": {"all": trainer.model.config._attn_implementation},
+        "attention": {"all": model.config._attn_implementation},
     }
 
 
@@ -193,7 +194,7 @@ def theirs(case: Case, rows: Path, folder: Path) -> tuple[Any, Any, Any]:
     import datasets
     import peft
     import torch
-    from trl import SFTConfig
+    from trl import SFTConfig  # type: ignore[attr-defined]
 
     lines = [json.loads(line)["messages"] for line in rows.read_text().splitlines()]
     data = datasets.Dataset.from_list([{"prompt": messages[:1], "completion": messages[1:]} for messages in lines])
