@@ -1,5 +1,6 @@
 import importlib.util
 import os
+import platform
 import shutil
 import subprocess
 from pathlib import Path
@@ -23,6 +24,7 @@ from gemsmith.run import (
     replacing,
     replacing_folder,
     start_clock,
+    this_machine,
     write_record,
 )
 
@@ -281,3 +283,21 @@ def test_checkpoints_are_in_the_run_or_where_the_recipe_says(run, tmp_path, monk
         folder("gs://b/f")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
     assert folder("gs://b/f") == "gs://b/f"
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "expected"),
+    [
+        ("model name\t: AMD EPYC\nflags\t\t: fpu avx2 avx512f\n\nmodel name\t: another", "AMD EPYC ({}, AVX-512)"),
+        ("model name : Xeon: v4\nflags : avx avx2\n", "Xeon: v4 ({}, AVX2)"),
+        ("model name : old\nflags : sse2\n", "old ({})"),
+        ("processor : 0\nFeatures : asimd\n", "{}"),  # as ARM has it
+        (None, "{}"),
+    ],
+)
+def test_a_machine_names_its_processor_and_its_widest_vectors(tmp_path, monkeypatch, cpuinfo, expected):
+    file = tmp_path / "cpuinfo"
+    if cpuinfo is not None:
+        file.write_text(cpuinfo)
+    monkeypatch.setattr("gemsmith.run._CPUINFO", file)
+    assert this_machine().processor == expected.format(platform.machine())

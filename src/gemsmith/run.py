@@ -31,6 +31,8 @@ from gemsmith.resolve import resolve, resolve_file
 
 RecordT = TypeVar("RecordT", bound=Record)
 
+# Linux's list of cores, and enough of it for the first one.
+_CPUINFO, _FIRST_CORE_BYTES = Path("/proc/cpuinfo"), 2**14
 _STOPS = ("train.on_nonfinite", "train.on_spike")
 _TRAINED_DATA = ("data.train", "data.format", "data.template", "data.max_length", "data.packing", "data.too_long")
 
@@ -253,12 +255,26 @@ def refused_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str,
 
 def this_machine() -> Machine:
     memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        with _CPUINFO.open(encoding="utf-8", errors="replace") as file:
+            cpuinfo = file.read(_FIRST_CORE_BYTES)
+    except OSError:
+        cpuinfo = ""
     return Machine(
         system=f"{platform.system()} {platform.release()}",
-        processor=platform.machine(),
+        processor=_processor(cpuinfo),
         cores=os.cpu_count() or 1,
         memory_bytes=memory_bytes,
     )
+
+
+def _processor(cpuinfo: str) -> str:
+    """Name and widest vectors of the first core that Linux lists, where it does: two machines of one cloud may differ in both."""
+    lines = (line.partition(":") for line in cpuinfo.split("\n\n", maxsplit=1)[0].splitlines())
+    core = {key.strip(): value.strip() for key, _, value in lines}
+    flags = core.get("flags", "").split()
+    kinds = [platform.machine(), *(name for flag, name in (("avx512f", "AVX-512"), ("avx2", "AVX2")) if flag in flags)][:2]
+    return f"{core['model name']} ({', '.join(kinds)})" if "model name" in core else platform.machine()
 
 
 def sha256_file(path: Path) -> str:
