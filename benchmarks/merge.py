@@ -168,9 +168,8 @@ def take_turns(place: Path, layers: int, rounds: int, sides: Mapping[str, Side])
     runs: dict[str, dict[str, list[dict[str, float]]]] = {cache: {name: [] for name in sides} for cache in caches}
     try:
         for number, cache in itertools.product(range(rounds), caches):
-            names = [*sides]
-            names = names[number % len(names) :] + names[: number % len(names)]  # what ran before slows or speeds the next one
-            for name in names:
+            first = number % len(sides)  # what ran before slows or speeds the next one
+            for name in ([*sides] * 2)[first : first + len(sides)]:
                 os.sync()
                 caches[cache](base)
                 runs[cache][name].append(sides[name](base, adapter, out))
