@@ -41,7 +41,7 @@ def test_the_31b_does_not_fit_and_says_what_it_needs(machine):
     ("machine", "train", "expected"),
     [
         ("v5p-8", {}, "train.backend trl runs on GPU and CPU"),
-        ("2xh100", {"dtype": "nf4"}, "train.dtype: with train.backend trl a base of codes trains on one device"),
+        ("2xh100", {"dtype": "nf4"}, "train.dtype: with train.backend trl a quantised base trains on one device"),
         ("8xh100", {"mesh": Mesh(fsdp=4, tp=2)}, "train.mesh: train.backend trl splits by replica and fsdp only"),
     ],
 )

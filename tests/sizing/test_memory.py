@@ -30,7 +30,7 @@ def test_jax_on_cpu_holds_one_row_at_a_time():
     values = {"checkpoint": "x", "data": {"train": "x"}}
     jax_recipe, trl_recipe = (build_recipe(values | {"train": {"backend": backend}}) for backend in ("tunix", "trl"))
     eight, four_times_two = work(rows=8), work(rows=8, micro_batches=4)
-    one = memory_of(work(rows=1), Mesh())
+    one = memory_of(on_chips(work(rows=1), "cpu", jax_recipe), Mesh())
     assert memory_of(on_chips(eight, "cpu", jax_recipe), Mesh()) == memory_of(on_chips(four_times_two, "cpu", jax_recipe), Mesh()) == one
     assert memory_of(on_chips(eight, "cpu", trl_recipe), Mesh()) == memory_of(on_chips(eight, "gpu", jax_recipe), Mesh()) != one
 

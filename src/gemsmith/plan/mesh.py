@@ -5,10 +5,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from gemsmith.execution import BACKENDS, Remat
 from gemsmith.hardware import Machine
 from gemsmith.plan.time import StepTime, step_time
 from gemsmith.recipe import Mesh
-from gemsmith.sizing import Memory, Remat, Work, choose_remat, memory_of
+from gemsmith.sizing import Memory, Work, choose_remat, memory_of
 from gemsmith.zoo import Variant
 
 USABLE_SHARE = 0.95
@@ -43,7 +44,7 @@ def choose_mesh(
 ) -> Choice:
     """The wanted mesh, or for `auto` the fastest of those that fit; where none fits, the one that comes closest.
 
-    Where remat is `auto`, each with what fits it. The backend trl has neither sequence nor tp, and computes whole layers again.
+    Where remat is `auto`, each with what fits it. The backend trl has neither sequence nor tp, and recomputes whole layers.
     """
     if backend == "trl":
         mesh = Mesh(fsdp=machine.devices) if wanted == "auto" else wanted
@@ -61,12 +62,13 @@ def choose_mesh(
 
 
 def _missing_in_trl(work: Work, machine: Machine, mesh: Mesh) -> Iterator[str]:
-    if machine.chip.kind == "tpu":
+    backend = BACKENDS["trl"]
+    if machine.chip.kind not in backend.chips:
         yield "train.backend trl runs on GPU and CPU; set it to tunix"
-    if mesh.sequence > 1 or mesh.tp > 1:
-        yield "train.mesh: train.backend trl splits by replica and fsdp only"
+    if any(size > 1 for axis, size in mesh.model_dump().items() if axis not in backend.mesh_axes):
+        yield f"train.mesh: train.backend trl splits by {' and '.join(backend.mesh_axes)} only"
     if work.dequantises and mesh.replica * mesh.fsdp > 1:
-        yield "train.dtype: with train.backend trl a base of codes trains on one device"
+        yield "train.dtype: with train.backend trl a quantised base trains on one device"
 
 
 def _rows_first(work: Work, devices: int, tp: int) -> Mesh:

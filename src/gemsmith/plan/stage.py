@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from gemsmith.execution import LOGIT_TOKENS, OTHER_QUERY_BLOCK, QUERY_BLOCKS
 from gemsmith.hardware import Catalogue, Machine, find_machine, load_catalogue
 from gemsmith.plan import time
 from gemsmith.plan.mesh import Choice, choose_mesh
@@ -10,8 +11,7 @@ from gemsmith.recipe import Recipe
 from gemsmith.records import DataRecord, MachinePlan, Origin, PlanRecord
 from gemsmith.resolve import recipe_variant
 from gemsmith.run import Run, is_complete, make_origin, read_record, sha256_file, start_clock, write_record
-from gemsmith.sizing import Work, memory, on_chips, work_of
-from gemsmith.sizing.work import QUERY_BLOCK
+from gemsmith.sizing import Work, on_chips, work_of
 from gemsmith.zoo import Variant
 
 
@@ -145,9 +145,10 @@ def _assumptions(work: Work, recipe: Recipe) -> tuple[str, ...]:
     sentences = [
         "Everything here is modelled by formula; nothing was measured on these machines.",
         f"{work.rows} row{'s' * (work.rows != 1)} of {work.length:,} tokens a step, {_at_once(work)}; {_computed_again(recipe)}.",
-        f"Attention is the splash kernel on TPU; elsewhere {QUERY_BLOCK} queries at a time meet all keys of the row or window.",
+        f"Attention is the splash kernel on TPU; elsewhere blocks of {OTHER_QUERY_BLOCK} queries ({QUERY_BLOCKS['cpu']} on CPU) are "
+        "compared with the keys in their reach.",
         "Documents packed into a row are reckoned as one document of its length, which is an upper bound.",
-        f"Each device holds the logits of {memory.LOGIT_CHUNK:,} tokens at once.",
+        f"Each device holds the logits of {LOGIT_TOKENS:,} tokens at once.",
         "Base weights and adapters are split over all devices.",
         "Adapters, their gradients and moments are float32.",
         "Low: traffic between chips hidden and matmuls at their best; high: none hidden and matmuls at their worst.",

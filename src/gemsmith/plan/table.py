@@ -4,6 +4,7 @@ import sys
 from collections.abc import Sequence
 from typing import TextIO
 
+from gemsmith.characters import spell_out
 from gemsmith.recipe import Mesh
 from gemsmith.records import MachinePlan, PlanRecord
 
@@ -14,7 +15,7 @@ _WORDS = 3  # columns of words stand to the left, those of numbers to the right
 
 def print_plan(record: PlanRecord, file: TextIO | None = None) -> None:
     """Prints the machines, then what the numbers rest on, to stdout or a file."""
-    print("\n".join(plan_lines(record)), file=file or sys.stdout)
+    print(spell_out("\n".join(plan_lines(record))), file=file or sys.stdout)
 
 
 def plan_lines(record: PlanRecord) -> list[str]:

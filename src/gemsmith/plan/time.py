@@ -30,8 +30,8 @@ FLOAT32_SHARE = 0.5
 OPTIMIZER_PASSES = 7
 """Times that AdamW reads or writes a number as large as the adapters: parameter, gradient and two moments in, all but the gradient out."""
 
-_RECOMPUTED = {"flash": 0.5, "blocked": 1.0, "dense": 0.0}
-"""Forward passes of attention that its own backward pass makes: flash the scores alone, a checkpointed block all of it."""
+_RECOMPUTED = {"flash": 0.5, "blocked": 0.5, "dense": 0.0}
+"""Forward passes of attention that its own backward pass makes: flash and blocked attention recompute the scores, half of one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +81,7 @@ def attention_flops(work: Work) -> float:
     variant, forward = work.variant, 0
     for layer in range(variant.layers):
         window = None if variant.is_global(layer) else variant.sliding_window
-        pairs = attended_pairs(work.length, window, work.attention)
+        pairs = attended_pairs(work.length, window, work.attention, block=work.query_block)
         forward += 4 * variant.heads * variant.head_dim_of(layer) * pairs
     passes = 3.0 + _RECOMPUTED[work.attention] + (1.0 if work.recomputes_attention else 0.0)
     return work.rows * forward * passes
@@ -91,7 +91,7 @@ def _hbm_bytes(work: Work, mesh: Mesh) -> float:
     """On one device: the weights once a pass, each pass's activations in and out of matmul and adapter, AdamW."""
     passes = 3 if work.recomputes else 2
     weights = passes * micro_batches(work, mesh) * work.base_bytes / mesh.tp
-    # Written as they are made plain, and read again.
+    # Written as they are dequantised, and read again.
     weights += 2 * passes * micro_batches(work, mesh) * work.parameters * work.dtype_bytes / mesh.tp if work.dequantises else 0.0
     tokens = micro_batches(work, mesh) * tokens_per_device(work, mesh)
     numbers = sum(width.split / mesh.tp + width.whole for width in work.widths)
@@ -100,7 +100,7 @@ def _hbm_bytes(work: Work, mesh: Mesh) -> float:
 
 
 def _received_bytes(work: Work, mesh: Mesh) -> float:
-    """By one device: the gathered weights once forward and once backward, the adapters' gradients, what devices of a row trade around
+    """By one device: the gathered weights once forward and once backward, the adapters' gradients, the all-to-all of a row's devices around
     attention, and tp's two sums a layer and direction.
     """
     passes, variant, shards = 3 if work.recomputes else 2, work.variant, weight_shards(mesh)

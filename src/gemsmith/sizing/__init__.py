@@ -2,18 +2,13 @@
 
 from gemsmith.sizing.memory import Memory, memory_of, micro_batches, rows_per_device, tokens_per_device, weight_shards
 from gemsmith.sizing.remat import choose_remat
-from gemsmith.sizing.work import LANES, Attention, Remat, Work, attended_pairs, chains_layers, heads_fill_lanes, on_chips, work_of
+from gemsmith.sizing.work import Work, attended_pairs, on_chips, work_of
 
 __all__ = [
-    "LANES",
-    "Attention",
     "Memory",
-    "Remat",
     "Work",
     "attended_pairs",
-    "chains_layers",
     "choose_remat",
-    "heads_fill_lanes",
     "memory_of",
     "micro_batches",
     "on_chips",

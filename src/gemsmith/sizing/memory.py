@@ -7,13 +7,12 @@ which keeps all that the backward pass reads, to 130.3.
 
 from dataclasses import asdict, dataclass
 
+from gemsmith.execution import LOGIT_TOKENS
 from gemsmith.recipe import Mesh
-from gemsmith.sizing.work import QUERY_BLOCK, Work, keys_of_a_block
+from gemsmith.sizing.work import Work, most_keys
 
 ADAPTER_BYTES = 4
 """Adapters, their gradients and both moments are float32."""
-LOGIT_CHUNK = 1024
-"""Tokens whose logits a device holds at once, in the JAX loss."""
 SCORE_BUFFERS = 3
 """Of blocked or dense attention, in float32: scores, probabilities, and the gradient of one of them."""
 
@@ -84,7 +83,7 @@ def _layer_workspace(work: Work, mesh: Mesh) -> float:
     """One layer computed again and walked back; its plain weights beside codes; and under fsdp gathered weights of layers that repeat."""
     tokens = tokens_per_device(work, mesh)
     widest = max(width.split / mesh.tp + width.whole for width in work.widths)
-    period = max(stretch.period for stretch in work.variant.pattern)
+    period = max(blocks.period for blocks in work.variant.scan_blocks)
     # XLA gathers ahead as far as that goes, experts twice; where layers are computed again in turn, no further than the next but one.
     held = period * (2 if work.variant.experts else 1)
     if work.recomputes and not work.chains:
@@ -96,7 +95,7 @@ def _layer_workspace(work: Work, mesh: Mesh) -> float:
 
 def _head_workspace(work: Work, mesh: Mesh) -> float:
     """A chunk's logits and their gradient in float32, and under fsdp the gathered head, which the JAX loss splits where tokens are few."""
-    logits = 2 * min(LOGIT_CHUNK, tokens_per_device(work, mesh)) * work.variant.vocabulary * 4 / mesh.tp
+    logits = 2 * min(LOGIT_TOKENS, tokens_per_device(work, mesh)) * work.variant.vocabulary * 4 / mesh.tp
     gathered = work.head_parameters * work.dtype_bytes / mesh.tp if weight_shards(mesh) > 1 else 0.0
     return logits + gathered
 
@@ -105,6 +104,6 @@ def _scores(work: Work, mesh: Mesh) -> float:
     """One block's scores in a global layer, where they are largest. Flash keeps them on the chip."""
     if work.attention == "flash":
         return 0.0
-    queries = min(QUERY_BLOCK, work.length) if work.attention == "blocked" else work.length
-    pairs = queries * keys_of_a_block(work.length, None, work.attention)
+    queries = min(work.query_block, work.length) if work.attention == "blocked" else work.length
+    pairs = queries * most_keys(work.length, None, work.attention, block=work.query_block)
     return SCORE_BUFFERS * rows_per_device(work, mesh) * work.variant.heads / mesh.tp * pairs * 4

@@ -2,9 +2,10 @@
 
 from dataclasses import replace
 
+from gemsmith.execution import Remat
 from gemsmith.recipe import Mesh
 from gemsmith.sizing.memory import memory_of
-from gemsmith.sizing.work import Remat, Work
+from gemsmith.sizing.work import Work
 
 # A projection computed again costs as many FLOPs a byte of its result as it has inputs: of down the hidden units, of o the heads' numbers,
 # of the others the model's width. What A gives is R wide, so it costs next to nothing to keep.

@@ -5,20 +5,21 @@ Letters: B rows, L length, H heads, D head dim, E model, F hidden (ffn), R rank,
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
 
+from gemsmith.execution import (
+    OTHER_QUERY_BLOCK,
+    Attention,
+    Remat,
+    attention_loops,
+    attention_on,
+    chains_layers,
+    goes_row_by_row,
+    query_block,
+)
 from gemsmith.recipe import Recipe
 from gemsmith.zoo import Tensor, Variant, lora_targets, text_tensors
 from gemsmith.zoo.quantised import held_bytes
 
-Attention = Literal["blocked", "flash", "dense"]
-"""`flash` is the splash kernel on TPU, `blocked` the JAX model's own: a block of queries at a time against every key that it may see."""
-LANES = 128
-"""Numbers that a TPU's vector unit works on at a time: the kernels' heads and blocks of rows are multiples of this."""
-QUERY_BLOCK = 512
-"""Of blocked attention."""
-Remat = Literal["none", "layer"] | tuple[str, ...]
-"""What train.remat comes to: names are those of results that are kept."""
 # Split by tp along what they put out; the others along what they take in, so that their outputs are whole on every device.
 _COLUMN = ("q", "k", "v", "gate", "up")
 _IN_LAYER = (*_COLUMN, "o", "down", "per_layer_gate", "per_layer_out", "router")
@@ -47,6 +48,8 @@ class Work:
     offload: tuple[str, ...]
     """Results that wait in the host's memory."""
     attention: Attention
+    query_block: int
+    """Of blocked attention."""
     dtype_bytes: int
     """Of activations, and of weights while they are used."""
     parameters: int
@@ -103,7 +106,7 @@ class Work:
     @property
     def kept_inputs(self) -> int:
         """How many layers' inputs are kept: every one's, or those that blocks of layers begin with."""
-        return sum(stretch.repeats for stretch in self.variant.pattern) if self.chains else self.variant.layers
+        return sum(blocks.repeats for blocks in self.variant.scan_blocks) if self.chains else self.variant.layers
 
     @property
     def recomputes(self) -> bool:
@@ -119,25 +122,15 @@ class Work:
         return self.rows * self.length
 
 
-def chains_layers(variant: Variant, remat: Remat, *, dequantises: bool) -> bool:
-    """Whether the backward pass makes layers' inputs again from what their predecessors in the block kept, in sums and norms alone.
-
-    What o and down gave is then at hand. Not where experts or per-layer inputs add to it, which take matmuls (on several CPUs these changed
-    an update by 1.2e-6), or where weights are made plain, of which a block at a time would hold too many.
-    """
-    apart = variant.experts or variant.per_layer_input or dequantises
-    return not isinstance(remat, str) and {"o", "down"} <= {*remat} and not apart
-
-
 def on_chips(work: Work, kind: str, recipe: Recipe) -> Work:
     """The work as the recipe's backend does it on chips of a kind, such as "tpu": its attention, and whether row by row."""
-    splash = kind == "tpu" and recipe.train.attention != "dense" and heads_fill_lanes(work.variant)
-    return replace(work, attention="flash" if splash else "blocked", one_by_one=kind == "cpu" and recipe.train.backend == "tunix")
-
-
-def heads_fill_lanes(variant: Variant) -> bool:
-    """Whether the TPU's kernels take this model's heads, as they take any real Gemma 4's: they work on 128 numbers at a time."""
-    return variant.head_dim % LANES == 0 and variant.global_head_dim % LANES == 0
+    return replace(
+        work,
+        attention=attention_on(kind, recipe.train.attention, work.variant),
+        # Of the other backend's attention no formula is known: it is taken to be the JAX model's with large blocks.
+        query_block=query_block(kind) if recipe.train.backend == "tunix" else OTHER_QUERY_BLOCK,
+        one_by_one=goes_row_by_row(kind, recipe.train.backend),
+    )
 
 
 def work_of(recipe: Recipe, variant: Variant, *, attention: Attention = "blocked") -> Work:
@@ -165,6 +158,7 @@ def work_of(recipe: Recipe, variant: Variant, *, attention: Attention = "blocked
         remat="layer" if remat == "auto" else remat,
         offload=recipe.train.offload,
         attention=attention,
+        query_block=OTHER_QUERY_BLOCK,
         dtype_bytes=4 if dtype == "float32" else 2,
         parameters=sum(sizes.values()) + sum(tensor.size for tensor in outside),
         base_bytes=sum(held_bytes(tensor, dtype) for tensor in text_tensors(variant)),
@@ -180,26 +174,31 @@ def work_of(recipe: Recipe, variant: Variant, *, attention: Attention = "blocked
     )
 
 
-def attended_pairs(length: int, window: int | None, attention: Attention) -> int:
+def attended_pairs(length: int, window: int | None, attention: Attention, *, block: int = OTHER_QUERY_BLOCK) -> int:
     """Query-key pairs that one head of one row computes.
 
-    Flash attention skips what the causal triangle or the window excludes, blocked attention what lies before a block's windows, the
-    dense form nothing.
+    Flash attention skips what the causal triangle or the window excludes, blocked attention the keys that a loop over blocks of queries
+    cannot see, the dense form nothing.
 
     >>> [attended_pairs(4096, 1024, kind) for kind in ("flash", "blocked", "dense")]
-    [3670528, 6291456, 16777216]
+    [3670528, 5767168, 16777216]
     """
     if attention == "flash":
         reach = min(length, window or length)
         return reach * (reach + 1) // 2 + (length - reach) * reach
-    return length * keys_of_a_block(length, window, attention)
+    if attention == "dense":
+        return length * length
+    block = min(block, length)
+    loops = attention_loops(-(-length // block) * block, block=block, window=window)
+    return sum(len(blocks) * block * keys for blocks, keys in loops)
 
 
-def keys_of_a_block(length: int, window: int | None, attention: Attention) -> int:
-    """Keys that each query is compared with, whether it sees them or not."""
-    if attention == "dense" or window is None or length <= QUERY_BLOCK:
+def most_keys(length: int, window: int | None, attention: Attention, *, block: int) -> int:
+    """Keys that a block of queries is compared with at most."""
+    if attention == "dense":
         return length
-    return min(QUERY_BLOCK + window, length)
+    block = min(block, length)
+    return max(keys for _, keys in attention_loops(-(-length // block) * block, block=block, window=window))
 
 
 def _met_by_a_token(variant: Variant, tensor: Tensor) -> int:

@@ -2,12 +2,12 @@
 
 from gemsmith.zoo.gemma4 import VARIANTS, find_variant, variant_of_hub_id
 from gemsmith.zoo.tensors import LORA_KINDS, Tensor, lora_targets, parameter_count, text_tensors
-from gemsmith.zoo.variant import Stretch, Variant, read_variant
+from gemsmith.zoo.variant import ScanBlocks, Variant, read_variant
 
 __all__ = [
     "LORA_KINDS",
     "VARIANTS",
-    "Stretch",
+    "ScanBlocks",
     "Tensor",
     "Variant",
     "find_variant",

@@ -29,12 +29,17 @@ _COUNTS_OR_NONE = ("hidden_size_per_layer_input", "num_kv_shared_layers", "num_g
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stretch:
-    """Layers `first` to `first + period * repeats - 1`: the same `period` kinds of layer, `repeats` times."""
+class ScanBlocks:
+    """A block of `period` layers that repeats `repeats` times, from layer `first` on: what a model may scan over."""
 
     first: int
     period: int
     repeats: int
+
+    @property
+    def layers(self) -> slice:
+        """The layers' numbers."""
+        return slice(self.first, self.first + self.period * self.repeats)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +97,7 @@ class Variant:
         return not self.shares_kv(layer) and not (self.k_is_v and self.is_global(layer))
 
     @cached_property
-    def pattern(self) -> tuple[Stretch, ...]:
+    def scan_blocks(self) -> tuple[ScanBlocks, ...]:
         """The layers as repeated blocks: 31B, ten times five local layers and a global one; E2B, three blocks and four that share kv."""
 
         def kinds(first: int, period: int) -> list[tuple[Any, ...]]:
@@ -100,24 +105,22 @@ class Variant:
             return [(self.is_global(n), self.shares_kv(n), self.ffn_of(n), self.has_v(n)) for n in numbers]
 
         first_sharing = self.layers - self.kv_shared_layers
-        stretches, first = [], 0
+        found, first = [], 0
         while first < self.layers:
-            # A stretch's layers all share kv, or none does.
+            # The layers of one scan all share kv, or none does.
             bound = first_sharing if first < first_sharing else self.layers
             period, end = min(self.global_every, bound - first), first
             while end + period <= bound and kinds(end, period) == kinds(first, period):
                 end += period
-            stretches.append(Stretch(first=first, period=period, repeats=(end - first) // period))
+            found.append(ScanBlocks(first=first, period=period, repeats=(end - first) // period))
             first = end
-        return tuple(stretches)
+        return tuple(found)
 
     @cached_property
     def stacks(self) -> tuple[range, ...]:
-        """The layers of each kind in a stretch, which a model may hold as one array: in the 31B, 0, 6, …, 54 are the first of six."""
+        """The layers at each place of a block, which a model may hold as one array: in the 31B, 0, 6, …, 54 are the first of six."""
         return tuple(
-            range(stretch.first + place, stretch.first + stretch.period * stretch.repeats, stretch.period)
-            for stretch in self.pattern
-            for place in range(stretch.period)
+            range(blocks.first + place, blocks.layers.stop, blocks.period) for blocks in self.scan_blocks for place in range(blocks.period)
         )
 
     @property

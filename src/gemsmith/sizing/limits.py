@@ -1,0 +1,112 @@
+"""What training cannot do on any machine: rows, heads and layouts that do not go together. Backends ask the same once they know theirs."""
+
+import math
+from collections.abc import Mapping
+
+from gemsmith.errors import RecipeError
+from gemsmith.execution import LANES, heads_fill_lanes
+from gemsmith.recipe import Mesh, Recipe
+from gemsmith.zoo import Variant
+
+
+def check_training(recipe: Recipe, variant: Variant) -> None:
+    """Raises RecipeError for what is known to fail before there is a machine, or a mesh where that is left to it."""
+    train, wanted = recipe.train, recipe.train.mesh
+    mesh = Mesh() if wanted == "auto" else wanted
+    if train.backend == "trl":
+        trl_mesh(recipe, mesh.replica * mesh.fsdp)
+        if train.dtype == "nf4":
+            check_trl_nf4(variant)
+        return
+    check_mesh(recipe, variant, mesh.model_dump())
+    if train.attention == "splash":
+        check_splash(recipe, variant, mesh.model_dump())
+
+
+def check_mesh(recipe: Recipe, variant: Variant, sizes: Mapping[str, int]) -> None:
+    """Raises RecipeError unless rows, positions and heads can be split over the axes replica, fsdp, sequence and tp of these sizes."""
+    rows, length, slices = recipe.train.rows_per_step, recipe.data.max_length, recipe.train.micro_batches
+    over_rows = slices * sizes["replica"] * sizes["fsdp"]
+    if rows % over_rows:
+        product = f"{f'micro_batches {slices} × ' if slices > 1 else ''}replica × fsdp = {over_rows}"
+        raise RecipeError(
+            f"train.rows_per_step: {rows} rows do not divide over {product}; set a multiple of {over_rows}, "
+            f"{'fewer train.micro_batches, ' if slices > 1 else ''}or split rows with train.mesh.sequence"
+        )
+    if length % sizes["sequence"]:
+        raise RecipeError(
+            f"data.max_length: {length} does not divide over {sizes['sequence']} devices of a row ({name_mesh(sizes)}); "
+            f"set a multiple of {sizes['sequence']}, or train.rows_per_step to a multiple of {math.prod(sizes.values())}"
+        )
+    _check_heads(variant, sizes["tp"], "train.mesh.tp:")
+
+
+def name_mesh(sizes: Mapping[str, int]) -> str:
+    """The axes that split anything, such as `fsdp 4 × tp 2`."""
+    return " × ".join(f"{axis} {size}" for axis, size in sizes.items() if size > 1) or "one device"
+
+
+def check_splash(recipe: Recipe, variant: Variant, sizes: Mapping[str, int]) -> None:
+    """Raises RecipeError for heads and rows that the splash kernel cannot take, split over the axes sequence and tp of these sizes."""
+    if not heads_fill_lanes(variant):
+        raise RecipeError(
+            f"train.attention: the splash kernel takes heads in multiples of {LANES} numbers, {variant.name} has heads of "
+            f"{variant.head_dim} and {variant.global_head_dim}; set dense, or auto"
+        )
+    part = recipe.data.max_length // sizes["sequence"]
+    if part % LANES:
+        raise RecipeError(
+            f"data.max_length: the splash kernel takes rows in multiples of {LANES} positions a device, not {part}; "
+            f"set {math.ceil(part / LANES) * LANES * sizes['sequence']}, or train.attention to dense"
+        )
+    if sizes["sequence"] > 1:
+        _check_heads(variant, sizes["sequence"] * sizes["tp"], "train.mesh: sequence × tp of")
+
+
+def trl_mesh(recipe: Recipe, processes: int) -> Mesh:
+    """How the weights lie on so many processes of TRL. Raises RecipeError for what these cannot do."""
+    mesh, train = recipe.train.mesh, recipe.train
+    if train.dtype == "nf4" and processes > 1:
+        raise RecipeError(f"train.dtype: nf4 trains in one process, {processes} were asked for; set train.mesh to {{fsdp: 1}}, or bfloat16")
+    if mesh == "auto":
+        mesh = Mesh(fsdp=processes)
+    if mesh.sequence > 1 or mesh.tp > 1:
+        raise RecipeError(
+            "train.mesh: train.backend trl splits by replica and fsdp only; set sequence and tp to 1, or train.backend to tunix"
+        )
+    if mesh.replica * mesh.fsdp != processes:
+        raise RecipeError(
+            f"train.mesh: replica {mesh.replica} × fsdp {mesh.fsdp} is not the number of processes, {processes}; set train.mesh to auto"
+        )
+    slices = processes * train.micro_batches
+    if train.rows_per_step % slices:
+        raise RecipeError(
+            f"train.rows_per_step: {train.rows_per_step} cannot be split over {processes} processes × {train.micro_batches} micro-batches; "
+            f"set a multiple of {slices}"
+        )
+    return mesh
+
+
+def check_trl_nf4(variant: Variant) -> None:
+    """Raises RecipeError for experts, which bitsandbytes leaves in bfloat16."""
+    if variant.experts:
+        raise RecipeError(
+            f"train.dtype: nf4 was given, but bitsandbytes leaves the experts of {variant.name} in bfloat16; set bfloat16, or "
+            "train.backend to tunix"
+        )
+
+
+def _check_heads(variant: Variant, devices: int, key: str) -> None:
+    """Query heads are split over the devices; kv heads are split too, or each is held by devices / K of them."""
+    if variant.heads % devices:
+        raise RecipeError(f"{key} {devices} does not divide the {variant.heads} heads of {variant.name}; set {_divisors(variant.heads)}")
+    for name, heads in (("kv", variant.kv_heads), ("global kv", variant.global_kv_heads)):
+        if heads % devices and devices % heads:
+            raise RecipeError(
+                f"{key} {devices} neither divides the {heads} {name} heads of {variant.name} nor is a multiple of them; "
+                f"set {_divisors(variant.heads)}"
+            )
+
+
+def _divisors(number: int) -> str:
+    return ", ".join(str(size) for size in range(1, number + 1) if number % size == 0)
