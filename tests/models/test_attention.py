@@ -8,10 +8,10 @@ import pytest
 from transformers import Gemma4TextConfig
 from transformers.models.gemma4.modeling_gemma4 import Gemma4TextRotaryEmbedding
 
+from gemsmith.execution import ATTENDED, QUERY_BLOCKS
 from gemsmith.models import attention as module
 from gemsmith.models.attention import attention
 from gemsmith.models.heads import inverse_frequencies
-from gemsmith.models.remat import ATTENDED
 from gemsmith.zoo import find_variant
 
 LENGTH = 37
@@ -52,7 +52,7 @@ def plain_attention(query, key, value, seen):
 
 
 def in_blocks(monkeypatch, block):
-    monkeypatch.setitem(module.QUERY_BLOCKS, "cpu", block)
+    monkeypatch.setitem(QUERY_BLOCKS, "cpu", block)
 
 
 # Of 2 queries, blocks share loops; of 8, the last is padded; one of 64 holds the whole row.
@@ -65,7 +65,7 @@ def test_attention_and_its_gradients_are_those_of_the_plain_sum(monkeypatch, blo
     spans = make_spans() if with_spans else None
     seen = plain_mask(positions, segments, window, spans)
     weights = np.random.default_rng(1).standard_normal(tensors[0].shape) * (segments > 0)[..., None, None]
-    marks = {"positions": positions, "segments": segments, "window": window, "spans": spans, "max_span": 13}
+    marks = {"positions": positions, "segments": segments, "window": window, "image_blocks": spans, "max_image_tokens": 13}
 
     @partial(jax.jit, static_argnums=0)
     def value_and_gradients(attend, *tensors):
@@ -86,10 +86,10 @@ def test_a_picture_of_the_most_tokens_is_seen_whole_by_its_first_token():
     random = np.random.default_rng(0)
     query, key, value = (jnp.asarray(random.standard_normal((1, length, 1, 4)), jnp.float32) for _ in range(3))
     spans = np.zeros((1, length), int)
-    spans[0, place : place + module.MAX_SPAN] = 1
-    inputs = {"positions": np.arange(length)[None], "segments": np.ones((1, length), int), "window": 16, "spans": spans}
+    spans[0, place : place + module.MAX_IMAGE_TOKENS] = 1
+    inputs = {"positions": np.arange(length)[None], "segments": np.ones((1, length), int), "window": 16, "image_blocks": spans}
     attended = jax.jit(partial(attention, **inputs))(query, key, value)
-    picture = np.arange(place, place + module.MAX_SPAN)
+    picture = np.arange(place, place + module.MAX_IMAGE_TOKENS)
     for here, seen in ((place, np.r_[place - 15 : place, picture]), (picture[-1], picture)):
         weights = jax.nn.softmax(key[0, seen, 0] @ query[0, here, 0])
         assert np.abs(attended[0, here, 0] - weights @ value[0, seen, 0]).max() < 1e-5

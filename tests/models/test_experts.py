@@ -10,8 +10,8 @@ import pytest
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
 from gemsmith.models import experts as module
-from gemsmith.models.experts import ask_experts
-from gemsmith.models.gemma4 import Experts
+from gemsmith.models.experts import mixture_of_experts
+from gemsmith.models.layer import Experts
 from gemsmith.models.sharding import AXES, gathered_specs
 from gemsmith.zoo import find_variant
 
@@ -52,7 +52,9 @@ def test_answers_and_gradients_are_those_of_one_token_after_the_other(monkeypatc
     monkeypatch.setitem(module.ROWS, "cpu", rows)
     arrays, chosen = make_inputs(chosen)
     expected = value_and_gradients(plain_answers, arrays, chosen)
-    for array, reference in zip(jax.jit(lambda: value_and_gradients(ask_experts, arrays, jnp.asarray(chosen)))(), expected, strict=True):
+    for array, reference in zip(
+        jax.jit(lambda: value_and_gradients(mixture_of_experts, arrays, jnp.asarray(chosen)))(), expected, strict=True
+    ):
         assert np.abs(array - reference).max() < 1e-5 * np.abs(reference).max()
 
 
@@ -64,21 +66,21 @@ def test_experts_have_a_gradient_where_one_is_asked_for():
     def gradients(ask, *experts):
         return jax.grad(lambda *experts: jnp.sin(ask(x, *experts, shares, chosen)).sum(), argnums=(0, 1))(*experts)
 
-    for array, reference in zip(gradients(ask_experts, *experts), gradients(plain_answers, *experts), strict=True):
+    for array, reference in zip(gradients(mixture_of_experts, *experts), gradients(plain_answers, *experts), strict=True):
         assert np.abs(array - reference).max() < 1e-5 * np.abs(reference).max()
 
 
 def test_frozen_experts_cost_no_products_for_gradients_of_their_own():
     assert lowered("tpu").count('"chlo.ragged_dot"(') == 4
     arrays, chosen = make_inputs()
-    jaxpr = jax.make_jaxpr(lambda *arrays: value_and_gradients(ask_experts, arrays, jnp.asarray(chosen)))(*arrays)
+    jaxpr = jax.make_jaxpr(lambda *arrays: value_and_gradients(mixture_of_experts, arrays, jnp.asarray(chosen)))(*arrays)
     assert "rhs_group_dimensions=[]" not in str(jaxpr)
 
 
 def test_bfloat16_answers_are_close_to_float32():
     arrays, chosen = make_inputs()
     fine, coarse = (
-        jax.jit(ask_experts)(*(jnp.asarray(x, dtype) for x in arrays), jnp.asarray(chosen)) for dtype in (jnp.float32, jnp.bfloat16)
+        jax.jit(mixture_of_experts)(*(jnp.asarray(x, dtype) for x in arrays), jnp.asarray(chosen)) for dtype in (jnp.float32, jnp.bfloat16)
     )
     assert coarse.dtype == jnp.bfloat16
     assert np.linalg.norm(coarse.astype(jnp.float32) - fine) < 0.01 * np.linalg.norm(fine)
@@ -86,7 +88,7 @@ def test_bfloat16_answers_are_close_to_float32():
 
 def lowered(platform):
     arrays, chosen = make_inputs()
-    traced = jax.jit(lambda *arrays: value_and_gradients(ask_experts, arrays, jnp.asarray(chosen))).trace(*arrays)
+    traced = jax.jit(lambda *arrays: value_and_gradients(mixture_of_experts, arrays, jnp.asarray(chosen))).trace(*arrays)
     return traced.lower(lowering_platforms=(platform,)).as_text()
 
 
@@ -134,7 +136,7 @@ def main():
     expected = value_and_gradients(plain_answers, arrays, chosen)
     for sizes in ((1, 2, 2, 2), (1, 2, 1, 3), (1, 1, 2, 4)):  # with tp 4, every device holds all 6 experts
         mesh = jax.make_mesh(sizes, AXES, axis_types=(AxisType.Auto,) * 4, devices=jax.devices()[: np.prod(sizes)])
-        ask = partial(ask_experts, mesh=mesh)
+        ask = partial(mixture_of_experts, mesh=mesh)
         actual = jax.jit(lambda ask=ask: value_and_gradients(ask, arrays, jnp.asarray(chosen)))()
         for array, reference in zip(actual, expected, strict=True):
             assert np.abs(array - reference).max() < 1e-5 * np.abs(reference).max()

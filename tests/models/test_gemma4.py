@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from gemsmith.models import Execution, Pictures, abstract_model
+from gemsmith.models import Execution, ImageTokens, abstract_model
 from gemsmith.models.heads import make_heads
 from gemsmith.recipe import Lora
 from gemsmith.train.lora import add_adapters
@@ -94,7 +94,7 @@ def test_each_token_gets_its_own_experts_answers():
 def make_pictures(embeddings, spans=None):
     """A picture of three tokens at 4 to 6 of the first row; the second row has one of two at 0 and 1, and an unused place."""
     spans = np.zeros((2, 12), int) if spans is None else spans
-    return Pictures(embeddings=jnp.asarray(embeddings), places=jnp.array([[4, 5, 6], [0, 1, 12]]), spans=jnp.asarray(spans))
+    return ImageTokens(embeddings=jnp.asarray(embeddings), places=jnp.array([[4, 5, 6], [0, 1, 12]]), blocks=jnp.asarray(spans))
 
 
 def test_a_picture_that_is_embedded_as_words_are_reads_as_those_words():

@@ -82,16 +82,16 @@ def largest_size(jaxpr):
     return max([*sizes, *(largest_size(inner) for inner in jax.extend.core.subjaxprs(jaxpr))], default=0)
 
 
-def test_devices_that_share_the_words_or_the_rows_give_the_same():
+def test_devices_that_share_the_vocabulary_or_the_rows_give_the_same():
     """In a process of its own, since this one has a single device."""
     environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
     subprocess.run([sys.executable, __file__], env=environment, check=True)
 
 
-def test_words_are_split_where_hidden_states_are_fewer_bytes():
+def test_the_vocabulary_is_split_where_hidden_states_are_fewer_bytes():
     def splits(tokens, dtype="bfloat16", sizes=(1, 4, 1, 1)):
-        mesh, words = AbstractMesh(sizes, AXES), jax.ShapeDtypeStruct((64, 16), dtype)
-        return module._splits_words(words, jax.ShapeDtypeStruct((4, tokens // 4, 16), dtype), mesh)
+        mesh, embedding = AbstractMesh(sizes, AXES), jax.ShapeDtypeStruct((64, 16), dtype)
+        return module._splits_vocabulary(embedding, jax.ShapeDtypeStruct((4, tokens // 4, 16), dtype), mesh)
 
     assert splits(20) and not splits(24), "6 bytes of a hidden state's number, 2 of a word's"
     assert splits(40, sizes=(2, 2, 1, 1)) and splits(20, sizes=(1, 1, 4, 1)) and splits(20, sizes=(1, 2, 1, 2))
@@ -105,7 +105,7 @@ def main():
     whole = SimpleNamespace(variant=VARIANT, execution=Execution(), embed_tokens=SimpleNamespace(embedding=words))
     expected, expected_gradient = jax.value_and_grad(lambda x: token_nll(whole, x, tokens, mask)[0])(hidden)
     for splits, sizes in itertools.product((True, False), ((1, 4, 1, 1), (2, 2, 1, 1), (1, 2, 2, 1), (1, 2, 1, 2))):
-        module._splits_words = lambda *_, splits=splits: splits
+        module._splits_vocabulary = lambda *_, splits=splits: splits
         mesh = jax.make_mesh(sizes, AXES, axis_types=(AxisType.Auto,) * 4)
         table = jax.device_put(words, NamedSharding(mesh, PartitionSpec("tp", WEIGHTS)))
         rows = NamedSharding(mesh, PartitionSpec(BATCH, "sequence"))

@@ -14,7 +14,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from gemsmith.checkpoint import open_checkpoint
 from gemsmith.models import Execution, abstract_model, load_model, token_nll
-from gemsmith.models.quantised import LEVELS, Quantised, dequantise, holds_codes, plain, quantise
+from gemsmith.models.quantised import LEVELS, Quantised, dequantise, dequantise_state, holds_quantised, quantise
 from gemsmith.models.sharding import AXES
 from gemsmith.recipe import Lora
 from gemsmith.train.lora import add_adapters
@@ -30,7 +30,7 @@ def test_nf4_is_that_of_qwix():
     ours = quantise(weight, "nf4")
     theirs = qwix.quantize(weight, "nf4", channelwise_axes=(0, 2), tiled_axes={1: 64})
     packed = theirs.qvalue.astype(jnp.uint8).reshape(3, 2, 2, 32, 40)
-    np.testing.assert_array_equal(ours.codes, (packed[:, :, 0] | packed[:, :, 1] << 4).reshape(3, 64, 40))
+    np.testing.assert_array_equal(ours.qvalue, (packed[:, :, 0] | packed[:, :, 1] << 4).reshape(3, 64, 40))
     np.testing.assert_array_equal(ours.scale, theirs.scale)
     np.testing.assert_array_equal(dequantise(ours), qwix.dequantize(theirs))
 
@@ -66,7 +66,7 @@ def test_zeros_stay_zeros_and_largest_values_stay(kind):
 def test_what_is_back_from_codes_gives_the_same_codes(kind):
     once = quantise(normal(128, 8, dtype=jnp.bfloat16), kind)
     again = quantise(dequantise(once), kind)
-    np.testing.assert_array_equal(once.codes, again.codes)
+    np.testing.assert_array_equal(once.qvalue, again.qvalue)
     np.testing.assert_array_equal(once.scale, again.scale)
 
 
@@ -125,9 +125,9 @@ def test_gradients_are_those_over_the_matrices_that_the_codes_stand_for(name, ki
     codes = nnx.from_flat_state(
         [(path, leaf.replace(quantise(leaf[...], kind)) if path in held else leaf) for path, leaf in nnx.to_flat_state(exact)]
     )
-    assert holds_codes(codes) and not holds_codes(plain(codes))
+    assert holds_quantised(codes) and not holds_quantised(dequantise_state(codes))
     loss, gradients = loss_and_gradients(graph, trained, codes)
-    expected_loss, expected = loss_and_gradients(graph, trained, plain(codes))
+    expected_loss, expected = loss_and_gradients(graph, trained, dequantise_state(codes))
     assert float(loss) == pytest.approx(float(expected_loss), rel=1e-6)
     for (path, found), (_, wanted) in zip(nnx.to_flat_state(gradients), nnx.to_flat_state(expected), strict=True):
         difference = np.linalg.norm(found[...] - wanted[...])
@@ -171,10 +171,10 @@ def test_big_matrices_take_four_or_eight_bits_and_the_rest_stays(tiny_checkpoint
             held = isinstance(value, Quantised)
             assert held == any(name in MATRICES for name in path), path
             if held:
-                assert value.codes.dtype == codes and value.scale.dtype == value.dtype == jnp.bfloat16
+                assert value.qvalue.dtype == codes and value.scale.dtype == value.dtype == jnp.bfloat16
                 inputs = value.shape[-2]
                 size = math.prod(value.shape)
-                assert value.codes.nbytes == size * (0.5 if kind == "nf4" else 1), path
+                assert value.qvalue.nbytes == size * (0.5 if kind == "nf4" else 1), path
                 assert value.scale.size * (math.gcd(64, inputs) if kind == "nf4" else inputs) == size, path
             else:
                 assert value.dtype == jnp.bfloat16
@@ -196,9 +196,9 @@ def test_codes_and_scales_are_split_like_the_matrices(sizes, scale):
     variant = replace(find_variant("gemma4-31b"), layers=6)
     model = abstract_model(variant, dtype=jnp.bfloat16, quantised="nf4", execution=Execution(mesh=AbstractMesh(sizes, AXES)))
     up = arrays_of(model, "up_proj")
-    assert up.codes.sharding.spec == PartitionSpec(None, ("fsdp", "sequence"), "tp")
+    assert up.qvalue.sharding.spec == PartitionSpec(None, ("fsdp", "sequence"), "tp")
     assert up.scale.sharding.spec == scale
-    assert up.shape == (1, 5376, 21504) and up.codes.shape == (1, 2688, 21504) and up.scale.shape == (1, 84, 21504)
+    assert up.shape == (1, 5376, 21504) and up.qvalue.shape == (1, 2688, 21504) and up.scale.shape == (1, 84, 21504)
 
 
 def test_why_qwix_does_not_convert_nf4_here():

@@ -200,8 +200,8 @@ def test_offloading_is_refused_where_there_is_no_other_memory():
 def test_adapters_are_joined_to_their_projections_on_tpu_alone():
     tpu = SimpleNamespace(devices=np.array([SimpleNamespace(platform="tpu")]), shape={"sequence": 1, "tp": 1})
     recipe, variant = recipe_of(rows=4, remat="layer"), find_variant("gemma4-31b")
-    assert make_execution(recipe, variant, tpu).joins_adapters
-    assert not make_execution(recipe, variant, make_mesh(recipe, variant)).joins_adapters
+    assert make_execution(recipe, variant, tpu).fuses_lora
+    assert not make_execution(recipe, variant, make_mesh(recipe, variant)).fuses_lora
 
 
 def test_names_of_what_is_offloaded_reach_the_layers():

@@ -1,6 +1,6 @@
 """Gemma 4's text model in JAX, its loader, and its loss."""
 
-from gemsmith.models.gemma4 import Execution, Gemma4, Pictures
+from gemsmith.models.gemma4 import Execution, Gemma4, ImageTokens
 from gemsmith.models.load import abstract_model, load_model
 from gemsmith.models.loss import token_nll
 from gemsmith.models.names import hf_names_of, path_of
@@ -10,7 +10,7 @@ from gemsmith.models.sharding import partition
 __all__ = [
     "Execution",
     "Gemma4",
-    "Pictures",
+    "ImageTokens",
     "abstract_model",
     "base_kinds",
     "hf_names_of",

@@ -12,18 +12,8 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
+from gemsmith.execution import ATTENDED, MAX_IMAGE_TOKENS, attention_loops, query_block
 from gemsmith.models.heads import Rope, make_heads
-from gemsmith.models.remat import ATTENDED
-
-# Scores of one block are B x H x Q x M in fp32: 0.03 GB for a row of 4096 in the 31B on CPU, where all of L x L would be 2.1 GB.
-# On CPU small blocks stay in the cache and waste little on the diagonal. A layer forward and back (2 rows of 1024, 12 heads of 64, window
-# 512) took 149 ms with 64, 153 with 32, 176 with 128, 243 with 256, 407 with 512. Elsewhere a block must be large, to fill the device.
-QUERY_BLOCKS = {"cpu": 64}
-OTHER_QUERY_BLOCK = 512
-# Blocks that read equally many keys share one loop. More loops read fewer keys in vain (1/16 of the row here) and compile longer.
-LOOPS = 8
-# Gemma 4's image processor makes 70, 140, 280, 560 or 1120 tokens of a picture.
-MAX_SPAN = 1120
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,16 +24,16 @@ class DenseAttention:
     positions: jax.Array
     segments: jax.Array
     window: int | None
-    spans: jax.Array | None = None
+    image_blocks: jax.Array | None = None
 
     def heads(self, x: jax.Array, head_dim: int, *, eps: float, weight: jax.Array | None = None, rotated: bool = True) -> jax.Array:
-        """A projection (B, L, H·D) as heads."""
+        """A projection (B, L, H·D) as heads (B, L, H, D), with QK-norm's weight and RoPE where they apply."""
         return make_heads(x, head_dim, weight=weight, angles=self.angles if rotated else None, eps=eps)
 
     def attend(self, query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
         """The attended values, (B, L, H·D)."""
-        marks: dict[str, Any] = {"positions": self.positions, "segments": self.segments, "window": self.window, "spans": self.spans}
-        attended = checkpoint_name(attention(query, key, value, **marks), ATTENDED)
+        mask: dict[str, Any] = {"positions": self.positions, "segments": self.segments, "window": self.window}
+        attended = attention(query, key, value, **mask, image_blocks=self.image_blocks)  # (B, L, H, D)
         return attended.reshape(*attended.shape[:2], -1)
 
 
@@ -55,8 +45,8 @@ def attention(
     positions: jax.Array,
     segments: jax.Array,
     window: int | None,
-    spans: jax.Array | None = None,
-    max_span: int = MAX_SPAN,
+    image_blocks: jax.Array | None = None,
+    max_image_tokens: int = MAX_IMAGE_TOKENS,
 ) -> jax.Array:
     """The attended values, (B, L, H, D), of query (B, L, H, D) over key and value (B, L, K, D).
 
@@ -68,15 +58,15 @@ def attention(
                                       . . 1 1 .
                                       . . . . 1
 
-    With `spans` (B, L), tokens of one segment and one span other than 0 also see each other, however far apart and in both directions;
-    a span is a picture's tokens, up to `max_span` in a row. Scores are not scaled: Gemma 4 norms q and k instead. Within a segment,
-    positions must count up by one: each block of queries reads only the keys that can lie in its reach.
+    With `image_blocks` (B, L), tokens of one segment and one block other than 0 also see each other, however far apart and in both
+    directions; a block is the soft tokens of one image, up to `max_image_tokens` in a row. Scores are not scaled: Gemma 4 norms q and k
+    instead. Within a segment, positions must count up by one: each block of queries reads only the keys that can lie in its reach.
     """
     length = query.shape[1]
-    block = min(QUERY_BLOCKS.get(jax.default_backend(), OTHER_QUERY_BLOCK), length)
-    reach = _Reach(block=block, window=window, max_span=1 if spans is None else max_span)
+    block = min(query_block(jax.default_backend()), length)
+    reach = _Reach(block=block, window=window, max_image_tokens=1 if image_blocks is None else max_image_tokens)
     pad = partial(_pad_length, length=-(-length // block) * block)
-    tokens = (positions, segments) if spans is None else (positions, segments, spans)
+    tokens = (positions, segments) if image_blocks is None else (positions, segments, image_blocks)
     return _attend(reach, *jax.tree.map(pad, (query, key, value, tokens)))[:, :length]
 
 
@@ -86,45 +76,36 @@ class _Reach:
 
     block: int
     window: int | None
-    max_span: int
+    max_image_tokens: int
 
     def loops(self, length: int) -> Iterator[tuple[range, int]]:
         """The numbers of the blocks of each loop, and how many keys each of them reads."""
-        ahead = self._whole_blocks(self.max_span - 1)
-        most = length
-        if self.window is not None:
-            most = min(length, self._whole_blocks(max(self.window, self.max_span) - 1) + self.block + ahead)
-        blocks, at_once, first = length // self.block, self._whole_blocks(-(-most // LOOPS)) // self.block, 0
-        while first < blocks:
-            keys = min((first + at_once) * self.block + ahead, most)
-            last = blocks if keys == most else first + at_once
-            yield range(first, last), keys
-            first = last
+        return attention_loops(length, block=self.block, window=self.window, ahead=self.max_image_tokens - 1)
 
     def keys_of(self, number: jax.Array, keys: int, length: int) -> jax.Array:
         """The place of the first of so many keys that the block of that number reads."""
-        end = (number + 1) * self.block + self._whole_blocks(self.max_span - 1)
+        end = (number + 1) * self.block + self._whole_blocks(self.max_image_tokens - 1)
         return jnp.clip(end - keys, 0, length - keys)
 
     def sees(self, number: jax.Array, first_key: jax.Array, keys: int, tokens: tuple[jax.Array, ...]) -> jax.Array:
         """Which keys each query of a block sees, (B, Q, M)."""
         queries = (jax.lax.dynamic_slice_in_dim(x, number * self.block, self.block, axis=1)[:, :, None] for x in tokens)
         others = (jax.lax.dynamic_slice_in_dim(x, first_key, keys, axis=1)[:, None, :] for x in tokens)
-        (position, segment, *span), (key_position, key_segment, *key_span) = queries, others
-        distance = position - key_position
+        (position, segment, *image), (key_position, key_segment, *key_image) = queries, others  # (B, Q, 1), (B, 1, M)
+        distance = position - key_position  # (B, Q, M)
         seen = distance >= 0
         if self.window is not None:
             seen &= distance < self.window
-        if span:
-            seen |= (span[0] == key_span[0]) & (span[0] != 0)
+        if image:
+            seen |= (image[0] == key_image[0]) & (image[0] != 0)
         return seen & (segment == key_segment)
 
     def _whole_blocks(self, tokens: int) -> int:
         return -(-tokens // self.block) * self.block
 
 
-# A derivative of our own: the one that JAX makes keeps every block's scores, or computes each block once more to get them, and turns
-# the products with scores around to layouts that XLA then copies. On CPU that took 705 ms where this takes 149.
+# A derivative of our own: the one that JAX makes saves every block's scores, or recomputes each block to get them, and transposes
+# the products with scores into layouts that XLA then copies. On CPU that took 705 ms where this takes 149.
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attend(reach: _Reach, query: jax.Array, key: jax.Array, value: jax.Array, tokens: tuple[jax.Array, ...]) -> jax.Array:
     return _forward(reach, query, key, value, tokens)[0]
@@ -135,7 +116,8 @@ def _forward(
 ) -> tuple[jax.Array, tuple[Any, ...]]:
     """The attended values, and what the backward pass needs."""
     length, kv_heads = key.shape[1:3]
-    queries, key, value = _in_blocks(query, kv_heads, reach.block), jnp.swapaxes(key, 1, 2), jnp.swapaxes(value, 1, 2)
+    queries = _in_blocks(query, kv_heads, reach.block)  # (n, B, K, G·Q, D)
+    key, value = jnp.swapaxes(key, 1, 2), jnp.swapaxes(value, 1, 2)  # (B, K, L, D)
     pieces = []
     for numbers, keys in reach.loops(length):
 
@@ -143,11 +125,11 @@ def _forward(
             number, query = of_block
             first = reach.keys_of(number, keys, length)
             key_block, value_block = (jax.lax.dynamic_slice_in_dim(x, first, keys, axis=2) for x in (key, value))
-            scores = _scores(query, key_block, reach.sees(number, first, keys, tokens))
+            scores = _scores(query, key_block, reach.sees(number, first, keys, tokens))  # (B, K, G·Q, M)
             highest = scores.max(axis=-1, keepdims=True)
             weights = jnp.exp(scores - highest)
             total = weights.sum(axis=-1, keepdims=True)
-            attended = _product("bkqm,bkmd->bkqd", weights.astype(value.dtype), value_block) / total
+            attended = _product("bkqm,bkmd->bkqd", weights.astype(value.dtype), value_block) / total  # (B, K, G·Q, D)
             return attended.astype(query.dtype), (highest + jnp.log(total))[..., 0]
 
         pieces.append(jax.lax.map(block, (jnp.arange(numbers.start, numbers.stop), queries[numbers.start : numbers.stop])))
@@ -156,13 +138,13 @@ def _forward(
     return attended, (queries, key, value, tokens, attended, checkpoint_name(log_total, ATTENDED))
 
 
-def _backward(reach: _Reach, kept: tuple[Any, ...], gradient: jax.Array) -> tuple[Any, ...]:
+def _backward(reach: _Reach, saved: tuple[Any, ...], gradient: jax.Array) -> tuple[Any, ...]:
     """Gradients of query, key and value. With weights P = exp(S - log total), dV = Pᵀ dO and dS = P · (dO Vᵀ - rowsum(dO · O))."""
-    queries, key, value, tokens, attended, log_total = kept
+    queries, key, value, tokens, attended, log_total = saved
     shape, kv_heads, length = gradient.shape, key.shape[1], key.shape[2]
     dots = jnp.sum(gradient.astype(jnp.float32) * attended.astype(jnp.float32), axis=-1, keepdims=True)
     per_block = (queries, log_total[..., None], *(_in_blocks(x, kv_heads, reach.block) for x in (gradient, dots)))
-    # (B, K, D, L): so the products' left sides, which XLA on CPU turns around, are the small ones.
+    # (B, K, D, L): so the products' left sides, which XLA on CPU transposes, are the small ones.
     sums = tuple(jnp.zeros((*x.shape[:2], x.shape[3], length), jnp.float32) for x in (key, value))
     pieces = []
     for numbers, keys in reach.loops(length):
@@ -173,7 +155,7 @@ def _backward(reach: _Reach, kept: tuple[Any, ...], gradient: jax.Array) -> tupl
             key_block, value_block = (jax.lax.dynamic_slice_in_dim(x, first, keys, axis=2) for x in (key, value))
             weights = jnp.exp(_scores(query, key_block, reach.sees(number, first, keys, tokens)) - log_total)
             of_scores = (weights * (_product("bkqd,bkmd->bkqm", gradient, value_block) - dots)).astype(query.dtype)
-            of_key = _product("bkqd,bkqm->bkdm", query, of_scores)
+            of_key = _product("bkqd,bkqm->bkdm", query, of_scores)  # (B, K, D, M)
             of_value = _product("bkqd,bkqm->bkdm", gradient, weights.astype(value.dtype))
             sums = tuple(_add_at(first, x, more) for x, more in zip(sums, (of_key, of_value), strict=True))
             return sums, _product("bkqm,bkmd->bkqd", of_scores, key_block).astype(query.dtype)
@@ -195,7 +177,7 @@ def _scores(query: jax.Array, key: jax.Array, seen: jax.Array) -> jax.Array:
     return jnp.where(seen[:, None, None], by_head, jnp.finfo(jnp.float32).min).reshape(scores.shape)
 
 
-# Heads of one kv head stand below each other, so that each product is one of plain matrices, whose layouts XLA need not change.
+# The G heads of one kv head are rows of one matrix, so that each product is of two matrices, whose layouts XLA need not change.
 _product = partial(jnp.einsum, preferred_element_type=jnp.float32)
 
 

@@ -1,6 +1,6 @@
-"""Mixture of experts without a capacity: every token is answered by all the experts that it asks, and no other product is computed.
+"""Mixture of experts without a capacity: each token goes through all its top-k experts, and no other product is computed.
 
-Axes: B batch, L length, A experts that each token asks, C = B·L·A copies of tokens, X experts, E model, F hidden.
+Axes: B batch, L length, A experts of a token (top-k), C = B·L·A copies of tokens, X experts, E model, F hidden.
 """
 
 from functools import partial
@@ -20,49 +20,51 @@ ROWS = {"cpu": 64}
 OTHER_ROWS = 512
 
 
-def ask_experts(
-    x: jax.Array, gate_up: jax.Array, down: jax.Array, shares: jax.Array, chosen: jax.Array, *, mesh: Mesh | None = None
+def mixture_of_experts(
+    x: jax.Array, gate_up: jax.Array, down: jax.Array, weights: jax.Array, experts: jax.Array, *, mesh: Mesh | None = None
 ) -> jax.Array:
-    """The answers to x (B, L, E) of the experts whose numbers are in `chosen` (B, L, A), added up by `shares` (B, L, A): (B, L, E).
+    """The weighted sum over each token's top-k experts, (B, L, E), of x (B, L, E).
 
-    An expert is down(gelu(gate(x)) · up(x)), with gate and up side by side in `gate_up` (X, E, 2F), and `down` (X, F, E). On a mesh,
-    each device asks for its own tokens, and those of its experts that tp gave it; the sum over tp is the answer.
+    `experts` (B, L, A) are their numbers, `weights` (B, L, A) the router's weights. An expert is down(gelu(gate(x)) · up(x)), with gate
+    and up side by side in `gate_up` (X, E, 2F), and `down` (X, F, E). On a mesh each device computes its own tokens with the experts
+    that tp gave it; the sum over tp is the result.
     """
     if mesh is None:
-        return _ask(x, gate_up, down, shares, chosen, choices=down.shape[0])
-    tokens, experts = PartitionSpec(BATCH, "sequence", None), PartitionSpec("tp", None, None)
+        return _mixture(x, gate_up, down, weights, experts, choices=down.shape[0])
+    tokens, by_expert = PartitionSpec(BATCH, "sequence", None), PartitionSpec("tp", None, None)
     if gate_up.shape[0] % mesh.shape["tp"]:
-        experts = PartitionSpec(None, None, None)
-    split = mesh.shape["tp"] > 1 and experts[0] == "tp"
+        by_expert = PartitionSpec(None, None, None)
+    split = mesh.shape["tp"] > 1 and by_expert[0] == "tp"
 
-    def ask_own(x: jax.Array, gate_up: jax.Array, down: jax.Array, shares: jax.Array, chosen: jax.Array) -> jax.Array:
+    def of_device(x: jax.Array, gate_up: jax.Array, down: jax.Array, weights: jax.Array, experts: jax.Array) -> jax.Array:
         count = gate_up.shape[0]
         if not split:
-            return _ask(x, gate_up, down, shares, chosen, choices=count)
-        own = chosen - jax.lax.axis_index("tp") * count
+            return _mixture(x, gate_up, down, weights, experts, choices=count)
+        own = experts - jax.lax.axis_index("tp") * count
         own = jnp.where((own >= 0) & (own < count), own, count)
-        return jax.lax.psum(_ask(x, gate_up, down, shares, own, choices=count + 1), "tp")
+        return jax.lax.psum(_mixture(x, gate_up, down, weights, own, choices=count + 1), "tp")
 
-    sharded = jax.shard_map(ask_own, mesh=mesh, in_specs=(tokens, experts, experts, tokens, tokens), out_specs=tokens, check_vma=False)
-    return sharded(x, gate_up, down, shares, chosen)
+    specs = (tokens, by_expert, by_expert, tokens, tokens)
+    sharded = jax.shard_map(of_device, mesh=mesh, in_specs=specs, out_specs=tokens, check_vma=False)
+    return sharded(x, gate_up, down, weights, experts)
 
 
-def _ask(x: jax.Array, gate_up: jax.Array, down: jax.Array, shares: jax.Array, chosen: jax.Array, *, choices: int) -> jax.Array:
-    """The answers where `chosen` is below `choices`; if that is X + 1, the choice X gets none.
+def _mixture(x: jax.Array, gate_up: jax.Array, down: jax.Array, weights: jax.Array, experts: jax.Array, *, choices: int) -> jax.Array:
+    """The mixture of the experts numbered below `choices`; if that is X + 1, the choice X counts for nothing.
 
-    chosen  2 0   copies of token 0 0 1 1   sorted by expert   0 1 1 0
-            0 1   ask expert        2 0 0 1                    0 0 1 2
+    experts  2 0   copies of token 0 0 1 1   sorted by expert   0 1 1 0
+             0 1   go to expert    2 0 0 1                      0 0 1 2
     """
-    asked = chosen.shape[-1]
-    order = jnp.argsort(chosen.reshape(-1))
+    top_k = experts.shape[-1]
+    order = jnp.argsort(experts.reshape(-1))  # (C,)
     back = jnp.argsort(order)
-    loads = jnp.bincount(chosen.reshape(-1), length=choices).astype(jnp.int32)
-    copies = _permuted(jnp.repeat(x.reshape(-1, x.shape[-1]), asked, axis=0), order, back)
-    gate, up = jnp.split(_products(copies, gate_up, loads, False), 2, axis=-1)
-    # Shares count here, where a row is F wide, and not after `down`, where the backward pass would need the answers again.
-    hidden = jax.nn.gelu(gate, approximate=True) * up * _permuted(shares.reshape(-1, 1), order, back)
-    answers = _permuted(_products(hidden.astype(x.dtype), down, loads, False), back, order)
-    return answers.reshape(*chosen.shape, -1).sum(axis=-2, dtype=jnp.float32).astype(x.dtype)
+    loads = jnp.bincount(experts.reshape(-1), length=choices).astype(jnp.int32)  # (choices,)
+    copies = _permuted(jnp.repeat(x.reshape(-1, x.shape[-1]), top_k, axis=0), order, back)  # (C, E)
+    gate, up = jnp.split(_products(copies, gate_up, loads, False), 2, axis=-1)  # (C, F) each
+    # Router weights count here, where a row is F wide, and not after `down`, where the backward pass would need the outputs again.
+    hidden = jax.nn.gelu(gate, approximate=True) * up * _permuted(weights.reshape(-1, 1), order, back)
+    outputs = _permuted(_products(hidden.astype(x.dtype), down, loads, False), back, order)  # (C, E)
+    return outputs.reshape(*experts.shape, -1).sum(axis=-2, dtype=jnp.float32).astype(x.dtype)  # (B, L, E)
 
 
 @jax.custom_vjp
@@ -90,13 +92,13 @@ def _products(rows: jax.Array, weights: jax.Array, loads: jax.Array, transposed:
 
 
 def _products_forward(rows: Any, weights: Any, loads: Any, transposed: bool) -> tuple[jax.Array, tuple[Any, ...]]:
-    """The products, and the rows where the weights have a gradient: those of frozen ones are not kept."""
-    kept = (weights.value, loads.value, rows.value if weights.perturbed else None)
-    return _products(rows.value, weights.value, loads.value, transposed), kept
+    """The products, and the rows where the weights have a gradient: those of frozen ones are not saved."""
+    saved = (weights.value, loads.value, rows.value if weights.perturbed else None)
+    return _products(rows.value, weights.value, loads.value, transposed), saved
 
 
-def _products_backward(transposed: bool, kept: tuple[Any, ...], gradient: Any) -> tuple[Any, ...]:
-    weights, loads, rows = kept
+def _products_backward(transposed: bool, saved: tuple[Any, ...], gradient: Any) -> tuple[Any, ...]:
+    weights, loads, rows = saved
     if isinstance(gradient, SymbolicZero):
         return None, None, None
     of_weights = None

@@ -1,4 +1,4 @@
-"""A projection's output as attention takes it: cut into heads, normed and rotated.
+"""A projection's output as attention takes it: split into heads, with QK-norm and RoPE.
 
 Axes: B batch, L length, H heads, D head dim.
 """
@@ -39,8 +39,8 @@ def rotate(x: jax.Array, angles: Rope) -> jax.Array:
 def rms_norm(x: jax.Array, eps: float) -> jax.Array:
     """Over the last axis, x / sqrt(mean(x²) + eps), in fp32.
 
-    The mean is made apart: fused with what it divides, XLA on CPU rounds it by the number of rows, and a row's gradient with others beside
-    it differed by up to 6e-5 from its gradient alone.
+    The mean stands behind an optimization barrier: fused with what it divides, XLA on CPU rounds it by the number of rows, and a row's
+    gradient with others beside it differed by up to 6e-5 from its gradient alone.
     """
     x = x.astype(jnp.float32)
     mean = jax.lax.optimization_barrier(jnp.mean(jnp.square(x), axis=-1, keepdims=True))
@@ -48,8 +48,8 @@ def rms_norm(x: jax.Array, eps: float) -> jax.Array:
 
 
 def make_heads(x: jax.Array, head_dim: int, *, weight: jax.Array | None, angles: Rope | None, eps: float) -> jax.Array:
-    """The x of (B, L, H·D) as (B, L, H, D): each head normed, times the weight (D,) if there is one, and rotated if there are angles."""
-    heads = x.reshape(*x.shape[:-1], -1, head_dim)
+    """The x of (B, L, H·D) as heads (B, L, H, D): RMS-normed, times the weight (D,) if there is one, with RoPE if there are angles."""
+    heads = x.reshape(*x.shape[:-1], -1, head_dim)  # (B, L, H, D)
     normed = rms_norm(heads, eps)
     if weight is not None:
         normed *= weight.astype(jnp.float32)

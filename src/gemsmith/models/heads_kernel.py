@@ -1,6 +1,6 @@
 """`make_heads` as one kernel for TPU, which gives the heads in the order that splash attention reads them.
 
-XLA makes the same of a dozen passes over fp32 copies of q, k and v, forward and back, and relayouts between them
+XLA takes a dozen passes over fp32 copies of q, k and v for the same, forward and back, with relayouts between them
 (benchmarks/tpu_compile.py). Here each element is read once and written once. Axes as in gemsmith.models.heads.
 """
 
@@ -22,7 +22,7 @@ BLOCK_LENGTH, BLOCK_COLUMNS = 512, 1024
 def make_heads_first(
     x: jax.Array, head_dim: int, *, weight: jax.Array | None, angles: Rope | None, eps: float, interpret: bool = False
 ) -> jax.Array:
-    """The x of (B, L, H·D) as (B, H, L, D), each head normed, weighted and rotated as `make_heads` does; L a multiple of 128.
+    """The x of (B, L, H·D) as (B, H, L, D), each head with its norm, weight and RoPE as `make_heads` does; L a multiple of 128.
 
     The weight is frozen: it gets no gradient.
     """
@@ -41,8 +41,8 @@ def _forward(head_dim: int, eps: float, interpret: bool, x: jax.Array, weight: j
     return _make(head_dim, eps, interpret, x, weight, angles), (x, weight, angles)
 
 
-def _backward(head_dim: int, eps: float, interpret: bool, kept: Any, gradient: jax.Array) -> tuple[Any, ...]:
-    x, weight, angles = kept
+def _backward(head_dim: int, eps: float, interpret: bool, saved: Any, gradient: jax.Array) -> tuple[Any, ...]:
+    x, weight, angles = saved
     body = partial(_backward_block, head_dim, eps)
     return _over_blocks(body, "heads_backward", head_dim, interpret, (x, gradient), (weight, angles), x.shape), None, None
 
@@ -54,17 +54,17 @@ def _forward_block(head_dim: int, eps: float, x: Any, weight: Any, angles: Any, 
     for head in range(out.shape[1]):
         part = x[0, :, pl.ds(head * head_dim, head_dim)].astype(jnp.float32)
         normed = (part * _inverse_rms(part, eps) * weight[...]).astype(out.dtype)
-        out[0, head] = _turned(normed.astype(jnp.float32), angles, 1).astype(out.dtype)
+        out[0, head] = _rotated(normed.astype(jnp.float32), angles, 1).astype(out.dtype)
 
 
 def _backward_block(head_dim: int, eps: float, x: Any, gradient: Any, weight: Any, angles: Any, out: Any) -> None:
-    """With n = x / rms(x): dx = (dn - n mean(dn · n)) / rms(x), where dn is the gradient turned back, times the weight."""
+    """With n = x / rms(x): dx = (dn - n mean(dn · n)) / rms(x), where dn is the gradient rotated back, times the weight."""
     for head in range(gradient.shape[1]):
         columns = pl.ds(head * head_dim, head_dim)
         part = x[0, :, columns].astype(jnp.float32)
         inverse = _inverse_rms(part, eps)
         normed = part * inverse
-        of_normed = _turned(gradient[0, head].astype(jnp.float32), angles, -1).astype(out.dtype).astype(jnp.float32) * weight[...]
+        of_normed = _rotated(gradient[0, head].astype(jnp.float32), angles, -1).astype(out.dtype).astype(jnp.float32) * weight[...]
         along = jnp.mean(of_normed * normed, axis=-1, keepdims=True)
         out[0, :, columns] = (inverse * (of_normed - normed * along)).astype(out.dtype)
 
@@ -73,7 +73,7 @@ def _inverse_rms(x: jax.Array, eps: float) -> jax.Array:
     return jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + eps)
 
 
-def _turned(x: jax.Array, angles: Any, sign: int) -> jax.Array:
+def _rotated(x: jax.Array, angles: Any, sign: int) -> jax.Array:
     if angles is None:
         return x
     cosine, sine = angles[0][0], sign * angles[1][0]

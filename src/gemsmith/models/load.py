@@ -23,7 +23,7 @@ from gemsmith.zoo.quantised import is_quantised
 def abstract_model(
     variant: Variant, *, dtype: jax.typing.DTypeLike, quantised: Kind | None = None, execution: Execution | None = None
 ) -> Gemma4:
-    """The model with ShapeDtypeStructs for weights, laid out on the execution's mesh; big matrices as codes where `quantised` says so."""
+    """The model with ShapeDtypeStructs for weights, laid out on the execution's mesh; big matrices quantised where `quantised` says so."""
     execution = execution or Execution()
     graph, state = nnx.split(nnx.eval_shape(lambda: Gemma4(variant, dtype=dtype, execution=execution)))
     tensors = {path: tensors[0] for path, tensors in _by_path(variant).items()}
@@ -68,7 +68,7 @@ def _by_path(variant: Variant) -> dict[Any, list[Tensor]]:
 
 
 def _laid_out(variant: Variant, tensor: Tensor, mesh: Mesh | None, part: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-    """The array's shape with its place: the array is the tensor, its codes or its scales, or a stack of those."""
+    """The array's shape with its place: the array is the tensor, its quantised values or its scales, or a stack of those."""
     if mesh is None:
         return jax.ShapeDtypeStruct(part.shape, part.dtype, sharding=SingleDeviceSharding(jax.devices()[0]))
     spec = partition(variant, tensor, mesh=mesh)
@@ -93,7 +93,7 @@ def _read(checkpoint: Checkpoint, tensors: list[Tensor], like: Any) -> Any:
     assert like.shape == (len(tensors), *kernel_shape(tensors[0])), tensors[0].name
     whole = jax.tree.map(lambda part: part.sharding, like)
     one: Any = jax.tree.map(_of_one_layer, whole)
-    as_read, encode = (one.codes, _quantiser(like.kind, one)) if isinstance(like, Quantised) else (one, lambda weight: weight)
+    as_read, encode = (one.qvalue, _quantiser(like.kind, one)) if isinstance(like, Quantised) else (one, lambda weight: weight)
     stack = jax.jit(lambda: jax.tree.map(lambda part: jnp.zeros(part.shape, part.dtype), like), out_shardings=whole)()
     for number, tensor in enumerate(tensors):
         weight = _place(_checked(checkpoint, tensor), tensor, like.dtype, as_read)

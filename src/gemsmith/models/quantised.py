@@ -1,12 +1,12 @@
-"""A frozen base of 4 or 8 bits a weight: matrices held as codes and scales, and made plain where they are used.
+"""A frozen base of 4 or 8 bits a weight: matrices held as quantised values and scales, and dequantised where they are used.
 
-kind   code     value                                  scale
+kind   qvalue   weight                                 scale
 nf4    4 bits   one of 16 levels * scale               for every 64 inputs of an output, their largest magnitude
 int8   8 bits   -127 … 127 * scale                     for every output, its largest magnitude / 127
 
 nf4 is NormalFloat of QLoRA (https://arxiv.org/abs/2305.14314), as bitsandbytes has it without double quantisation: 4.25 bits a weight, as
-a bfloat16 weight's largest magnitude is a bfloat16. Two codes are packed in a byte here, where Qwix has arrays of uint4: those take a byte
-each on CPU, and a step compiled ahead refuses them on a mesh. Qwix's way back from nf4 looks every code up in a table, which a TPU does
+a bfloat16 weight's largest magnitude is a bfloat16. Two values are packed in a byte here, where Qwix has arrays of uint4: those take a byte
+each on CPU, and a step compiled ahead refuses them on a mesh. Qwix's way back from nf4 looks every value up in a table, which a TPU does
 one by one. tests/models/test_quantised.py fails once either has changed (jax 0.10.2, qwix 0.1.8).
 """
 
@@ -31,24 +31,24 @@ LEVELS = (
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, kw_only=True)
 class Quantised:
-    """Matrices (…, in, out) as `codes` (…, in / 2 for nf4, out) and `scale` (…, blocks of inputs, out).
+    """Matrices (…, in, out) as `qvalue` (…, in / 2 for nf4, out) and `scale` (…, blocks of inputs, out).
 
-    A byte of nf4 holds the code of an input, and above it that of the one half a block further.
+    A byte of nf4 holds the value of an input, and above it that of the one half a block further.
     """
 
-    codes: jax.Array
+    qvalue: jax.Array
     scale: jax.Array
     kind: Kind = field(metadata={"static": True})
 
     @property
     def shape(self) -> tuple[int, ...]:
         """The matrices'."""
-        *outer, rows, outputs = self.codes.shape
+        *outer, rows, outputs = self.qvalue.shape
         return (*outer, rows * (2 if self.kind == "nf4" else 1), outputs)
 
     @property
     def dtype(self) -> Any:
-        """Of the matrices, once they are plain."""
+        """Of the matrices, once they are dequantised."""
         return self.scale.dtype
 
 
@@ -62,7 +62,7 @@ def base_kinds(dtype: str) -> tuple[str, Kind | None]:
 
 
 def quantise(weight: jax.Array, kind: Kind) -> Quantised:
-    """Codes and scales of matrices (…, in, out); the scales have the weight's dtype, which `plain` gives back."""
+    """Quantised values and scales of matrices (…, in, out); the scales have the weight's dtype, which dequantising gives back."""
     *outer, inputs, outputs = weight.shape
     block = block_of(inputs, kind)
     blocks = weight.astype(jnp.float32).reshape(*outer, inputs // block, block, outputs)
@@ -71,16 +71,16 @@ def quantise(weight: jax.Array, kind: Kind) -> Quantised:
     divisor = jnp.where(scale == 0, 1, scale).astype(jnp.float32)[..., None, :]
     scaled = blocks / divisor
     if kind == "int8":
-        return Quantised(codes=jnp.round(scaled).clip(-127, 127).astype(jnp.int8).reshape(weight.shape), scale=scale, kind=kind)
+        return Quantised(qvalue=jnp.round(scaled).clip(-127, 127).astype(jnp.int8).reshape(weight.shape), scale=scale, kind=kind)
     assert block % 2 == 0, f"{inputs} inputs: an odd number cannot be packed"
     low, high = jnp.split(_nearest_level(scaled), 2, axis=-2)
-    return Quantised(codes=(low | high << 4).reshape(*outer, inputs // 2, outputs), scale=scale, kind=kind)
+    return Quantised(qvalue=(low | high << 4).reshape(*outer, inputs // 2, outputs), scale=scale, kind=kind)
 
 
-def plain(state: nnx.State) -> nnx.State:
-    """The state with matrices for codes and scales.
+def dequantise_state(state: nnx.State) -> nnx.State:
+    """The state with its quantised matrices dequantised.
 
-    A backward pass under `jax.checkpoint` makes them anew, unless its policy keeps the results of custom_vjp.
+    A backward pass under `jax.checkpoint` dequantises them again, unless its policy saves the results of custom_vjp.
     """
     leaves = []
     for path, leaf in nnx.to_flat_state(state):
@@ -89,7 +89,7 @@ def plain(state: nnx.State) -> nnx.State:
     return nnx.from_flat_state(leaves)
 
 
-def holds_codes(tree: Any) -> bool:
+def holds_quantised(tree: Any) -> bool:
     """Whether any array in it is quantised."""
     return any(isinstance(leaf, Quantised) for leaf in jax.tree.leaves(tree, is_leaf=lambda leaf: isinstance(leaf, Quantised)))
 
@@ -98,8 +98,8 @@ def holds_codes(tree: Any) -> bool:
 def dequantise(array: Quantised) -> jax.Array:
     """The matrices (…, in, out) in the scales' dtype, multiplied in float32. They are frozen: there is no gradient."""
     *outer, blocks, outputs = array.scale.shape
-    codes = array.codes.reshape(*outer, blocks, -1, outputs)
-    values = _level(jnp.concatenate([codes & 15, codes >> 4], axis=-2)) if array.kind == "nf4" else codes.astype(jnp.float32)
+    qvalue = array.qvalue.reshape(*outer, blocks, -1, outputs)
+    values = _level(jnp.concatenate([qvalue & 15, qvalue >> 4], axis=-2)) if array.kind == "nf4" else qvalue.astype(jnp.float32)
     return (values * array.scale.astype(jnp.float32)[..., None, :]).astype(array.dtype).reshape(array.shape)
 
 
@@ -112,10 +112,10 @@ def _nearest_level(x: jax.Array) -> jax.Array:
     return sum((x > midpoint).astype(jnp.uint8) for midpoint in midpoints)
 
 
-def _level(codes: jax.Array) -> jax.Array:
-    """The codes' levels: of 16 by the lowest bit 8 are left, of these by the next bit 4, and so on."""
+def _level(qvalue: jax.Array) -> jax.Array:
+    """The levels of the quantised values: of 16 by the lowest bit 8 are left, of these by the next bit 4, and so on."""
     left: list[Any] = [jnp.float32(level) for level in LEVELS]
     for bit in range(4):
-        is_set = (codes >> bit) & 1 == 1
+        is_set = (qvalue >> bit) & 1 == 1
         left = [jnp.where(is_set, high, low) for low, high in zip(left[::2], left[1::2], strict=True)]
     return cast(jax.Array, left[0])

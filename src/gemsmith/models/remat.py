@@ -1,28 +1,21 @@
-"""What the backward pass keeps of the forward pass, on the device or in the host's memory, and what it computes again."""
+"""What the forward pass saves for the backward pass, on the device or in the host's memory, and what is recomputed."""
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 import jax
 
-PROJECTIONS = ("q", "k", "v", "o", "gate", "up", "down")
-ATTENDED = "attended"
-"""Attention's output, and what its kernel needs in the backward pass."""
-LORA = "lora"
-"""What adapters' A give: R wide, so it costs next to nothing to keep."""
-NAMES = (*PROJECTIONS, ATTENDED, LORA)
-
-Remat = Literal["none", "layer"] | tuple[str, ...]
+from gemsmith.execution import Remat
 
 
 def rematerialised(
     function: Callable[..., Any], remat: Remat, *, offload: tuple[str, ...] = (), dequantises: bool = False, in_turn: bool = False
 ) -> Callable[..., Any]:
-    """The function of a layer, or of a block of them, whose backward pass computes again what `remat` does not keep.
+    """The function of a layer, or of a block of them, whose backward pass recomputes what `remat` does not save.
 
-    "none" keeps all, "layer" only the function's inputs; names keep the results that `checkpoint_name` gave them, and the inputs. Results
-    named in `offload` wait in the host's memory. A function that `dequantises` weights never keeps those. `in_turn`: nothing is computed
-    again before the gradient that needs it is there; else XLA may do that for several functions at once, and hold all of it.
+    "none" saves all, "layer" only the function's inputs; names save the results that `checkpoint_name` gave them, and the inputs. Results
+    named in `offload` wait in the host's memory. A function that `dequantises` weights never saves those. `in_turn`: nothing is
+    recomputed before the gradient that needs it is there; else XLA may recompute several functions at once, and hold all of it.
     """
     if remat == "none" and not dequantises:
         return function

@@ -2,7 +2,7 @@
 
 rows of a batch      over replica and fsdp
 positions of a row   over sequence
-weights              E over fsdp and sequence together; heads, hidden units and words over tp; experts over all three
+weights              E over fsdp and sequence together; heads, hidden units and the vocabulary over tp; experts over all three
 """
 
 from functools import partial

@@ -14,11 +14,10 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ke
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from gemsmith.execution import ATTENDED, LANES
 from gemsmith.models.heads import Rope
 from gemsmith.models.heads_kernel import make_heads_first
-from gemsmith.models.remat import ATTENDED
 from gemsmith.models.sharding import BATCH, axis_size, constrain
-from gemsmith.sizing import LANES
 
 HEADS = ("tp", "sequence")
 
@@ -35,7 +34,7 @@ class SplashAttention:
     interpret: bool = False
 
     def heads(self, x: jax.Array, head_dim: int, *, eps: float, weight: jax.Array | None = None, rotated: bool = True) -> jax.Array:
-        """A projection (B, L, H·D) as heads."""
+        """A projection (B, L, H·D) as heads (B, H, L, D), with QK-norm's weight and RoPE where they apply."""
         angles = self.angles if rotated else None
         make = partial(make_heads_first, head_dim=head_dim, eps=eps, interpret=self.interpret)
         if self.mesh is None:
@@ -84,8 +83,9 @@ def splash_attention(
 ) -> jax.Array:
     """The attended values, (B, H, L, D), of query (B, H, L, D) over key and value (B, K, L, D): what `attention` gives.
 
-    On a mesh, rows are split over replica and fsdp, and heads over tp and sequence: where a row's positions lie on several devices, they
-    trade them for heads and back. So all devices of a row do the same work, which they would not if each kept its part of a causal mask.
+    On a mesh, rows are split over replica and fsdp, and heads over tp and sequence: where a row's positions lie on several devices, an
+    all-to-all makes heads of them and back (sequence parallelism as in DeepSpeed-Ulysses, https://arxiv.org/abs/2309.14509). So all
+    devices of a row do the same work, which they would not if each held its part of a causal mask.
     """
     shards = 1 if mesh is None else axis_size(mesh, HEADS)
     key, value = (_enough_heads(x, shards, mesh) for x in (key, value))

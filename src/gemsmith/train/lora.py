@@ -18,8 +18,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from gemsmith.models import Gemma4, path_of
 from gemsmith.models.attention import DenseAttention
-from gemsmith.models.gemma4 import Layer
-from gemsmith.models.quantised import Quantised, plain
+from gemsmith.models.layer import Layer
+from gemsmith.models.quantised import Quantised, dequantise_state
 from gemsmith.models.sharding import WEIGHTS, axis_size
 from gemsmith.recipe import Lora
 from gemsmith.train.first_adapter import start_of_a
@@ -41,7 +41,7 @@ def add_adapters(model: Gemma4, variant: Variant, lora: Lora, *, seed: int) -> G
     for number, layer in enumerate(adapted.layers):
         inside = {path[2:]: tensors for path, tensors in targets.items() if path[1] == number}
         if inside:
-            provider = SwitchableLora([_rule(inside, lora)], joins=model.execution.joins_adapters)
+            provider = SwitchableLora([_rule(inside, lora)], fuses=model.execution.fuses_lora)
             adapted.layers[number] = _adapt(layer, variant, inside, provider, seed)
     _check_targets(adapted, targets)
     return adapted
@@ -81,7 +81,7 @@ def _adapt(layer: Layer, variant: Variant, targets: Targets, provider: Switchabl
         module, is_a = path[:-1], path[-1] == "kernel_lora_a"
         assert isinstance(leaf, nnx.LoRAParam) and module in targets, f"Qwix added {path}, which is no adapter of a target"
         kernel = base[(*module, "kernel")].get_value()
-        kernel = kernel.codes if isinstance(kernel, Quantised) else kernel
+        kernel = kernel.qvalue if isinstance(kernel, Quantised) else kernel
         state.append((path, nnx.LoRAParam(_start(targets[module], leaf.get_value().shape, kernel, seed, is_a=is_a))))
     return nnx.merge(adapted_def, nnx.from_flat_state(state))
 
@@ -98,7 +98,7 @@ def _trace_injection(graphdef: Any, stack: Any, variant: Variant, provider: Swit
     found = []
 
     def inject(weights: Any) -> Any:
-        layer = nnx.merge(graphdef, plain(weights))
+        layer = nnx.merge(graphdef, dequantise_state(weights))
         dtype = layer.layer_scalar[...].dtype
         head_dim = layer.self_attn.head_dim
         some, heads = jnp.ones((1, 8), jnp.int32), jnp.ones((1, 8, 1, head_dim), dtype)

@@ -8,11 +8,13 @@ import jax
 from jax.sharding import AxisType, Mesh
 
 from gemsmith.errors import MachineError, RecipeError
+from gemsmith.execution import Remat, heads_fill_lanes
 from gemsmith.models import Execution
 from gemsmith.models.sharding import AXES
 from gemsmith.recipe import Mesh as MeshSizes
 from gemsmith.recipe import Recipe
-from gemsmith.sizing import LANES, Remat, Work, choose_remat, heads_fill_lanes, micro_batches, on_chips, work_of
+from gemsmith.sizing import Work, choose_remat, micro_batches, on_chips, work_of
+from gemsmith.sizing.limits import check_mesh, check_splash, name_mesh
 from gemsmith.zoo import Variant
 
 
@@ -31,32 +33,19 @@ def mesh_sizes(recipe: Recipe, variant: Variant, *, devices: int, kind: str) -> 
 
     Raises RecipeError where they do not fit the devices, the rows or the heads.
     """
-    wanted, rows, length = recipe.train.mesh, recipe.train.rows_per_step, recipe.data.max_length
-    slices = recipe.train.micro_batches
+    wanted, rows, slices = recipe.train.mesh, recipe.train.rows_per_step, recipe.train.micro_batches
     if wanted == "auto":
         fsdp = math.gcd(max(1, rows // slices), devices)
         sizes = {"replica": 1, "fsdp": fsdp, "sequence": devices // fsdp, "tp": 1}
     else:
         sizes = {axis: getattr(wanted, axis) for axis in AXES}
     count = math.prod(sizes.values())
-    given = " × ".join(f"{axis} {size}" for axis, size in sizes.items() if size > 1) or "one device"
     if count != devices:
         raise RecipeError(
-            f"train.mesh: {given} needs {count} devices, this machine has {devices} ({kind}); set their product to {devices}, or auto"
+            f"train.mesh: {name_mesh(sizes)} needs {count} devices, this machine has {devices} ({kind}); "
+            f"set their product to {devices}, or auto"
         )
-    over_rows = slices * sizes["replica"] * sizes["fsdp"]
-    if rows % over_rows:
-        product = f"{f'micro_batches {slices} × ' if slices > 1 else ''}replica × fsdp = {over_rows}"
-        raise RecipeError(
-            f"train.rows_per_step: {rows} rows do not divide over {product}; set a multiple of {over_rows}, "
-            f"{'fewer train.micro_batches, ' if slices > 1 else ''}or split rows with train.mesh.sequence"
-        )
-    if length % sizes["sequence"]:
-        raise RecipeError(
-            f"data.max_length: {length} does not divide over {sizes['sequence']} devices of a row ({given}); "
-            f"set a multiple of {sizes['sequence']}, or train.rows_per_step to a multiple of {devices}"
-        )
-    _check_heads(variant, sizes["tp"], "train.mesh.tp:")
+    check_mesh(recipe, variant, sizes)
     return sizes
 
 
@@ -71,31 +60,16 @@ def make_execution(recipe: Recipe, variant: Variant, mesh: Mesh, *, device_bytes
         how = "splash" if platform == "tpu" and heads_fill_lanes(variant) else "dense"
     if how == "splash" and platform != "tpu":
         raise RecipeError(f"train.attention: splash is a kernel for TPU, the devices here are {platform}; set dense, or auto")
-    if how == "splash" and not heads_fill_lanes(variant):
-        raise RecipeError(
-            f"train.attention: the splash kernel takes heads in multiples of {LANES} numbers, {variant.name} has heads of "
-            f"{variant.head_dim} and {variant.global_head_dim}; set dense, or auto"
-        )
-    part = recipe.data.max_length // mesh.shape["sequence"]
-    if how == "splash" and part % LANES:
-        raise RecipeError(
-            f"data.max_length: the splash kernel takes rows in multiples of {LANES} positions a device, {part} was given; "
-            f"set {math.ceil(part / LANES) * LANES * mesh.shape['sequence']}, or train.attention to dense"
-        )
-    if how == "splash" and mesh.shape["sequence"] > 1:
-        _check_heads(variant, mesh.shape["sequence"] * mesh.shape["tp"], "train.mesh: sequence × tp of")
+    if how == "splash":
+        check_splash(recipe, variant, mesh.shape)
     if train.offload and platform == "cpu":
         raise RecipeError("train.offload: the devices here are cpu, whose memory is the host's; leave it out")
     remat = _remat(recipe, variant, mesh, device_bytes)
-    return Execution(attention=how, joins_adapters=platform == "tpu", remat=remat, offload=train.offload, mesh=mesh)
+    return Execution(attention=how, fuses_lora=platform == "tpu", remat=remat, offload=train.offload, mesh=mesh)
 
 
 def micro_batches_on(recipe: Recipe, variant: Variant, mesh: Mesh) -> int:
-    """The micro-batches that a step runs on the mesh: the recipe's, but on CPU one for each row of a device.
-
-    How XLA rounds a row on CPU depends on how many there are, and up to 2e-5 of a gradient with it (docs/log.md). One by one they take less
-    memory, and longer only where the model is tiny.
-    """
+    """The micro-batches that a step runs on the mesh: the recipe's, but one for each row of a device that goes row by row."""
     return micro_batches(*_work_on(recipe, variant, mesh))
 
 
@@ -116,22 +90,6 @@ def memory_bytes(mesh: Mesh) -> float:
     device = next(device for device in mesh.devices.flat if device.process_index == jax.process_index())
     stats = device.memory_stats() or {}
     return stats.get("bytes_limit") or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / jax.local_device_count()
-
-
-def _check_heads(variant: Variant, devices: int, key: str) -> None:
-    """Query heads are split over the devices; kv heads are split too, or each is held by devices / K of them."""
-    if variant.heads % devices:
-        raise RecipeError(f"{key} {devices} does not divide the {variant.heads} heads of {variant.name}; set {_divisors(variant.heads)}")
-    for name, heads in (("kv", variant.kv_heads), ("global kv", variant.global_kv_heads)):
-        if heads % devices and devices % heads:
-            raise RecipeError(
-                f"{key} {devices} neither divides the {heads} {name} heads of {variant.name} nor is a multiple of them; "
-                f"set {_divisors(variant.heads)}"
-            )
-
-
-def _divisors(number: int) -> str:
-    return ", ".join(str(size) for size in range(1, number + 1) if number % size == 0)
 
 
 def _last_line(error: Any) -> str:

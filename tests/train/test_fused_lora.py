@@ -10,7 +10,7 @@ from flax import nnx
 
 from gemsmith.models import Execution, abstract_model, token_nll
 from gemsmith.recipe import Lora
-from gemsmith.train.joined import joined_sum
+from gemsmith.train.fused_lora import fused_lora_matmul
 from gemsmith.train.lora import add_adapters
 from gemsmith.train.upstream import set_dropout
 from gemsmith.zoo import Variant
@@ -24,8 +24,8 @@ TOKENS = np.random.default_rng(0).integers(0, 64, (2, 12))
 INPUTS = (TOKENS, np.broadcast_to(np.arange(12), (2, 12)), np.ones((2, 12), int))
 
 
-def make_model(*, joins, dropout=0.0, dtype=jnp.float32, variant=VARIANT):
-    execution = Execution(joins_adapters=joins, remat=("lora",))
+def make_model(*, fuses, dropout=0.0, dtype=jnp.float32, variant=VARIANT):
+    execution = Execution(fuses_lora=fuses, remat=("lora",))
     graph, state = nnx.split(abstract_model(variant, dtype=dtype, execution=execution))
     random = np.random.default_rng(0)
     base = nnx.merge(graph, jax.tree.map(lambda x: jnp.asarray(random.normal(0.1, 0.2, x.shape), x.dtype), state))
@@ -52,7 +52,7 @@ def paths_of(model):
 
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
 def test_loss_and_gradients_are_those_of_the_two_matmuls(dropout):
-    apart, joined = (make_model(joins=joins, dropout=dropout) for joins in (False, True))
+    apart, joined = (make_model(fuses=fuses, dropout=dropout) for fuses in (False, True))
     paths = paths_of(apart) if dropout else []
     keys = {path: jax.random.split(jax.random.key(number), (2, len(TOKENS))) for number, path in enumerate(paths)}
     (loss, expected), (found_loss, found) = gradients(apart, keys), gradients(joined, keys)
@@ -82,7 +82,7 @@ def assert_same_gradients(ours, theirs, *given):
 
 
 def test_a_joined_sum_has_the_gradients_of_the_sum():
-    assert_same_gradients(joined_sum, lambda x, u, w, b: x @ w + u @ b, *random_arrays((2, 5, 8), (2, 5, 3), (8, 16), (3, 16)))
+    assert_same_gradients(fused_lora_matmul, lambda x, u, w, b: x @ w + u @ b, *random_arrays((2, 5, 8), (2, 5, 3), (8, 16), (3, 16)))
 
 
 def traced(model):
@@ -91,22 +91,22 @@ def traced(model):
 
 
 def count_joined(model):
-    return traced(model).count("name=joined_sum")
+    return traced(model).count("name=fused_lora_matmul")
 
 
 def test_only_what_is_wider_than_its_input_is_joined():
     """In two kinds of layers: q, gate and up of each, or q alone."""
-    assert count_joined(make_model(joins=True)) == 6
-    assert count_joined(make_model(joins=True, variant=replace(VARIANT, ffn=16))) == 2
-    assert count_joined(make_model(joins=False)) == 0
+    assert count_joined(make_model(fuses=True)) == 6
+    assert count_joined(make_model(fuses=True, variant=replace(VARIANT, ffn=16))) == 2
+    assert count_joined(make_model(fuses=False)) == 0
 
 
 def test_a_bfloat16_base_with_float32_adapters_is_not_joined():
     """Joined, the base would be made float32, which takes its memory twice again."""
-    assert count_joined(make_model(joins=True, dtype=jnp.bfloat16)) == 0
+    assert count_joined(make_model(fuses=True, dtype=jnp.bfloat16)) == 0
 
 
 def test_what_a_makes_has_the_name_by_which_remat_keeps_it():
-    for joins in (False, True):
-        model = make_model(joins=joins)
+    for fuses in (False, True):
+        model = make_model(fuses=fuses)
         assert traced(model).count("name=lora") == len(paths_of(model))

@@ -1,0 +1,188 @@
+"""One decoder layer of Gemma 4 and what it is made of.
+
+Axes: B batch, L length, H heads, K kv heads, D head dim, E model, F hidden, P per-layer input, X experts, A experts of a token.
+Matmuls run in the model's dtype; norms, RoPE, softmax and the router in fp32.
+"""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import Mesh
+
+from gemsmith.models.attention import DenseAttention
+from gemsmith.models.experts import mixture_of_experts
+from gemsmith.models.heads import rms_norm
+from gemsmith.models.splash import SplashAttention
+from gemsmith.zoo import Variant
+
+KeyValue = tuple[jax.Array, jax.Array]
+Engine = DenseAttention | SplashAttention
+
+
+class Layer(nnx.Module):
+    """One decoder layer: attention, then the MLP (beside it experts, where the variant has them), then the per-layer input."""
+
+    def __init__(self, variant: Variant, number: int, *, dtype: jnp.dtype) -> None:
+        self.has_experts = variant.experts > 0
+        norm = partial(RMSNorm, variant.hidden, variant, dtype=dtype)
+        self.input_layernorm, self.post_attention_layernorm = norm(), norm()
+        self.self_attn = Attention(variant, number, dtype=dtype)
+        self.pre_feedforward_layernorm, self.post_feedforward_layernorm = norm(), norm()
+        self.mlp = MLP(variant.hidden, variant.ffn_of(number), dtype=dtype)
+        if self.has_experts:
+            self.router = Router(variant, dtype=dtype)
+            self.experts = Experts(variant, dtype=dtype)
+            self.pre_feedforward_layernorm_2 = norm()
+            self.post_feedforward_layernorm_1, self.post_feedforward_layernorm_2 = norm(), norm()
+        if variant.per_layer_input:
+            self.per_layer_input_gate = linear(variant.hidden, variant.per_layer_input, dtype=dtype)
+            self.per_layer_projection = linear(variant.per_layer_input, variant.hidden, dtype=dtype)
+            self.post_per_layer_input_norm = norm()
+        self.layer_scalar = nnx.Param(jnp.ones((1,), dtype))
+
+    def __call__(
+        self,
+        hidden: jax.Array,
+        *,
+        engine: Engine,
+        shared: KeyValue | None,
+        per_layer_input: jax.Array | None,
+        mesh: Mesh | None = None,
+    ) -> tuple[jax.Array, KeyValue]:
+        """The next layer's input, (B, L, E), and the keys and values that were attended to."""
+        attended, key_value = self.self_attn(self.input_layernorm(hidden), engine=engine, shared=shared)  # (B, L, E)
+        hidden = hidden + self.post_attention_layernorm(attended)
+        fed = self.mlp(self.pre_feedforward_layernorm(hidden))  # (B, L, E)
+        if self.has_experts:
+            fed = self.post_feedforward_layernorm_1(fed) + self._mixture(hidden, mesh)
+        hidden = hidden + self.post_feedforward_layernorm(fed)
+        if per_layer_input is not None:
+            gated = _gelu(self.per_layer_input_gate(hidden)) * per_layer_input  # (B, L, P)
+            hidden = hidden + self.post_per_layer_input_norm(self.per_layer_projection(gated))  # (B, L, E)
+        return hidden * self.layer_scalar[...], key_value
+
+    def _mixture(self, hidden: jax.Array, mesh: Mesh | None) -> jax.Array:
+        """The experts' part, (B, L, E). The router norms the residual itself; only the experts see the layer's norm."""
+        weights, experts = self.router(hidden)  # (B, L, A) each
+        output = self.experts(self.pre_feedforward_layernorm_2(hidden), weights, experts, mesh=mesh)
+        return self.post_feedforward_layernorm_2(output)
+
+
+class Attention(nnx.Module):
+    """Self-attention; local or global, with its own keys and values or with those of an earlier layer."""
+
+    def __init__(self, variant: Variant, number: int, *, dtype: jnp.dtype) -> None:
+        self.head_dim, self.eps = variant.head_dim_of(number), variant.rms_eps
+        self.window = None if variant.is_global(number) else variant.sliding_window
+        self.shares_kv, self.has_v = variant.shares_kv(number), variant.has_v(number)
+        query_width, kv_width = variant.heads * self.head_dim, variant.kv_heads_of(number) * self.head_dim
+        self.q_proj = linear(variant.hidden, query_width, dtype=dtype)
+        self.q_norm = RMSNorm(self.head_dim, variant, dtype=dtype)
+        if not self.shares_kv:
+            self.k_proj = linear(variant.hidden, kv_width, dtype=dtype)
+            self.k_norm = RMSNorm(self.head_dim, variant, dtype=dtype)
+        if self.has_v:
+            self.v_proj = linear(variant.hidden, kv_width, dtype=dtype)
+        self.o_proj = linear(query_width, variant.hidden, dtype=dtype)
+
+    def __call__(self, x: jax.Array, *, engine: Engine, shared: KeyValue | None) -> tuple[jax.Array, KeyValue]:
+        """The attended values, (B, L, E), and the keys and values, whose axes are ordered as the engine has them."""
+        query = engine.heads(_project(self.q_proj, x, "q"), self.head_dim, eps=self.eps, weight=self.q_norm.weight[...])
+        key, value = self._keys_and_values(x, engine) if shared is None else shared
+        attended = engine.attend(query, key, value)  # (B, L, H·D)
+        return _project(self.o_proj, attended, "o"), (key, value)  # (B, L, E)
+
+    def _keys_and_values(self, x: jax.Array, engine: Engine) -> KeyValue:
+        """Where K = V, the value is K's projection, before K's norm and RoPE."""
+        key = _project(self.k_proj, x, "k")  # (B, L, K·D)
+        value = _project(self.v_proj, x, "v") if self.has_v else key
+        heads = partial(engine.heads, head_dim=self.head_dim, eps=self.eps)
+        return heads(key, weight=self.k_norm.weight[...]), heads(value, rotated=False)
+
+
+class MLP(nnx.Module):
+    """down(gelu(gate(x)) · up(x))."""
+
+    def __init__(self, hidden: int, ffn: int, *, dtype: jnp.dtype) -> None:
+        self.gate_proj = linear(hidden, ffn, dtype=dtype)
+        self.up_proj = linear(hidden, ffn, dtype=dtype)
+        self.down_proj = linear(ffn, hidden, dtype=dtype)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        gated = _gelu(_project(self.gate_proj, x, "gate")) * _project(self.up_proj, x, "up")  # (B, L, F)
+        return _project(self.down_proj, gated, "down")
+
+
+class Router(nnx.Module):
+    """The top-k experts of each token, and their weights."""
+
+    def __init__(self, variant: Variant, *, dtype: jnp.dtype) -> None:
+        self.eps, self.experts_per_token = variant.rms_eps, variant.experts_per_token
+        self.proj = linear(variant.hidden, variant.experts, dtype=dtype, preferred_element_type=jnp.float32)
+        self.scale = nnx.Param(jnp.ones((variant.hidden,), dtype))
+        self.per_expert_scale = nnx.Param(jnp.ones((variant.experts,), dtype))
+
+    def __call__(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Router weights (fp32) and numbers of the top-k experts, (B, L, A) each, of x (B, L, E).
+
+        The weights of a token add up to 1 before each expert's own factor.
+        """
+        normed = rms_norm(x, self.eps) * self.scale[...].astype(jnp.float32) * x.shape[-1] ** -0.5
+        probabilities = jax.nn.softmax(self.proj(normed.astype(x.dtype)), axis=-1)  # (B, L, X)
+        top, experts = jax.lax.top_k(probabilities, self.experts_per_token)  # (B, L, A)
+        weights = top / top.sum(axis=-1, keepdims=True)
+        return weights * self.per_expert_scale[...].astype(jnp.float32)[experts], experts
+
+
+class Experts(nnx.Module):
+    """Many small MLPs as stacked matrices, (X, in, out)."""
+
+    def __init__(self, variant: Variant, *, dtype: jnp.dtype) -> None:
+        experts, hidden, ffn = variant.experts, variant.hidden, variant.expert_ffn
+        self.gate_up_proj = nnx.Param(jnp.zeros((experts, hidden, 2 * ffn), dtype))
+        self.down_proj = nnx.Param(jnp.zeros((experts, ffn, hidden), dtype))
+
+    def __call__(self, x: jax.Array, weights: jax.Array, experts: jax.Array, *, mesh: Mesh | None) -> jax.Array:
+        return mixture_of_experts(x, self.gate_up_proj[...], self.down_proj[...], weights, experts, mesh=mesh)
+
+
+class RMSNorm(nnx.Module):
+    """x / sqrt(mean(x²) + eps) · weight, in fp32 inside."""
+
+    def __init__(self, width: int, variant: Variant, *, dtype: jnp.dtype) -> None:
+        self.eps = variant.rms_eps
+        self.weight = nnx.Param(jnp.ones((width,), dtype))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return (rms_norm(x, self.eps) * self.weight[...].astype(jnp.float32)).astype(x.dtype)
+
+
+def _gelu(x: jax.Array) -> jax.Array:
+    return jax.nn.gelu(x, approximate=True)
+
+
+def _project(linear: nnx.Linear, x: jax.Array, name: str) -> jax.Array:
+    """The projection (..., out) of x (..., in), in x's dtype (fp32 adapters make that of a bf16 base fp32).
+
+    Under the name, remat may save it. The optimization barriers keep XLA from fusing elementwise work into the matmuls on both sides,
+    where it is done again for every tile: on v5p, the MLP's matmuls took up to 52 ms instead of 22 for ten layers
+    (benchmarks/tpu_compile.py).
+    """
+    product = linear(jax.lax.optimization_barrier(x)).astype(x.dtype)
+    return jax.lax.optimization_barrier(checkpoint_name(product, name))
+
+
+def linear(inputs: int, outputs: int, *, dtype: jnp.dtype, preferred_element_type: jax.typing.DTypeLike | None = None) -> nnx.Linear:
+    return nnx.Linear(
+        inputs,
+        outputs,
+        use_bias=False,
+        dtype=dtype,
+        param_dtype=dtype,
+        preferred_element_type=preferred_element_type,
+        kernel_init=nnx.initializers.zeros,
+        rngs=nnx.Rngs(0),
+    )
