@@ -20,19 +20,30 @@ def fetch_folder(source: str) -> Path:
 
     Raises CheckpointError where there is nothing, or it cannot be reached.
     """
+    check_source(source)
     if "://" in source:
         return _fetch_bucket(source)
     folder = Path(source).expanduser()
-    if folder.is_dir():
-        return folder
-    if is_hub_id(source):
-        return _fetch_hub(source)
-    raise CheckpointError(f"checkpoint {source!r}: is not a folder, a Hugging Face hub id (owner/name) or gs://bucket/folder")
+    return folder if folder.is_dir() else _fetch_hub(source)
+
+
+def check_source(source: str) -> None:
+    """Raises CheckpointError for what is neither a folder that is there nor a name or address to fetch one from; nothing is fetched."""
+    check_scheme(source)
+    if "://" not in source and not Path(source).expanduser().is_dir() and not is_hub_id(source):
+        raise CheckpointError(f"checkpoint {source!r}: is not a folder, a Hugging Face hub id (owner/name) or gs://bucket/folder")
 
 
 def is_hub_id(source: str) -> bool:
     """Whether the source has the form owner/name and is no local folder."""
     return bool(_HUB_ID.fullmatch(source)) and not source.startswith(".") and not Path(source).expanduser().exists()
+
+
+def check_scheme(source: str) -> None:
+    """Raises CheckpointError for an address of a kind that cannot be fetched."""
+    scheme, mark, _ = source.partition("://")
+    if mark and scheme not in ("gs", "file"):
+        raise CheckpointError(f"checkpoint {source}: {scheme}:// is not known; allowed: gs://bucket/folder, a hub id, a folder")
 
 
 def _fetch_hub(hub_id: str) -> Path:
@@ -54,9 +65,6 @@ def _fetch_bucket(url: str) -> Path:
 
     tensorstore reads gs:// with the machine's own credentials, and file:// in the same way.
     """
-    scheme = url.partition("://")[0]
-    if scheme not in ("gs", "file"):
-        raise CheckpointError(f"checkpoint {url}: {scheme}:// is not known; allowed: gs://bucket/folder, a hub id, a folder")
     import tensorstore
 
     cache = Path(os.environ.get("GEMSMITH_CACHE", "~/.cache/gemsmith")).expanduser()

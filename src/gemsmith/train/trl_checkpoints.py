@@ -2,14 +2,14 @@
 
     checkpoints/<step>/adapter_config.json  adapter_model.safetensors  moments.safetensors  training.json
 
-A folder has its name only once all of it is on disk, so whatever is called by a number is complete.
+A folder has its name only once all of it is on disk, so whatever is called by a number is complete. training.json holds the SHA-256 of
+the other files and its own.
 """
 
-import contextlib
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +17,16 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
-from gemsmith.checkpoint.adapter import SHA256_KEY, Adapter, LowRank, read_peft_adapter, write_peft_adapter
+from gemsmith.checkpoint.adapter import SHA256_KEY, WEIGHTS, Adapter, LowRank, read_peft_adapter, write_peft_adapter
+from gemsmith.checkpoint.peft_config import CONFIG
 from gemsmith.checkpoint.safetensors import check_digest, read_header, write_tensors
-from gemsmith.errors import RecipeError
+from gemsmith.checkpoint.saved import TRAINING, check_files, is_peft_step, read_step_metadata, saved_steps, seal
+from gemsmith.errors import CheckpointError, DamageError
+from gemsmith.lock import LOCK
 from gemsmith.recipe import Recipe
 from gemsmith.run import Run
 
-MOMENTS, METADATA = "moments.safetensors", "training.json"
-_ORBAX = "_CHECKPOINT_METADATA"
+MOMENTS = "moments.safetensors"
 Arrays = dict[str, np.ndarray]
 
 
@@ -32,21 +34,14 @@ class Checkpoints:
     """The saved steps in a folder; one process writes, any may read."""
 
     def __init__(self, run: Run) -> None:
-        if "://" in str(run.recipe.train.checkpoint_folder):
-            raise RecipeError(
-                f"train.checkpoint_folder: {run.recipe.train.checkpoint_folder} was given, but train.backend trl saves to folders only; "
-                "give one that all processes see, or null"
-            )
         self.folder, self._recipe = run.checkpoints, run.recipe
 
     def steps(self) -> list[int]:
-        if not self.folder.is_dir():
-            return []
-        return sorted(int(entry.name) for entry in self.folder.iterdir() if entry.name.isdecimal() and (entry / METADATA).is_file())
+        return [step for step in saved_steps(self.folder) if is_peft_step(self.folder / str(step))]
 
     def others(self) -> list[int]:
         """Steps there that the JAX backend saved: an export would take theirs where they are later."""
-        return sorted(int(file.parent.name) for file in self.folder.glob(f"*/{_ORBAX}") if file.parent.name.isdecimal())
+        return [step for step in saved_steps(self.folder) if not is_peft_step(self.folder / str(step))]
 
     def latest_step(self) -> int | None:
         return max(self.steps(), default=None)
@@ -58,11 +53,13 @@ class Checkpoints:
             shutil.rmtree(left, ignore_errors=True)
         beside, place = self.folder / f".{step}.partial", self.folder / str(step)
         try:
-            write_peft_adapter(_adapter(self._recipe, matrices), beside, self._recipe.checkpoint, dropout=self._recipe.lora.dropout)
+            adapter, recipe = _adapter(self._recipe, matrices), self._recipe
+            written = write_peft_adapter(adapter, beside, recipe.checkpoint, dropout=recipe.lora.dropout)
             # On a full disk safetensors' own raises no OSError.
             shapes = {name: value.shape for name, value in moments.items()}
-            write_tensors(beside / MOMENTS, shapes, moments.__getitem__, metadata={}, sha256_key=SHA256_KEY)
-            (beside / METADATA).write_text(json.dumps(metadata), encoding="utf-8")
+            written[MOMENTS] = write_tensors(beside / MOMENTS, shapes, moments.__getitem__, metadata={}, sha256_key=SHA256_KEY)
+            sealed = seal(metadata, {name: file.sha256 for name, file in written.items()})
+            (beside / TRAINING).write_text(json.dumps(sealed), encoding="utf-8")
             for file in beside.iterdir():
                 _sync(file)
             shutil.rmtree(place, ignore_errors=True)
@@ -74,15 +71,18 @@ class Checkpoints:
             self.delete(old)
 
     def read_metadata(self, step: int) -> dict[str, Any]:
-        with _as_value_error():
-            return dict(json.loads((self.folder / str(step) / METADATA).read_text(encoding="utf-8")))
+        """What `save` was given for this step, and its checksums. Raises DamageError."""
+        return read_step_metadata(self.folder / str(step))
 
     def read(self, step: int) -> tuple[Adapter, Arrays]:
-        """The adapter and the moments. Raises ValueError, OSError or CheckpointError where they are damaged."""
+        """The adapter and the moments. Raises DamageError where they are not what was saved."""
         folder = self.folder / str(step)
-        with _as_value_error():
+        check_files(folder, self.read_metadata(step), (CONFIG, WEIGHTS, MOMENTS))
+        try:
             check_digest(*read_header(folder / MOMENTS), SHA256_KEY, MOMENTS)
             return read_peft_adapter(folder), load_file(folder / MOMENTS)
+        except (CheckpointError, SafetensorError, ValueError) as error:
+            raise DamageError(str(error)) from None
 
     def delete(self, step: int) -> None:
         shutil.rmtree(self.folder / str(step))
@@ -91,7 +91,8 @@ class Checkpoints:
         """Also what another backend left: a new training must not go on from it, nor an export find it."""
         if self.folder.is_dir():
             for entry in self.folder.iterdir():
-                shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+                if entry.name != LOCK:
+                    shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
 
 
 def _adapter(recipe: Recipe, matrices: Mapping[str, Arrays]) -> Adapter:
@@ -106,11 +107,3 @@ def _sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-@contextlib.contextmanager
-def _as_value_error() -> Iterator[None]:
-    try:
-        yield
-    except SafetensorError as error:
-        raise ValueError(str(error)) from None
