@@ -1,4 +1,5 @@
 import importlib.util
+import json
 import os
 import platform
 import shutil
@@ -7,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gemsmith.errors import MachineError, RecipeError, RunError
+from gemsmith import __version__
+from gemsmith.errors import MachineError, RecipeError, RunError, VersionError
 from gemsmith.recipe import Derived, build_recipe
 from gemsmith.records import Check, DataRecord, VerifyRecord
 from gemsmith.run import (
@@ -20,6 +22,7 @@ from gemsmith.run import (
     made_from,
     make_origin,
     open_run,
+    open_source,
     read_record,
     replacing,
     replacing_folder,
@@ -27,6 +30,10 @@ from gemsmith.run import (
     this_machine,
     write_record,
 )
+
+
+def opened(*arguments):
+    return open_source(*arguments, claim=lambda folder: None)
 
 
 def recipe(*overrides: str):
@@ -83,6 +90,30 @@ def test_a_damaged_record_is_refused_and_not_complete(run):
     with pytest.raises(RunError, match="is not a record of this version"):
         read_record(run, "data")
     assert not is_complete(run, "data")
+
+
+@pytest.mark.parametrize(("version", "shown"), [(99, "99"), (0, "0"), ("2", '"2"'), (None, "null")])
+def test_a_record_of_another_version_is_refused_and_never_made_again_in_passing(run, version, shown):
+    write_record(run, data_record(run))
+    file = run.record_file("data")
+    record = json.loads(file.read_text()) | {"schema_version": version, "unknown": 1}
+    record["origin"]["gemsmith"] = "9.1"
+    file.write_text(json.dumps(record))
+    expected = rf"data\.json: has schema_version {shown}, this Gemsmith {__version__} reads 1; open it with Gemsmith 9\.1, or start anew"
+    for look in (read_record, is_complete):
+        with pytest.raises(VersionError, match=expected):
+            look(run, "data")
+
+
+def test_a_record_of_another_version_may_have_any_form(run):
+    run.record_file("data").write_text('{"schema_version": 2, "origin": []}')
+    with pytest.raises(VersionError, match="open it with the Gemsmith that wrote it, or"):
+        read_record(run, "data")
+
+
+def test_the_record_of_a_server_is_made_by_the_command_that_is_named(run):
+    with pytest.raises(RunError, match=r"run first: gemsmith serve .* --json$"):
+        read_record(run, "serve")
 
 
 def test_a_verification_that_failed_is_done_again(run):
@@ -301,3 +332,50 @@ def test_a_machine_names_its_processor_and_its_widest_vectors(tmp_path, monkeypa
         file.write_text(cpuinfo)
     monkeypatch.setattr("gemsmith.run._CPUINFO", file)
     assert this_machine().processor == expected.format(platform.machine())
+
+
+def test_open_warmup_may_be_set_while_training_has_not_ended(run):
+    (run.checkpoints / "10").mkdir(parents=True)
+    assert open_run(run.path, recipe("optimizer.warmup_steps=100")).recipe.optimizer.warmup_steps == 100
+    with pytest.raises(RunError, match=r"optimizer\.warmup_steps is 100 there and 7 here, and train has used it"):
+        open_run(run.path, recipe("optimizer.warmup_steps=7"))
+
+
+def test_what_is_as_it_was_keeps_what_was_said_of_it(tmp_path):
+    """Warm-up that was left open came to something else in an earlier version: the run's recipe must not begin to say otherwise."""
+    derived = [Derived("optimizer.warmup_steps", None, "a tenth"), Derived("bench.input_tokens", (7, 9), "fits")]
+    open_run(tmp_path / "run", recipe())
+    open_run(tmp_path / "run", recipe("bench.input_tokens=[7, 9]"), derived)
+    text = (tmp_path / "run" / "recipe.yaml").read_text()
+    assert "warmup_steps: null\n" in text and "input_tokens: [7, 9]  # fits" in text
+
+
+def test_a_run_opens_again_as_it_was_and_its_derived_lengths_make_way(tmp_path, tiny_checkpoint, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    source = tmp_path / "my.yaml"
+    source.write_text(f"checkpoint: {tiny_checkpoint('tiny-31b')}\ndata: {{train: {{task: verilog, rows: 3}}, max_length: 64}}\n")
+    first = opened(source)
+    text = first.recipe_file.read_text()
+    assert "input_tokens: [512, 1792]  # the default is 512 and 4096" in text
+    assert "warmup_steps: null  # a tenth of all steps, at most 100" in text
+    assert opened(first.path) == first == Run(path=first.path, recipe=opened(source).recipe)
+    assert first.recipe_file.read_text() == text
+    smaller = opened(first.path, None, ["serve.max_model_len=640"]).recipe
+    assert (smaller.serve.max_model_len, smaller.bench.input_tokens) == (640, (384,))
+    assert opened(first.path, None, ["serve.max_model_len=null"]).recipe == first.recipe
+
+
+def test_a_server_is_borrowed_with_less_room_than_bench_needs(tmp_path, tiny_checkpoint):
+    source = tmp_path / "my.yaml"
+    source.write_text(f"checkpoint: {tiny_checkpoint('tiny-31b')}\ndata: {{train: {{task: verilog, rows: 3}}}}\n")
+    run = opened(source, tmp_path / "run")
+    assert borrow_run(run.path, ["serve.max_model_len=640"], section="serve").recipe.serve.max_model_len == 640
+
+
+def test_a_run_whose_base_has_gone_still_opens(tmp_path, tiny_checkpoint):
+    base = shutil.copytree(tiny_checkpoint("tiny-31b"), tmp_path / "base")
+    source = tmp_path / "my.yaml"
+    source.write_text(f"checkpoint: {base}\ndata: {{train: {{task: verilog, rows: 3}}}}\n")
+    run = opened(source, tmp_path / "run")
+    shutil.rmtree(base)
+    assert opened(run.path) == run

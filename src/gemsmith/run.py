@@ -15,24 +15,22 @@ import os
 import platform
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, Any, TypeVar
-
-from pydantic import ValidationError
+from typing import IO, Any
 
 from gemsmith import __version__
-from gemsmith.errors import MachineError, RecipeError, RunError
+from gemsmith.errors import MachineError, RunError, VersionError
+from gemsmith.lock import LOCK, explain_missing_locks
 from gemsmith.recipe import Derived, Recipe, differing_keys, dump_recipe, flatten, load_recipe, read_reasons
-from gemsmith.records import RECORDS, STAGES, Machine, Origin, Record
-from gemsmith.resolve import resolve, resolve_file
-
-RecordT = TypeVar("RecordT", bound=Record)
+from gemsmith.records import RECORDS, STAGES, Machine, Origin, Record, read_record_file
+from gemsmith.resolve import resolve_again, resolve_file
 
 # Linux's list of cores, and enough of it for the first one.
 _CPUINFO, _FIRST_CORE_BYTES = Path("/proc/cpuinfo"), 2**14
+_WARMUP = "optimizer.warmup_steps"
 _STOPS = ("train.on_nonfinite", "train.on_spike")
 _TRAINED_DATA = ("data.train", "data.format", "data.template", "data.max_length", "data.packing", "data.too_long")
 
@@ -129,10 +127,10 @@ def open_run(path: Path, recipe: Recipe, derived: Sequence[Derived] = (), *, red
     """
     run = Run(path=path, recipe=recipe)
     if run.recipe_file.exists():
-        _refuse_another_recipe(run, redo)
-        derived = [*read_reasons(run.recipe_file.read_text(encoding="utf-8")), *derived]
-    elif path.exists() and any(path.iterdir()):
-        raise RunError(f"run directory {path}: is not empty and holds no recipe.yaml; name another with --run")
+        there = load_recipe(run.recipe_file)
+        _refuse_another_recipe(run, there, redo)
+        derived = _joined_reasons(run, there, derived)
+    _refuse_foreign(path)
     path.mkdir(parents=True, exist_ok=True)
     run.logs.mkdir(exist_ok=True)
     values = dict(flatten(recipe.model_dump(mode="json")))
@@ -141,17 +139,27 @@ def open_run(path: Path, recipe: Recipe, derived: Sequence[Derived] = (), *, red
     if redo and not pending:
         _next_recipe_file(run).unlink(missing_ok=True)
     file = _next_recipe_file(run) if pending else run.recipe_file
-    write_text(file, dump_recipe(recipe, [item for item in derived if values.get(item.key) == item.value]))
+    write_text(file, dump_recipe(recipe, [item for item in derived if values.get(item.key) == item.plain_value]))
     return run
 
 
-def open_source(source: Path, path: Path | None = None, overrides: Sequence[str] = (), *, redo: str | None = None) -> Run:
-    """The run of a recipe (by default in runs/ under the recipe's name) or of a run directory; see open_run."""
+def open_source(
+    source: Path, path: Path | None = None, overrides: Sequence[str] = (), *, redo: str | None = None, claim: Callable[[Path], Any]
+) -> Run:
+    """The run of a recipe (by default in runs/ under the recipe's name) or of a run directory; see open_run.
+
+    `claim(directory)` is called before anything is written, and before a run there is read: to lock it.
+    """
     if not source.is_dir():
-        return open_run(path or Path("runs") / source.stem, *resolve_file(source, overrides), redo=redo)
+        folder, resolved = path or Path("runs") / source.stem, resolve_file(source, overrides)
+        _refuse_foreign(folder)
+        claim(folder)
+        return open_run(folder, *resolved, redo=redo)
     if path is not None and path.resolve() != source.resolve():
         raise RunError(f"--run {path}: {source} is a run directory itself; give a recipe, or leave --run out")
-    return open_run(source, *resolve(find_run(source, overrides)), redo=redo)
+    _refuse_no_run(source)
+    claim(source)
+    return open_run(source, *_resolve_again(source, overrides, redo), redo=redo)
 
 
 def confirm_recipe(run: Run) -> None:
@@ -162,8 +170,7 @@ def confirm_recipe(run: Run) -> None:
 
 def find_run(path: Path, overrides: Sequence[str] = ()) -> Recipe:
     """The recipe of an existing run directory, with overrides applied. Raises RunError where there is none."""
-    if not (path / "recipe.yaml").exists():
-        raise RunError(f"run directory {path}: holds no recipe.yaml; start one with: gemsmith run RECIPE --run {path}")
+    _refuse_no_run(path)
     return load_recipe(path / "recipe.yaml", overrides)
 
 
@@ -172,17 +179,22 @@ def borrow_run(path: Path, overrides: Sequence[str] = (), *, section: str) -> Ru
 
     Raises RunError where a key outside the section differs.
     """
-    recipe, _ = resolve(find_run(path, overrides))
-    others = [key for key in differing_keys(load_recipe(path / "recipe.yaml"), recipe) if not key.startswith(f"{section}.")]
+    recipe, _ = _resolve_again(path, overrides, None)
+    others = [key for key in differing_keys(find_run(path), find_run(path, overrides)) if not key.startswith(f"{section}.")]
     if others:
         raise RunError(f"{others[0]}: cannot be changed here; of the recipe in {path} only keys of {section} can")
     return Run(path=path, recipe=recipe)
 
 
 def is_complete(run: Run, stage: str) -> bool:
-    """Whether the stage's record is there, was made from what is there now, and does not say that a check failed."""
+    """Whether the stage's record is there, was made from what is there now, and does not say that a check failed.
+
+    Raises VersionError where another version of Gemsmith wrote it.
+    """
     try:
         record = read_record(run, stage)
+    except VersionError:
+        raise
     except RunError:
         return False
     return getattr(record, "passed", True) and record.origin.made_from == made_from(run, stage) | _own_sources(record, run, stage)
@@ -190,24 +202,15 @@ def is_complete(run: Run, stage: str) -> bool:
 
 def has_begun(run: Run, stage: str) -> bool:
     """Whether the stage left anything that another recipe's run must not be mixed with."""
-    if stage == "train" and run.checkpoints.exists() and any(run.checkpoints.iterdir()):
+    if stage == "train" and run.checkpoints.exists() and any(entry.name != LOCK for entry in run.checkpoints.iterdir()):
         return True
     return run.record_file(stage).exists()
 
 
 def read_record(run: Run, stage: str) -> Any:
-    """The stage's record. Raises RunError naming the command that makes it, where it is missing or unreadable."""
-    file = run.record_file(stage)
-    command = f"gemsmith {stage} {run.path}"
-    try:
-        return RECORDS[stage].model_validate_json(file.read_bytes())
-    except FileNotFoundError:
-        raise RunError(f"{file}: is not there; run first: {command}") from None
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        raise RunError(
-            f"{file}: is not a record of this version ({'.'.join(map(str, first['loc']))}: {first['msg']}); run: {command}"
-        ) from None
+    """The stage's record. Raises RunError naming the command that makes it, where it is missing or damaged, and VersionError."""
+    command = f"gemsmith {stage} {run.path}{' --json' if stage == 'serve' else ''}"
+    return read_record_file(run.record_file(stage), RECORDS[stage], missing=f"run first: {command}", damaged=f"run: {command}")
 
 
 def write_record(run: Run, record: Record) -> None:
@@ -245,11 +248,17 @@ def stage_keys(recipe: Recipe, stage: str) -> dict[str, Any]:
 
 
 def refused_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Dotted keys that training cannot go on with, with both values. What was trained has not met what `stop` would have stopped."""
+    """Dotted keys that training cannot go on with, with both values.
+
+    What was trained has not met what `stop` would have stopped; what open warm-up came to, the learning rates of its steps say.
+    """
     return {
         key: (old.get(key), new.get(key))
         for key in sorted(old.keys() | new.keys())
-        if old.get(key) != new.get(key) and not (key in _STOPS and old.get(key) == "stop") and key != "train.checkpoint_folder"
+        if old.get(key) != new.get(key)
+        and not (key in _STOPS and old.get(key) == "stop")
+        and not (key == _WARMUP and old.get(key) is None)
+        and key != "train.checkpoint_folder"
     }
 
 
@@ -338,6 +347,8 @@ def _locked_folder(path: Path) -> Iterator[None]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise RunError(f"{path}: another process is writing there; wait for it, or stop it") from None
+        except OSError as error:
+            explain_missing_locks(str(path), error)
         # Whoever held the lock before may have renamed the folder: then this is no longer the one at the path.
         if not path.exists() or os.stat(path).st_ino != os.fstat(descriptor).st_ino:
             raise RunError(f"{path}: another process has just written there; run the same command again")
@@ -353,8 +364,6 @@ def _next_recipe_file(run: Run) -> Path:
 
 
 def _bucket_path(url: str) -> Path:
-    if not url.startswith("gs://"):
-        raise RecipeError(f"train.checkpoint_folder: {url!r} was given; allowed: a folder, or gs://bucket/folder")
     # Orbax opens buckets through etils, and that through gcsfs.
     if missing := [name for name in ("etils", "gcsfs") if importlib.util.find_spec(name) is None]:
         raise MachineError(f"train.checkpoint_folder: {url} needs {' and '.join(missing)}; run: pip install {' '.join(missing)}")
@@ -373,19 +382,45 @@ def _own_sources(record: Record, run: Run, stage: str) -> dict[str, str]:
     return {name: value for name, value in record.origin.made_from.items() if name not in known}
 
 
+def _readers(run: Run, key: str, redo: str | None) -> list[str]:
+    """The begun stages that have read the key and stay. A plan is made again in no time, so it holds nobody to its keys."""
+    readers = [stage for stage in STAGES if stage != "plan" and _reads(stage, key) and has_begun(run, stage)]
+    return [stage for stage in readers if redo is None or not _depends_on(stage, redo)]
+
+
+def _resolve_again(path: Path, overrides: Sequence[str], redo: str | None) -> tuple[Recipe, list[Derived]]:
+    run = Run(path=path, recipe=find_run(path))
+    return resolve_again(run.recipe, run.recipe_file, overrides, used=lambda key: bool(_readers(run, key, redo)))
+
+
+def _joined_reasons(run: Run, recipe: Recipe, derived: Sequence[Derived]) -> list[Derived]:
+    """The reasons in the run's recipe and the new ones. A value that is there without a reason, and stays the same, gets none."""
+    earlier = read_reasons(run.recipe_file.read_text(encoding="utf-8"))
+    there, said = dict(flatten(recipe.model_dump(mode="json"))), {item.key for item in earlier}
+    return [*earlier, *(item for item in derived if item.key in said or there.get(item.key) != item.plain_value)]
+
+
 def _depends_on(stage: str, other: str) -> bool:
     return stage == other or any(_depends_on(upstream, other) for upstream in UPSTREAM[stage])
 
 
-def _refuse_another_recipe(run: Run, redo: str | None) -> None:
-    there = load_recipe(run.recipe_file)
+def _refuse_no_run(path: Path) -> None:
+    if not (path / "recipe.yaml").exists():
+        raise RunError(f"run directory {path}: holds no recipe.yaml; start one in a new folder with: gemsmith run RECIPE --run FOLDER")
+
+
+def _refuse_foreign(path: Path) -> None:
+    if path.exists() and not (path / "recipe.yaml").exists() and any(file.name != LOCK for file in path.iterdir()):
+        raise RunError(f"run directory {path}: is not empty and holds no recipe.yaml; name another with --run")
+
+
+def _refuse_another_recipe(run: Run, there: Recipe, redo: str | None) -> None:
     for key, (old, new) in differing_keys(there, run.recipe).items():
         if key in _STOPS and old == "stop" and not run.record_file("train").exists():
             continue
-        # A plan is made again in no time, so it holds nobody to its keys.
-        readers = [stage for stage in STAGES if stage != "plan" and _reads(stage, key) and has_begun(run, stage)]
-        readers = [stage for stage in readers if redo is None or not _depends_on(stage, redo)]
-        if readers:
+        if key == _WARMUP and old is None and not run.record_file("train").exists():
+            continue  # how far the steps so far had it, training finds in their learning rates
+        if readers := _readers(run, key, redo):
             raise RunError(
                 f"run directory {run.path}: belongs to another recipe: {key} is {json.dumps(old)} there and {json.dumps(new)} here, "
                 f"and {readers[0]} has used it; name another directory with --run"
