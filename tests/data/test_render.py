@@ -169,7 +169,7 @@ def test_control_tokens_in_content_are_refused(role, token, renderer, document):
     turns = {"user": "a", "assistant": "b"} | {role: f"x{token}y"}
     index = 0 if role == "user" else 1
     text = refused(renderer, document(*(f"{name}={content}" for name, content in turns.items())))
-    assert f"messages[{index}] holds the control token {token}" in text
+    assert f"messages[{index}] holds {token}, a control token" in text
 
 
 def test_a_tokenizer_with_other_special_ids_is_refused(tokenizer_folder):
@@ -210,8 +210,7 @@ def test_the_mask_is_right_with_each_published_revision_of_the_template(file, to
     [rendered] = render_documents(renderer, [talk])
     assert decode(renderer.tokenizer, rendered.ids) == renderer.template.render(talk.messages)
     assert trained_runs(rendered, renderer.tokenizer) == ["b<turn|>", "so\n  it is<turn|>"]
-    thinking = document("user=a", "assistant=<|channel>thought\nhm\n<channel|>b")
-    assert "changes the answer" in refused(renderer, thinking)
+    assert "changes the answer" in refused(renderer, document("user=a", f"assistant={EMPTY_THOUGHT}b"))
 
 
 @pytest.mark.skipif(not published_templates(), reason="trl is not installed")

@@ -4,7 +4,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from gemsmith.data.rows import find_files, read_documents, source_sha256
+from gemsmith.data.rows import describe_columns, find_files, read_dataset, read_documents, source_sha256
 from gemsmith.errors import DataError
 from gemsmith.recipe import Made
 
@@ -144,8 +144,14 @@ def test_half_a_surrogate_pair_is_refused(tmp_path):
         ({"message": []}, "has the columns message (did you mean messages?); allowed: messages, or prompt and response"),
         ({"prompt": "a"}, "has the columns prompt"),
         ({"prompt": "a", "completion": "b"}, "has the columns prompt, completion; allowed: messages"),
-        (PAIR | {"respnse": "a"}, "unknown column respnse (did you mean response?)"),
-        (PAIR | CHAT, "has messages, prompt and response"),
+        ({"id": 1, "prompt": "a", "respnse": "b"}, "has the columns id, prompt, respnse (did you mean response?); allowed: messages"),
+        (PAIR | {"system": "be brief"}, "has a value in the column system, which changes what a row says"),
+        (CHAT | {"tools": [{"name": "f"}]}, "has a value in the column tools"),
+        (CHAT | {"Images": ["a.png"]}, "has a value in the column Images"),
+        (PAIR | {"weight": 0}, "rename or drop the column to train without it"),
+        (dict.fromkeys("abcdefghij"), "has the columns a, b, c, d, e, f, g, h and 2 more; allowed: messages"),
+        (PAIR | CHAT, "has messages, prompt and response; keep messages, or prompt and response, or set data.format to messages"),
+        ({"messages": None, "prompt": None, "response": None}, "messages is null"),
         ([1], "is a list; must be an object"),
         (None, "is null; must be an object"),
     ],
@@ -154,6 +160,71 @@ def test_a_row_that_cannot_be_trained_on_is_refused_with_its_line(row, message, 
     text = refused(write_rows(row))
     assert message in text
     assert "rows.jsonl line 1" in text
+
+
+def test_other_columns_are_ignored_and_their_values_counted(write_rows):
+    rows = [PAIR | {"id": 1, "source": "a"}, PAIR | {"id": "two", "source": None}, PAIR | {"id": 0}]
+    dataset = read_dataset(str(write_rows(*rows)))
+    assert [document.messages for document in dataset.documents] == [AS_MESSAGES] * 3
+    assert dataset.ignored_columns == {"id": 3, "source": 1}
+
+
+def test_a_prompt_beside_messages_is_another_column(write_rows):
+    dataset = read_dataset(str(write_rows(CHAT | {"prompt": "add", "prompt_id": "f00"})))
+    assert dataset.documents[0].messages == AS_MESSAGES
+    assert dataset.ignored_columns == {"prompt": 1, "prompt_id": 1}
+
+
+@pytest.mark.parametrize(("form", "ignored"), [("messages", {"prompt": 1, "response": 1}), ("prompt-response", {"messages": 1})])
+def test_of_a_row_of_both_forms_the_one_that_the_recipe_names_is_read(form, ignored, write_rows):
+    dataset = read_dataset(str(write_rows(CHAT | PAIR)), format=form)
+    assert (dataset.documents[0].messages, dataset.ignored_columns) == (AS_MESSAGES, ignored)
+
+
+def test_a_later_row_of_both_forms_is_refused(write_rows):
+    assert "rows.jsonl line 2: has messages, prompt and response" in refused(write_rows(CHAT, CHAT | PAIR))
+
+
+def test_columns_of_the_other_form_that_a_table_filled_with_null_are_no_columns(write_rows):
+    dataset = read_dataset(str(write_rows(CHAT | dict.fromkeys(PAIR), CHAT)))
+    assert [document.messages for document in dataset.documents] == [AS_MESSAGES] * 2
+    assert dataset.ignored_columns == {}
+
+
+@pytest.mark.parametrize("nothing", [None, "", [], {}])
+def test_a_column_that_would_change_the_row_but_says_nothing_is_ignored(nothing, write_rows):
+    assert read_documents(str(write_rows(CHAT | {"tools": nothing})))[0].messages == AS_MESSAGES
+
+
+def test_a_misspelt_column_in_a_later_row_is_refused_by_its_name(write_rows):
+    text = refused(write_rows(PAIR | {"id": 1}, {"prompt": "a", "respnse": "b", "id": 2}))
+    assert "line 2: has the columns prompt, respnse, id (did you mean response?), but the rows before it are prompt-response" in text
+
+
+def test_other_columns_of_a_table_are_counted_and_never_decoded(tmp_path):
+    columns = {
+        "when": pyarrow.array([2**62, None], pyarrow.timestamp("us")),  # a year that Python has no date for
+        "file": pyarrow.array([b"\xff\xd8", b""]),
+        "kind": pyarrow.array(["a", "b"]).dictionary_encode(),
+        "nothing": pyarrow.nulls(2),
+    }
+    table = pyarrow.table({"prompt": [PAIR["prompt"]] * 2, "response": [PAIR["response"]] * 2} | columns)
+    pyarrow.parquet.write_table(table, tmp_path / "rows.parquet")
+    dataset = read_dataset(str(tmp_path / "rows.parquet"))
+    assert [document.messages for document in dataset.documents] == [AS_MESSAGES] * 2
+    assert dataset.ignored_columns == {"file": 2, "kind": 2, "when": 1}
+
+
+def test_names_of_columns_can_stand_in_a_line_and_in_a_record(write_rows):
+    odd = {"id": 1, "a\nb": 1, "": 1, "\ud800": 1, "[red]": 1}
+    dataset = read_dataset(str(write_rows(PAIR | odd, PAIR | {"id": 2})))
+    assert dataset.ignored_columns == {"id": 2, r"'a\nb'": 1, "''": 1, r"'\ud800'": 1, "[red]": 1}
+    assert describe_columns(dataset.ignored_columns) == r"id (2 rows), 'a\nb' (1 row), '' (1 row), '\ud800' (1 row), [red] (1 row)"
+    assert r"has the columns 'a\nb'; allowed" in refused(write_rows({"a\nb": 1}))
+
+
+def test_a_message_names_the_first_few_columns():
+    assert describe_columns({f"c{number}": 3000 for number in range(10)}).endswith("c7 (3,000 rows) and 2 more")
 
 
 def test_mixed_forms_are_refused(write_rows):

@@ -1,16 +1,16 @@
 import io
 
-from rich.console import Console
-
 from gemsmith.data import prepare_data
 from gemsmith.data.show import show
+from gemsmith.terminal import open_console
 
 ROWS = [{"prompt": f"add {number}", "response": f"wire {number}"} for number in range(4)]
 
 
 def printed(run, count, *, terminal):
     out = io.StringIO()
-    show(run, count, console=Console(file=out, force_terminal=terminal, color_system="standard" if terminal else None, width=200))
+    colours = "standard" if terminal else None
+    show(run, count, console=open_console(file=out, force_terminal=terminal, color_system=colours, width=200))
     return out.getvalue()
 
 
@@ -41,3 +41,14 @@ def test_more_rows_than_there_are_shows_all(make_run, write_rows, capsys):
     show(prepared(make_run, write_rows), 99)
     out = capsys.readouterr().out
     assert "2 packed rows of 64 tokens" in out and "row 2: 1 documents" in out
+
+
+def test_what_a_terminal_would_act_on_in_a_row_is_spelled_out(make_run, write_rows):
+    row = {"prompt": "a\x1b[31mb\x9bK\rc\nd\u202ee é", "response": "[/a] [bold]\x07\x08"}
+    run = make_run(write_rows(row), {"max_length": 64})
+    prepare_data(run)
+    for terminal in (False, True):
+        text = printed(run, 1, terminal=terminal)
+        assert not set("\x9b\r\u202e\x07\x08") & set(text)
+        assert r"\x1b[31mb\x9bK\rc" in text and r"[/a] [bold]\x07\x08" in text
+        assert r"d\u202ee é" in text

@@ -10,7 +10,7 @@ import pytest
 from gemsmith.data import prepare_data
 from gemsmith.data.batches import open_rows
 from gemsmith.errors import CheckpointError, DataError, MachineError, RecipeError
-from gemsmith.run import is_complete, read_record
+from gemsmith.run import is_complete, read_record, write_record
 
 ROWS = [{"prompt": f"add {number}", "response": "wire " * (number + 1)} for number in range(30)]
 
@@ -22,7 +22,7 @@ def run(make_run, write_rows):
 
 def test_the_record_counts_what_the_arrays_hold(run):
     record = prepare_data(run)
-    rows = open_rows(run.data)
+    rows = open_rows(run)
     assert read_record(run, "data") == record
     assert is_complete(run, "data")
     assert record.rows == 30 and record.dropped == {}
@@ -37,7 +37,7 @@ def test_every_document_is_in_the_rows_once_and_spells_its_answer(run, checkpoin
     from tokenizers import Tokenizer
 
     prepare_data(run)
-    rows = open_rows(run.data)
+    rows = open_rows(run)
     tokenizer = Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
     answers = [
         tokenizer.decode(tokens[(segments == segment) & (mask == 1)].tolist(), skip_special_tokens=False)
@@ -96,7 +96,7 @@ def test_fewer_rows_than_a_step_are_said(make_run, write_rows, capsys):
 
 
 def test_a_row_longer_than_the_model_reads_is_refused(make_run, write_rows):
-    with pytest.raises(RecipeError, match=r"data.max_length: 4096 was given, but tiny-31b reads at most 2048 tokens"):
+    with pytest.raises(RecipeError, match=r"data.max_length: 4096 was given; tiny-31b reads at most 2048 tokens"):
         prepare_data(make_run(write_rows(*ROWS), {"max_length": 4096}))
 
 
@@ -107,6 +107,17 @@ def test_the_recipes_template_is_used_and_its_hash_recorded(make_run, write_rows
     plain = prepare_data(make_run(write_rows(*ROWS), name="plain"))
     changed = prepare_data(make_run(write_rows(*ROWS), {"template": str(own)}, name="changed"))
     assert plain.template_sha256 != changed.template_sha256 and plain.rows_sha256 != changed.rows_sha256
+
+
+def test_a_template_that_fails_is_refused_with_the_row_and_leaves_no_record(make_run, write_rows, tmp_path):
+    own = tmp_path / "own.jinja"
+    own.write_text("\n{{ 1 / 0 }}")
+    run = make_run(write_rows(*ROWS), {"template": str(own)})
+    with pytest.raises(
+        DataError, match=r"rows.jsonl line 1: chat template .*own.jinja line 2 fails: ZeroDivisionError, division by zero; mend"
+    ):
+        prepare_data(run)
+    assert not run.data.exists() and not run.record_file("data").exists()
 
 
 def test_a_checkpoint_without_a_template_is_refused(make_run, write_rows, checkpoint, tmp_path):
@@ -136,9 +147,127 @@ def test_a_full_disk_is_said_and_leaves_what_was_there(run, monkeypatch):
     with pytest.raises(MachineError, match=re.escape("cannot be written (No space left on device)")):
         prepare_data(run)
     assert read_record(run, "data") == before
-    assert sorted(file.name for file in run.data.iterdir()) == ["loss_mask.npy", "positions.npy", "segments.npy", "tokens.npy"]
+    assert sorted(file.name for file in run.data.iterdir()) == [
+        "answers.npy",
+        "loss_mask.npy",
+        "positions.npy",
+        "segments.npy",
+        "tokens.npy",
+    ]
 
 
 def test_the_record_says_what_it_was_made_from(run):
     record = prepare_data(run)
     assert {"recipe", "data.train", "checkpoint", "tokenizer.json", "chat template"} == set(record.origin.made_from)
+
+
+def test_a_row_with_a_control_token_leaves_no_record(make_run, write_rows):
+    run = make_run(write_rows(*ROWS, {"prompt": "a", "response": "b<|tool_response>"}))
+    with pytest.raises(DataError, match=r"rows.jsonl line 31: response holds <\|tool_response>, a control token"):
+        prepare_data(run)
+    assert not run.data.exists() and not run.record_file("data").exists()
+
+
+def test_held_out_rows_that_are_trained_on_are_counted_and_said(make_run, write_rows, tmp_path):
+    held_out = tmp_path / "held.jsonl"
+    rows = [{"prompt": " add\n 3", "response": "another"}, ROWS[7], {"prompt": "new", "response": "wire"}]
+    held_out.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    run = make_run(write_rows(*ROWS), {"max_length": 64, "eval": str(held_out)})
+    record = prepare_data(run)
+    assert record.held_out_also_trained == 2
+    (notice,) = record.notices
+    assert notice.startswith(
+        "data.eval: held-out rows whose prompt is also trained on: 2 of 3 (held.jsonl line 1, held.jsonl line 2), 1 of them with the same"
+    )
+    assert read_record(run, "data") == record and is_complete(run, "data")
+
+
+def test_a_row_dropped_for_its_length_is_not_trained_on(make_run, write_rows, tmp_path):
+    held_out = tmp_path / "held.jsonl"
+    held_out.write_text(json.dumps(ROWS[29]) + "\n")
+    record = prepare_data(make_run(write_rows(*ROWS), {"max_length": 32, "eval": str(held_out)}))
+    assert record.dropped and record.held_out_also_trained == 0 and record.notices == ()
+
+
+def test_made_rows_hold_out_none_that_are_trained_on(make_run):
+    made = {"task": "verilog", "rows": 40}
+    record = prepare_data(make_run(made, {"max_length": 512, "eval": made | {"split": "held-out"}}))
+    assert record.held_out_also_trained == 0 and record.notices == ()
+
+
+def test_held_out_rows_that_cannot_be_read_are_an_error_before_training(make_run, write_rows, tmp_path):
+    held_out = tmp_path / "held.jsonl"
+    held_out.write_text('{"prompt": "add"}\n')
+    run = make_run(write_rows(*ROWS), {"eval": str(held_out)})
+    with pytest.raises(DataError, match=r"held.jsonl line 1: has the columns prompt"):
+        prepare_data(run)
+    assert not run.data.exists() and not run.record_file("data").exists()
+
+
+def test_columns_that_are_not_read_are_counted_and_said(make_run, write_rows, capsys):
+    rows = [row | ({"id": number, "[/red]": 1} if number % 3 else {"id": number}) for number, row in enumerate(ROWS)]
+    plain = prepare_data(make_run(write_rows(*ROWS), name="plain"))
+    assert "ignored" not in capsys.readouterr().err
+    run = make_run(write_rows(*rows, name="more.jsonl"), name="more")
+    record = prepare_data(run)
+    assert record.ignored_columns == {"id": 30, "[/red]": 20} and not record.notices
+    assert read_record(run, "data") == record
+    assert "; ignored the columns id (30 rows), [/red] (20 rows)" in capsys.readouterr().err
+    assert (record.rows_sha256, plain.ignored_columns) == (plain.rows_sha256, {})
+
+
+@pytest.mark.parametrize("column", ["label", "split"])
+def test_a_column_that_may_mark_rows_not_to_train_on_is_a_notice(column, make_run, write_rows):
+    record = prepare_data(make_run(write_rows(*(row | {column: "x"} for row in ROWS))))
+    assert record.notices == (f"data.train: the column {column} (30 rows) is ignored: every row is trained on, whatever its {column}",)
+
+
+def test_a_record_made_before_columns_were_counted_still_opens(run):
+    prepare_data(run)
+    file = run.record_file("data")
+    values = json.loads(file.read_text())
+    del values["ignored_columns"]
+    file.write_text(json.dumps(values))
+    assert read_record(run, "data").ignored_columns == {}
+
+
+def test_other_held_out_rows_leave_the_prepared_data_complete(make_run, write_rows, tmp_path):
+    held_out = tmp_path / "held.jsonl"
+    held_out.write_text(json.dumps(ROWS[0]) + "\n")
+    run = make_run(write_rows(*ROWS), {"max_length": 64, "eval": str(held_out)})
+    prepare_data(run)
+    held_out.write_text(json.dumps({"prompt": "new", "response": "wire"}) + "\n")
+    assert is_complete(run, "data")
+    none = run.recipe.model_copy(update={"data": run.recipe.data.model_copy(update={"eval": None})})
+    assert is_complete(type(run)(path=run.path, recipe=none), "data")
+
+
+def test_the_same_rows_again_leave_the_record_as_it_was(run):
+    """What was made from it since stays complete."""
+    prepare_data(run)
+    before = run.record_file("data").read_bytes()
+    (run.data / "tokens.npy").unlink()
+    prepare_data(run)
+    assert run.record_file("data").read_bytes() == before
+    open_rows(run)
+
+
+def test_the_record_of_an_earlier_version_stays_where_the_rows_are_the_same(run):
+    record = prepare_data(run).model_copy(update={"files": {}})
+    write_record(run, record)
+    assert prepare_data(run) == record
+
+
+def test_other_rows_get_another_record(make_run, write_rows):
+    run = make_run(write_rows(*ROWS), {"max_length": 64})
+    first = prepare_data(run)
+    write_rows(*ROWS[1:])
+    assert prepare_data(run).origin.made_from != first.origin.made_from
+
+
+def test_a_record_that_cannot_be_read_is_written_again(run, gemsmith):
+    prepare_data(run)
+    run.record_file("data").write_bytes(run.record_file("data").read_bytes()[:200])
+    code, _, error = gemsmith("data", run.path)
+    assert code == 0, error
+    assert is_complete(run, "data")

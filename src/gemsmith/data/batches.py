@@ -2,8 +2,9 @@
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,7 @@ import numpy as np
 from gemsmith.data.pack import ARRAYS, PackedRows
 from gemsmith.errors import DataError, RunError
 from gemsmith.recipe import Train
-from gemsmith.run import Run, read_record
+from gemsmith.run import Run, read_record, sha256_file
 
 if TYPE_CHECKING:
     import grain
@@ -62,13 +63,15 @@ def load_batches(run: Run) -> Batches:
     train = run.recipe.train
     if record.packed_rows < train.rows_per_step:
         raise DataError(
-            f"train.rows_per_step: {train.rows_per_step} was given, but all data makes {record.packed_rows} packed rows of "
+            f"train.rows_per_step: {train.rows_per_step} is more than all data makes, {record.packed_rows} packed rows of "
             f"{run.recipe.data.max_length}; set {record.packed_rows} or less, or lower data.max_length"
         )
-    shape = (record.packed_rows, run.recipe.data.max_length)
-    rows = open_rows(run.data)
+    rows, shape = open_rows(run), (record.packed_rows, run.recipe.data.max_length)
     if rows.tokens.shape != shape:
-        raise RunError(f"{run.data}: holds rows of shape {rows.tokens.shape}, its record says {shape}; run: gemsmith data {run.path}")
+        raise RunError(
+            f"{run.record_file('data')}: is damaged: it says rows of shape {shape}, the arrays are {rows.tokens.shape}; write both again "
+            f"with: gemsmith data {run.path} --force"
+        )
     steps = count_steps(train, record.packed_rows)
     total_rows = steps * train.rows_per_step if train.optimizer_steps else train.epochs * record.packed_rows
     return Batches(
@@ -89,15 +92,34 @@ def shuffled_order(rows: int, seed: int) -> "grain.MapDataset[int]":
     return grain.MapDataset.range(rows).shuffle(seed=spread).repeat()
 
 
-def open_rows(folder: Path) -> PackedRows:
-    """The packed rows in a run's data folder, mapped from their files. Raises RunError where one is missing or damaged."""
-    try:
-        arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="r") for name in ARRAYS}
-    except (OSError, ValueError) as error:
-        raise RunError(f"{folder}: its arrays cannot be read ({error}); run: gemsmith data {folder.parent}") from None
-    if len({array.shape for array in arrays.values()}) != 1 or any(array.dtype != ARRAYS[name] for name, array in arrays.items()):
-        raise RunError(f"{folder}: its arrays do not belong together; run: gemsmith data {folder.parent}")
-    return PackedRows(**arrays)
+def open_rows(run: Run) -> PackedRows:
+    """The run's packed rows, mapped from their files. Raises RunError where one is gone, or not what the data stage wrote."""
+    record = read_record(run, "data")
+    remedy = f"write it again with: gemsmith data {run.path} --force"
+    files = {name: run.data / f"{name}.npy" for name in ARRAYS}
+    found = {}
+    for name, file in files.items():
+        try:
+            state = file.stat()
+            found[name] = _sha256(file.absolute(), state.st_size, state.st_mtime_ns)
+        except FileNotFoundError:
+            raise RunError(f"{file}: is missing; {remedy}") from None
+        if record.files and found[name] != record.files.get(name):
+            raise RunError(f"{file}: is damaged: its SHA-256 is not the one in {run.record_file('data')}; {remedy}")
+    if rows_sha256(found.values()) != record.rows_sha256:
+        raise RunError(f"{run.data}: is damaged: its arrays are not those that {run.record_file('data')} was written with; {remedy}")
+    return PackedRows(**{name: np.load(file, mmap_mode="r") for name, file in files.items()})
+
+
+def rows_sha256(files: Iterable[str]) -> str:
+    """One SHA-256 for those of the arrays' files, in the order of ARRAYS."""
+    return hashlib.sha256("".join(files).encode()).hexdigest()
+
+
+@cache
+def _sha256(file: Path, _size_bytes: int, _changed_ns: int) -> str:
+    """Once a process, as long as the file stays as it is: 1.5 GB take a second."""
+    return sha256_file(file)
 
 
 def _take(array: np.ndarray, rows: Sequence[int | None]) -> np.ndarray:

@@ -7,26 +7,22 @@ What comes before an answer must be, letter for letter, what a server would prom
 and answer are tokenised apart and joined, as they are when the model answers: a token over the border would be one it never has to write.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from itertools import islice
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-import jinja2
 import numpy as np
 from tokenizers import Tokenizer
 
+from gemsmith.data.control import EMPTY_THOUGHT, SPECIAL_IDS, BorderCheck, ControlTokens, find_control_tokens, refuse_control_tokens
+from gemsmith.data.limits import Limits, OutOfTime, limited
 from gemsmith.data.rows import Document
-from gemsmith.data.template import ChatTemplate, load_template
+from gemsmith.data.template import ChatTemplate, TemplateFailure, TemplateText, compile_template, explain_failure, find_template
 from gemsmith.errors import CheckpointError, DataError
 
-SPECIAL_IDS = {"<pad>": 0, "<eos>": 1, "<bos>": 2, "<|turn>": 105, "<turn|>": 106}
-PLACEHOLDERS = ("<|image|>", "<|audio|>", "<|video|>")
 TURN_END = "<turn|>"
-EMPTY_THOUGHT = "<|channel>thought\n<channel|>"
-_BATCH = 1024
 
 
 class Piece(NamedTuple):
@@ -34,6 +30,14 @@ class Piece(NamedTuple):
 
     text: str
     trained: bool
+
+
+class _Sequence(NamedTuple):
+    """The pieces of a document's sequence of this number, from 0."""
+
+    pieces: tuple[Piece, ...]
+    document: Document
+    number: int
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -47,18 +51,27 @@ class Rendered:
 
 @dataclass(frozen=True, kw_only=True)
 class Renderer:
-    """A checkpoint's chat template and tokenizer."""
+    """A checkpoint's chat template and tokenizer, and the tokens that only the template may write.
+
+    The template renders within the limits, where there are some.
+    """
 
     template: ChatTemplate
     tokenizer: Tokenizer
+    control: ControlTokens
+    limits: Limits | None = None
 
 
-def open_renderer(folder: Path, template: str | None = None) -> Renderer:
-    """The renderer of a checkpoint folder, with the folder's own chat template or the file given.
+def open_renderer(folder: Path, template: TemplateText | None = None, *, limits: Limits | None = None) -> Renderer:
+    """The renderer of a checkpoint folder, with the folder's own chat template or the one given.
 
     Raises CheckpointError where there is no template, or the tokenizer's special ids are not Gemma 4's.
     """
-    return Renderer(template=load_template(folder, template), tokenizer=open_tokenizer(folder))
+    found = template or find_template(folder)
+    with limited(limits):
+        compiled = compile_template(found)
+    tokenizer = open_tokenizer(folder)
+    return Renderer(template=compiled, tokenizer=tokenizer, control=find_control_tokens(tokenizer), limits=limits)
 
 
 def open_tokenizer(folder: Path) -> Tokenizer:
@@ -78,22 +91,30 @@ def open_tokenizer(folder: Path) -> Tokenizer:
     return tokenizer
 
 
-def render_documents(renderer: Renderer, documents: Iterable[Document]) -> Iterator[Rendered]:
+def render_documents(renderer: Renderer, documents: Sequence[Document]) -> list[Rendered]:
     """Every document in tokens, in order; one whose turns cannot stand in one sequence gives one for each assistant turn.
 
-    Raises DataError naming the row where the mask cannot be decided exactly.
+    Raises DataError naming the row where the mask cannot be decided exactly, or its text holds or makes a control token.
     """
-    sequences = ((pieces, document.origin) for document in documents for pieces in split_document(renderer.template, document))
-    # Tokenizing runs outside Python's lock, so the next batch renders meanwhile.
-    with ThreadPoolExecutor(max_workers=1) as pool:
-        waiting: Future[list[Rendered]] | None = None
-        while batch := list(islice(sequences, _BATCH)):
-            started = pool.submit(_tokenize, renderer.tokenizer, batch)
-            if waiting is not None:
-                yield from waiting.result()
-            waiting = started
-        if waiting is not None:
-            yield from waiting.result()
+    sequences: list[_Sequence] = []
+    with limited(renderer.limits, extra_bytes=sum(map(_text_bytes, documents))):
+        for document in documents:
+            refuse_control_tokens(renderer.control, document)
+            pieces_of_all = _split_within_limits(renderer.template, document)
+            sequences += [_Sequence(pieces, document, number) for number, pieces in enumerate(pieces_of_all)]
+    return _tokenize(renderer, BorderCheck(tokenizer=renderer.tokenizer, control=renderer.control), sequences)
+
+
+def _text_bytes(document: Document) -> int:
+    """At most what its texts take where every turn is rendered twice with all that comes before it, at 4 bytes a character."""
+    return 8 * (len(document.messages) + 1) * sum(len(message["content"]) for message in document.messages)
+
+
+def _split_within_limits(template: ChatTemplate, document: Document) -> list[tuple[Piece, ...]]:
+    try:
+        return split_document(template, document)
+    except (MemoryError, OutOfTime) as error:  # while what it rendered is cut
+        raise DataError(f"{document.origin}: {explain_failure(template.source, error)}") from None
 
 
 def split_document(template: ChatTemplate, document: Document) -> list[tuple[Piece, ...]]:
@@ -104,15 +125,14 @@ def split_document(template: ChatTemplate, document: Document) -> list[tuple[Pie
 
         [("<bos><|turn>user\nhi<turn|>\n<|turn>model\n", False), ("hello<turn|>", True), ("\n", False)]
     """
-    _refuse_control_tokens(document)
     messages = document.messages
     answers = [index for index, message in enumerate(document.messages) if message["role"] == "assistant"]
     try:
         full = template.render(messages)
         upto = [full if index + 1 == len(messages) else template.render(messages[: index + 1]) for index in answers]
         prompts = [template.render(messages[:index], generation_prompt=True) for index in answers]
-    except (jinja2.TemplateError, TypeError, ValueError, KeyError) as error:
-        raise DataError(f"{document.origin}: chat template {template.source} refuses it: {error}") from None
+    except TemplateFailure as error:
+        raise DataError(f"{document.origin}: {error}") from None
     turns = [_cut_turn(document, *cut) for cut in zip(answers, prompts, upto, strict=True)]
     if any(turn.apart for turn in turns):
         return [(Piece(turn.prompt, False), Piece(turn.answer, True), Piece(turn.rest, False)) for turn in turns]
@@ -133,7 +153,7 @@ class _Turn(NamedTuple):
 
 def _cut_turn(document: Document, index: int, prompt: str, upto: str) -> _Turn:
     """Cuts `upto`, the conversation up to and including this answer, behind its generation prompt."""
-    where = f"{document.origin}: messages[{index}]"
+    where = f"{document.origin}: {document.name(index)}"
     content = document.messages[index]["content"]
     apart = not upto.startswith(prompt) and prompt.endswith(EMPTY_THOUGHT)
     shared = prompt.removesuffix(EMPTY_THOUGHT) if apart else prompt
@@ -174,25 +194,42 @@ def _join_turns(full: str, turns: Sequence[_Turn], document: Document) -> tuple[
     return tuple(pieces)
 
 
-def _refuse_control_tokens(document: Document) -> None:
-    """Content must not hold the tokens that end turns and texts: they would forge a turn, or train the model to stop in the middle.
-
-    Nor those that pictures and sounds take the place of: transformers computes them as padding, also where there are none.
-    """
-    for index, message in enumerate(document.messages):
-        token = next((token for token in (*SPECIAL_IDS, *PLACEHOLDERS) if token in message["content"]), None)
-        if token:
-            raise DataError(
-                f"{document.origin}: messages[{index}] holds the control token {token}; take it out, or write it in another way"
-            )
+def check_prompts(renderer: Renderer, rows: Iterable[tuple[Document, int]]) -> None:
+    """Raises DataError, naming row and token, where a row holds a control token, or the prompt of its first so many messages makes one."""
+    borders = BorderCheck(tokenizer=renderer.tokenizer, control=renderer.control)
+    for document, count in rows:
+        refuse_control_tokens(renderer.control, document)
+        prompt = replace(document, messages=document.messages[:count])
+        borders.refuse_made(prompt, _prompt_ids(renderer, prompt), partial(_prompt_ids, renderer))
 
 
-def _tokenize(tokenizer: Tokenizer, batch: Sequence[tuple[tuple[Piece, ...], str]]) -> list[Rendered]:
+def _prompt_ids(renderer: Renderer, document: Document) -> np.ndarray:
+    try:
+        with limited(renderer.limits, extra_bytes=_text_bytes(document)):
+            text = renderer.template.render(document.messages, generation_prompt=True)
+    except TemplateFailure as error:
+        raise DataError(f"{document.origin}: {error}") from None
+    return np.array(renderer.tokenizer.encode(text, add_special_tokens=False).ids, np.int32)
+
+
+def _tokenize(renderer: Renderer, borders: BorderCheck, batch: Sequence[_Sequence]) -> list[Rendered]:
     # The line feed after an answer, and whatever else is the same in many rows, once.
-    texts = list(dict.fromkeys(piece.text for pieces, _ in batch for piece in pieces))
-    encodings = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+    texts = list(dict.fromkeys(piece.text for sequence in batch for piece in sequence.pieces))
+    encodings = renderer.tokenizer.encode_batch_fast(texts, add_special_tokens=False)
     ids = {text: np.array(encoding.ids, np.int32) for text, encoding in zip(texts, encodings, strict=True)}
-    return [_check_ids(_join_ids(pieces, [ids[piece.text] for piece in pieces], origin)) for pieces, origin in batch]
+    rendered = []
+    for pieces, document, number in batch:
+        joined = _join_ids(pieces, [ids[piece.text] for piece in pieces], document.origin)
+        borders.refuse_made(document, joined.ids, partial(_sequence_ids, renderer, number))
+        rendered.append(_check_ids(joined))
+    return rendered
+
+
+def _sequence_ids(renderer: Renderer, number: int, document: Document) -> np.ndarray:
+    with limited(renderer.limits, extra_bytes=_text_bytes(document)):
+        pieces = _split_within_limits(renderer.template, document)[number]
+    encodings = renderer.tokenizer.encode_batch_fast([piece.text for piece in pieces], add_special_tokens=False)
+    return np.concatenate([np.array(encoding.ids, np.int32) for encoding in encodings])
 
 
 def _join_ids(pieces: Sequence[Piece], ids: Sequence[np.ndarray], origin: str) -> Rendered:

@@ -2,18 +2,32 @@
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gemsmith.errors import DataError, nearest
 from gemsmith.recipe import Made
 
+if TYPE_CHECKING:
+    import pyarrow
+
 ROLES = ("system", "user", "assistant")
 _FORMS = {"messages": ("messages",), "prompt-response": ("prompt", "response")}
+_COLUMNS = tuple(column for columns in _FORMS.values() for column in columns)
 _FIELDS = ("role", "content")
+# Columns that other trainers make part of what the model sees or how a row counts: without them, a row is another one.
+_MEANINGFUL = {
+    "system": "write it into messages, as a turn of the role system",
+    "history": "write its turns into messages",
+    **dict.fromkeys(("tools", "functions", "documents", "chat_template_kwargs", "weight"), "take such rows out"),
+    **dict.fromkeys(("image", "images", "video", "videos", "audio", "audios"), "take such rows out"),
+}
 _SUFFIXES = (".jsonl", ".parquet")
+# How many columns a message names.
+_NAMED = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,22 +39,47 @@ class Document:
 
     messages: tuple[Mapping[str, str], ...]
     origin: str
+    form: str = "messages"
+
+    def name(self, index: int) -> str:
+        """What the row calls its message of this index: messages[1], or response."""
+        return f"messages[{index}]" if self.form == "messages" else _FORMS[self.form][index]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dataset:
+    """Every row of a source, in order, and its other columns: name -> rows that have a value there. Those are not read."""
+
+    documents: list[Document]
+    ignored_columns: Mapping[str, int]
 
 
 def read_documents(source: str | Made, *, format: str = "auto", seed: int = 0) -> list[Document]:  # noqa: A002 (the recipe's word)
-    """Every row of the source, in order; `seed` is for rows that are made.
+    """The documents of read_dataset."""
+    return read_dataset(source, format=format, seed=seed).documents
+
+
+def read_dataset(source: str | Made, *, format: str = "auto", seed: int = 0) -> Dataset:  # noqa: A002 (the recipe's word)
+    """Every row of the source; `seed` is for rows that are made.
 
     Raises DataError naming the file and the line for whatever cannot be used.
     """
     name, rows = ("data", _made_rows(source, seed)) if isinstance(source, Made) else (source, _stored_rows(source))
     documents: list[Document] = []
+    ignored: Counter[str] = Counter()
     form = None if format == "auto" else format
     for origin, row in rows:
         form = _check_form(row, origin, form, chosen=format != "auto")
-        documents.append(Document(messages=_read_messages(row, origin, form), origin=origin))
+        ignored.update(_other_columns(row, origin, form))
+        documents.append(Document(messages=_read_messages(row, origin, form), origin=origin, form=form))
     if not documents:
         raise DataError(f"{name}: holds no rows; give a dataset with at least one")
-    return documents
+    return Dataset(documents=documents, ignored_columns=dict(ignored.most_common()))
+
+
+def describe_columns(columns: Mapping[str, int]) -> str:
+    """`id (30 rows), source (1 row)`, the first few by name."""
+    return _first_few([f"{name} ({count:,} row{'s' * (count > 1)})" for name, count in columns.items()])
 
 
 def source_sha256(source: str | Made) -> str:
@@ -148,7 +187,7 @@ def _parquet_rows(file: Path) -> Iterator[tuple[str, Any]]:
     try:
         with pyarrow.parquet.ParquetFile(file) as table:
             batches = table.iter_batches(batch_size=4096)
-            yield from _numbered(file, (row for batch in batches for row in batch.to_pylist()))
+            yield from _numbered(file, (row for batch in batches for row in _batch_rows(batch)))
     except (pyarrow.ArrowException, UnicodeDecodeError) as error:
         raise DataError(f"{file}: cannot be read as parquet ({_first_line(error)})") from None
 
@@ -158,9 +197,24 @@ def _arrow_rows(file: Path) -> Iterator[tuple[str, Any]]:
 
     try:
         with pyarrow.memory_map(str(file)) as stream, pyarrow.ipc.open_stream(stream) as table:
-            yield from _numbered(file, (row for batch in table for row in batch.to_pylist()))
+            yield from _numbered(file, (row for batch in table for row in _batch_rows(batch)))
     except (pyarrow.ArrowException, UnicodeDecodeError) as error:
         raise DataError(f"{file}: cannot be read as an arrow stream ({_first_line(error)})") from None
+
+
+def _batch_rows(batch: "pyarrow.RecordBatch") -> list[Any]:
+    """The rows of a table's batch. Of columns that are not read, only whether there is a value: True or None."""
+    import pyarrow.compute
+
+    def read(name: str, values: "pyarrow.Array[Any]") -> "pyarrow.Array[Any]":
+        if name in _COLUMNS or name.strip().lower() in _MEANINGFUL:
+            return values
+        # Whatever they hold (files, times that Python has no type for), it is not decoded.
+        return pyarrow.compute.if_else(values.is_valid(), True, None)
+
+    names = batch.schema.names
+    columns = [read(name, values) for name, values in zip(names, batch.columns, strict=True)]
+    return list(pyarrow.RecordBatch.from_arrays(columns, names=names).to_pylist())
 
 
 def _numbered(file: Path, rows: Iterator[Any]) -> Iterator[tuple[str, Any]]:
@@ -176,22 +230,37 @@ def _check_form(row: Any, origin: str, form: str | None, *, chosen: bool) -> str
     if not isinstance(row, Mapping):
         raise DataError(f'{origin}: is {_kind(row)}; must be an object {{"messages": [...]}} or {{"prompt": ..., "response": ...}}')
     fitting = [name for name, columns in _FORMS.items() if set(columns) <= set(row)]
-    if form is None and len(fitting) == 1:
-        form = fitting[0]
-    if form is None and not fitting:
-        known = [column for columns in _FORMS.values() for column in columns]
-        hints = "".join(nearest(column, known) for column in row if column not in known)
-        raise DataError(f"{origin}: has the columns {', '.join(row) or 'none'}{hints}; allowed: messages, or prompt and response")
-    if form is None:
-        raise DataError(f"{origin}: has messages, prompt and response; keep messages, or prompt and response")
-    if form not in fitting:
+    if len(fitting) > 1 and not chosen:
+        # Tables of both forms fill the columns of the other one with null.
+        fitting = [name for name in fitting if all(row[column] is not None for column in _FORMS[name])] or fitting[:1]
+    if len(fitting) > 1 and not chosen:
+        raise DataError(
+            f"{origin}: has messages, prompt and response; keep messages, or prompt and response, or set data.format to messages "
+            "or prompt-response"
+        )
+    if form in fitting:
+        return str(form)
+    has = f"{origin}: has the columns {_first_few([_in_line(name) for name in row]) or 'none'}"
+    hints = "".join(nearest(column, [known for known in _COLUMNS if known not in row]) for column in row if column not in _COLUMNS)
+    if form is not None:
         why = f"data.format is {form}" if chosen else f"the rows before it are {form}"
-        raise DataError(f"{origin}: has the columns {', '.join(row) or 'none'}, but {why}; all rows must have one form")
-    unknown = next((column for column in row if column not in _FORMS[form]), None)
-    if unknown is not None:
-        allowed = _FORMS[form]
-        raise DataError(f"{origin}: unknown column {unknown}{nearest(unknown, allowed)}; allowed beside it: {', '.join(allowed)}")
-    return form
+        raise DataError(f"{has}{hints}, but {why}; all rows must have one form")
+    if not fitting:
+        raise DataError(f"{has}{hints}; allowed: messages, or prompt and response")
+    return fitting[0]
+
+
+def _other_columns(row: Mapping[str, Any], origin: str, form: str) -> list[str]:
+    """The names of columns with a value that the form does not read. Raises DataError where one of them changes what the row says."""
+    others = [column for column, value in row.items() if value is not None and column not in _FORMS[form]]
+    for column in others:
+        remedy = _MEANINGFUL.get(column.strip().lower())
+        if remedy and row[column] not in ("", [], {}):
+            raise DataError(
+                f"{origin}: has a value in the column {_in_line(column)}, which changes what a row says and which Gemsmith does not read; "
+                f"{remedy}, or rename or drop the column to train without it"
+            )
+    return [_in_line(column) for column in others]
 
 
 def _read_messages(row: Mapping[str, Any], origin: str, form: str) -> tuple[Mapping[str, str], ...]:
@@ -253,6 +322,15 @@ def _read_part(part: Any, where: str) -> str:
         kind = part.get("type", _kind(part)) if isinstance(part, Mapping) else _kind(part)
         raise DataError(f'{where} has a part that is {kind}; only {{"type": "text", "text": ...}} can be trained on')
     return str(part["text"])
+
+
+def _first_few(names: Sequence[str]) -> str:
+    return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else "")
+
+
+def _in_line(name: str) -> str:
+    """A column's name as it can stand in a line of text."""
+    return name if name and name.isprintable() else repr(name)
 
 
 def _kind(value: Any) -> str:

@@ -7,23 +7,24 @@ from rich.console import Console
 from rich.text import Text
 from tokenizers import Tokenizer
 
+from gemsmith.characters import spell_out
 from gemsmith.checkpoint.fetch import fetch_folder
 from gemsmith.data.batches import open_rows
 from gemsmith.data.pack import PackedRows
 from gemsmith.data.render import open_tokenizer
-from gemsmith.run import Run, read_record
+from gemsmith.run import Run
+from gemsmith.terminal import open_console
 
 
 def show(run: Run, count: int, *, console: Console | None = None) -> None:
     """Prints the first packed rows to stdout: trained tokens in colour, or within ⟦ ⟧ where there is no terminal."""
-    console = console or Console(highlight=False)
-    read_record(run, "data")
-    rows = open_rows(run.data)
+    console = console or open_console(stderr=False)
+    rows = open_rows(run)
     tokenizer = open_tokenizer(fetch_folder(run.recipe.checkpoint))
     mark = "in colour" if console.is_terminal else "within ⟦ ⟧"
-    console.print(f"{len(rows.tokens)} packed rows of {rows.tokens.shape[1]} tokens; what is trained on is {mark}", soft_wrap=True)
+    console.print(f"{len(rows.tokens)} packed rows of {rows.tokens.shape[1]} tokens; what is trained on is {mark}")
     for row in range(min(count, len(rows.tokens))):
-        console.print(row_text(rows, row, tokenizer, coloured=console.is_terminal), soft_wrap=True)
+        console.print(row_text(rows, row, tokenizer, coloured=console.is_terminal))
 
 
 def row_text(rows: PackedRows, row: int, tokenizer: Tokenizer, *, coloured: bool) -> Text:
@@ -51,7 +52,7 @@ def document_text(tokens: np.ndarray, trained: np.ndarray, tokenizer: Tokenizer,
     text = Text()
     borders = [0, *(np.flatnonzero(np.diff(trained)) + 1).tolist(), len(tokens)]
     for begin, end in pairwise(borders):
-        part = tokenizer.decode(tokens[begin:end].tolist(), skip_special_tokens=False)
+        part = spell_out(tokenizer.decode(tokens[begin:end].tolist(), skip_special_tokens=False))
         if not trained[begin]:
             text.append(part, style="dim")
         else:

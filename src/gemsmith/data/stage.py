@@ -1,25 +1,29 @@
 """The data stage: reads, renders, drops what is too long, packs, and writes the arrays and their record."""
 
-import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
+from typing import cast
 
 import numpy as np
-from rich.console import Console
-from rich.progress import track
 
 from gemsmith.checkpoint import Checkpoint, open_checkpoint
-from gemsmith.data.batches import count_steps
+from gemsmith.data.batches import count_steps, rows_sha256
+from gemsmith.data.overlap import Overlap, find_overlap, overlap_notices, write_answers
 from gemsmith.data.pack import ARRAYS, PackedRows, assign_rows, pack_rows
-from gemsmith.data.render import Rendered, Renderer, open_renderer, render_documents
-from gemsmith.data.rows import Document, read_documents, source_sha256
+from gemsmith.data.render import Rendered, open_tokenizer
+from gemsmith.data.rows import Dataset, describe_columns, read_dataset, read_documents, source_sha256
+from gemsmith.data.template import TemplateText, find_template
 from gemsmith.data.workers import count_processes, render_in_processes
-from gemsmith.errors import CheckpointError, DataError, MachineError, RecipeError
+from gemsmith.errors import CheckpointError, DataError, MachineError, RunError
+from gemsmith.lengths import check_lengths
 from gemsmith.records import DataRecord
-from gemsmith.run import Clock, Run, make_origin, replacing_folder, sha256_file, start_clock, write_record
+from gemsmith.run import Clock, Run, make_origin, read_record, replacing_folder, sha256_file, start_clock, write_record
+from gemsmith.terminal import open_console, track
 from gemsmith.zoo import VARIANTS
 
 _PACKAGES = ("numpy", "tokenizers", "jinja2", "grain")
+# Columns by which some datasets mark rows that are not to be trained on.
+_MARKING = ("label", "split")
 
 
 def prepare_data(run: Run) -> DataRecord:
@@ -28,43 +32,41 @@ def prepare_data(run: Run) -> DataRecord:
     Raises DataError for rows that cannot be used, CheckpointError for a checkpoint without a usable tokenizer or template.
     """
     clock = start_clock()
-    console = Console(stderr=True)
+    console = open_console(soft_wrap=False)
     data = run.recipe.data
+    # Before the checkpoint, which may first have to be fetched.
+    dataset = read_dataset(data.train, format=data.format, seed=run.recipe.seed)
     checkpoint = open_checkpoint(run.recipe.checkpoint, variant=VARIANTS.get(run.recipe.model or ""))
-    if data.max_length > checkpoint.variant.context:
-        raise RecipeError(
-            f"data.max_length: {data.max_length} was given, but {checkpoint.variant.name} reads at most {checkpoint.variant.context} tokens"
-        )
-    renderer = _open_renderer(checkpoint, data.template)
-    documents = read_documents(data.train, format=data.format, seed=run.recipe.seed)
-    progress = track(documents, description="rendering rows", console=console, transient=True, disable=not console.is_terminal)
-    rendered = list(_render(checkpoint, renderer, data.template, progress, count_processes(documents)))
+    check_lengths(run.recipe, checkpoint.variant)
+    template = find_template(checkpoint.folder, data.template)
+    _check_tokenizer(checkpoint)
+    # Rows that eval cannot read are better found now than after training.
+    held_out = [] if data.eval is None else read_documents(data.eval, format=data.format, seed=run.recipe.seed)
+    progress = track(dataset.documents, "rendering rows", console)
+    rendered = list(render_in_processes(checkpoint.folder, template, progress, count_processes(dataset.documents)))
     kept = _keep_fitting(rendered, data.max_length, too_long=data.too_long)
     rows = assign_rows([len(document.ids) for document in kept], data.max_length, packing=data.packing)
-    rows_sha256 = _write_rows(run, pack_rows(kept, rows, data.max_length), (len(rows), data.max_length))
-    record = _make_record(run, clock, rendered, kept, len(rows), rows_sha256, _sources(run, checkpoint, renderer))
+    before = _earlier(run)
+    files = _write_rows(run, pack_rows(kept, rows, data.max_length), (len(rows), data.max_length))
+    trained = {row.origin for row in kept}
+    answers = write_answers(run.data, (document for document in dataset.documents if document.origin in trained))
+    record = _make_record(run, clock, rendered, kept, len(rows), files, _sources(run, checkpoint, template))
+    record = record.model_copy(update={"ignored_columns": dataset.ignored_columns, "notices": _notices(dataset)})
+    if held_out:
+        record = _with_overlap(record, find_overlap(answers, held_out))
+    record = before if before and _same_rows(before, record) else record
     write_record(run, record)
-    console.print(_summary(record, run), highlight=False, soft_wrap=True)
+    console.print(_summary(record, run), soft_wrap=True)
     return record
 
 
-def _render(
-    checkpoint: Checkpoint, renderer: Renderer, template: str | None, documents: Iterable[Document], processes: int
-) -> Iterator[Rendered]:
-    if processes == 1:
-        return render_documents(renderer, documents)
-    return render_in_processes(checkpoint.folder, template, documents, processes)
-
-
-def _open_renderer(checkpoint: Checkpoint, template: str | None) -> Renderer:
-    renderer = open_renderer(checkpoint.folder, template)
-    highest = max(renderer.tokenizer.get_vocab().values())
+def _check_tokenizer(checkpoint: Checkpoint) -> None:
+    highest = max(open_tokenizer(checkpoint.folder).get_vocab().values())
     if highest >= checkpoint.variant.vocabulary:
         raise CheckpointError(
             f"checkpoint {checkpoint.source}: its tokenizer has the id {highest}, its embedding {checkpoint.variant.vocabulary} rows; "
             "give the tokenizer that the weights came with"
         )
-    return renderer
 
 
 def _keep_fitting(rendered: Sequence[Rendered], max_length: int, *, too_long: str) -> list[Rendered]:
@@ -83,8 +85,21 @@ def _keep_fitting(rendered: Sequence[Rendered], max_length: int, *, too_long: st
     return kept
 
 
-def _write_rows(run: Run, chunks: Iterable[PackedRows], shape: tuple[int, int]) -> str:
-    """Writes one .npy file an array into the data folder, whole or not at all, and returns the SHA-256 of their SHA-256s.
+def _earlier(run: Run) -> DataRecord | None:
+    """The record that is about to be replaced, where it can be read."""
+    try:
+        return cast(DataRecord, read_record(run, "data"))
+    except RunError:
+        return None
+
+
+def _same_rows(before: DataRecord, record: DataRecord) -> bool:
+    """Whether the same rows were made from the same sources again: then the record stays, and with it what was made from it since."""
+    return (before.rows_sha256, before.origin.made_from) == (record.rows_sha256, record.origin.made_from)
+
+
+def _write_rows(run: Run, chunks: Iterable[PackedRows], shape: tuple[int, int]) -> dict[str, str]:
+    """Writes one .npy file an array into the data folder, whole or not at all, and returns the SHA-256 of each.
 
     Plain writes: a memory map on a full disk ends the process instead of raising.
     """
@@ -98,24 +113,32 @@ def _write_rows(run: Run, chunks: Iterable[PackedRows], shape: tuple[int, int]) 
                 for chunk in chunks:
                     for name, file in files.items():
                         file.write(getattr(chunk, name).tobytes())
-            hashes = [sha256_file(beside / f"{name}.npy") for name in ARRAYS]
+            hashes = {name: sha256_file(beside / f"{name}.npy") for name in ARRAYS}
             # The folder is replaced now; killed in between, there is no record of the rows, rather than one that lies.
             run.record_file("data").unlink(missing_ok=True)
     except OSError as error:
         need_bytes = shape[0] * shape[1] * sum(dtype.itemsize for dtype in ARRAYS.values())
         raise MachineError(
             f"{run.data}: cannot be written ({error.strerror or error}); "
-            f"{need_bytes / 1e6:.0f} MB are needed, make room or use another --run"
+            f"{need_bytes / 1e6:.2f} MB are needed, make room or use another --run"
         ) from None
-    return hashlib.sha256("".join(hashes).encode()).hexdigest()
+    return hashes
 
 
-def _sources(run: Run, checkpoint: Checkpoint, renderer: Renderer) -> dict[str, str]:
+def _notices(dataset: Dataset) -> tuple[str, ...]:
+    marking = [(name, dataset.ignored_columns[name]) for name in _MARKING if name in dataset.ignored_columns]
+    return tuple(
+        f"data.train: the column {name} ({count:,} rows) is ignored: every row is trained on, whatever its {name}"
+        for name, count in marking
+    )
+
+
+def _sources(run: Run, checkpoint: Checkpoint, template: TemplateText) -> dict[str, str]:
     return {
         "data.train": source_sha256(run.recipe.data.train),
         "checkpoint": checkpoint.fingerprint(),
         "tokenizer.json": sha256_file(checkpoint.folder / "tokenizer.json"),
-        "chat template": renderer.template.sha256,
+        "chat template": template.sha256,
     }
 
 
@@ -125,7 +148,7 @@ def _make_record(
     rendered: Sequence[Rendered],
     kept: Sequence[Rendered],
     packed_rows: int,
-    rows_sha256: str,
+    files: dict[str, str],
     sources: dict[str, str],
 ) -> DataRecord:
     tokens = sum(len(document.ids) for document in kept)
@@ -143,8 +166,13 @@ def _make_record(
         length_percentiles=dict(zip(("p50", "p90", "p99", "p100"), map(int, levels), strict=True)),
         template_sha256=sources["chat template"],
         steps=count_steps(run.recipe.train, packed_rows),
-        rows_sha256=rows_sha256,
+        rows_sha256=rows_sha256(files.values()),
+        files=files,
     )
+
+
+def _with_overlap(record: DataRecord, overlap: Overlap) -> DataRecord:
+    return record.model_copy(update={"held_out_also_trained": overlap.prompts, "notices": (*record.notices, *overlap_notices(overlap))})
 
 
 def _summary(record: DataRecord, run: Run) -> str:
@@ -155,6 +183,8 @@ def _summary(record: DataRecord, run: Run) -> str:
     )
     if record.dropped:
         text += f"; dropped {sum(record.dropped.values()):,} longer than {data.max_length} (longest {record.length_percentiles['p100']:,})"
+    if record.ignored_columns:
+        text += f"; ignored the columns {describe_columns(record.ignored_columns)}"
     if record.packed_rows < per_step:
         text += f"; too few for one step of train.rows_per_step = {per_step}, so training will ask to lower that"
     return text

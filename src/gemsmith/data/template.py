@@ -5,7 +5,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import jinja2
 from jinja2 import nodes
@@ -13,55 +13,159 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from gemsmith.data.limits import OutOfTime, restart_clock
 from gemsmith.errors import CheckpointError, DataError
+
+# Gemma's own is 20 kB.
+_LARGEST_BYTES = 1_000_000
+_LONGEST_REASON = 300
+_MEND = "mend it, or set data.template to another"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TemplateText:
+    """A template as it was found, not yet compiled. `names` are the tokenizer's named tokens that it may write, such as bos_token."""
+
+    source: str
+    text: str
+    sha256: str
+    names: Mapping[str, str]
+
+
+class TemplateFailure(Exception):  # noqa: N818 - beside DataError, which also names the row
+    """A template did not render a conversation: one line that says why and what to do."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChatTemplate:
-    """A compiled template. `names` are the tokenizer's named tokens that it may write, such as bos_token."""
+    """A compiled template. It is somebody else's program: `data.limits` holds what it may use."""
 
     source: str
-    sha256: str
     names: Mapping[str, str]
     compiled: jinja2.Template
 
     def render(self, messages: Sequence[Mapping[str, str]], *, generation_prompt: bool = False) -> str:
-        """The conversation as one text, ended by the beginning of the model's turn where wanted. Raises jinja2.TemplateError."""
-        return self.compiled.render(messages=messages, tools=None, documents=None, add_generation_prompt=generation_prompt, **self.names)
+        """The conversation as one text, ended by the beginning of the model's turn where wanted. Raises TemplateFailure."""
+        restart_clock()
+        try:
+            text = self.compiled.render(
+                messages=messages, tools=None, documents=None, add_generation_prompt=generation_prompt, **self.names
+            )
+            text.encode()
+        except (Exception, OutOfTime) as error:  # noqa: BLE001 - a template can raise anything
+            raise TemplateFailure(explain_failure(self.source, error)) from None
+        return text
 
 
-def load_template(folder: Path, file: str | None = None) -> ChatTemplate:
+def find_template(folder: Path, file: str | None = None) -> TemplateText:
     """The template in `file`, or else the checkpoint folder's own.
 
     Raises DataError where the file cannot be used, CheckpointError where the folder has none: base models ship none.
     """
     config = _read_tokenizer_config(folder)
-    source, text = _read_file(file) if file is not None else _find_template(folder, config)
+    source, text = _read_file(file) if file is not None else _find_in_folder(folder, config)
     try:
-        compiled = _make_environment().from_string(text)
+        sha256 = hashlib.sha256(text.encode()).hexdigest()
+    except UnicodeEncodeError:  # JSON can spell half of a character
+        raise CheckpointError(f"chat template {source}: holds half of a surrogate pair, which is no text; {_MEND}") from None
+    return TemplateText(source=source, text=text, sha256=sha256, names=_named_tokens(config))
+
+
+def check_template(file: str) -> None:
+    """Raises DataError where the file cannot be read, or is not Jinja; it is parsed, and nothing in it is computed."""
+    source, text = _read_file(file)
+    try:
+        _make_environment().parse(text)
     except jinja2.TemplateSyntaxError as error:
-        raise DataError(f"chat template {source} line {error.lineno}: is not Jinja ({error.message})") from None
-    return ChatTemplate(source=source, sha256=hashlib.sha256(text.encode()).hexdigest(), names=_named_tokens(config), compiled=compiled)
+        raise DataError(_explain_syntax(source, error)) from None
+    except (RecursionError, MemoryError) as error:
+        raise DataError(explain_failure(source, error)) from None
+
+
+def compile_template(found: TemplateText) -> ChatTemplate:
+    """The template, ready to render. Raises DataError with the line where it is not Jinja, or takes more than its limits to compile."""
+    restart_clock()
+    try:
+        compiled = _make_environment().from_string(found.text)
+    except jinja2.TemplateSyntaxError as error:
+        raise DataError(_explain_syntax(found.source, error)) from None
+    except (Exception, OutOfTime) as error:  # noqa: BLE001 - Jinja computes what is constant while it compiles
+        raise DataError(explain_failure(found.source, error)) from None
+    return ChatTemplate(source=found.source, names=found.names, compiled=compiled)
+
+
+def explain_failure(source: str, error: BaseException) -> str:
+    """One line on what a template raised: its name, its line where known, the reason, what to do."""
+    line = _line_of(error)
+    template = f"chat template {source}" + (f" line {line}" if line else "")
+    match error:
+        case _Refusal():
+            return f"{template} refuses it: {_one_line(str(error))}; change the row, or set data.template to one that takes it"
+        case OutOfTime():
+            reason = f"takes more than {error} of CPU for one text: it loops without end, or computes something huge"
+        case MemoryError():
+            reason = "takes too much memory: it makes a text, a list or a number that is huge"
+        case RecursionError() | SyntaxError():
+            reason = "calls itself without end, or nests too deep"
+        case UnicodeEncodeError():
+            reason = "writes half of a surrogate pair, which is no text"
+        case jinja2.TemplateError():
+            reason = f"fails: {_one_line(str(error)).rstrip('.')}"
+        case _:
+            reason = f"fails: {type(error).__name__}, {_one_line(str(error)).rstrip('.')}"
+    return f"{template} {reason}; {_MEND}"
+
+
+def _explain_syntax(source: str, error: jinja2.TemplateSyntaxError) -> str:
+    return f"chat template {source} line {error.lineno}: is not Jinja ({_one_line(error.message)}); {_MEND}"
+
+
+def _line_of(error: BaseException) -> int | None:
+    """The template's innermost line that was running."""
+    line, trace = None, error.__traceback__
+    while trace is not None:
+        if template := trace.tb_frame.f_globals.get("__jinja_template__"):
+            line = template.get_corresponding_lineno(trace.tb_lineno)
+        trace = trace.tb_next
+    return line
+
+
+def _one_line(text: str | None) -> str:
+    words = " ".join((text or "")[: 2 * _LONGEST_REASON].split())
+    return words if len(words) <= _LONGEST_REASON else words[:_LONGEST_REASON] + "…"
 
 
 def _read_file(file: str) -> tuple[str, str]:
+    path = Path(file).expanduser()
     try:
-        return file, Path(file).expanduser().read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        if path.exists() and not path.is_file():
+            raise DataError(f"data.template: {file} is not a file; give a Jinja chat template file")
+        return file, _read_text(path)
+    except (OSError, ValueError) as error:
         raise DataError(f"data.template: {file} cannot be read ({error}); give a Jinja chat template file") from None
 
 
-def _find_template(folder: Path, config: Mapping[str, Any]) -> tuple[str, str]:
+def _read_text(path: Path) -> str:
+    """What a template file holds. Raises OSError, or ValueError where it is too large or not UTF-8."""
+    if (size := path.stat().st_size) > _LARGEST_BYTES:
+        raise ValueError(f"{size} bytes; a chat template has at most {_LARGEST_BYTES}")
+    return path.read_text(encoding="utf-8")
+
+
+def _find_in_folder(folder: Path, config: Mapping[str, Any]) -> tuple[str, str]:
     file = folder / "chat_template.jinja"
     if file.is_file():
-        return str(file), file.read_text(encoding="utf-8")
+        try:
+            return str(file), _read_text(file)
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"{file}: cannot be read ({error}); copy it again from where the weights came from") from None
     inside = config.get("chat_template")
     if isinstance(inside, list):
-        named = {entry["name"]: entry["template"] for entry in inside}
+        named = {entry.get("name"): entry.get("template") for entry in inside if isinstance(entry, Mapping)}
         if "default" not in named:
             raise CheckpointError(
-                f"checkpoint {folder}: its chat templates are {', '.join(named)}, none called default; write the one to use to a file "
-                "and set data.template to it"
+                f"checkpoint {folder}: its chat templates are {', '.join(map(str, named))}, none called default; write the one to use to a "
+                "file and set data.template to it"
             )
         inside = named["default"]
     if isinstance(inside, str):
@@ -78,7 +182,7 @@ def _read_tokenizer_config(folder: Path) -> dict[str, Any]:
         return dict(json.loads(file.read_text(encoding="utf-8")))
     except FileNotFoundError:
         raise CheckpointError(f"checkpoint {folder}: has no tokenizer_config.json; copy it from where the weights came from") from None
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{file}: is not a JSON object ({error}); copy it again from where the weights came from") from None
 
 
@@ -116,6 +220,15 @@ class _Sandbox(ImmutableSandboxedEnvironment):
             self._verdicts[key] = super().is_safe_attribute(obj, attr, value)
         return self._verdicts[key]
 
+    def handle_exception(self, source: str | None = None) -> NoReturn:  # noqa: ARG002 - Jinja's interface
+        """Leaves the traceback as it is: `_line_of` reads it."""
+        raise  # noqa: PLE0704 - Jinja calls this where it has caught something
+
+    def get_template(self, *_: Any, **__: Any) -> NoReturn:
+        raise jinja2.TemplateError("it includes, imports or extends another template, and a chat template is a single file")
+
+    select_template = get_template
+
 
 def _make_environment() -> jinja2.Environment:
     # Text for a tokenizer, not for a browser: escaping would change it.
@@ -130,9 +243,13 @@ def _to_json(value: Any, **options: Any) -> str:
     return json.dumps(value, **{"ensure_ascii": False, **options})
 
 
-def _raise(message: str) -> None:
-    raise jinja2.TemplateError(message)
+class _Refusal(jinja2.TemplateError):
+    """The template itself says that it does not take the conversation."""
+
+
+def _raise(message: object) -> None:
+    raise _Refusal(str(message)[: 2 * _LONGEST_REASON])
 
 
 def _refuse_clock(_format: str) -> None:
-    raise jinja2.TemplateError("it writes today's date, so that no two renders are the same; set data.template to one that does not")
+    raise jinja2.TemplateError("it writes today's date, so that no two renders are the same")

@@ -1,24 +1,36 @@
-"""Rendering in several processes: a template renders in Python, whose lock lets only one thread do so at a time."""
+"""Rendering in processes of their own: a template is a program, which must not bring down or hold up this one.
+
+Several of them where there is much to render: a template renders in Python, whose lock lets only one thread do so at a time.
+"""
 
 import os
+import pickle
+import signal
+import subprocess
+import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from itertools import islice
-from multiprocessing import get_context
 from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
 
 import numpy as np
 
-from gemsmith.data.render import Rendered, Renderer, open_renderer, render_documents
+from gemsmith.data.limits import Limits
+from gemsmith.data.render import Rendered
 from gemsmith.data.rows import Document
+from gemsmith.data.template import TemplateText
+from gemsmith.data.worker import Opening, Packed, Prompts
+from gemsmith.errors import DataError, GemsmithError, MachineError
 
 _CHUNK = 512
 # Fewer characters a process than this are rendered before it has read its tokenizer.
 _FEWEST_CHARACTERS = 8_000_000
-
-_renderer: Renderer | None = None
-_Packed = tuple[np.ndarray, np.ndarray, list[int], list[str]]
+# -P: in the working directory, a file or folder may have a library's name.
+_COMMAND = (sys.executable, "-P", "-c", "from gemsmith.data.worker import main; main()")
 
 
 def count_processes(documents: Sequence[Document]) -> int:
@@ -27,34 +39,95 @@ def count_processes(documents: Sequence[Document]) -> int:
     return max(1, min(len(os.sched_getaffinity(0)), characters // _FEWEST_CHARACTERS))
 
 
-def render_in_processes(folder: Path, template: str | None, documents: Iterable[Document], processes: int) -> Iterator[Rendered]:
-    """What render_documents gives, in its order, made by so many processes; raises what it raises, for the first such document."""
+def render_in_processes(
+    folder: Path, template: TemplateText, documents: Iterable[Document], processes: int, *, limits: Limits | None = None
+) -> Iterator[Rendered]:
+    """What render_documents gives, in its order, made by so many processes; raises what it raises, for the first such document.
+
+    Raises DataError where the template needs more than the limits, or crashes.
+    """
+    opening = Opening(folder=folder, template=template, limits=limits or Limits())
     chunks = iter(documents)
-    pool = ProcessPoolExecutor(processes, get_context("spawn"), initializer=_open, initargs=(folder, template))
-    try:
-        waiting: deque[Future[_Packed]] = deque()
+    with ExitStack() as stack:
+        idle: SimpleQueue[subprocess.Popen[bytes]] = SimpleQueue()
+        # The threads end once the processes are gone, so it is entered first and left last.
+        pool = stack.enter_context(ThreadPoolExecutor(processes))
+        for _ in range(processes):
+            idle.put(_start(opening, processes, stack))
+        stack.callback(pool.shutdown, wait=False, cancel_futures=True)
+        waiting: deque[Future[Packed]] = deque()
         while chunk := list(islice(chunks, _CHUNK)):
-            waiting.append(pool.submit(_render, chunk))
+            waiting.append(pool.submit(_render, idle, opening, chunk))
             if len(waiting) > 2 * processes:
                 yield from _unpack(*waiting.popleft().result())
         while waiting:
             yield from _unpack(*waiting.popleft().result())
+
+
+def check_prompts_in_process(
+    folder: Path, template: TemplateText, rows: Sequence[tuple[Document, int]], *, limits: Limits | None = None
+) -> None:
+    """What check_prompts does, in another process. Raises what it raises, and DataError as render_in_processes does."""
+    opening = Opening(folder=folder, template=template, limits=limits or Limits())
+    with ExitStack() as stack:
+        _ask(_start(opening, 1, stack), opening, Prompts(tuple(rows)), [document for document, _ in rows])
+
+
+def _start(opening: Opening, processes: int, stack: ExitStack) -> subprocess.Popen[bytes]:
+    # Several leave the other cores to each other. Ctrl-C is this process's affair, so the worker is not in its group.
+    environment = {**os.environ, "TOKENIZERS_PARALLELISM": "true" if processes == 1 else "false"}
+    worker = subprocess.Popen(_COMMAND, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, process_group=0)
+    stack.callback(_end, worker)
+    with suppress(BrokenPipeError):  # where it cannot even start, _ask says so
+        _send(worker, opening)
+    return worker
+
+
+def _end(worker: subprocess.Popen[bytes]) -> None:
+    worker.kill()
+    with suppress(BrokenPipeError), worker:  # closing its stdin sends what was left
+        pass
+
+
+def _render(idle: "SimpleQueue[subprocess.Popen[bytes]]", opening: Opening, documents: list[Document]) -> Packed:
+    worker = idle.get()
+    try:
+        packed: Packed = _ask(worker, opening, documents, documents)
+        return packed
     finally:
-        pool.shutdown(cancel_futures=True)
+        idle.put(worker)
 
 
-def _open(folder: Path, template: str | None) -> None:
-    global _renderer  # noqa: PLW0603 - a process has one, opened once
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the other cores have processes of their own
-    _renderer = open_renderer(folder, template)
+def _ask(worker: subprocess.Popen[bytes], opening: Opening, request: object, documents: Sequence[Document]) -> Any:
+    """The worker's answer. Raises what it answers with, or why it ended instead; `documents` are those of the request."""
+    try:
+        _send(worker, request)
+        assert worker.stdout is not None, "asked for"
+        reply = pickle.load(worker.stdout)  # noqa: S301 - from our own process
+    except (BrokenPipeError, EOFError, pickle.UnpicklingError):  # the last: it ended in the middle
+        raise _why_it_ended(worker.wait(), opening, documents) from None
+    if isinstance(reply, GemsmithError):
+        raise reply
+    return reply
 
 
-def _render(documents: list[Document]) -> _Packed:
-    """All of a chunk in two arrays: a pickle of many small ones takes as long as making them."""
-    assert _renderer is not None, "_open comes first"
-    rendered = list(render_documents(_renderer, documents))
-    ids, trained = (np.concatenate([getattr(document, name) for document in rendered]) for name in ("ids", "trained"))
-    return ids, trained, [len(document.ids) for document in rendered], [document.origin for document in rendered]
+def _send(worker: subprocess.Popen[bytes], request: object) -> None:
+    assert worker.stdin is not None, "asked for"
+    pickle.dump(request, worker.stdin, pickle.HIGHEST_PROTOCOL)
+    worker.stdin.flush()
+
+
+def _why_it_ended(code: int, opening: Opening, documents: Sequence[Document]) -> Exception:
+    template, rows = f"chat template {opening.template.source}", f"{documents[0].origin} to {documents[-1].origin}"
+    mend = "mend it, or set data.template to another"
+    if code == -signal.SIGVTALRM:
+        seconds = f"{opening.limits.killed_after_s:g} s of CPU"
+        return DataError(f"{template} takes more than {seconds} in one step, at one of {rows}; {mend}")
+    if code == -signal.SIGKILL:
+        return MachineError(f"{rows}: the process that rendered them was killed; where memory ran out, free some and run it again")
+    if code < 0:
+        return DataError(f"{template} crashes Python ({signal.Signals(-code).name}), at one of {rows}; {mend}")
+    return RuntimeError(f"{' '.join(_COMMAND)} ended with {code}; its traceback is above")
 
 
 def _unpack(ids: np.ndarray, trained: np.ndarray, lengths: list[int], origins: list[str]) -> Iterator[Rendered]:

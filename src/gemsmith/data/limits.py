@@ -1,0 +1,73 @@
+"""Bounds on the CPU and the memory that somebody else's code may use in this process. The kernel keeps them; Linux only.
+
+Counting in the code itself would not hold: one comparison of nested lists, or one power, is a single step that can take for ever.
+"""
+
+import resource
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """CPU from one `restart_clock` to the next, and memory beyond what the process has when it comes under them."""
+
+    cpu_s: float = 10.0
+    memory_bytes: int = 512 * 2**20
+
+    @property
+    def killed_after_s(self) -> float:
+        """CPU after which the kernel ends the process: OutOfTime can be raised only between two steps of Python."""
+        return 2 * self.cpu_s
+
+
+class OutOfTime(BaseException):
+    """The CPU limit is reached. Not an Exception: Jinja takes each of those for an expression that it cannot compute in advance."""
+
+
+_current: Limits | None = None
+
+
+@contextmanager
+def limited(limits: Limits | None, *, extra_bytes: int = 0) -> Iterator[None]:
+    """Inside, too much memory is a MemoryError and too much CPU an OutOfTime, or else SIGVTALRM. Main thread only; None: no limits."""
+    global _current  # noqa: PLW0603 - the kernel's timers and limits are the process's, too
+    if limits is None:
+        yield
+        return
+    handler = signal.signal(signal.SIGPROF, _raise_out_of_time)
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    wanted = _address_space_bytes() + limits.memory_bytes + extra_bytes
+    resource.setrlimit(resource.RLIMIT_AS, (min([wanted, *(limit for limit in (soft, hard) if limit != resource.RLIM_INFINITY)]), hard))
+    _current = limits
+    restart_clock()
+    try:
+        yield
+    finally:
+        _set_timers(0.0, 0.0)
+        _current = None
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+        signal.signal(signal.SIGPROF, handler)
+
+
+def restart_clock() -> None:
+    """The CPU limit counts from here; takes a microsecond. Does nothing where no limits hold."""
+    if _current is not None:
+        _set_timers(_current.cpu_s, _current.killed_after_s)
+
+
+def _set_timers(raise_s: float, kill_s: float) -> None:
+    signal.setitimer(signal.ITIMER_PROF, raise_s)
+    signal.setitimer(signal.ITIMER_VIRTUAL, kill_s)
+
+
+def _raise_out_of_time(_signal: int, _frame: FrameType | None) -> None:
+    raise OutOfTime(f"{_current.cpu_s:g} s" if _current else "")
+
+
+def _address_space_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()

@@ -1,0 +1,75 @@
+"""What a process does that renders rows for another, which asks over stdin and is answered over stdout.
+
+It reads one Opening, then requests until there are no more, each in pickle: a list of documents is answered by its Packed rows, Prompts
+by None, and either by the error that is the user's to read.
+"""
+
+import pickle
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from gemsmith.data.limits import Limits
+from gemsmith.data.render import Renderer, check_prompts, open_renderer, render_documents
+from gemsmith.data.rows import Document
+from gemsmith.data.template import TemplateText
+from gemsmith.errors import GemsmithError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Opening:
+    """What a worker renders with: the folder of the tokenizer, the chat template, and what that may use."""
+
+    folder: Path
+    template: TemplateText
+    limits: Limits
+
+
+class Packed(NamedTuple):
+    """Rendered documents end to end: a pickle of many small arrays takes as long as making them."""
+
+    ids: np.ndarray
+    trained: np.ndarray
+    lengths: list[int]
+    origins: list[str]
+
+
+class Prompts(NamedTuple):
+    """Documents, each with how many of its first messages make a prompt, to be looked through for control tokens."""
+
+    rows: tuple[tuple[Document, int], ...]
+
+
+def main() -> None:
+    """Answers until stdin ends, or whoever asked is gone."""
+    requests, replies = sys.stdin.buffer, sys.stdout.buffer
+    sys.stdout = sys.stderr  # what a library prints must not come between the replies
+    opening, renderer = pickle.load(requests), None  # noqa: S301 - from our own process
+    while True:
+        try:
+            request = pickle.load(requests)  # noqa: S301
+        except EOFError:
+            return
+        try:
+            renderer = renderer or open_renderer(opening.folder, opening.template, limits=opening.limits)
+            reply: Packed | GemsmithError | None = _answer(renderer, request)
+        except GemsmithError as error:
+            reply = error
+        try:
+            pickle.dump(reply, replies, pickle.HIGHEST_PROTOCOL)
+            replies.flush()
+        except BrokenPipeError:
+            return
+
+
+def _answer(renderer: Renderer, request: Sequence[Document] | Prompts) -> Packed | None:
+    if isinstance(request, Prompts):
+        check_prompts(renderer, request.rows)
+        return None
+    rendered = render_documents(renderer, request)
+    ids, trained = (np.concatenate([getattr(document, name) for document in rendered]) for name in ("ids", "trained"))
+    return Packed(ids, trained, [len(document.ids) for document in rendered], [document.origin for document in rendered])

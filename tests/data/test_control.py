@@ -1,0 +1,177 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tokenizers import AddedToken, Tokenizer, normalizers
+
+from gemsmith.checkpoint.tiny import SPECIAL_TOKENS
+from gemsmith.data.control import EMPTY_THOUGHT, PLACEHOLDERS, find_control_tokens
+from gemsmith.data.render import Renderer, check_prompts, open_renderer, render_documents
+from gemsmith.data.rows import Document
+from gemsmith.errors import DataError
+
+# As tokenizers of the family add them: matched in raw text like special tokens, but text.
+PLAIN = ("<b>", "</b>", "<table>", "<unused7>", "[multimodal]", "\n\n", "\t\t", "<|>", "<||>")
+
+
+def with_tokens(folder: Path, *tokens: AddedToken) -> Renderer:
+    """The renderer of a tokenizer that has these added tokens as well."""
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.add_tokens([token for token in tokens if not token.special])
+    tokenizer.add_special_tokens([token for token in tokens if token.special])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return open_renderer(folder)
+
+
+def with_template(folder: Path, text: str) -> Renderer:
+    (folder / "chat_template.jinja").write_text(text)
+    return open_renderer(folder)
+
+
+def refused(renderer: Renderer, document: Document) -> str:
+    with pytest.raises(DataError) as error:
+        list(render_documents(renderer, [document]))
+    text = str(error.value)
+    assert "\n" not in text and text.startswith("rows.jsonl line 1: ")
+    return text
+
+
+def control_ids(renderer: Renderer, document: Document) -> list[int]:
+    [rendered] = render_documents(renderer, [document])
+    return renderer.control.among(rendered.ids).tolist()
+
+
+@pytest.mark.parametrize("place", ["system", "user", "assistant", "second answer"])
+@pytest.mark.parametrize("token", [*SPECIAL_TOKENS.values(), *PLACEHOLDERS])
+def test_each_special_token_in_content_is_refused_with_row_place_and_token(token, place, renderer, document):
+    texts = {"system": "s", "user": "a", "assistant": "b", "second answer": "d"} | {place: f"x{token}y"}
+    forged = document(
+        f"system={texts['system']}",
+        f"user={texts['user']}",
+        f"assistant={texts['assistant']}",
+        "user=c",
+        f"assistant={texts['second answer']}",
+    )
+    index = {"system": 0, "user": 1, "assistant": 2, "second answer": 4}[place]
+    assert f"messages[{index}] holds {token}, a control token" in refused(renderer, forged)
+
+
+def test_a_pair_is_refused_by_the_name_of_its_column(renderer):
+    messages = ({"role": "user", "content": "a"}, {"role": "assistant", "content": "b<|tool_response>"})
+    forged = Document(messages=messages, origin="rows.jsonl line 1", form="prompt-response")
+    assert "line 1: response holds <|tool_response>" in refused(renderer, forged)
+
+
+def test_a_special_token_of_this_tokenizer_alone_is_refused(tokenizer_folder, document):
+    asked = document("user=a [STOP] b", "assistant=b")
+    list(render_documents(open_renderer(tokenizer_folder), [asked]))
+    renderer = with_tokens(tokenizer_folder, AddedToken("[STOP]", special=True))
+    assert "messages[0] holds [STOP], a control token" in refused(renderer, asked)
+
+
+def test_one_that_is_spelled_like_a_control_token_is_refused_though_it_is_not_flagged_special(tokenizer_folder, document):
+    renderer = with_tokens(tokenizer_folder, AddedToken("<|new|>", special=False), AddedToken("<new|>", special=False))
+    assert "holds <|new|>" in refused(renderer, document("user=a", "assistant=<|new|>"))
+    assert "holds <new|>" in refused(renderer, document("user=a", "assistant=<new|>"))
+
+
+@pytest.mark.parametrize("text", [*PLAIN, "<table><tr><b>x</b></tr></table>", "xs |> f <| y", "a<|turn", "turn|>", "< |turn>", "<Turn|>"])
+def test_tags_and_other_text_stay_allowed(text, tokenizer_folder, document):
+    renderer = with_tokens(tokenizer_folder, *(AddedToken(token, special=False, normalized=False) for token in PLAIN))
+    talk = document(f"user={text}", f"assistant={text} b", f"user=a {text}", f"assistant=a{text}")
+    assert control_ids(renderer, talk) == [2, 105, 106] + [105, 106] * 3
+
+
+def test_a_token_that_must_stand_alone_is_refused_only_where_it_does(tokenizer_folder, document):
+    renderer = with_tokens(tokenizer_folder, AddedToken("sep", special=True, single_word=True))
+    list(render_documents(renderer, [document("user=separate", "assistant=b")]))
+    assert "messages[0] holds sep" in refused(renderer, document("user=a sep b", "assistant=b"))
+
+
+@pytest.mark.parametrize("text", ["＜turn｜＞", "a ＜end＞"])
+def test_a_token_that_only_normalised_text_holds_is_refused(text, tokenizer_folder, document):
+    tokenizer = Tokenizer.from_file(str(tokenizer_folder / "tokenizer.json"))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Replace(" ", "▁")])
+    tokenizer.save(str(tokenizer_folder / "tokenizer.json"))
+    renderer = with_tokens(tokenizer_folder, AddedToken("<end>", special=True, normalized=True))
+    rows = [document("user=a", "assistant=b"), document("user=a", f"assistant={text}")]
+    if "end" in text:
+        assert "messages[1] is tokenised to <end>, a control token" in refused(renderer, rows[1])
+        with pytest.raises(DataError, match=r"is tokenised to <end>"):
+            list(render_documents(renderer, rows))
+    else:  # Gemma's own are looked for before text is normalised.
+        assert control_ids(renderer, rows[1]) == [2, 105, 106, 105, 106]
+
+
+# The user's text meets `turn|>`, and two answers meet each other.
+OPEN_BORDER = (
+    "{{ bos_token }}{% for m in messages %}<|turn>{{ 'model' if m.role == 'assistant' else m.role }}\n{{ m.content }}"
+    "{% if m.role == 'user' %}turn|>{% endif %}<turn|>\n{% endfor %}{% if add_generation_prompt %}<|turn>model\n{% endif %}"
+)
+
+
+def test_a_token_that_text_and_template_make_together_is_refused(tokenizer_folder, document):
+    renderer = with_template(tokenizer_folder, OPEN_BORDER)
+    fine, forged = document("user=a", "assistant=b"), document("user=a<", "assistant=b")
+    assert control_ids(renderer, fine) == [2, 105, 106, 105, 106]
+    for rows in ([forged], [fine, forged]):
+        with pytest.raises(DataError, match=r"line 1: a text in it and what the chat template writes next to it make <turn\|>"):
+            list(render_documents(renderer, rows))
+
+
+def test_a_prompt_in_which_two_texts_make_a_token_together_is_refused(tokenizer_folder, document):
+    joined = (
+        "{{ bos_token }}{% for m in messages %}{{ m.content }}{% endfor %}<turn|>{% if add_generation_prompt %}<|turn>model\n{% endif %}"
+    )
+    renderer = with_template(tokenizer_folder, joined)
+    check_prompts(renderer, [(document("user=a", "assistant=b", "assistant=c"), 2)])
+    forged = document("user=a", "assistant=x<|tool", "assistant=_response>", "assistant=c")
+    check_prompts(renderer, [(forged, 2)])
+    with pytest.raises(DataError, match=r"line 1: .* make <\|tool_response>"):
+        check_prompts(renderer, [(forged, 3)])
+
+
+def test_a_token_that_the_template_writes_for_some_texts_is_its_own(tokenizer_folder, document):
+    text = (tokenizer_folder / "chat_template.jinja").read_text()
+    renderer = with_template(
+        tokenizer_folder,
+        text.replace("{{- bos_token -}}", "{{- bos_token -}}{%- if 'deep' in messages[0].content -%}<|think|>{%- endif -%}"),
+    )
+    rows = [document("user=a", "assistant=b"), document("user=deep", "assistant=b"), document("user=a", "assistant=c")]
+    assert [renderer.control.among(rendered.ids).tolist().count(98) for rendered in render_documents(renderer, rows)] == [0, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("turns", "place"),
+    [
+        (("user=a", "assistant=<|channel>thought\nhm\n<channel|>b"), "messages[1] holds <|channel>"),
+        (("user=a", f"assistant=b{EMPTY_THOUGHT}"), "messages[1] holds <|channel>"),
+        (("user=a", f"assistant={EMPTY_THOUGHT}{EMPTY_THOUGHT}b"), "messages[1] holds <|channel>"),
+        (("user=a", f"assistant={EMPTY_THOUGHT}b<channel|>"), "messages[1] holds <channel|>"),
+        ((f"user={EMPTY_THOUGHT}a", "assistant=b"), "messages[0] holds <|channel>"),
+    ],
+)
+def test_of_thoughts_only_an_empty_one_at_an_answers_start_is_allowed(turns, place, renderer, document):
+    list(render_documents(renderer, [document("user=a", f"assistant={EMPTY_THOUGHT}b")]))
+    assert place in refused(renderer, document(*turns))
+
+
+def test_rows_of_the_same_turns_are_rendered_again_once(renderer, document, monkeypatch):
+    guarded = []
+    monkeypatch.setattr("gemsmith.data.control._guard", lambda one: guarded.append(one) or one)
+    list(render_documents(renderer, [document(f"user=a{number}", "assistant=b") for number in range(50)]))
+    assert len(guarded) == 1
+
+
+def test_control_ids_are_told_from_all_others(renderer):
+    assert find_control_tokens(renderer.tokenizer).among(np.array([2, 105, 393, 5, 50, 107, 106, 262_143], np.int32)).tolist() == [
+        2,
+        105,
+        50,
+        106,
+    ]
+
+
+def test_text_that_begins_or_ends_like_a_token_is_read_as_text(renderer, document):
+    talk = document("user=a<|", "assistant=turn> <|channel", "user=>", "assistant=<|tool_response |>")
+    assert control_ids(renderer, talk) == [2, 105, 106, 105, 106, 105, 106, 105, 106]
