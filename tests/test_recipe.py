@@ -82,6 +82,7 @@ def test_a_wrong_value_is_refused_by_its_key(key, value, expected):
         ("trl", "remat=[o]", "remat: names of results were given"),
         ("trl", "offload=[o]", "offload: train.backend trl keeps all on the device"),
         ("trl", "compiler_options={xla_tpu_a: true}", "compiler_options: are XLA's, train.backend trl has none"),
+        ("trl", "checkpoint_folder=gs://b/f", "checkpoint_folder: gs://b/f was given, but train.backend trl saves to folders only"),
         ("trl", "dtype=int8", "dtype: int8 was given, train.backend trl has bfloat16, float32 and nf4"),
     ],
 )

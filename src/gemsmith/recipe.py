@@ -5,21 +5,19 @@ Defaults live here and nowhere else; where arXiv 2605.25645 gives a value, it is
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gemsmith.errors import RecipeError, nearest
+from gemsmith.execution import BACKENDS, Saved
 from gemsmith.plain_yaml import parse_yaml
 from gemsmith.zoo import LORA_KINDS, find_variant, lora_targets, variant_of_hub_id
 
 Positive = Annotated[int, Field(gt=0)]
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
-
-ATTENTIONS = {"tunix": ("splash", "dense"), "trl": ("documents", "sdpa", "eager")}
-"""What train.attention may be, beside auto, for each train.backend."""
 
 
 class Section(BaseModel):
@@ -71,7 +69,9 @@ class Lora(Section):
 class Optimizer(Section):
     learning_rate: Annotated[float, Field(gt=0)] = 1e-4
     schedule: Literal["cosine", "linear", "constant"] = Field("cosine", description="After warm-up; cosine and linear end at 0.")
-    warmup_steps: Annotated[int, Field(ge=0)] | None = Field(None, description="Default: 100, where there is no warmup_ratio.")
+    warmup_steps: Annotated[int, Field(ge=0)] | None = Field(
+        None, description="Default, where there is no warmup_ratio: a tenth of all updates, rounded down, at most 100."
+    )
     warmup_ratio: Annotated[float, Field(ge=0, lt=1)] | None = Field(
         None, description="Instead of warmup_steps: their share of all updates, rounded up."
     )
@@ -82,13 +82,15 @@ class Optimizer(Section):
     epsilon: Annotated[float, Field(gt=0)] = 1e-8
 
     def warmup(self, updates: int) -> int:
-        """The steps of warm-up, of so many updates."""
+        """The steps of warm-up, of so many updates.
+
+        >>> [Optimizer().warmup(updates) for updates in (9, 19, 5000)]
+        [0, 1, 100]
+        """
         if self.warmup_ratio is not None:
             return math.ceil(self.warmup_ratio * updates)
-        return 100 if self.warmup_steps is None else self.warmup_steps
-
-
-Kept = Literal["q", "k", "v", "o", "gate", "up", "down", "attended", "lora"]
+        # Rounded down, since the first step of a warm-up has the rate 0: of a few steps none is to be lost.
+        return min(100, updates // 10) if self.warmup_steps is None else self.warmup_steps
 
 
 class Mesh(Section):
@@ -116,12 +118,12 @@ class Train(Section):
         description="tunix: the `splash` kernel on TPU, for heads of whole 128s; `dense` blocks elsewhere. trl: `documents` one by one, "
         "or masked `sdpa`, `eager`.",
     )
-    remat: Literal["auto", "none", "layer"] | Annotated[tuple[Kept, ...], Field(strict=False)] = Field(
+    remat: Literal["auto", "none", "layer"] | Annotated[tuple[Saved, ...], Field(strict=False)] = Field(
         "auto",
         description="What the backward pass computes again: `none`, a whole `layer`, or all of it but the results named here; "
         "`auto` names as many as the device has room for.",
     )
-    offload: Annotated[tuple[Kept, ...], Field(strict=False)] = Field(
+    offload: Annotated[tuple[Saved, ...], Field(strict=False)] = Field(
         (), description="Results of a layer that wait for the backward pass in the host's memory; TPU and GPU."
     )
     mesh: Literal["auto"] | Mesh = "auto"
@@ -205,9 +207,14 @@ class Derived(NamedTuple):
     value: Any
     reason: str
 
+    @property
+    def plain_value(self) -> Any:
+        """As JSON and YAML have it."""
+        return list(self.value) if isinstance(self.value, tuple) else self.value
 
-def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
-    """The recipe in a YAML file, with `key=value` overrides applied and checked.
+
+def load_recipe(path: Path | str, overrides: Sequence[str] = (), *, forget: Collection[str] = ()) -> Recipe:
+    """The recipe in a YAML file, without the keys to forget, with `key=value` overrides applied and checked.
 
     Raises RecipeError for a file that cannot be read, an unknown key (with a near match), a wrong type or an unknown model.
     """
@@ -221,6 +228,8 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
     values = parse_yaml(text, f"recipe {path}")
     if not isinstance(values, dict):
         raise RecipeError(f"recipe {path}: must be a mapping with at least checkpoint and data.train")
+    for key in forget:
+        _forget(values, key)
     return build_recipe(values, overrides, source=f"recipe {path}")
 
 
@@ -234,6 +243,7 @@ def build_recipe(values: Mapping[str, Any], overrides: Sequence[str] = (), *, so
     except ValidationError as error:
         raise RecipeError(f"{source}: {_first_problem(error)}") from None
     _check_warmup(recipe.optimizer)
+    _check_checkpoint_folder(recipe.train)
     _check_offload(recipe.train)
     _check_backend(recipe.train)
     if recipe.model not in (None, "custom"):
@@ -253,6 +263,19 @@ def _check_warmup(optimizer: Optimizer) -> None:
         )
 
 
+def _check_checkpoint_folder(train: Train) -> None:
+    folder = train.checkpoint_folder or ""
+    if "://" not in folder:
+        return
+    if not folder.startswith("gs://"):
+        raise RecipeError(f"train.checkpoint_folder: {folder!r} was given; allowed: a folder, or gs://bucket/folder")
+    if train.backend == "trl":
+        raise RecipeError(
+            f"train.checkpoint_folder: {folder} was given, but train.backend trl saves to folders only; give one that all processes see, "
+            "or null"
+        )
+
+
 def _check_offload(train: Train) -> None:
     """What waits in the host's memory cannot be kept on the device, too."""
     if train.offload and train.remat == "none":
@@ -266,7 +289,7 @@ def _check_offload(train: Train) -> None:
 
 def _check_backend(train: Train) -> None:
     """What one of the backends has not, whatever the machine."""
-    attentions = ATTENTIONS[train.backend]
+    attentions = BACKENDS[train.backend].attentions
     if train.attention not in ("auto", *attentions):
         raise RecipeError(
             f"train.attention: {train.attention} was given, train.backend {train.backend} has {', '.join(attentions)}; "
@@ -303,6 +326,19 @@ def differing_keys(one: Recipe, other: Recipe) -> dict[str, tuple[Any, Any]]:
     """Dotted keys in which two recipes differ, with both values."""
     left, right = (dict(flatten(recipe.model_dump(mode="json"))) for recipe in (one, other))
     return {key: (left.get(key), right.get(key)) for key in sorted(left.keys() | right.keys()) if left.get(key) != right.get(key)}
+
+
+def with_values(recipe: Recipe, derived: Sequence[Derived]) -> Recipe:
+    """The recipe with these values; what was set in it and what was left to its default can still be told apart."""
+    for item in derived:
+        recipe = _with_value(recipe, item.key.split("."), item.value)
+    return recipe
+
+
+def default_values() -> dict[str, Any]:
+    """The value of every dotted key that a recipe need not give."""
+    flat = flatten(Recipe(checkpoint="x", data=Data(train="x")).model_dump(mode="json"))
+    return {key: value for key, value in flat if key not in ("checkpoint", "data.train")}
 
 
 def dump_recipe(recipe: Recipe, derived: Sequence[Derived] = ()) -> str:
@@ -345,6 +381,20 @@ def _apply_override(values: dict[str, Any], override: str) -> None:
             place[parent] = {}
         place = place[parent]
     place[last] = value
+
+
+def _forget(values: dict[str, Any], key: str) -> None:
+    *parents, last = key.split(".")
+    place: Any = values
+    for parent in parents:
+        place = place.get(parent) if isinstance(place, dict) else None
+    if isinstance(place, dict):
+        place.pop(last, None)
+
+
+def _with_value(section: Any, path: Sequence[str], value: Any) -> Any:
+    key, *rest = path
+    return section.model_copy(update={key: _with_value(getattr(section, key), rest, value) if rest else value})
 
 
 _IN_YAML = {

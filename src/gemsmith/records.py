@@ -3,9 +3,14 @@
 Units are in the names: `_s` seconds, `_ms` milliseconds, `_bytes`, `usd`.
 """
 
-from typing import Any, ClassVar, Literal
+import json
+from pathlib import Path
+from typing import Any, ClassVar, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from gemsmith import __version__
+from gemsmith.errors import RunError, VersionError
 
 SCHEMA_VERSION = 1
 STAGES = ("plan", "data", "train", "export", "verify", "serve", "bench", "eval")
@@ -47,6 +52,10 @@ class Record(Part):
     schema_version: int = SCHEMA_VERSION
     status: Literal["complete"] = "complete"
     origin: Origin
+    notices: tuple[str, ...] = ()
+    """What a reader must know before the numbers, a sentence each; the terminal prints them, and the page shows them at its top."""
+    grave_notices: tuple[str, ...] = ()
+    """The same, where a result must not be used as it is."""
 
 
 class MachinePlan(Part):
@@ -85,6 +94,8 @@ class DataRecord(Record):
     rows: int
     """Documents that are trained on."""
     dropped: dict[str, int]
+    ignored_columns: dict[str, int] = {}
+    """Columns that were not read -> rows that have a value there."""
     packed_rows: int
     tokens: int
     supervised_tokens: int
@@ -95,6 +106,11 @@ class DataRecord(Record):
     template_sha256: str
     steps: int
     rows_sha256: str
+    """Of the SHA-256s of the arrays' files, one after the other."""
+    files: dict[str, str] = {}
+    """Array -> SHA-256 of its file; records of earlier versions do not say."""
+    held_out_also_trained: int | None = None
+    """Rows that data.eval named then whose prompt is also trained on; None where it named none."""
 
 
 class TrainStep(Part):
@@ -123,6 +139,8 @@ class TrainRecord(Record):
     backend: str
     model: str
     steps: tuple[TrainStep, ...]
+    warmup_steps: int | None = None
+    """What warm-up came to; None in records from before it was in them, when warm-up that was left open was 100 steps."""
     adapted: dict[str, int]
     trained_parameters: int
     base_dtype: str | None = None
@@ -184,6 +202,12 @@ class VerifyRecord(Record):
     logits_max_abs_difference: float | None
     """Merged against base + adapter, its weights rounded to the base's dtype as merged ones are; None where that could not be
     computed, which a check then says."""
+    logits_effect: float | None = None
+    """The most that base + adapter differs from the base."""
+    logits_rounding: float | None = None
+    """The most that merged differs from base + adapter as it is, without the rounding to the base's dtype."""
+    rounded_away: float | None = None
+    """Norm of what that rounding took from the adapter's changes over the norm of those changes: 0 nothing, 1 all; None: not computed."""
 
 
 class ServeRecord(Record):
@@ -210,7 +234,10 @@ class BenchCell(Part):
     output_tokens: int
     request_rate: float
     completed: int
+    """Requests answered with all output tokens; every number below is of these."""
     failed: int
+    cut: int = 0
+    """Requests whose stream ended before all output tokens."""
     real_input_tokens: float
     real_output_tokens: float
     duration_s: float
@@ -236,18 +263,65 @@ class Score(Part):
     n: int
     cut: int = 0
     """Answers that reached eval.max_tokens before they had ended."""
+    failed: dict[str, int] = {}
+    """Rows that were not answered, by reason, such as `http 500`; each is one of `n` and not right."""
 
 
 class EvalRecord(Record):
     stage: ClassVar[str] = "eval"
     scorer: str
+    ignored_columns: dict[str, int] = {}
+    """Of the held-out rows, as in the data record."""
     base: Score
     tuned: Score
     examples: tuple[dict[str, Any], ...]
     """A few rows: prompt, expected, base, tuned."""
+    rows_better: int | None = None
+    """Rows that only the tuned model has right; None in records of earlier versions, as in the fields below."""
+    rows_worse: int | None = None
+    """Rows that only the base has right."""
+    p_value: float | None = None
+    """Of an exact McNemar test of those two: how likely chance alone makes them at least as uneven."""
+    held_out_also_trained: int | None = None
+    """Scored rows whose prompt is also trained on; None where the prepared data does not tell."""
 
 
 RECORDS: dict[str, type[Record]] = {
     record.stage: record
     for record in (PlanRecord, DataRecord, TrainRecord, ExportRecord, VerifyRecord, ServeRecord, BenchRecord, EvalRecord)
 }
+
+RecordT = TypeVar("RecordT", bound=Record)
+
+
+def read_record_file(file: Path, kind: type[RecordT], *, missing: str, damaged: str) -> RecordT:
+    """The record in a file. Raises RunError with what to do where it is missing or damaged; VersionError."""
+    try:
+        text = file.read_bytes()
+    except FileNotFoundError:
+        raise RunError(f"{file}: is not there; {missing}") from None
+    _refuse_another_version(file, text)
+    try:
+        return kind.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = f"{'.'.join(map(str, first['loc']))}: " if first["loc"] else ""
+        raise RunError(f"{file}: is not a record of this version ({place}{first['msg']}); {damaged}") from None
+
+
+def _refuse_another_version(file: Path, text: bytes) -> None:
+    """Raises VersionError where a record says that it is one; what is not JSON says nothing."""
+    try:
+        content = json.loads(text)
+    except ValueError:
+        return
+    version = content.get("schema_version", SCHEMA_VERSION) if isinstance(content, dict) else SCHEMA_VERSION
+    if version == SCHEMA_VERSION:
+        return
+    origin = content.get("origin")
+    writer = origin.get("gemsmith") if isinstance(origin, dict) else None
+    program = f"Gemsmith {writer}" if isinstance(writer, str) and writer != __version__ else "the Gemsmith that wrote it"
+    raise VersionError(
+        f"{file}: has schema_version {json.dumps(version)}, this Gemsmith {__version__} reads {SCHEMA_VERSION}; open it with {program}, or "
+        "start anew in another directory"
+    )

@@ -1,47 +1,88 @@
-"""What the user left out, filled in, each value with its reason. No weights are read, and nothing is asked of the network."""
+"""What the user left out, filled in, each value with its reason; and what cannot be, refused. No weights are read, and nothing is asked
+of the network.
+"""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from gemsmith.checkpoint.fetch import is_hub_id
+from gemsmith.checkpoint.fetch import check_scheme, is_hub_id
 from gemsmith.checkpoint.folder import name_variant, read_config
 from gemsmith.errors import RecipeError
-from gemsmith.recipe import Derived, Recipe, load_recipe
+from gemsmith.lengths import check_answer, check_cells, check_lengths, check_served, derive_lengths
+from gemsmith.recipe import Derived, Recipe, default_values, flatten, load_recipe, read_reasons, with_values
+from gemsmith.records import STAGES
+from gemsmith.sizing.limits import check_training
 from gemsmith.zoo import VARIANTS, Variant, find_variant, lora_targets, read_variant, variant_of_hub_id
 from gemsmith.zoo.variant import differing_fields
+
+_DERIVED_AGAIN = (
+    "data.max_length",
+    "train.rows_per_step",
+    "serve.max_model_len",
+    "bench.input_tokens",
+    "bench.output_tokens",
+    "eval.max_tokens",
+)
 
 
 def resolve(recipe: Recipe) -> tuple[Recipe, list[Derived]]:
     """The recipe with every derivable value written out, and the list of those values with their reasons.
 
-    A resolved recipe resolves to itself. Raises RecipeError or CheckpointError where a value cannot be derived or contradicts another.
+    A resolved recipe resolves to itself. Raises RecipeError or CheckpointError where a value cannot be derived or contradicts another;
+    what a single stage could not do with them is told by `check_settings`.
     """
     derived: list[Derived] = []
     for key in ("checkpoint", "data.train", "data.eval", "data.template", "train.start_adapter", "hardware.catalogue"):
         _make_absolute(recipe, key, derived)
     _make_folder_absolute(recipe, derived)
-    _derive_rows_per_step(recipe, derived)
     variant, reason = _find_model(recipe)
     if recipe.model is None:
         derived.append(Derived("model", variant.name, reason))
     lora_targets(variant, recipe.lora.targets)
-    if recipe.data.max_length > variant.context:
-        raise RecipeError(f"data.max_length: {recipe.data.max_length} was given; {variant.name} reads at most {variant.context} tokens")
-    if (recipe.serve.max_model_len or 0) > variant.context:
-        raise RecipeError(
-            f"serve.max_model_len: {recipe.serve.max_model_len} was given; {variant.name} reads at most {variant.context} tokens"
-        )
-    if recipe.serve.max_model_len is None:
-        derived.append(_max_model_len(recipe, variant))
-    return _with_values(recipe, derived), derived
+    derived += derive_lengths(recipe, variant)
+    recipe = with_values(recipe, derived)
+    check_lengths(recipe, variant)
+    rest = [*_rows_per_step(recipe), *_warmup(recipe)]
+    return with_values(recipe, rest), derived + rest
 
 
 def resolve_file(path: Path, overrides: Sequence[str] = ()) -> tuple[Recipe, list[Derived]]:
-    """What `resolve` makes of the recipe in a file."""
+    """What `resolve` makes of the recipe in a file. Raises RecipeError also for what any of the stages could not do."""
     if not path.exists():
         raise RecipeError(f"{path}: is neither a recipe nor a run directory; give one of the two, such as recipes/demo.yaml")
-    return resolve(load_recipe(path, overrides))
+    recipe, derived = resolve(load_recipe(path, overrides))
+    check_settings(recipe)
+    return recipe, derived
+
+
+def resolve_again(there: Recipe, file: Path, overrides: Sequence[str] = (), *, used: Callable[[str], bool]) -> tuple[Recipe, list[Derived]]:
+    """What `resolve` makes of the resolved recipe that is in a file, with other values for some keys.
+
+    Such a recipe gives every key. What was derived in it, or is the default, is not the user's and gives way to what is set now: it is
+    derived again, unless what was made with it stays (`used`) and the model is the same.
+    """
+    reasons = {item.key for item in read_reasons(file.read_text(encoding="utf-8"))}
+    values, defaults = dict(flatten(there.model_dump(mode="json"))), default_values()
+    another_model = any(override.partition("=")[0].strip() in ("checkpoint", "model") for override in overrides)
+    ours = {key for key in _DERIVED_AGAIN if key in reasons or values[key] == defaults[key]}
+    forget = {key for key in ours if another_model or not used(key)}
+    if another_model and "model" in reasons:
+        forget.add("model")
+    return resolve(load_recipe(file, overrides, forget=forget))
+
+
+def check_settings(recipe: Recipe, stages: Collection[str] = STAGES) -> None:
+    """Raises RecipeError where a resolved recipe asks one of the stages for what it cannot do, on whatever machine."""
+    variant = recipe_variant(recipe)
+    if "train" in stages:
+        check_training(recipe, variant)
+    if not {"serve", "bench", "eval"}.isdisjoint(stages):
+        check_served(recipe, variant)
+    if "bench" in stages:
+        check_cells(recipe, variant)
+    if "eval" in stages:
+        check_answer(recipe, variant)
 
 
 def recipe_variant(recipe: Recipe) -> Variant:
@@ -52,6 +93,7 @@ def recipe_variant(recipe: Recipe) -> Variant:
 
 
 def _find_model(recipe: Recipe) -> tuple[Variant, str]:
+    check_scheme(recipe.checkpoint)
     folder = Path(recipe.checkpoint).expanduser()
     given = None if recipe.model in (None, "custom") else find_variant(recipe.model)
     if folder.is_dir():
@@ -86,7 +128,7 @@ def _make_folder_absolute(recipe: Recipe, derived: list[Derived]) -> None:
         derived.append(Derived("train.checkpoint_folder", str(Path(folder).expanduser().resolve()), reason))
 
 
-def _derive_rows_per_step(recipe: Recipe, derived: list[Derived]) -> None:
+def _rows_per_step(recipe: Recipe) -> Iterator[Derived]:
     """Rows from train.tokens_per_step, where it is given. Raises RecipeError where it is no number of whole rows, or rows say otherwise."""
     train, length = recipe.train, recipe.data.max_length
     if train.tokens_per_step is None:
@@ -100,14 +142,13 @@ def _derive_rows_per_step(recipe: Recipe, derived: list[Derived]) -> None:
             "set one of them"
         )
     if train.rows_per_step != rows:
-        derived.append(Derived("train.rows_per_step", rows, "train.tokens_per_step / data.max_length"))
+        yield Derived("train.rows_per_step", rows, "train.tokens_per_step / data.max_length")
 
 
-def _max_model_len(recipe: Recipe, variant: Variant) -> Derived:
-    evaluated = recipe.data.max_length + (recipe.eval.max_tokens if recipe.data.eval is not None else 0)
-    wanted = max(evaluated, max(recipe.bench.input_tokens) + recipe.bench.output_tokens)
-    reason = f"the longest that eval and bench send and ask for, at most {variant.name}'s {variant.context}"
-    return Derived("serve.max_model_len", min(wanted, variant.context), reason)
+def _warmup(recipe: Recipe) -> Iterator[Derived]:
+    """The reason for warm-up that is left open; its number is known once the data stage has counted the steps."""
+    if "warmup_steps" not in recipe.optimizer.model_fields_set and recipe.optimizer.warmup_ratio is None:
+        yield Derived("optimizer.warmup_steps", None, "a tenth of all steps, at most 100; training says how many")
 
 
 def _value_at(recipe: Recipe, key: str) -> Any:
@@ -115,14 +156,3 @@ def _value_at(recipe: Recipe, key: str) -> Any:
     for part in key.split("."):
         value = getattr(value, part)
     return value
-
-
-def _with_values(recipe: Recipe, derived: list[Derived]) -> Recipe:
-    values = recipe.model_dump()
-    for item in derived:
-        *parents, last = item.key.split(".")
-        place = values
-        for parent in parents:
-            place = place[parent]
-        place[last] = item.value
-    return Recipe.model_validate(values)
