@@ -13,8 +13,8 @@ from flax import nnx
 
 from gemsmith.checkpoint import open_checkpoint
 from gemsmith.checkpoint.tiny import make_tokenizer, write_checkpoint
+from gemsmith.execution import SAVED
 from gemsmith.models import hf_names_of
-from gemsmith.models.remat import NAMES
 from gemsmith.recipe import build_recipe
 from gemsmith.train.hosts import place
 from gemsmith.train.mesh import make_mesh
@@ -180,7 +180,7 @@ def test_loss_and_every_gradient_agree(pair):
 
 
 @pytest.mark.parametrize(
-    ("pair", "remat"), [("tiny-31b", NAMES), ("tiny-e2b", "layer"), ("tiny-e2b", ("attended", "lora"))], indirect=["pair"]
+    ("pair", "remat"), [("tiny-31b", SAVED), ("tiny-e2b", "layer"), ("tiny-e2b", ("attended", "lora"))], indirect=["pair"]
 )
 def test_what_is_computed_again_gives_the_same_gradients(pair, remat):
     random = np.random.default_rng(5)

@@ -35,4 +35,4 @@ def test_steps_and_a_ratio_are_refused_together():
     with pytest.raises(RecipeError, match=r"warmup_steps: 3 was given, and optimizer.warmup_ratio 0.1; set one of them, the other null$"):
         build_recipe(values)
     assert build_recipe(values, ["optimizer.warmup_steps=null"]).optimizer.warmup(20) == 2
-    assert Optimizer().warmup(1000) == 100
+    assert [Optimizer().warmup(updates) for updates in (1, 5, 19, 1000, 9000)] == [0, 0, 1, 100, 100]

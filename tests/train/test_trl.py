@@ -113,6 +113,12 @@ def test_a_run_records_every_step_and_counts_its_adapters(whole):
     assert [step.loss for step in read_steps(run)] == [step.loss for step in record.steps]
 
 
+def test_a_loss_that_does_not_fall_is_in_the_record(prepared_run):
+    record = train(prepared_run(train=BACKEND, optimizer={"learning_rate": 1e-9}))
+    assert len(record.notices) == 1 and "optimizer.learning_rate, 1e-09, is too low, or 6 steps are too few" in record.notices[0]
+    assert record.grave_notices == ()
+
+
 def test_a_checkpoint_is_an_adapter_that_peft_opens(whole, small_checkpoint):
     import peft
     import transformers
@@ -369,7 +375,7 @@ def test_a_damaged_checkpoint_is_one_line(trained):
     run.record_file("train").unlink()
     for damaged in (whole[:100], whole[:-1] + bytes([whole[-1] ^ 1])):
         file.write_bytes(damaged)
-        with pytest.raises(RunError, match=r"checkpoints/6: cannot be restored \(.*damaged.*\); delete it to continue from an earlier one"):
+        with pytest.raises(RunError, match=r"/6: is damaged \(moments.* is not what was saved\); step 4 is good: delete .*/6, then"):
             train(run)
     shutil.rmtree(run.checkpoints / "6")
     assert train(run).resumed_at == (4,)
@@ -391,11 +397,6 @@ def test_what_the_backend_has_not_is_one_line(prepared_run, gemsmith, keys, expe
     run = prepared_run(train=BACKEND | {"attention": "sdpa"})
     code, _, err = gemsmith("train", run.path, "--set", keys)
     assert code == 2 and err.splitlines()[-1].startswith(f"error: {expected or 'train.attention: sdpa was given, train.backend tunix has'}")
-
-
-def test_checkpoints_in_a_bucket_are_refused(small_recipe, tmp_path):
-    with pytest.raises(RecipeError, match=r"train.checkpoint_folder: gs://bucket/x was given, but train.backend trl saves to folders only"):
-        Checkpoints(Run(path=tmp_path, recipe=small_recipe(train={"checkpoint_folder": "gs://bucket/x"})))
 
 
 def test_nf4_without_bitsandbytes_is_one_line(prepared_run, gemsmith, monkeypatch):

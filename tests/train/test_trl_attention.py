@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from gemsmith.checkpoint import open_checkpoint
-from gemsmith.recipe import ATTENTIONS, build_recipe
+from gemsmith.execution import BACKENDS
+from gemsmith.recipe import build_recipe
 from gemsmith.train import trl_attention
 from gemsmith.train.trl_attention import FULL, SLIDING, attend_documents, attention_inputs, dense_mask, kernels
 from gemsmith.train.trl_loss import token_nll
@@ -100,7 +101,7 @@ def hidden(model, implementation, tokens, segments):
         return model.model.language_model(**inputs, use_cache=False).last_hidden_state[0]
 
 
-@pytest.mark.parametrize("implementation", ATTENTIONS["trl"])
+@pytest.mark.parametrize("implementation", BACKENDS["trl"].attentions)
 @pytest.mark.parametrize("variant", ["tiny-31b", "tiny-e2b", "tiny-26b-a4b", "tiny-12b"])
 def test_no_document_sees_another(tiny_checkpoint, variant, implementation):
     """Alone, first in a row or second, a document gets the same hidden states; what stands in the other changes nothing."""
@@ -127,7 +128,7 @@ def test_the_record_names_the_kernel_of_each_type_of_layer():
 
 @pytest.mark.parametrize("softcap", [0.0, 5.0])
 def test_the_loss_in_chunks_has_the_value_and_gradient_of_the_loss_on_logits(monkeypatch, softcap):
-    monkeypatch.setattr("gemsmith.train.trl_loss.TOKENS_PER_CHUNK", 7)
+    monkeypatch.setattr("gemsmith.train.trl_loss.LOGIT_TOKENS", 7)
     torch.manual_seed(0)
     hidden = torch.randn(3, 20, 8, dtype=torch.float32, requires_grad=True)
     words, tokens, mask = torch.randn(50, 8), torch.randint(50, (3, 20)), torch.rand(3, 20) < 0.5

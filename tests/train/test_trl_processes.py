@@ -1,8 +1,10 @@
 """Two processes on CPU, weights split by FSDP2 over gloo, against one."""
 
+import contextlib
 import io
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -15,9 +17,10 @@ from gemsmith.errors import EngineError, InputError, MachineError, Preempted, Re
 from gemsmith.export.adapters import read_run_adapter
 from gemsmith.recipe import Mesh
 from gemsmith.run import Run
+from gemsmith.sizing.limits import trl_mesh
 from gemsmith.train import trl_group, trl_launch, trl_worker
 from gemsmith.train.stage import train
-from gemsmith.train.trl_launch import mesh_of, wanted_processes
+from gemsmith.train.trl_launch import wanted_processes
 
 KEYS = {"lora": {"dropout": 0.0}, "optimizer": {"epsilon": 1e-3}}  # Adam divides by it where a gradient is all but 0
 TRAIN = {"backend": "trl", "rows_per_step": 4, "optimizer_steps": None, "micro_batches": 2}
@@ -168,9 +171,35 @@ def test_as_many_gpus_take_part_as_share_the_rows_of_a_step(small_recipe, gpus, 
 def test_a_mesh_decides_how_many_processes_there_are(small_recipe):
     recipe = small_recipe(train={"rows_per_step": 8, "mesh": {"replica": 2, "fsdp": 2}})
     assert wanted_processes(recipe, 4) == wanted_processes(recipe, 0) == 4
-    assert mesh_of(recipe, 4) == Mesh(replica=2, fsdp=2)
-    assert mesh_of(small_recipe(train={"rows_per_step": 8}), 8) == Mesh(fsdp=8)
+    assert trl_mesh(recipe, 4) == Mesh(replica=2, fsdp=2)
+    assert trl_mesh(small_recipe(train={"rows_per_step": 8}), 8) == Mesh(fsdp=8)
     with pytest.raises(RecipeError, match="this machine has 2 GPUs"):
         wanted_processes(recipe, 2)
     with pytest.raises(RecipeError, match="replica 2 × fsdp 2 is not the number of processes, 8"):
-        mesh_of(recipe, 8)
+        trl_mesh(recipe, 8)
+
+
+LAUNCHER = """
+import os, subprocess, sys, time
+from gemsmith.train.trl_launch import LAUNCHER
+code = "import time; from gemsmith.train import trl_worker; trl_worker._end_with_launcher(); print(flush=True); time.sleep(300)"
+worker = subprocess.Popen([sys.executable, "-c", code], env=os.environ | {LAUNCHER: str(os.getpid() + int(sys.argv[1]))})
+print(worker.pid, flush=True)
+print(worker.wait(), flush=True)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a process does not hear of its parent's death")
+def test_a_process_ends_with_the_one_that_started_it_also_where_that_is_killed():
+    """It must not go on to save: with its launcher, the lock of the run directory is gone."""
+    with subprocess.Popen([sys.executable, "-c", LAUNCHER, "0"], stdout=subprocess.PIPE, text=True) as launcher:
+        worker = int(launcher.stdout.readline())
+        assert launcher.stdout.readline() == "\n"
+        launcher.kill()
+        try:
+            assert launcher.communicate(timeout=60)[0] == "", "the worker closes it too, by its end"
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(worker, signal.SIGKILL)
+    with subprocess.Popen([sys.executable, "-c", LAUNCHER, "1"], stdout=subprocess.PIPE, text=True) as another:
+        assert another.stdout.read().split()[1:] == ["1"]

@@ -17,12 +17,15 @@ import pytest
 from tensorboardX.proto.event_pb2 import Event
 from tunix.sft.checkpoint_manager import CheckpointManager
 
+from gemsmith.checkpoint.checksums import checksum
+from gemsmith.checkpoint.saved import read_step_metadata, saved_steps
 from gemsmith.data import Batches
+from gemsmith.data.batches import rows_sha256
+from gemsmith.data.pack import ARRAYS
 from gemsmith.errors import EngineError, MachineError, Preempted, RecipeError, RunError
-from gemsmith.export.adapters import complete_steps
 from gemsmith.recipe import build_recipe
 from gemsmith.records import TrainStep
-from gemsmith.run import Run, find_run, is_complete, open_run, read_record, write_record
+from gemsmith.run import Run, find_run, is_complete, open_run, read_record, sha256_file, write_record
 from gemsmith.train import compiling, tunix
 from gemsmith.train.compiling import Compiled, compile_step, use_compile_cache
 from gemsmith.train.mesh import mesh_sizes
@@ -80,6 +83,12 @@ def test_a_run_records_every_step_and_counts_its_adapters(whole):
     events = read_events(run)
     assert events["train/loss"] == {step.step: pytest.approx(step.loss) for step in record.steps}
     assert set(events) == {"train/loss", "train/grad_norm", "train/learning_rate", "train/real_tokens_per_s"}
+
+
+def test_a_loss_that_does_not_fall_is_in_the_record(prepared_run):
+    record = train(prepared_run(optimizer={"learning_rate": 1e-9}))
+    assert len(record.notices) == 1 and "optimizer.learning_rate, 1e-09, is too low, or 6 steps are too few" in record.notices[0]
+    assert record.grave_notices == ()
 
 
 def test_a_checkpoint_is_read_with_no_model(whole):
@@ -158,7 +167,7 @@ def test_control_c_in_the_middle_of_a_save_waits_for_it(prepared_run, monkeypatc
     with pytest.raises(KeyboardInterrupt):
         train(run)
     assert ended[-1] == (4, True)
-    assert complete_steps(run.checkpoints)[-1] == 4
+    assert saved_steps(run.checkpoints)[-1] == 4
 
 
 def test_sigterm_saves_the_step_under_way(whole, prepared_run, monkeypatch):
@@ -180,6 +189,8 @@ KILLED = """
 import sys, time
 from pathlib import Path
 from gemsmith.data import Batches
+from gemsmith.data.batches import rows_sha256
+from gemsmith.data.pack import ARRAYS
 from gemsmith.run import Run, find_run
 from gemsmith.train.stage import train
 batch = Batches.batch
@@ -415,7 +426,7 @@ def test_checkpoints_may_be_kept_elsewhere_and_outlive_the_run_directory(whole, 
     with pytest.raises(KeyboardInterrupt):
         train(run)
     monkeypatch.undo()
-    assert complete_steps(run.checkpoints) == [1, 2, 4]  # Orbax saves the first step always
+    assert saved_steps(run.checkpoints) == [1, 2, 4]  # Orbax saves the first step always
     shutil.rmtree(run.path)
     run = prepare(tmp_path / "run", train=keys)
     record = train(run)
@@ -442,8 +453,10 @@ def test_checkpoints_of_another_recipe_are_refused(whole, prepare, tmp_path, key
 def test_checkpoints_of_other_rows_are_refused(whole, prepare, tmp_path):
     shutil.copytree(whole[0].checkpoints, tmp_path / "saved")
     run = prepare(tmp_path / "run", train={"checkpoint_folder": str(tmp_path / "saved")})
-    write_record(run, read_record(run, "data").model_copy(update={"rows_sha256": "0"}))
-    with pytest.raises(RunError, match=r"saved/6: was trained on other rows than"):
+    np.save(run.data / "tokens.npy", np.load(run.data / "tokens.npy")[::-1])
+    files = {name: sha256_file(run.data / f"{name}.npy") for name in ARRAYS}
+    write_record(run, read_record(run, "data").model_copy(update={"files": files, "rows_sha256": rows_sha256(files.values())}))
+    with pytest.raises(RunError, match=r"saved/6: was trained on other rows than .*; put those of data\.train back and run: gemsmith data"):
         train(run)
 
 
@@ -453,7 +466,7 @@ def test_a_damaged_checkpoint_is_named(trained):
         if file.is_file() and file.stat().st_size > 100:
             file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
     run.record_file("train").unlink()
-    with pytest.raises(RunError, match=r"checkpoints/6: cannot be restored .* delete it") as error:
+    with pytest.raises(RunError, match=r"checkpoints/6: is damaged \(.*\); step 4 is good: delete .*/6, then") as error:
         train(run)
     assert "\n" not in str(error.value)
 
@@ -523,6 +536,8 @@ import sys
 from pathlib import Path
 import jax
 from gemsmith.data import Batches
+from gemsmith.data.batches import rows_sha256
+from gemsmith.data.pack import ARRAYS
 from gemsmith.run import Run, find_run
 from gemsmith.train import tunix
 from gemsmith.train.stage import train
@@ -561,6 +576,8 @@ def test_four_devices_train_like_one_and_continue_with_their_shardings(whole, pr
     subprocess.run([sys.executable, "-W", "ignore", "-c", SHARDED, str(run.path)], check=True, env=environment, timeout=600)
     steps = read_steps(run)
     assert [step.loss for step in steps] == pytest.approx([step.loss for step in whole[1].steps], rel=1e-5)
+    saved = read_step_metadata(run.checkpoints / "6")["checksums"]["model_params"]
+    assert saved == {name: checksum(array) for name, array in read_arrays(run.checkpoints / "6" / "model_params").items()}
     for name, array in read_arrays(run.checkpoints / "6" / "model_params").items():
         expected = read_arrays(whole[0].checkpoints / "6" / "model_params")[name]
         assert np.linalg.norm(array - expected) < 1e-3 * np.linalg.norm(expected), name

@@ -128,15 +128,17 @@ def test_tunix_clears_all_listeners():
 
 def test_jax_says_how_many_hosts_a_slice_has(monkeypatch):
     """It has no public way to ask for it before jax.distributed.initialize."""
-    assert upstream.count_tpu_hosts() == 1
+    assert (upstream.count_tpu_hosts(), upstream.tpu_host_number()) == (1, 0)
     monkeypatch.setattr(cloud_tpu_cluster, "running_in_cloud_tpu_vm", True)
     monkeypatch.setenv("TPU_WORKER_HOSTNAMES", "a,b,c,d")
     monkeypatch.setenv("MEGASCALE_NUM_SLICES", "2")
+    monkeypatch.setenv("MEGASCALE_SLICE_ID", "1")
+    monkeypatch.setenv("TPU_WORKER_ID", "3")
     before = jax.config.values["jax_platforms"]
     jax.config.update("jax_platforms", "tpu,cpu")
     try:
-        assert upstream.count_tpu_hosts() == 8
+        assert (upstream.count_tpu_hosts(), upstream.tpu_host_number()) == (8, 7)
         jax.config.update("jax_platforms", "cpu")
-        assert upstream.count_tpu_hosts() == 1
+        assert (upstream.count_tpu_hosts(), upstream.tpu_host_number()) == (1, 0)
     finally:
         jax.config.update("jax_platforms", before)

@@ -1,18 +1,22 @@
 """What every attempt at a run does alike, whichever backend runs it: how it goes on, what it refuses, how a step is judged, how it ends."""
 
 import contextlib
+import itertools
 import json
 import math
 import shutil
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from gemsmith.errors import DataError, EngineError, Preempted, RunError
-from gemsmith.recipe import Train
+from gemsmith.checkpoint import open_checkpoint
+from gemsmith.checkpoint.finite import refuse_nonfinite_base
+from gemsmith.errors import DataError, EngineError, MachineError, Preempted, RunError
+from gemsmith.recipe import Optimizer, Train
 from gemsmith.records import TrainStep
 from gemsmith.run import Run, confirm_recipe, read_record, refused_changes, stage_keys
+from gemsmith.train.schedule import learning_rate
 from gemsmith.train.spikes import reason_to_stop
 
 
@@ -30,7 +34,10 @@ def checkpoint_metadata(
 
 
 def kept_steps(run: Run, place: str, metadata: Mapping[str, Any], start_adapter_sha256: str | None) -> list[TrainStep]:
-    """The steps up to a checkpoint. Raises RunError where it was trained with another recipe, rows or start than the run has now."""
+    """The steps up to a checkpoint.
+
+    Raises RunError where it was trained with another recipe, rows, start or learning rates than the run has now.
+    """
     if changes := refused_changes(metadata["recipe"], stage_keys(run.recipe, "train")):
         key, (old, new) = next(iter(changes.items()))
         raise RunError(
@@ -38,10 +45,50 @@ def kept_steps(run: Run, place: str, metadata: Mapping[str, Any], start_adapter_
             f"set it back, or start again with: gemsmith train {run.path} --force"
         )
     if metadata["rows_sha256"] != read_record(run, "data").rows_sha256:
-        raise RunError(f"{place}: was trained on other rows than {run.data} holds; start again with --force")
+        raise RunError(
+            f"{place}: was trained on other rows than {run.data} holds; put those of data.train back and run: gemsmith data {run.path} "
+            f"--force; or start again with: gemsmith train {run.path} --force"
+        )
     if metadata.get("start_adapter_sha256") != start_adapter_sha256:
-        raise RunError(f"{place}: was trained from another adapter than train.start_adapter holds now; start again with --force")
-    return [TrainStep.model_validate_json(line) for line in metadata["steps"]]
+        raise RunError(
+            f"{place}: was trained from another adapter than train.start_adapter holds now; put that one back, or start again with: "
+            f"gemsmith train {run.path} --force"
+        )
+    steps = [TrainStep.model_validate_json(line) for line in metadata["steps"]]
+    _refuse_another_schedule(run, place, steps)
+    return steps
+
+
+def _refuse_another_schedule(run: Run, place: str, steps: Sequence[TrainStep]) -> None:
+    """Raises RunError where the steps had other learning rates than the recipe gives them."""
+    optimizer, updates = run.recipe.optimizer, read_record(run, "data").steps
+    if (other := _other_rate(optimizer, steps, updates)) is None:
+        return
+    step, rate = other
+    # Warm-up that is left open came to 100 steps before it became a tenth of them.
+    once = optimizer.model_copy(update={"warmup_steps": 100, "warmup_ratio": None})
+    set_back = "--set optimizer.warmup_steps=100 goes on with it" if _other_rate(once, steps, updates) is None else "set warm-up back"
+    raise RunError(
+        f"{place}: was trained with another schedule: step {step.step} had the learning rate {step.learning_rate:g}, with a warm-up of "
+        f"{optimizer.warmup(updates)} steps it has {rate:g}; {set_back}, or start again with: gemsmith train {run.path} --force"
+    )
+
+
+def _other_rate(optimizer: Optimizer, steps: Sequence[TrainStep], updates: int) -> tuple[TrainStep, float] | None:
+    """The first step that had another learning rate than it gets from the optimizer's schedule, and that rate."""
+    rates = ((step, learning_rate(optimizer, update=step.step - 1, updates=updates)) for step in steps)
+    return next(((step, rate) for step, rate in rates if not math.isclose(step.learning_rate, rate, rel_tol=1e-6)), None)
+
+
+def damaged_step(run: Run, steps: Iterable[int], reason: BaseException, is_good: Callable[[int], bool]) -> RunError:
+    """What to raise where the last of the saved steps cannot be gone on from; names the last one that can, once it has been looked at."""
+    last, *earlier = sorted(steps, reverse=True)
+    bad = list(itertools.takewhile(lambda step: not is_good(step), earlier))
+    places = " and ".join(f"{run.checkpoints}/{step}" for step in [last, *bad])
+    what = f"{run.checkpoints}/{last}: is damaged ({last_line(reason)})"
+    if len(bad) == len(earlier):
+        return RunError(f"{what}; no earlier step is good, so start again with: gemsmith train {run.path} --force")
+    return RunError(f"{what}; step {earlier[len(bad)]} is good: delete {places}, then go on from it with: gemsmith train {run.path}")
 
 
 def refuse_no_targets(run: Run, step: int, targets: int) -> None:
@@ -55,15 +102,32 @@ def is_spike(loss: float, limit: float) -> bool:
 
 
 def refuse_to_go_on(run: Run, steps: Sequence[TrainStep], train: Train, last_saved: int | None) -> None:
-    """Raises EngineError where the recipe stops at the last of these steps."""
+    """Raises EngineError where the recipe stops at the last of these steps, CheckpointError where that is since the base is damaged."""
     reason = reason_to_stop(steps, train)
     if reason is None:
         return
+    nonfinite = not (math.isfinite(steps[-1].loss) and math.isfinite(steps[-1].grad_norm))
+    if nonfinite:
+        again = f"gemsmith data {run.path} --force, then: gemsmith train {run.path}"
+        consequence = f"training stopped at step {steps[-1].step} with loss {steps[-1].loss}; copy the checkpoint again, and run: {again}"
+        refuse_nonfinite_base(open_checkpoint(run.recipe.checkpoint), consequence=consequence)
     kept = f"the last checkpoint is {run.checkpoints}/{last_saved}" if last_saved else "there is no checkpoint yet"
+    ways = ["lower optimizer.learning_rate", "let such steps be skipped"]
+    if nonfinite and all(step.skipped for step in steps[:-1]):  # no update came before
+        ways = ["set train.dtype to float32"] * (train.dtype != "float32") + ["name another train.start_adapter"] * bool(
+            train.start_adapter
+        )
     raise EngineError(
-        f"training stopped: {reason}; {kept}; lower optimizer.learning_rate, let such steps be skipped, or look at the rows with: "
-        "gemsmith data --show 3"
+        f"training stopped: {reason}; {kept}; {', '.join([*ways, ''])}{'or ' if ways else ''}look at the rows with: "
+        f"gemsmith data {run.path} --show 3"
     )
+
+
+def full_disk(run: Run) -> MachineError:
+    """What to raise where the disk has become full; steps that were saved before are whole."""
+    folder = run.recipe.train.checkpoint_folder
+    place = run.path if folder is None else f"{run.path} or {folder} (train.checkpoint_folder)"
+    return MachineError(f"no space left on device while writing under {place}; free some and run the same command again")
 
 
 def forget_earlier(run: Run) -> None:

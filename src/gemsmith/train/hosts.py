@@ -18,13 +18,13 @@ from typing import Any
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
-from rich.console import Console
 
 from gemsmith import __version__
 from gemsmith.data import Batch
 from gemsmith.data.pack import ARRAYS
 from gemsmith.errors import MachineError, RunError
 from gemsmith.run import Run, read_record, stage_keys
+from gemsmith.terminal import open_console
 from gemsmith.train.upstream import count_tpu_hosts
 
 Shapes = dict[str, jax.ShapeDtypeStruct]
@@ -121,7 +121,7 @@ def _join(given: dict[str, str]) -> None:
     # JAX ends the process from C++ where it cannot have its port, or waits in vain.
     if number == "0":
         _check_port(int(port))
-        Console(stderr=True, highlight=False).print(f"train  waiting for {int(count) - 1} more hosts at {address}")
+        open_console().print(f"train  waiting for {int(count) - 1} more hosts at {address}")
     else:
         _wait_for(name, int(port), host=f"{number} of {count}")
     with _dying_of_sigterm():

@@ -7,11 +7,11 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import IO, Any, Protocol, Self
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
 
 from gemsmith.records import TrainStep
 from gemsmith.run import Run, write_text
+from gemsmith.terminal import open_console, open_progress, text_column
 
 _WINDOW_STEPS = 20
 _LINE_EVERY_S = 10.0
@@ -100,7 +100,7 @@ class Display:
     """A bar on a terminal; elsewhere a line every ten seconds. A spike and a skipped step get a line of their own."""
 
     def __init__(self, *, steps: int, done: int) -> None:
-        self._console = Console(stderr=True)
+        self._console = open_console(soft_wrap=False)
         self._steps, self._done = steps, done
         self._recent: deque[TrainStep] = deque(maxlen=_WINDOW_STEPS)
         self._line_at_s = 0.0
@@ -110,8 +110,8 @@ class Display:
     def start(self) -> None:
         if not self._console.is_terminal:
             return
-        columns = (TextColumn("train"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[line]}"), TimeElapsedColumn())
-        self._bar = Progress(*columns, console=self._console)
+        columns = (text_column("train"), BarColumn(), MofNCompleteColumn(), text_column("{task.fields[line]}"), TimeElapsedColumn())
+        self._bar = open_progress(self._console, *columns, transient=False)
         self._task = self._bar.add_task("train", total=self._steps, completed=self._done, line="compiling")
         self._bar.start()
 
@@ -137,7 +137,7 @@ class Display:
             self._bar.stop()
 
     def _print(self, line: str) -> None:
-        self._console.print(line, highlight=False, soft_wrap=True)
+        self._console.print(line, soft_wrap=True)
 
 
 def _peculiarity(step: TrainStep) -> str:

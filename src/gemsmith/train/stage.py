@@ -1,21 +1,52 @@
 """The train stage: hands the run to the backend that `train.backend` names."""
 
+import contextlib
+import importlib.util
+
 from gemsmith.errors import MachineError
+from gemsmith.lock import locked
 from gemsmith.records import TrainRecord
-from gemsmith.run import Run
+from gemsmith.resolve import recipe_variant
+from gemsmith.run import Run, read_record
+from gemsmith.train.first_host import is_later_host
+from gemsmith.train.steps import check_export_step, say_schedule
+
+_PACKAGES = {"tunix": ("jax", "flax", "qwix", "tunix", "optax", "orbax"), "trl": ("torch", "transformers", "peft", "accelerate", "trl")}
+_EXTRAS = {"tunix": "train", "trl": "trl"}
 
 
 def train(run: Run, *, fresh: bool = False) -> TrainRecord:
     """The record of a finished training, which is also written to train.json; continues from the last checkpoint where there is one.
 
     `fresh` starts at step 0, and deletes what an earlier training left once the first step has run: until then nothing is lost.
-    Raises MachineError where the backend is not installed, and whatever the backend raises.
+    Raises RunError where another process saves to the same folder, MachineError where the backend is not installed, RecipeError where
+    export.step will not be saved, and whatever the backend raises. A bucket has no locks: there nothing keeps a second training out.
     """
-    if run.recipe.train.backend == "trl":
-        return _train_with_trl(run, fresh=fresh)
-    from gemsmith.train.tunix import train_with_tunix
+    steps = read_record(run, "data").steps
+    check_export_step(run, steps, fresh=fresh)
+    say_schedule(run.recipe, steps)
+    in_bucket = "://" in str(run.recipe.train.checkpoint_folder)
+    with contextlib.nullcontext() if in_bucket or is_later_host() else locked(run.checkpoints, what="train.checkpoint_folder"):
+        if run.recipe.train.backend == "trl":
+            return _train_with_trl(run, fresh=fresh)
+        from gemsmith.train.tunix import train_with_tunix
 
-    return train_with_tunix(run, fresh=fresh)
+        return train_with_tunix(run, fresh=fresh)
+
+
+def check_training(run: Run) -> None:
+    """Raises InputError for what is known before there are rows: a backend that is not installed, an adapter to start from or a folder
+    for checkpoints that cannot be used, and an export.step that will not be saved, where the recipe tells the steps.
+    """
+    from gemsmith.train.first_adapter import read_start_adapter
+
+    recipe, backend = run.recipe, run.recipe.train.backend
+    if missing := [name for name in _PACKAGES[backend] if importlib.util.find_spec(name) is None]:
+        raise _not_installed(backend, missing[0])
+    read_start_adapter(recipe, recipe_variant(recipe))
+    _ = run.checkpoints  # looks for what a bucket needs
+    if recipe.train.optimizer_steps is not None:
+        check_export_step(run, recipe.train.optimizer_steps)
 
 
 def _train_with_trl(run: Run, *, fresh: bool) -> TrainRecord:
@@ -28,5 +59,10 @@ def _train_with_trl(run: Run, *, fresh: bool) -> TrainRecord:
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("gemsmith"):
             raise
-        raise MachineError(f"train.backend: trl needs {error.name}, which is not installed; run: pip install 'gemsmith[trl]'") from None
+        raise _not_installed("trl", error.name) from None
     return train_with_trl(run, fresh=fresh)
+
+
+def _not_installed(backend: str, package: str | None) -> MachineError:
+    extra = _EXTRAS[backend]
+    return MachineError(f"train.backend: {backend} needs {package}, which is not installed; run: pip install 'gemsmith[{extra}]'")

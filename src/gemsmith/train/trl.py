@@ -22,14 +22,18 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from gemsmith import __version__
 from gemsmith.checkpoint import Checkpoint, open_checkpoint
+from gemsmith.checkpoint.saved import has_checksums, no_checksums
 from gemsmith.data import Batches, load_batches
-from gemsmith.errors import USERS_ERRNOS, CheckpointError, MachineError, RunError, explain_os_error
+from gemsmith.errors import USERS_ERRNOS, DamageError, MachineError, RunError, explain_os_error
 from gemsmith.recipe import Mesh
 from gemsmith.records import TrainRecord, TrainStep
 from gemsmith.run import Clock, Run, make_origin, read_record, stage_keys, start_clock, write_record
+from gemsmith.sizing.limits import trl_mesh
 from gemsmith.train.attempt import (
     checkpoint_metadata,
+    damaged_step,
     forget_earlier,
+    full_disk,
     is_spike,
     kept_steps,
     last_line,
@@ -38,13 +42,15 @@ from gemsmith.train.attempt import (
     refuse_to_go_on,
     stop_on_sigterm,
 )
+from gemsmith.train.falling import risen_notices, unfallen_notices
 from gemsmith.train.first_adapter import read_start_adapter, start_adapter_hash
 from gemsmith.train.log import Display, Events, StepLog, StepsFile
 from gemsmith.train.spikes import spike_limit
+from gemsmith.train.steps import schedule_notices
 from gemsmith.train.trl_attention import kernels
 from gemsmith.train.trl_checkpoints import Arrays, Checkpoints
 from gemsmith.train.trl_group import Group, joined
-from gemsmith.train.trl_launch import check_recipe, count_gpus, mesh_of, started_by_torchrun
+from gemsmith.train.trl_launch import count_gpus, started_by_torchrun
 from gemsmith.train.trl_model import (
     adapted_model,
     attention_heads,
@@ -72,10 +78,10 @@ def train_with_trl(run: Run, *, fresh: bool = False) -> TrainRecord:
     clock, recipe = start_clock(), run.recipe
     gpus = count_gpus()
     processes = int(os.environ["WORLD_SIZE"]) if started_by_torchrun() else 1
-    attention, mesh = check_recipe(recipe, processes), mesh_of(recipe, processes)
-    batches = load_batches(run)
+    mesh, batches = trl_mesh(recipe, processes), load_batches(run)
     variant = find_variant(recipe.model) if recipe.model in VARIANTS else None
     checkpoint, checkpoints = open_checkpoint(recipe.checkpoint, variant=variant), Checkpoints(run)
+    attention = "documents" if recipe.train.attention == "auto" else recipe.train.attention
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # before cuBLAS starts: without, its sums differ from run to run
     with joined(gpus) as group, _one_line_errors(run), _quiet():
         _be_deterministic(group.device, checkpoint.variant)
@@ -96,6 +102,7 @@ class _Session:
         self.run, self.parts, self.fresh = run, parts, fresh
         self.stopping, self._mark_s = threading.Event(), 0.0
         self.start_adapter_sha256 = start_adapter_hash(run.recipe)
+        self.notices: tuple[str, ...] = ()
         self.done, kept, self._resumed_at = (0, [], []) if fresh else self._kept()
         parts.group.agree(run, self._common())
         # Read before the base, which takes longer to load than to find a start that does not fit.
@@ -168,6 +175,7 @@ class _Session:
         with self._one_line_damage(step):
             metadata = checkpoints.read_metadata(step)
             steps = kept_steps(self.run, f"{checkpoints.folder}/{step}", metadata, self.start_adapter_sha256)
+            self.notices = () if has_checksums(metadata) else (no_checksums(f"{checkpoints.folder}/{step}"),)
             return step, steps, list(metadata["resumed_at"])
 
     def _set_state(self) -> None:
@@ -186,9 +194,16 @@ class _Session:
     def _one_line_damage(self, step: int) -> Iterator[None]:
         try:
             yield
-        except (ValueError, KeyError, OSError, CheckpointError) as error:
-            place = f"{self.parts.checkpoints.folder}/{step}"
-            raise RunError(f"{place}: cannot be restored ({last_line(error)}); delete it to continue from an earlier one") from None
+        except (DamageError, ValueError, KeyError, TypeError) as error:
+            checkpoints = self.parts.checkpoints
+            raise damaged_step(self.run, [other for other in checkpoints.steps() if other <= step], error, self._is_good) from None
+
+    def _is_good(self, step: int) -> bool:
+        try:
+            self.parts.checkpoints.read(step)
+        except DamageError:
+            return False
+        return True
 
     def _spike_limit(self, step: int) -> float:
         return spike_limit([done.loss for done in self.log.steps], step, self.run.recipe.train.spike_factor)
@@ -286,9 +301,7 @@ def _one_line_errors(run: Run) -> Iterator[None]:
             raise
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise MachineError(explain_os_error(error)) from None
-        raise MachineError(
-            f"no space left on device while writing under {run.path}; free some, or set train.keep_checkpoints lower, and run again"
-        ) from None
+        raise full_disk(run) from None
 
 
 def _make_record(run: Run, clock: Clock, session: _Session) -> TrainRecord:
@@ -305,6 +318,7 @@ def _make_record(run: Run, clock: Clock, session: _Session) -> TrainRecord:
         backend="trl",
         model=variant.name,
         steps=tuple(steps),
+        warmup_steps=run.recipe.optimizer.warmup(session.trainer.batches.steps),
         adapted=count_adapted(session.model, variant),
         trained_parameters=sum(weight.numel() for weight in session.trainer.trained),
         base_dtype=run.recipe.train.dtype,
@@ -318,6 +332,12 @@ def _make_record(run: Run, clock: Clock, session: _Session) -> TrainRecord:
         real_tokens_per_s=sum(step.real_tokens for step in timed) / sum(step.step_s for step in timed),
         peak_memory_bytes=peak_memory_bytes(device),
         last_checkpoint=f"{'checkpoints' if inside else run.checkpoints}/{parts.checkpoints.latest_step()}",
+        notices=(
+            *session.notices,
+            *schedule_notices(run.recipe.optimizer, session.trainer.batches.steps),
+            *unfallen_notices(steps, run.recipe),
+        ),
+        grave_notices=risen_notices(steps, run.recipe),
     )
 
 

@@ -16,15 +16,17 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from rich.console import Console
-
 from gemsmith.data import load_batches
 from gemsmith.errors import EngineError, GemsmithError, InputError, Preempted, RecipeError
-from gemsmith.recipe import Mesh, Recipe
+from gemsmith.recipe import Recipe
 from gemsmith.records import TrainRecord
 from gemsmith.run import Run, read_record
+from gemsmith.sizing.limits import trl_mesh
+from gemsmith.terminal import open_console
 
 _WORKER = (sys.executable, "-m", "gemsmith.train.trl_worker")
+# Tells a process who has started it.
+LAUNCHER = "GEMSMITH_LAUNCHER"
 _POLL_S = 0.1
 # A process that waits for one that has died hears nothing.
 _PATIENCE_S = 60.0
@@ -37,8 +39,7 @@ def train_in_processes(run: Run, *, fresh: bool) -> TrainRecord | None:
     processes = wanted_processes(run.recipe, count_gpus())
     if processes == 1:
         return None
-    check_recipe(run.recipe, processes)
-    mesh_of(run.recipe, processes)
+    trl_mesh(run.recipe, processes)
     load_batches(run)
     launch(run, processes, fresh=fresh)
     return read_record(run, "train")
@@ -50,38 +51,8 @@ def count_gpus() -> int:
     return torch.cuda.device_count()
 
 
-def check_recipe(recipe: Recipe, processes: int) -> str:
-    """The implementation of attention that the recipe comes to. Raises RecipeError for what so many processes cannot do."""
-    train = recipe.train
-    if train.dtype == "nf4" and processes > 1:
-        raise RecipeError(f"train.dtype: nf4 trains in one process, {processes} were asked for; set train.mesh to {{fsdp: 1}}, or bfloat16")
-    return "documents" if train.attention == "auto" else train.attention
-
-
 def started_by_torchrun() -> bool:
     return "WORLD_SIZE" in os.environ and "RANK" in os.environ
-
-
-def mesh_of(recipe: Recipe, processes: int) -> Mesh:
-    """How the weights lie on so many processes. Raises RecipeError for a mesh of another size, or axes that this backend has not."""
-    mesh, train = recipe.train.mesh, recipe.train
-    if mesh == "auto":
-        mesh = Mesh(fsdp=processes)
-    if mesh.sequence > 1 or mesh.tp > 1:
-        raise RecipeError(
-            "train.mesh: train.backend trl splits by replica and fsdp only; set sequence and tp to 1, or train.backend to tunix"
-        )
-    if mesh.replica * mesh.fsdp != processes:
-        raise RecipeError(
-            f"train.mesh: replica {mesh.replica} × fsdp {mesh.fsdp} is not the number of processes, {processes}; set train.mesh to auto"
-        )
-    slices = processes * train.micro_batches
-    if train.rows_per_step % slices:
-        raise RecipeError(
-            f"train.rows_per_step: {train.rows_per_step} cannot be split over {processes} processes × {train.micro_batches} micro-batches; "
-            f"set a multiple of {slices}"
-        )
-    return mesh
 
 
 def wanted_processes(recipe: Recipe, gpus: int) -> int:
@@ -101,7 +72,7 @@ def launch(run: Run, processes: int, *, fresh: bool) -> None:
     """Returns once so many processes have trained the run. Raises what they ended with; each has said why on stderr."""
     command = [*_WORKER, str(run.path), *(["--fresh"] if fresh else [])]
     by_hand = ["torchrun", "--nproc-per-node", str(processes), "-m", "gemsmith.cli", "train", str(run.path)]
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    console = open_console()
     console.print(
         f"train  starting {processes} processes; with several nodes, run on each (plus --nnodes and --rdzv-*): {shlex.join(by_hand)}"
     )
@@ -121,6 +92,7 @@ def _start(command: Sequence[str], rank: int, processes: int, port: int, recipe:
         "LOCAL_WORLD_SIZE": processes,
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": port,
+        LAUNCHER: os.getpid(),
     }
     threads = {"OMP_NUM_THREADS": max(1, (os.cpu_count() or 1) // processes)}
     environment = (

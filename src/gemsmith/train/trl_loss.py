@@ -4,8 +4,7 @@ from typing import Any
 
 import torch
 
-# Logits of 1024 tokens are 1.07 GB in fp32 at 262,144 words.
-TOKENS_PER_CHUNK = 1024
+from gemsmith.execution import LOGIT_TOKENS
 
 
 def token_nll(hidden: torch.Tensor, words: torch.Tensor, tokens: torch.Tensor, loss_mask: torch.Tensor, softcap: float) -> torch.Tensor:
@@ -32,7 +31,7 @@ class _Nll(torch.autograd.Function):
     ) -> torch.Tensor:
         total = torch.zeros((), dtype=torch.float32, device=hidden.device)
         gradient = torch.zeros_like(hidden)
-        for places, some in zip(predicting.split(TOKENS_PER_CHUNK), targets.split(TOKENS_PER_CHUNK), strict=True):
+        for places, some in zip(predicting.split(LOGIT_TOKENS), targets.split(LOGIT_TOKENS), strict=True):
             logits = _logits(hidden[places].to(words.dtype), words)
             slope = torch.tanh_(logits.div_(softcap)) if softcap else None
             if slope is not None:

@@ -20,8 +20,9 @@ from transformers import AttentionInterface, AutoModelForCausalLM
 
 from gemsmith.checkpoint import Checkpoint
 from gemsmith.checkpoint.adapter import Adapter, LowRank, target_pattern
-from gemsmith.errors import CheckpointError, MachineError, RecipeError
+from gemsmith.errors import CheckpointError, MachineError
 from gemsmith.recipe import Lora, Recipe
+from gemsmith.sizing.limits import check_trl_nf4
 from gemsmith.train.first_adapter import start_of_a
 from gemsmith.train.trl_attention import FULL, SLIDING, attend_documents
 from gemsmith.train.trl_loss import token_nll
@@ -230,11 +231,7 @@ def nf4_config(variant: Variant) -> transformers.BitsAndBytesConfig:
 
     Raises RecipeError for experts, which bitsandbytes leaves in bfloat16, and MachineError where it is not installed.
     """
-    if variant.experts:
-        raise RecipeError(
-            f"train.dtype: nf4 was given, but bitsandbytes leaves the experts of {variant.name} in bfloat16; set bfloat16, or "
-            "train.backend to tunix"
-        )
+    check_trl_nf4(variant)
     try:
         import bitsandbytes  # noqa: F401 - transformers imports it, with a page of advice where it cannot
     except ImportError as error:

@@ -17,25 +17,29 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from gemsmith.checkpoint import Checkpoint, open_checkpoint
+from gemsmith.checkpoint.saved import has_checksums, is_peft_step, no_checksums
 from gemsmith.data import Batch, Batches, load_batches
-from gemsmith.errors import MachineError, RunError
+from gemsmith.errors import DamageError, MachineError, RunError
 from gemsmith.models import Gemma4, base_kinds, load_model
 from gemsmith.recipe import Recipe
 from gemsmith.records import TrainRecord, TrainStep
 from gemsmith.run import Clock, Run, make_origin, start_clock, write_record
 from gemsmith.train.attempt import (
     checkpoint_metadata,
+    damaged_step,
     forget_earlier,
+    full_disk,
     is_spike,
     kept_steps,
-    last_line,
     preempted,
     refuse_no_targets,
     refuse_to_go_on,
     stop_on_sigterm,
 )
 from gemsmith.train.compiling import Compiled, compile_step, use_compile_cache
+from gemsmith.train.falling import risen_notices, unfallen_notices
 from gemsmith.train.first_adapter import read_start_adapter, start_adapter_hash
+from gemsmith.train.full_disk import drop_tracebacks_of_a_full_disk, is_full_disk
 from gemsmith.train.hosts import check_accelerator, check_hosts, is_first_host, local_rows, place, place_batch, start_hosts
 from gemsmith.train.log import Display, Events, StepLog, StepsFile
 from gemsmith.train.lora import add_adapters, count_adapted
@@ -45,6 +49,7 @@ from gemsmith.train.schedule import learning_rate
 from gemsmith.train.spikes import spike_limit
 from gemsmith.train.start import set_adapter
 from gemsmith.train.step import Step, input_shapes, make_step, place_moments
+from gemsmith.train.steps import schedule_notices
 from gemsmith.train.upstream import Checkpoints, Trainer
 from gemsmith.zoo import VARIANTS, Variant, find_variant
 
@@ -58,6 +63,7 @@ def train_with_tunix(run: Run, *, fresh: bool = False) -> TrainRecord:
     memory runs out, EngineError where a loss is one that the recipe stops at, and Preempted after SIGTERM, once the last step is saved.
     """
     clock, recipe = start_clock(), run.recipe
+    drop_tracebacks_of_a_full_disk()
     use_compile_cache()
     start_hosts()
     check_accelerator()
@@ -96,6 +102,7 @@ class _Session:
         self.run, self.batches, self.mesh, self.model, self.fresh = run, batches, mesh, model, fresh
         self.start_adapter_sha256 = start_adapter_hash(recipe)
         self.stopping, self._told_to_stop = threading.Event(), False
+        self.notices: tuple[str, ...] = ()
         self._mark_s, self.compiled = 0.0, Compiled(update=None, seconds=0.0, from_cache=False)
         self.checkpoints = Checkpoints(
             run.checkpoints,
@@ -157,17 +164,25 @@ class _Session:
             return 0, [], []
         place = f"{self.run.checkpoints}/{step}"
         try:
-            metadata = self.checkpoints.read_metadata(step)
+            metadata = {} if is_peft_step(self.run.checkpoints / str(step)) else self.checkpoints.read_metadata(step)
             if not metadata:
                 raise RunError(
                     f"{place}: was not saved by train.backend tunix; set train.checkpoint_folder to another, or start again with: "
                     f"gemsmith train {self.run.path} --force"
                 )
-            steps = kept_steps(self.run, place, metadata, self.start_adapter_sha256)
+            steps, resumed_at = kept_steps(self.run, place, metadata, self.start_adapter_sha256), list(metadata["resumed_at"])
             self.checkpoints.maybe_restore(self.model, self.trainer.optimizer, step)
-        except (ValueError, KeyError, OSError) as error:
-            raise RunError(f"{place}: cannot be restored ({last_line(error)}); delete it to continue from an earlier one") from None
-        return step, steps, list(metadata["resumed_at"])
+        except (DamageError, ValueError, KeyError, TypeError) as error:
+            raise damaged_step(self.run, self.checkpoints.steps(), error, self._is_good) from None
+        self.notices = () if has_checksums(metadata) else (no_checksums(place),)
+        return step, steps, resumed_at
+
+    def _is_good(self, step: int) -> bool:
+        try:
+            self.checkpoints.read(step, self.model, self.trainer.optimizer)
+        except DamageError:
+            return False
+        return True
 
     def _load(self, step: int) -> tuple[int, Batch] | None:
         # Several hosts must stop after the same step, so there the step's own sum over all of them decides.
@@ -236,11 +251,9 @@ def _one_line_errors(run: Run) -> Iterator[None]:
     try:
         yield
     except (ValueError, RuntimeError, OSError) as error:
+        if is_full_disk(error):
+            raise full_disk(run) from None
         text = str(error)
-        if "No space left on device" in text or "ENOSPC" in text:
-            raise MachineError(
-                f"no space left on device while writing under {run.path}; free some, or set train.keep_checkpoints lower, and run again"
-            ) from None
         if "RESOURCE_EXHAUSTED" in text:
             raise MachineError(
                 f"out of memory on {jax.devices()[0].device_kind}: {text.splitlines()[0][:200]}; lower train.rows_per_step or "
@@ -263,6 +276,7 @@ def _make_record(run: Run, clock: Clock, session: _Session, variant: Variant) ->
         backend="tunix",
         model=variant.name,
         steps=tuple(steps),
+        warmup_steps=run.recipe.optimizer.warmup(session.batches.steps),
         adapted=count_adapted(session.model, variant),
         trained_parameters=sum(leaf.size for leaf in jax.tree.leaves(session.trained)),
         base_dtype=run.recipe.train.dtype,
@@ -278,6 +292,8 @@ def _make_record(run: Run, clock: Clock, session: _Session, variant: Variant) ->
         real_tokens_per_s=sum(step.real_tokens for step in timed) / sum(step.step_s for step in timed),
         peak_memory_bytes=peak_memory_bytes(),
         last_checkpoint=f"{'checkpoints' if inside else run.checkpoints}/{session.checkpoints.latest_step()}",
+        notices=(*session.notices, *schedule_notices(run.recipe.optimizer, session.batches.steps), *unfallen_notices(steps, run.recipe)),
+        grave_notices=risen_notices(steps, run.recipe),
     )
 
 

@@ -5,7 +5,7 @@ Each line: what upstream does -> what stands here for it (the test in tests/trai
 Qwix
 - drops out whenever the rule has a rate, in evaluation too, with keys from a counter that resuming would have to restore
   -> SwitchableLora, set_dropout (test_qwix_drops_out_whenever_the_rule_has_a_rate)
-- multiplies by W, A and B apart, and gives what A makes no name -> SwitchableLora (test_qwix_gives_what_a_makes_no_name_for_remat)
+- multiplies by W, A and B one by one, and gives A's output no name -> SwitchableLora (test_qwix_gives_what_a_makes_no_name_for_remat)
 - gives adapters the base's dtype -> lora.add_adapters makes them anew (test_qwix_gives_adapters_the_dtype_of_the_base)
 - starts A in ±sqrt(6/fan_in) -> the same (test_qwix_starts_a_wider_than_peft)
 
@@ -34,27 +34,43 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 import orbax.checkpoint as ocp
+from etils import epath
 from flax import nnx
-from jax._src.clusters.cloud_tpu_cluster import GceTpuCluster, GkeTpuCluster
+from jax._src.clusters.cloud_tpu_cluster import BaseTpuCluster, GceTpuCluster, GkeTpuCluster
 from jax.ad_checkpoint import checkpoint_name
+from jax.experimental import multihost_utils
 from qwix._src.providers.lora import LoraProvider, LoraRule
 from qwix._src.utils import flax_util
 from tunix.sft import hooks
 from tunix.sft.checkpoint_manager import CheckpointManager
 from tunix.sft.peft_trainer import PeftTrainer, TrainingConfig
 
-from gemsmith.models.remat import LORA
-from gemsmith.train.joined import joined_sum
+from gemsmith.checkpoint.saved import compare_checksums, read_or_damage, read_step_metadata, seal
+from gemsmith.errors import DamageError
+from gemsmith.execution import LORA
+from gemsmith.train.checksums import checksums
+from gemsmith.train.fused_lora import fused_lora_matmul
 
 
 def count_tpu_hosts() -> int:
     """The hosts of the TPU slice that this machine belongs to, 1 elsewhere. JAX knows, but tells nobody before they have joined."""
+    cluster = _tpu_cluster()
+    return cluster.get_process_count() if cluster else 1
+
+
+def tpu_host_number() -> int:
+    """Which host of its TPU slice this machine is, from 0; 0 elsewhere."""
+    cluster = _tpu_cluster()
+    return cluster.get_process_id() if cluster else 0
+
+
+def _tpu_cluster() -> type[BaseTpuCluster] | None:
     if "tpu" not in (jax.config.values["jax_platforms"] or "tpu"):
-        return 1
-    here = [cluster for cluster in (GkeTpuCluster, GceTpuCluster) if cluster.is_env_present()]
-    return here[0].get_process_count() if here else 1
+        return None
+    return next((cluster for cluster in (GkeTpuCluster, GceTpuCluster) if cluster.is_env_present()), None)
 
 
 class DropoutKey(nnx.Variable):
@@ -74,12 +90,12 @@ class FixedRngs(nnx.Rngs):
 class SwitchableLora(LoraProvider):
     """Qwix's LoRA with dropout only in modules that have been given a key for it, and a name for what A makes, so that remat can keep it.
 
-    `joins`: where the result is wider than the input, projection and adapter are one matmul.
+    `fuses`: where the result is wider than the input, projection and adapter are one matmul.
     """
 
-    def __init__(self, rules: Sequence[LoraRule], *, joins: bool) -> None:
+    def __init__(self, rules: Sequence[LoraRule], *, fuses: bool) -> None:
         super().__init__(rules)
-        self._joins = joins
+        self._fuses = fuses
 
     def _get_current_rule_and_op_id(self, op_name: str, **options: Any) -> tuple[Any, Any]:
         rule, op_id = super()._get_current_rule_and_op_id(op_name, **options)
@@ -97,8 +113,8 @@ class SwitchableLora(LoraProvider):
         seen = _drop_out(lhs, module.qwix_rngs.key[...], rule.dropout) if rule.dropout else lhs
         inner, scale = checkpoint_name(seen @ a, LORA), rule.alpha / rule.rank
         alike = {array.dtype for array in (lhs, rhs, a, b)} == {lhs.dtype}
-        if self._joins and alike and rhs.shape[1] > rhs.shape[0]:
-            return joined_sum(lhs, inner * scale, rhs, b)
+        if self._fuses and alike and rhs.shape[1] > rhs.shape[0]:
+            return fused_lora_matmul(lhs, inner * scale, rhs, b)
         return jax.lax.dot_general(lhs, rhs, dimension_numbers, *others, **options) + inner @ b * scale
 
 
@@ -122,44 +138,62 @@ def set_dropout(model: nnx.Module, keys: Mapping[tuple[str | int, ...], jax.Arra
 
 
 class Checkpoints(CheckpointManager):
-    """Tunix's checkpoints `<root>/<step>/{model_params,optimizer_state}`, saved with what `before_save` returns once it has agreed."""
+    """Tunix's checkpoints `<root>/<step>/{model_params,optimizer_state}`, saved with what `before_save` returns once it has agreed.
+
+    A step's metadata holds checksums of its arrays, too, and a step that does not match them is not restored.
+    """
 
     def __init__(
         self, root: Path, *, every: int, keep: int, before_save: Callable[[], dict[str, Any]], after_save: Callable[[], None]
     ) -> None:
-        options = ocp.CheckpointManagerOptions(save_interval_steps=every, max_to_keep=keep, cleanup_tmp_directories=True)
-        super().__init__(root_directory=str(root if "://" in str(root) else root.absolute()), options=options)
+        # Lightweight: it would read every step's metadata, and end at one that is damaged.
+        options = ocp.CheckpointManagerOptions(
+            save_interval_steps=every, max_to_keep=keep, cleanup_tmp_directories=True, lightweight_initialize=True
+        )
+        self._root = epath.Path(root if "://" in str(root) else root.absolute())
+        super().__init__(root_directory=str(self._root), options=options)
         self._before_save, self._after_save = before_save, after_save
 
     def save(self, step: int, model: Any, optimizer: Any = None, *args: Any, force: bool = False, **options: Any) -> bool:
         """Whether the step was saved; nothing is, before the first step."""
         if step == 0 or not (force or self._checkpoint_manager.should_save(step)):
             return False
-        options["custom_metadata"] = self._before_save()
+        metadata = self._before_save()
+        sums = {name: checksums(state) for name, state in _states(model, optimizer).items()}
+        options["custom_metadata"] = seal(metadata, sums)
         with _later_interrupt():
             saved = super().save(step, model, optimizer, *args, force=True, **options)
         self._after_save()
         return saved
 
+    def steps(self) -> list[int]:
+        return sorted(self._checkpoint_manager.all_steps())
+
     def read_metadata(self, step: int) -> dict[str, Any]:
-        """What `before_save` returned for this step; empty where it was saved without."""
-        metadata = self._checkpoint_manager.metadata(step)
-        return dict(metadata.custom_metadata or {})
+        """What `before_save` returned for this step, and its checksums; empty where it was saved without. Raises DamageError."""
+        return read_step_metadata(self._root / str(step))
 
     def maybe_restore(self, model: Any, optimizer: Any = None, step: int | None = None, **_: Any) -> tuple[int, dict[str, Any]]:
-        """The step of the last complete checkpoint, whose arrays are placed where the present ones are; 0 where there is none."""
+        """The step of the last complete checkpoint, whose arrays are placed where the present ones are; 0 where there is none.
+
+        Raises DamageError, and leaves model and optimizer as they are, where the step is not what was saved.
+        """
         step = self.latest_step() if step is None else step
         if step is None:
             return 0, {}
-        states = {"model_params": nnx.state(model, nnx.LoRAParam), "optimizer_state": nnx.state(optimizer, nnx.optimizer.OptState)}
-        items = {
-            name: ocp.args.PyTreeRestore(item=state, restore_args=ocp.checkpoint_utils.construct_restore_args(state))
-            for name, state in states.items()
-        }
-        restored = self._checkpoint_manager.restore(step, args=ocp.args.Composite(**items))
-        nnx.update(model, restored.model_params)
-        nnx.update(optimizer, restored.optimizer_state)
+        restored = self.read(step, model, optimizer)
+        nnx.update(model, restored["model_params"])
+        nnx.update(optimizer, restored["optimizer_state"])
         return step, {}
+
+    def read(self, step: int, model: Any, optimizer: Any) -> dict[str, Any]:
+        """A step's arrays, placed where the model's and the optimizer's are. Raises DamageError where they are not what was saved."""
+        metadata, states = self.read_metadata(step), _states(model, optimizer)
+        folder = self._root / str(step)
+        restored = _read_on_all_hosts(lambda: {name: _restore(folder / name, state) for name, state in states.items()})
+        for name, state in restored.items():
+            compare_checksums(metadata, name, checksums(state))
+        return restored
 
     def delete_all(self) -> None:
         for step in self._checkpoint_manager.all_steps():
@@ -168,6 +202,32 @@ class Checkpoints(CheckpointManager):
     def wait(self) -> None:
         """Returns once every save that was begun is complete."""
         self._checkpoint_manager.wait_until_finished()
+
+
+def _states(model: Any, optimizer: Any) -> dict[str, Any]:
+    """What a step consists of, by the names of Tunix's folders."""
+    return {"model_params": nnx.state(model, nnx.LoRAParam), "optimizer_state": nnx.state(optimizer, nnx.optimizer.OptState)}
+
+
+def _restore(folder: epath.Path, state: Any) -> Any:
+    # The handler, not a Checkpointer: after that one's read hosts wait for each other, also for one that has failed.
+    arguments = ocp.args.PyTreeRestore(item=state, restore_args=ocp.checkpoint_utils.construct_restore_args(state))
+    return ocp.PyTreeCheckpointHandler().restore(folder, args=arguments)
+
+
+def _read_on_all_hosts(read: Callable[[], Any]) -> Any:
+    """What `read` returns. Raises DamageError on every host where a step cannot be read on one."""
+    result, reason = None, ""
+    try:
+        # JAX's own errors are of the machine, not of the files.
+        result = read_or_damage(read, but=jax.errors.JaxRuntimeError)
+    except DamageError as error:
+        reason = str(error)
+    if jax.process_count() > 1 and not multihost_utils.process_allgather(np.bool_(not reason)).all():
+        reason = reason or "another host cannot read it"
+    if reason:
+        raise DamageError(reason)
+    return result
 
 
 @contextlib.contextmanager

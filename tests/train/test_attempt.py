@@ -1,0 +1,116 @@
+import math
+import shutil
+from dataclasses import replace
+
+import pytest
+
+from gemsmith.checkpoint import open_checkpoint
+from gemsmith.errors import CheckpointError, EngineError, RunError
+from gemsmith.recipe import Train
+from gemsmith.records import TrainStep
+from gemsmith.run import Run, stage_keys
+from gemsmith.train.attempt import checkpoint_metadata, kept_steps, refuse_to_go_on
+from gemsmith.train.schedule import learning_rate
+from gemsmith.train.stage import train
+
+UPDATES = 20
+NAME = "model.language_model.layers.1.mlp.down_proj.weight"
+
+
+@pytest.fixture
+def broken_base(small_checkpoint, tmp_path):
+    """A copy of the base with one NaN."""
+    folder = tmp_path / "base"
+    shutil.copytree(small_checkpoint, folder)
+    place = open_checkpoint(str(folder)).places[NAME]
+    with place.file.open("r+b") as file:
+        file.seek(place.begin + 40)
+        file.write(b"\x00\x00\xc0\x7f")
+    return folder
+
+
+def steps(*losses, grad_norm=1.0):
+    numbers = {"learning_rate": 0.1, "real_tokens": 3, "step_s": 1.0}
+    return [
+        TrainStep(step=number, loss=loss, grad_norm=grad_norm, skipped=not math.isfinite(loss), **numbers)
+        for number, loss in enumerate(losses, start=1)
+    ]
+
+
+@pytest.mark.parametrize("backend", ["tunix", "trl"])
+def test_nan_in_the_base_is_named_and_not_blamed_on_the_learning_rate(prepared_run, broken_base, backend):
+    run = prepared_run(train={"backend": backend})
+    run = replace(run, recipe=run.recipe.model_copy(update={"checkpoint": str(broken_base)}))
+    with pytest.raises(CheckpointError) as error:
+        train(run)
+    place = f"checkpoint {broken_base}: {NAME} in model-00001-of-00001.safetensors"
+    expected = f"{place} holds NaN or infinity (1 of 2,048 values), so training stopped at step 1"
+    assert str(error.value).startswith(expected)
+    assert f"copy the checkpoint again, and run: gemsmith data {run.path} --force" in str(error.value)
+    assert "learning_rate" not in str(error.value)
+
+
+def test_a_loss_that_is_no_number_before_any_update_is_not_blamed_on_the_learning_rate(prepared_run):
+    run = prepared_run()
+    for losses in ([math.nan], [math.nan] * 10):
+        asked = Train(dtype="bfloat16", start_adapter="earlier", on_nonfinite="stop" if len(losses) == 1 else "skip")
+        with pytest.raises(EngineError) as error:
+            refuse_to_go_on(run, steps(*losses), asked, None)
+        ways = f"set train.dtype to float32, name another train.start_adapter, or look at the rows with: gemsmith data {run.path} --show 3"
+        assert str(error.value).endswith(f"there is no checkpoint yet; {ways}")
+    with pytest.raises(EngineError, match=f"no checkpoint yet; look at the rows with: gemsmith data {run.path} --show 3"):
+        refuse_to_go_on(run, steps(1.0, grad_norm=math.inf), Train(dtype="float32"), None)
+    with pytest.raises(EngineError, match=r"checkpoints/1; lower optimizer\.learning_rate, let such steps be skipped, or look at the rows"):
+        refuse_to_go_on(run, steps(1.0, math.nan), Train(), 1)
+
+
+def steps_with(optimizer, count: int) -> list[TrainStep]:
+    rates = [learning_rate(optimizer, update=number, updates=UPDATES) for number in range(count)]
+    return [
+        TrainStep(step=number, loss=1.0, grad_norm=1.0, learning_rate=rate, real_tokens=1, step_s=1.0)
+        for number, rate in enumerate(rates, start=1)
+    ]
+
+
+@pytest.fixture
+def saved(prepared_run):
+    """A run with warm-up left open, and what its checkpoint says after so many steps with a warm-up of so many."""
+    run = prepared_run(train={"optimizer_steps": UPDATES}, optimizer={"warmup_steps": None})
+
+    def make(warmup: int | None, steps: int):
+        optimizer = run.recipe.optimizer.model_copy(update={"warmup_steps": warmup})
+        return run, checkpoint_metadata(run, steps_with(optimizer, steps), [], None)
+
+    return make
+
+
+def with_warmup(run: Run, warmup: int | None) -> Run:
+    optimizer = run.recipe.optimizer.model_copy(update={"warmup_steps": warmup})
+    return Run(path=run.path, recipe=run.recipe.model_copy(update={"optimizer": optimizer}))
+
+
+def test_training_goes_on_with_the_schedule_that_it_began_with(saved):
+    run, metadata = saved(None, 6)
+    assert len(kept_steps(run, "checkpoints/6", metadata, None)) == 6
+
+
+def test_open_warmup_that_was_a_hundred_steps_is_not_changed_on_the_way(saved):
+    """In an earlier version it was, whatever the number of steps."""
+    run, metadata = saved(100, 6)
+    metadata["recipe"] = stage_keys(run.recipe, "train")
+    with pytest.raises(RunError) as refusal:
+        kept_steps(run, "checkpoints/6", metadata, None)
+    assert str(refusal.value) == (
+        "checkpoints/6: was trained with another schedule: step 2 had the learning rate 0.0001, with a warm-up of 2 steps it has 0.005; "
+        f"--set optimizer.warmup_steps=100 goes on with it, or start again with: gemsmith train {run.path} --force"
+    )
+    assert len(kept_steps(with_warmup(run, 100), "checkpoints/6", metadata, None)) == 6
+    with pytest.raises(RunError, match=r"step 2 had the learning rate 0.0001, with a warm-up of 7 steps it has .*warmup_steps=100 goes on"):
+        kept_steps(with_warmup(run, 7), "checkpoints/6", metadata, None)
+
+
+def test_a_number_of_steps_cannot_be_exchanged_for_another(saved):
+    run, metadata = saved(5, 6)
+    metadata["recipe"]["optimizer.warmup_steps"] = 5
+    with pytest.raises(RunError, match=r"was trained with another recipe: optimizer\.warmup_steps was 5 and is null"):
+        kept_steps(run, "checkpoints/6", metadata, None)
