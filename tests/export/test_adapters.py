@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from gemsmith.checkpoint.adapter import Adapter, LowRank, read_peft_adapter, shared_projections, target_pattern, write_peft_adapter
+from gemsmith.checkpoint.saved import saved_steps
 from gemsmith.errors import CheckpointError, RunError
-from gemsmith.export.adapters import complete_steps, delta_norm, find_step, read_run_adapter
+from gemsmith.export.adapters import delta_norm, find_step, read_run_adapter
 from gemsmith.export.logits import load_model, load_peft
 from gemsmith.zoo import VARIANTS, find_variant, lora_targets
 
@@ -64,13 +65,13 @@ def test_a_checkpoint_that_tunix_itself_wrote_is_read(make_run, adapter_of, stac
 def test_the_last_complete_step_is_taken_and_a_half_written_one_never(make_run, adapter_of):
     early, late = adapter_of("tiny-12b", seed=1), adapter_of("tiny-12b", seed=2)
     run = make_run(steps={10: early, 20: late})
-    for name in ("30", "40", "50", "20.orbax-checkpoint-tmp"):
+    for name in ("30", "40", "20.orbax-checkpoint-tmp"):
         shutil.copytree(run.checkpoints / "20", run.checkpoints / name)
+        (run.checkpoints / name / "commit_success.txt").unlink()
     (run.checkpoints / "30" / "_CHECKPOINT_METADATA").unlink()
     metadata = json.loads((run.checkpoints / "40" / "_CHECKPOINT_METADATA").read_text())
     (run.checkpoints / "40" / "_CHECKPOINT_METADATA").write_text(json.dumps(metadata | {"commit_timestamp_nsecs": None}))
-    shutil.rmtree(run.checkpoints / "50" / "model_params")
-    assert complete_steps(run.checkpoints) == [10, 20]
+    assert saved_steps(run.checkpoints) == [10, 20]
     assert same(read_run_adapter(run), late)
     assert same(read_run_adapter(run, 10), early)
     with pytest.raises(RunError, match=r"export\.step: 30 was given, .* holds 10, 20"):
@@ -122,7 +123,7 @@ def test_a_damaged_checkpoint_is_refused_in_one_line(make_run):
     run = make_run()
     for file in (run.checkpoints / "20" / "model_params").rglob("manifest.ocdbt"):
         file.write_bytes(b"")
-    with pytest.raises(CheckpointError, match="cannot be read") as raised:
+    with pytest.raises(CheckpointError, match=r"is damaged \(Orbax cannot read it, ") as raised:
         read_run_adapter(run)
     assert "\n" not in str(raised.value)
 
@@ -296,10 +297,11 @@ def test_k_is_written_again_for_v_where_vllm_needs_it_and_nobody_else_sees_it(ti
 
 def test_steps_of_the_trl_backend_are_peft_folders(make_run, adapter_of):
     adapter, run = adapter_of("tiny-12b"), make_run(steps={})
-    write_peft_adapter(adapter, run.checkpoints / "5", "base")
-    assert complete_steps(run.checkpoints) == [5]
-    assert same(read_run_adapter(run), adapter)
-    write_peft_adapter(adapter_of("tiny-12b", alpha=3.0), run.checkpoints / "6", "base")
+    for step, saved in {5: adapter, 6: adapter_of("tiny-12b", alpha=3.0)}.items():
+        write_peft_adapter(saved, run.checkpoints / str(step), "base")
+        (run.checkpoints / str(step) / "training.json").write_text("{}")
+    assert saved_steps(run.checkpoints) == [5, 6]
+    assert same(read_run_adapter(run, 5), adapter)
     with pytest.raises(CheckpointError, match="has rank 4 and alpha 3, the recipe 4 and 8"):
         read_run_adapter(run)
 

@@ -135,12 +135,31 @@ def test_links_to_files_are_followed_as_in_the_hub_cache(tiny_checkpoint, adapte
     assert (tmp_path / "merged" / "config.json").read_bytes() == (source / "config.json").read_bytes()
 
 
-@pytest.mark.parametrize("name", ["tokenizer.json", "model-00001-of-00002.safetensors", "notes.txt"])
-def test_a_link_out_of_the_folder_is_refused(tiny_checkpoint, adapter_of, tmp_path, name):
+@pytest.mark.parametrize("linked", [None, "model-00001-of-00002.safetensors", "config.json", "tokenizer.json"])
+def test_links_to_the_checkpoints_own_files_are_followed_wherever_they_lie(tiny_checkpoint, adapter_of, tmp_path, linked):
+    """All files lie elsewhere and in one folder, or only one does, under another name."""
+    source, plain = tmp_path / "base", tiny_checkpoint("tiny-12b", "bfloat16")
+    shutil.copytree(plain, source)
+    for file in plain.iterdir():
+        if linked in (None, file.name):
+            elsewhere = tmp_path / ("disk" if linked is None else file.stem) / (file.name if linked is None else "moved")
+            elsewhere.parent.mkdir(exist_ok=True)
+            (source / file.name).rename(elsewhere)
+            (source / file.name).symlink_to(elsewhere)
+    before = contents(source)
+    for base, folder in ((source, "merged"), (plain, "expected")):
+        merge(open_checkpoint(str(base)), adapter_of("tiny-12b"), tmp_path / folder)
+    assert contents(tmp_path / "merged") == contents(tmp_path / "expected")
+    assert not any(file.is_symlink() for file in (tmp_path / "merged").iterdir())
+    assert contents(source) == before == contents(plain)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "notes.txt"])
+def test_a_link_to_something_that_is_not_the_checkpoints_is_refused(tiny_checkpoint, adapter_of, tmp_path, name):
     source = tmp_path / "base"
     shutil.copytree(tiny_checkpoint("tiny-12b", "bfloat16"), source)
     outside = tmp_path / "secret"
-    shutil.copyfile(source / (name if (source / name).exists() else "config.json"), outside)
+    outside.write_text('{"token": "hf_secret"}')
     (source / name).unlink(missing_ok=True)
     (source / name).symlink_to(outside)
     with pytest.raises(CheckpointError, match=f"{name}: is a symbolic link out of its folder, to {outside}"):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gemsmith.checkpoint.adapter import LowRank, write_peft_adapter
+from gemsmith.checkpoint.adapter import Adapter, LowRank, write_peft_adapter
 from gemsmith.errors import CheckpointError, MachineError
 from gemsmith.export.stage import export
 from gemsmith.run import Run
@@ -19,14 +19,20 @@ def contents(run: Run) -> dict[str, str]:
     return {str(file.relative_to(run.path)): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
 
 
+def save_peft_step(adapter: Adapter, folder: Path) -> None:
+    """As the TRL backend of an earlier version saved them."""
+    write_peft_adapter(adapter, folder, "base")
+    (folder / "training.json").write_text("{}")
+
+
 @pytest.fixture
 def trained_on(make_run, adapter_of) -> Run:
     """A run that was exported and has since saved another step, with an adapter that overflows float16."""
     run, adapter = make_run(dtype="float16", steps={}), adapter_of("tiny-12b", seed=1)
-    write_peft_adapter(adapter_of("tiny-12b"), run.checkpoints / "1", "base")
+    save_peft_step(adapter_of("tiny-12b"), run.checkpoints / "1")
     export(run)
     strong = {name: LowRank(a=pair.a, b=1e7 * pair.b) for name, pair in adapter.modules.items()}
-    write_peft_adapter(dataclasses.replace(adapter, modules=strong), run.checkpoints / "2", "base")
+    save_peft_step(dataclasses.replace(adapter, modules=strong), run.checkpoints / "2")
     return run
 
 
@@ -50,7 +56,7 @@ def test_a_full_disk_leaves_the_old_export_whole(trained_on, monkeypatch):
 
 @pytest.mark.parametrize("renames", range(5))
 def test_killed_between_renames_no_record_tells_of_other_files(trained_on, adapter_of, monkeypatch, renames):
-    write_peft_adapter(adapter_of("tiny-12b", seed=2), trained_on.checkpoints / "3", "base")
+    save_peft_step(adapter_of("tiny-12b", seed=2), trained_on.checkpoints / "3")
     before, rename, done = contents(trained_on), Path.rename, []
 
     def stopped(self, target):

@@ -220,9 +220,9 @@ def write_json(file: Path, **values: Any) -> None:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda step: (step / "_CHECKPOINT_METADATA").write_text("[1]"), "holds no complete Tunix checkpoint"),
-        (lambda step: (step / "model_params" / "_METADATA").write_text("[]"), "cannot be read .*; export another step"),
-        (lambda step: write_json(step / "model_params" / "_METADATA", tree_metadata=[1]), "cannot be read .*; export another step"),
+        (lambda step: (step / "_CHECKPOINT_METADATA").write_text("[1]"), "7: is damaged .* name another step with --step"),
+        (lambda step: (step / "model_params" / "_METADATA").write_text("[]"), "Orbax cannot read it, .*; export another step"),
+        (lambda step: write_json(step / "model_params" / "_METADATA", tree_metadata=[1]), "Orbax cannot read it, .*; export another step"),
         *(
             (lambda step, custom=custom: write_json(step / "_CHECKPOINT_METADATA", custom_metadata=custom), "does not say alpha; give")
             for custom in ([1], "x", {"alpha": True}, {"lora_config": [1]})

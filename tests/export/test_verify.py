@@ -7,7 +7,7 @@ import pytest
 
 from gemsmith.checkpoint import open_checkpoint
 from gemsmith.checkpoint.adapter import LowRank, read_peft_adapter, write_peft_adapter
-from gemsmith.data.pack import ARRAYS
+from gemsmith.data.pack import PackedRows
 from gemsmith.errors import CheckpointError, VerifyError
 from gemsmith.export import logits
 from gemsmith.export import stage as stage_module
@@ -207,7 +207,7 @@ def test_a_model_too_large_for_memory_is_said_and_not_passed(exported, monkeypat
 def test_layer_by_layer_logits_are_those_of_the_whole_model(tiny_checkpoint, adapter_of, tmp_path, variant):
     adapter, base = adapter_of(variant), open_checkpoint(str(tiny_checkpoint(variant, "bfloat16")))
     write_peft_adapter(adapter, tmp_path, "base")
-    prompts = logits.make_prompts(tmp_path / "none", base.variant.vocabulary, 0)
+    prompts = logits.make_prompts(None, base.variant.vocabulary, 0)
     with logits._quiet():
         whole, windows = (logits._base_logits(base, tmp_path, adapter, prompts, windows=windows) for windows in (False, True))
     for name, one, other in zip(("base", "base + adapter", "rounded"), whole, windows, strict=True):
@@ -234,7 +234,7 @@ def test_another_base_than_the_one_exported_from_fails(exported, adapter_of):
 def test_logits_tell_a_wrong_merge_by_themselves(exported, monkeypatch):
     write_bytes(exported, UP, bytes(2000))
     record_again(exported)
-    monkeypatch.setattr(verify_module, "recompute", lambda *arguments: [])
+    monkeypatch.setattr(verify_module, "recompute", lambda *arguments: verify_module.Recomputed(problems=(), rounded_away=None))
     names = failed(exported)
     assert names.keys() == {"logits"}
 
@@ -254,17 +254,16 @@ def test_weights_that_transformers_would_fill_in_at_random_are_refused(exported)
         logits.load_model(exported.merged)
 
 
-def test_prompts_are_documents_that_were_trained_on(tmp_path):
+def test_prompts_are_documents_that_were_trained_on():
     tokens = np.arange(1, 25).reshape(2, 12)
     segments = np.array([[1] * 5 + [2] * 4 + [0] * 3, [1] * 12])
-    for name, array in {"tokens": tokens, "segments": segments, "positions": tokens, "loss_mask": segments > 0}.items():
-        np.save(tmp_path / f"{name}.npy", array.astype(ARRAYS[name]))
-    prompts = logits.make_prompts(tmp_path, 1024, 0)
+    rows = PackedRows(tokens=tokens, segments=segments, positions=tokens, loss_mask=segments > 0)
+    prompts = logits.make_prompts(rows, 1024, 0)
     assert [prompt.tolist() for prompt in prompts] == [[1, 2, 3, 4, 5], [6, 7, 8, 9], list(range(13, 25))]
 
 
-def test_without_data_prompts_are_random_tokens_that_are_not_special(tmp_path):
-    for prompt in logits.make_prompts(tmp_path / "none", 1024, 0):
+def test_without_rows_prompts_are_random_tokens_that_are_not_special():
+    for prompt in logits.make_prompts(None, 1024, 0):
         assert prompt.min() >= 108 and prompt.max() < 1024 and len(prompt) == 48
 
 

@@ -3,7 +3,7 @@
 training: kernel_lora_a (layers, in, R), kernel_lora_b (layers, R, out)   PEFT and here: A (R, in), B (out, R), W + scale * B A
 """
 
-import json
+import contextlib
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -13,55 +13,85 @@ from typing import Any
 import numpy as np
 
 from gemsmith.checkpoint.adapter import WEIGHTS, Adapter, LowRank, check_fit, read_peft_adapter, refuse_broken, some
-from gemsmith.errors import CheckpointError, RunError
+from gemsmith.checkpoint.checksums import checksum
+from gemsmith.checkpoint.peft_config import CONFIG
+from gemsmith.checkpoint.saved import (
+    check_files,
+    compare_checksums,
+    is_peft_step,
+    read_or_damage,
+    read_step_metadata,
+    saved_steps,
+)
+from gemsmith.errors import CheckpointError, DamageError, RunError
 from gemsmith.resolve import recipe_variant
 from gemsmith.run import Run
 from gemsmith.zoo import Tensor, Variant, lora_targets
 from gemsmith.zoo.tensors import PREFIX
 
+MODEL = "model_params"
+"""Orbax's folder of the adapter within a step's; the moments of the optimizer lie in another."""
+
 
 def find_step(run: Run, step: int | None = None) -> int:
-    """The saved step asked for, or the last complete one. Raises RunError with the steps that are there."""
-    steps = complete_steps(run.checkpoints)
+    """The saved step asked for, or the last one. Raises RunError with the steps that are there."""
+    steps = saved_steps(run.checkpoints)
     if not steps:
-        raise RunError(f"{run.checkpoints}: holds no complete checkpoint; run first: gemsmith train {run.path}")
+        again = " --force" if run.record_file("train").exists() else ""
+        raise RunError(f"{run.checkpoints}: holds no complete checkpoint; run first: gemsmith train {run.path}{again}")
     if step is not None and step not in steps:
         there = ", ".join(map(str, steps))
         raise RunError(f"export.step: {step} was given, {run.checkpoints} holds {there}; allowed: one of those, or null for the last")
     return steps[-1] if step is None else step
 
 
-def complete_steps(checkpoints: Path) -> list[int]:
-    """The steps that were saved in full, in order: Orbax's, and PEFT folders of the TRL backend."""
-    if not checkpoints.is_dir():
-        return []
-    return sorted(int(folder.name) for folder in checkpoints.iterdir() if folder.name.isdecimal() and is_complete_step(folder))
+def good_step(run: Run, *, but: int) -> int | None:
+    """The last saved step, other than one that is damaged, whose adapter can be exported; it is read to know that."""
+    for step in reversed(saved_steps(run.checkpoints)):
+        with contextlib.suppress(CheckpointError):
+            if step != but and read_run_adapter(run, step):
+                return step
+    return None
 
 
 def read_run_adapter(run: Run, step: int | None = None) -> Adapter:
-    """The adapter of a run's saved step (default: the last complete one), float32, read without a model.
+    """The adapter of a run's saved step (default: the last one), float32, read without a model.
 
-    Raises RunError or CheckpointError where the step is not there, modules are missing or too many, shapes contradict the recipe, a value
-    is not finite, or a module's B is all zero.
+    Raises DamageError where the step is not what was saved, RunError or CheckpointError where it is not there, modules are missing or too
+    many, shapes contradict the recipe, a value is not finite, or a module's B is all zero.
     """
     folder = run.checkpoints / str(find_step(run, step))
     variant, lora = recipe_variant(run.recipe), run.recipe.lora
-    if (folder / WEIGHTS).is_file():
-        adapter = read_peft_adapter(folder)
-        if (adapter.rank, adapter.alpha, adapter.rslora) != (lora.rank, lora.alpha, lora.rslora):
-            raise CheckpointError(
-                f"{folder}: has rank {adapter.rank} and alpha {adapter.alpha:g}, the recipe {lora.rank} and {lora.alpha:g}"
-            )
-    else:
-        adapter = Adapter(modules=_read_orbax(folder, variant), rank=lora.rank, alpha=lora.alpha, rslora=lora.rslora)
+    try:
+        metadata = read_step_metadata(folder)
+        if is_peft_step(folder):
+            adapter = _read_peft(folder, metadata)
+        else:
+            adapter = Adapter(modules=_read_orbax(folder, metadata, variant), rank=lora.rank, alpha=lora.alpha, rslora=lora.rslora)
+    except DamageError as error:
+        raise DamageError(f"{folder}: is damaged ({error})") from None
+    if (adapter.rank, adapter.alpha, adapter.rslora) != (lora.rank, lora.alpha, lora.rslora):
+        raise CheckpointError(f"{folder}: has rank {adapter.rank} and alpha {adapter.alpha:g}, the recipe {lora.rank} and {lora.alpha:g}")
     check_adapter(adapter, lora_targets(variant, lora.targets), source=str(folder))
     return adapter
 
 
-def _read_orbax(folder: Path, variant: Variant) -> dict[str, LowRank]:
+def _read_peft(folder: Path, metadata: Mapping[str, Any]) -> Adapter:
+    check_files(folder, metadata, (CONFIG, WEIGHTS))
+    try:
+        return read_peft_adapter(folder)
+    except CheckpointError as error:
+        raise DamageError(str(error)) from None
+
+
+def _read_orbax(folder: Path, metadata: Mapping[str, Any], variant: Variant) -> dict[str, LowRank]:
+    stacks, sums = {}, {}
+    for path, stack in restore_lora(folder / MODEL):
+        stacks[path], sums["/".join(path)] = stack, checksum(stack)
+    compare_checksums(metadata, MODEL, sums)
     sides: dict[str, dict[str, np.ndarray]] = {}
-    for path, stack in restore_lora(folder / "model_params"):
-        modules, side = _modules_of(path, variant)
+    for path in list(stacks):
+        (modules, side), stack = _modules_of(path, variant), stacks.pop(path)
         if len(stack) != len(modules):
             raise CheckpointError(f"{folder}: {'.'.join(path)} holds {len(stack)} layers, {variant.name} has {len(modules)} there")
         for module, value in zip(modules, stack, strict=True):
@@ -99,46 +129,27 @@ def delta_norm(pair: LowRank, scale: float) -> float:
     return abs(scale) * math.sqrt(max(float(((b.T @ b) * (a @ a.T)).sum()), 0.0))
 
 
-def is_complete_step(folder: Path) -> bool:
-    """Orbax writes the time of the commit into the step's metadata last, and on a local disk renames the folder after that.
-
-    A PEFT folder of the TRL backend has its number for a name only once all of it is on disk.
-    """
-    if (folder / WEIGHTS).is_file():
-        return True
-    return bool(step_metadata(folder).get("commit_timestamp_nsecs")) and (folder / "model_params" / "_METADATA").is_file()
-
-
-def step_metadata(folder: Path) -> dict[str, Any]:
-    """What Orbax and the run say of a step; empty where that is missing or damaged."""
-    try:
-        metadata = json.loads((folder / "_CHECKPOINT_METADATA").read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return metadata if isinstance(metadata, dict) else {}
-
-
 def restore_lora(folder: Path) -> Iterator[tuple[tuple[str, ...], np.ndarray]]:
     """Every LoRA matrix of an Orbax tree, by its path, as float32 numpy; nothing else of it is read, and none is kept here.
 
-    As numpy, because arrays of jax would be put where the checkpoint's sharding says, on chips that may not be here.
+    As numpy, because arrays of jax would be put where the checkpoint's sharding says, on chips that may not be here. Raises DamageError.
     """
+    for keys, value in _leaves(read_or_damage(lambda: _restore_lora(folder))):
+        if _is_lora(keys):
+            yield keys, np.asarray(value, dtype=np.float32)
+
+
+def _restore_lora(folder: Path) -> Any:
+    """The tree, with placeholders for what is no LoRA matrix."""
     import orbax.checkpoint as ocp
     from etils import epath
 
     # The handler, not its Checkpointer: that one looks for a step's metadata in an item's folder, and warns that there is none.
     handler, path = ocp.PyTreeCheckpointHandler(), epath.Path(folder.absolute())
-    try:
-        tree = handler.metadata(path).tree
-        wanted = _map_leaves(tree, lambda keys, leaf: leaf if _is_lora(keys) else ocp.PLACEHOLDER)
-        as_numpy = _map_leaves(tree, lambda *_: ocp.RestoreArgs(restore_type=np.ndarray))
-        restored = handler.restore(path, args=ocp.args.PyTreeRestore(item=wanted, restore_args=as_numpy))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        first = (str(error).splitlines() or [type(error).__name__])[0]
-        raise CheckpointError(f"{folder}: cannot be read ({first}); export another step") from None
-    for keys, value in _leaves(restored):
-        if _is_lora(keys):
-            yield keys, np.asarray(value, dtype=np.float32)
+    tree = handler.metadata(path).tree
+    wanted = _map_leaves(tree, lambda keys, leaf: leaf if _is_lora(keys) else ocp.PLACEHOLDER)
+    as_numpy = _map_leaves(tree, lambda *_: ocp.RestoreArgs(restore_type=np.ndarray))
+    return handler.restore(path, args=ocp.args.PyTreeRestore(item=wanted, restore_args=as_numpy))
 
 
 def _is_lora(keys: Sequence[str]) -> bool:

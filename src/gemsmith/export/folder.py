@@ -13,8 +13,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from rich.console import Console
-
 from gemsmith import __version__
 from gemsmith.checkpoint import Checkpoint, open_checkpoint
 from gemsmith.checkpoint.adapter import WEIGHTS, Adapter, read_peft_adapter, shared_projections, some, write_peft_adapter
@@ -32,6 +30,7 @@ from gemsmith.export.merge import (
 )
 from gemsmith.records import ExportRecord, FileSum, Origin
 from gemsmith.run import Clock, replacing_folder, sha256_file, start_clock, this_machine, write_text
+from gemsmith.terminal import open_console
 from gemsmith.zoo import text_tensors
 from gemsmith.zoo.tensors import PREFIX
 
@@ -100,7 +99,7 @@ def export_tunix(
     base = open_checkpoint(base_source)
     found = read_tunix_adapter(checkpoint, base.variant, step=step, rank=rank, alpha=alpha)
     for note in found.notes:
-        _console().print(f"note: {note}")
+        open_console().print(f"note: {note}")
     packages = (*_PACKAGES, "orbax-checkpoint")
     return _write(base, found.adapter, out, clock, check_target, source=str(checkpoint), step=found.step, packages=packages)
 
@@ -144,7 +143,7 @@ def _any_name(targets: Callable[[str], bool | None], module: str) -> bool | None
 def _check_target(out: Path, *, overwrite: bool, sources: tuple[Path, ...]) -> None:
     """Raises RunError where writing `out` would lose something."""
     place = out.absolute()
-    for source in sources:
+    for source in (entry for folder in sources for entry in (folder, *_links_in(folder.expanduser()))):
         read = source.expanduser().resolve()
         if read.exists() and (place.resolve() == read or place.resolve().is_relative_to(read) or read.is_relative_to(place.resolve())):
             raise RunError(f"--out {out}: lies in {source}, which is read, or holds it; name another folder")
@@ -160,6 +159,10 @@ def _check_target(out: Path, *, overwrite: bool, sources: tuple[Path, ...]) -> N
         raise RunError(f"--out {out}: was not written by gemsmith export (it holds no {RECORD}), so it is not replaced; name another")
     if foreign := sorted({file.name for file in out.iterdir()} - {RECORD, VERIFIED, ADAPTER, MERGED, LOGS}):
         raise RunError(f"--out {out}: holds {foreign[0]}, which gemsmith export did not write, so it is not replaced; name another")
+
+
+def _links_in(folder: Path) -> list[Path]:
+    return [file for file in folder.iterdir() if file.is_symlink()] if folder.is_dir() else []
 
 
 def _write(
@@ -208,7 +211,7 @@ def _write(
         write_text(beside / RECORD, record.model_dump_json(indent=1) + "\n")
         check_target()
     total_bytes = sum(file.bytes for file in merged.files)
-    _console().print(
+    open_console().print(
         f"{merged.merged_tensors} tensors merged, {merged.copied_tensors} copied, {total_bytes / 1e9:.2f} GB in {clock.elapsed_s():.1f} s "
         f"-> {out / MERGED}, {out / ADAPTER}"
     )
@@ -226,7 +229,3 @@ def make_folder_origin(clock: Clock, packages: tuple[str, ...], made_from: Mappi
         seed=0,
         made_from=dict(made_from),
     )
-
-
-def _console() -> Console:
-    return Console(stderr=True, highlight=False, soft_wrap=True)

@@ -13,9 +13,11 @@ import numpy as np
 from gemsmith.checkpoint import Checkpoint, open_checkpoint
 from gemsmith.checkpoint.adapter import Adapter
 from gemsmith.data.batches import open_rows
+from gemsmith.data.pack import PackedRows
 from gemsmith.errors import CheckpointError
 from gemsmith.export.windows import read_adapters, round_merged, window_bytes, windowed_model
 from gemsmith.records import Check
+from gemsmith.run import Run
 
 PROMPTS = 3
 PROMPT_TOKENS = 128
@@ -30,10 +32,15 @@ _OVERHEAD_BYTES = 2**30
 
 @dataclass(frozen=True, kw_only=True)
 class LogitCheck:
-    """The check, and the largest difference it was decided by (None where that could not be computed)."""
+    """The check, and the largest difference it was decided by (None where that could not be computed).
+
+    Without any rounding of weights: `effect` of the adapter on the base, `rounding` that sets merged apart from base + adapter.
+    """
 
     check: Check
     max_abs_difference: float | None
+    effect: float | None = None
+    rounding: float | None = None
 
 
 def compare_logits(
@@ -62,16 +69,20 @@ def compare_logits(
     return _judge(plain, unmerged, rounded, merged, how=" (layer by layer)" if windows else "")
 
 
-def make_prompts(data: Path, vocabulary: int, seed: int) -> list[np.ndarray]:
-    """The first tokens of the first documents that were trained on; of random tokens where there is no data."""
-    if data.is_dir():
-        rows = open_rows(data)
+def make_prompts(rows: PackedRows | None, vocabulary: int, seed: int) -> list[np.ndarray]:
+    """The first tokens of the first documents that were trained on; of random tokens where there are no rows."""
+    if rows is not None:
         tokens, segments = np.asarray(rows.tokens[:PROMPTS]), np.asarray(rows.segments[:PROMPTS])
         found = [row[marks == number] for row, marks in zip(tokens, segments, strict=True) for number in range(1, int(marks.max()) + 1)]
         return [document[:PROMPT_TOKENS].astype(np.int64) for document in found[:PROMPTS]]
     # Ids above stand for images and sounds in Gemma 4's vocabulary; those below 108 are its special tokens.
     random = np.random.default_rng(seed)
     return [random.integers(108, min(vocabulary, 250_000), 48) for _ in range(PROMPTS)]
+
+
+def trained_rows(run: Run) -> PackedRows | None:
+    """The run's packed rows; None where it has none. Raises RunError where they are damaged."""
+    return open_rows(run) if run.data.is_dir() else None
 
 
 def memory_needed_bytes(base: Checkpoint) -> int:
@@ -227,13 +238,19 @@ def _judge(
 ) -> LogitCheck:
     largest = max(float(np.abs(logits).max()) for logits in merged)
     allowed = TOLERANCE * max(1.0, largest)
-    difference, served, effect = _distance(merged, rounded), _distance(merged, unmerged), _distance(rounded, plain)
+    difference, rounding = _distance(merged, rounded), _distance(merged, unmerged)
+    effect, kept = _distance(unmerged, plain), _distance(rounded, plain)
     detail = (
         f"merged differs from base + adapter by {difference:.2g} with the same rounding of weights (allowed {allowed:.2g}) and by "
-        f"{served:.2g} without; the adapter itself moves logits by {effect:.2g}{how}"
+        f"{rounding:.2g} without; the adapter moves logits by {effect:.2g}, with that rounding by {kept:.2g}{how}"
     )
-    passed = difference <= allowed and effect >= SMALLEST_EFFECT * difference and effect > 0
-    return LogitCheck(check=Check(name="logits", passed=passed, detail=detail), max_abs_difference=difference)
+    passed = difference <= allowed and kept >= SMALLEST_EFFECT * difference and kept > 0
+    return LogitCheck(
+        check=Check(name="logits", passed=passed, detail=detail),
+        max_abs_difference=difference,
+        effect=effect,
+        rounding=rounding,
+    )
 
 
 def _distance(one: list[np.ndarray], other: list[np.ndarray]) -> float:

@@ -9,6 +9,7 @@ first, so that one alpha holds for all; and of all modules, where numpy's BLAS a
 
 import errno
 import itertools
+import json
 import math
 import operator
 import os
@@ -27,6 +28,8 @@ import numpy as np
 
 from gemsmith.checkpoint import Checkpoint, TensorPlace
 from gemsmith.checkpoint.adapter import Adapter, LowRank, refuse_outside
+from gemsmith.checkpoint.finite import SIZE_BITS, count_nonfinite
+from gemsmith.checkpoint.folder import INDEX
 from gemsmith.errors import CheckpointError, MachineError
 from gemsmith.export.adapters import check_values
 from gemsmith.export.threads import one_blas_thread
@@ -41,8 +44,6 @@ _AHEAD = 16
 # Weights in other forms, which would be the base's: a merged folder must not carry them.
 _OTHER_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".ckpt", ".npz")
 DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
-# The bits of a number's size, and those from which on it is infinity or NaN.
-_SIZE_BITS = {"BF16": ("uint16", 0x7FFF, 0x7F80), "F16": ("uint16", 0x7FFF, 0x7C00), "F32": ("uint32", 0x7FFFFFFF, 0x7F800000)}
 
 FileStates = Mapping[Path, tuple[int, ...]]
 _T = TypeVar("_T")
@@ -97,16 +98,31 @@ def write_merged(base: Checkpoint, adapter: Adapter, folder: Path) -> Merged:
 def files_to_write(base: Checkpoint) -> list[Path]:
     """The base's files that a merged folder has: its shards, and whatever is beside them but weights in other forms.
 
-    Raises CheckpointError where one is a link out of the folder.
+    Links are followed to the checkpoint's own files, wherever these lie. Raises CheckpointError for one that leads to something else: the
+    merged folder, which may be published, would hold a copy of it.
     """
     shards = {place.file for place in base.places.values()}
     beside = [file for file in base.folder.iterdir() if not file.name.startswith(".") and (file.is_file() or file.is_symlink())]
     files = sorted(shards | {file for file in beside if file.suffix not in _OTHER_WEIGHTS and not file.is_dir()})
+    # To open the checkpoint, these were read, and found to be a checkpoint's.
+    known = {*shards, base.folder / "config.json", *(file for file in files if file.name == INDEX)}
+    homes = {file.resolve().parent for file in known}
     for file in files:
-        refuse_outside(file, base.folder)
+        if file not in known and file.resolve().parent not in homes and not _is_tokenizer(file):
+            refuse_outside(file, base.folder)
         if not file.is_file():
             raise CheckpointError(f"{file}: is a symbolic link to nothing; copy the checkpoint again")
     return files
+
+
+def _is_tokenizer(file: Path) -> bool:
+    if file.name != "tokenizer.json":
+        return False
+    try:
+        content = json.loads(file.read_bytes())
+    except (OSError, ValueError):
+        return False
+    return isinstance(content, dict) and "model" in content
 
 
 def file_states(files: Iterable[Path]) -> FileStates:
@@ -274,8 +290,10 @@ def _merged_block(source: _Source, name: str, place: TensorPlace, rows: slice, p
     begin = place.begin + rows.start * width * dtype.itemsize
     block = source.read(begin, (rows.stop - rows.start) * width * dtype.itemsize)
     merged = merged_rows(block.view(dtype).reshape(-1, width), pair.a, pair.b[rows], scale)
-    unsigned, size_bits, infinity = _SIZE_BITS[place.dtype]
+    unsigned, size_bits, infinity = SIZE_BITS[place.dtype]
     if (merged.view(unsigned) & size_bits).max() >= infinity:
+        if count_nonfinite(place):
+            raise CheckpointError(f"{place.file}: {name} holds NaN or infinity before the adapter is added; copy the file again")
         raise CheckpointError(f"{place.file}: {name} with the adapter added has NaN or infinity in {place.dtype}")
     return block
 

@@ -2,15 +2,15 @@
 
 from dataclasses import replace
 
-from rich.console import Console
-
 from gemsmith.checkpoint import Checkpoint, open_checkpoint
-from gemsmith.checkpoint.adapter import read_peft_adapter, shared_projections, write_peft_adapter
-from gemsmith.errors import CheckpointError
-from gemsmith.export.adapters import find_step, read_run_adapter
+from gemsmith.checkpoint.adapter import Adapter, read_peft_adapter, shared_projections, write_peft_adapter
+from gemsmith.checkpoint.saved import has_checksums, no_checksums, read_step_metadata
+from gemsmith.errors import CheckpointError, DamageError
+from gemsmith.export.adapters import find_step, good_step, read_run_adapter
 from gemsmith.export.merge import check_mergeable, check_space, merged_bytes, no_space_named, write_merged
 from gemsmith.records import ExportRecord, FileSum
 from gemsmith.run import Run, make_origin, read_record, replacing_folder, start_clock, write_record
+from gemsmith.terminal import open_console
 
 PACKAGES = ("numpy", "orbax-checkpoint", "safetensors")
 
@@ -18,13 +18,14 @@ PACKAGES = ("numpy", "orbax-checkpoint", "safetensors")
 def export(run: Run) -> ExportRecord:
     """Writes adapter/ and merged/ of the run from a saved step (export.step, or the last) and records what is in them."""
     clock = start_clock()
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    console = open_console()
     step = find_step(run, run.recipe.export.step)
+    saved = run.checkpoints / str(step)
     base = open_checkpoint(run.recipe.checkpoint)
     fingerprint = base.fingerprint()
     _check_base(run, base, fingerprint)
     with no_space_named(run.merged), replacing_folder(run.adapter) as beside, replacing_folder(run.merged) as merged_beside:
-        adapter = replace(read_run_adapter(run, step), base_sha256=fingerprint)
+        adapter = replace(_read_saved(run, step), base_sha256=fingerprint)
         copies, dropout = shared_projections(base.variant), run.recipe.lora.dropout
         written = write_peft_adapter(adapter, beside, run.recipe.checkpoint, dropout=dropout, v_of_k=copies)
         del adapter
@@ -38,6 +39,7 @@ def export(run: Run) -> ExportRecord:
     total_bytes = sum(file.bytes for file in merged.files)
     record = ExportRecord(
         origin=make_origin(run, "export", clock, packages=PACKAGES),
+        notices=() if has_checksums(read_step_metadata(saved)) else (no_checksums(saved),),
         step=step,
         base=run.recipe.checkpoint,
         base_sha256=fingerprint,
@@ -52,6 +54,17 @@ def export(run: Run) -> ExportRecord:
         f"{total_bytes / 1e9:.2f} GB in {clock.elapsed_s():.1f} s -> {run.merged}"
     )
     return record
+
+
+def _read_saved(run: Run, step: int) -> Adapter:
+    """The adapter of a saved step; one that is damaged is told together with another that is good."""
+    try:
+        return read_run_adapter(run, step)
+    except DamageError as error:
+        good = good_step(run, but=step)
+        if good is None:
+            raise CheckpointError(f"{error}; no other step is good: train again with: gemsmith train {run.path} --force") from None
+        raise CheckpointError(f"{error}; step {good} is good: gemsmith export {run.path} --set export.step={good} --force") from None
 
 
 def _check_base(run: Run, base: Checkpoint, fingerprint: str) -> None:

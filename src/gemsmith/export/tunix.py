@@ -10,15 +10,17 @@ Qwix scales by alpha / rank, and no checkpoint says alpha unless the run put it 
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from gemsmith.checkpoint.adapter import Adapter, LowRank, some
-from gemsmith.errors import CheckpointError
-from gemsmith.export.adapters import check_values, complete_steps, contiguous, restore_lora, step_metadata
+from gemsmith.checkpoint.saved import ORBAX, read_json, saved_steps
+from gemsmith.errors import CheckpointError, DamageError
+from gemsmith.export.adapters import MODEL, check_values, contiguous, restore_lora
 from gemsmith.zoo import Variant
 from gemsmith.zoo.tensors import PREFIX
 
@@ -57,7 +59,7 @@ def read_tunix_adapter(
     """
     place = _find_params(folder, step)
     sides: dict[tuple[int, str], dict[str, np.ndarray]] = {}
-    for path, value in restore_lora(place):
+    for path, value in _read_leaves(place):
         layer, name, side = _parse(path, variant, place)
         sides.setdefault((layer, name), {})[side] = value
     if not sides:
@@ -81,16 +83,35 @@ def read_tunix_adapter(
 def _find_params(folder: Path, step: int | None) -> Path:
     if (folder / "_METADATA").is_file():
         return folder
-    if (folder / "model_params" / "_METADATA").is_file():
+    if (folder / MODEL / "_METADATA").is_file():
         if step is not None and folder.name != str(step):
             raise CheckpointError(f"--step {step}: {folder} is a step's folder itself; leave --step out")
-        return folder / "model_params"
-    steps = complete_steps(folder)
+        return folder / MODEL
+    steps = saved_steps(folder)
     if not steps:
         raise CheckpointError(f"{folder}: holds no complete Tunix checkpoint; give the checkpoint root, <root>/<step>, or its model_params")
     if step is not None and step not in steps:
         raise CheckpointError(f"--step {step}: {folder} holds the steps {', '.join(map(str, steps))}; allowed: one of those")
-    return folder / str(steps[-1] if step is None else step) / "model_params"
+    chosen = folder / str(steps[-1] if step is None else step)
+    if not _step_metadata(chosen) or not (chosen / MODEL / "_METADATA").is_file():
+        raise CheckpointError(f"{chosen}: is damaged (its {ORBAX} or {MODEL} cannot be read); name another step with --step")
+    return chosen / MODEL
+
+
+def _step_metadata(folder: Path) -> dict[str, Any]:
+    """What Orbax and the run say of a step; empty where that is missing or damaged."""
+    try:
+        metadata = read_json(folder / ORBAX)
+    except DamageError:
+        return {}
+    return metadata if isinstance(metadata, dict) else {}
+
+
+def _read_leaves(place: Path) -> Iterator[tuple[tuple[str, ...], np.ndarray]]:
+    try:
+        yield from restore_lora(place)
+    except DamageError as error:
+        raise CheckpointError(f"{place.parent}: {error}; export another step") from None
 
 
 def _parse(path: tuple[str, ...], variant: Variant, place: Path) -> tuple[int, str, str]:
@@ -127,7 +148,7 @@ def _rank(sides: Mapping[tuple[int, str], Mapping[str, np.ndarray]], place: Path
 
 def _read_alpha(place: Path) -> float:
     """Alpha of the metadata that the run gave to Tunix's CheckpointManager."""
-    custom = step_metadata(place.parent).get("custom_metadata")
+    custom = _step_metadata(place.parent).get("custom_metadata")
     if isinstance(custom, dict):
         for holder in (custom, custom.get("lora_config") or custom.get("lora")):
             for key in _ALPHA_KEYS:

@@ -4,26 +4,28 @@ Nothing of the merge's own arithmetic is trusted: bytes are compared, weights re
 and PEFT.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
-from pydantic import ValidationError
-from rich.console import Console
+from rich.text import Text
 
 from gemsmith.checkpoint import Checkpoint, TensorPlace, open_checkpoint
 from gemsmith.checkpoint.adapter import Adapter, LowRank, read_peft_adapter, some
-from gemsmith.errors import CheckpointError, RunError, VerifyError
-from gemsmith.export.adapters import complete_steps, delta_norm, read_run_adapter
+from gemsmith.checkpoint.saved import saved_steps
+from gemsmith.checkpoint.sums import changed_files
+from gemsmith.errors import CheckpointError, DamageError, RunError, VerifyError
+from gemsmith.export.adapters import delta_norm, read_run_adapter
 from gemsmith.export.folder import ADAPTER, MERGED, RECORD, VERIFIED, make_folder_origin
-from gemsmith.export.logits import compare_logits, make_prompts
+from gemsmith.export.logits import compare_logits, make_prompts, trained_rows
 from gemsmith.export.merge import DTYPES, row_blocks
-from gemsmith.records import Check, ExportRecord, FileSum, Origin, Record, VerifyRecord
+from gemsmith.export.rounding import Rounding, rounding_notices
+from gemsmith.records import Check, ExportRecord, Origin, VerifyRecord, read_record_file
 from gemsmith.run import Run, make_origin, read_record, sha256_file, start_clock, write_record, write_text
+from gemsmith.terminal import open_console
 
-RecordT = TypeVar("RecordT", bound=Record)
 PACKAGES = ("numpy", "peft", "safetensors", "torch", "transformers")
 _COMPARED_BYTES = 32 * 2**20
 # Tensors up to this many values are recomputed whole, larger ones in blocks spread over them.
@@ -40,11 +42,12 @@ _LISTED = 5
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """The checks, how many tensors differ from the base, and the largest difference of logits where they were compared."""
+    """The checks, how many tensors differ from the base, and where logits were compared, their largest difference and the rounding's."""
 
     checks: tuple[Check, ...]
     changed: int = 0
     difference: float | None = None
+    rounding: Rounding = field(default_factory=Rounding)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,12 +59,29 @@ class Difference:
     problems: tuple[str, ...]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Recomputed:
+    """What is wrong with merged weights, and the norm of what rounding took from the adapter's changes over the norm of those changes."""
+
+    problems: tuple[str, ...]
+    rounded_away: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """Rows of a merged weight: how many values are wrong, and the sums of squares of what rounding took and of what the adapter adds."""
+
+    wrong: int
+    lost: float
+    added: float
+
+
 def verify(run: Run) -> VerifyRecord:
     """Checks the run's adapter/ and merged/ and records each check. Raises VerifyError naming those that failed, once that is recorded."""
     clock = start_clock()
     exported: ExportRecord = read_record(run, "export")
     base = open_checkpoint(run.recipe.checkpoint)
-    prompts = make_prompts(run.data, base.variant.vocabulary, run.recipe.seed)
+    prompts = make_prompts(trained_rows(run), base.variant.vocabulary, run.recipe.seed)
     result = _run_checks(exported, base, run.adapter, run.merged, prompts, trained=lambda adapter: _check_trained(run, exported, adapter))
     record = _make_record(make_origin(run, "verify", clock, packages=PACKAGES), exported, result)
     write_record(run, record)
@@ -74,7 +94,7 @@ def verify_folder(out: Path, *, base_source: str | None = None) -> VerifyRecord:
     clock = start_clock()
     exported = read_export(out)
     base = open_checkpoint(base_source or exported.base)
-    prompts = make_prompts(out / "data", base.variant.vocabulary, 0)
+    prompts = make_prompts(None, base.variant.vocabulary, 0)
     result = _run_checks(exported, base, out / ADAPTER, out / MERGED, prompts)
     made_from = {RECORD: sha256_file(out / RECORD), "base": base.fingerprint()}
     record = _make_record(make_folder_origin(clock, PACKAGES, made_from), exported, result)
@@ -85,23 +105,13 @@ def verify_folder(out: Path, *, base_source: str | None = None) -> VerifyRecord:
 
 def read_export(out: Path) -> ExportRecord:
     """The record of a folder that export wrote without a run. Raises RunError where there is none."""
-    return _read(out / RECORD, ExportRecord, "give a run directory, or a folder that gemsmith export wrote")
+    missing = "give a run directory, or a folder that gemsmith export wrote"
+    return read_record_file(out / RECORD, ExportRecord, missing=missing, damaged="export again, with --overwrite")
 
 
 def read_verify(out: Path) -> VerifyRecord:
-    return _read(out / VERIFIED, VerifyRecord, f"run first: gemsmith verify {out}")
-
-
-def check_files(folder: Path, files: tuple[FileSum, ...]) -> list[str]:
-    """What is wrong with a folder that was recorded: files that are gone, too many, or not what was written."""
-    recorded = {file.name: file for file in files}
-    there = {str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir()} if folder.is_dir() else set()
-    problems = [f"{name} is missing" for name in sorted(recorded.keys() - there)]
-    problems += [f"{name} was not exported" for name in sorted(there - recorded.keys())]
-    for name in sorted(there & recorded.keys()):
-        if (folder / name).stat().st_size != recorded[name].bytes or sha256_file(folder / name) != recorded[name].sha256:
-            problems.append(f"{name} was changed since")
-    return [f"{folder.name}/{problem}" for problem in problems]
+    command = f"gemsmith verify {out}"
+    return read_record_file(out / VERIFIED, VerifyRecord, missing=f"run first: {command}", damaged=f"run: {command}")
 
 
 def compare_tensors(base: Checkpoint, merged: Checkpoint, adapter: Adapter) -> Difference:
@@ -123,7 +133,7 @@ def compare_tensors(base: Checkpoint, merged: Checkpoint, adapter: Adapter) -> D
                 problems.append(f"{name} differs from the base and has no adapter")
         elif name in expected:
             pair, blocks = adapter.modules[name.removesuffix(".weight")], row_blocks(one.shape, _BLOCK_VALUES)
-            if not _fits(pair, one) or any(_wrong_values(one, other, pair, adapter.scale, rows) for rows in blocks):
+            if not _fits(pair, one) or any(_compare_block(one, other, pair, adapter.scale, rows).wrong for rows in blocks):
                 problems.append(f"{name} has an adapter and is the base's")
             else:
                 swallowed.append(name)
@@ -132,12 +142,12 @@ def compare_tensors(base: Checkpoint, merged: Checkpoint, adapter: Adapter) -> D
     return Difference(changed=tuple(changed), swallowed=tuple(swallowed), problems=tuple(problems))
 
 
-def recompute(base: Checkpoint, merged: Checkpoint, adapter: Adapter) -> list[str]:
-    """Which merged weights are not W + scale * B A, computed again in float64 and allowed one rounding.
+def recompute(base: Checkpoint, merged: Checkpoint, adapter: Adapter) -> Recomputed:
+    """Which merged weights are not W + scale * B A, computed again in float64 and allowed one rounding; and what that rounding took.
 
     Where a value lies within float32's own error of the middle between two of the base's dtype, either is right.
     """
-    problems = []
+    problems, lost, added = [], 0.0, 0.0
     for module, pair in adapter.modules.items():
         name = f"{module}.weight"
         one, other = base.places.get(name), merged.places.get(name)
@@ -145,9 +155,12 @@ def recompute(base: Checkpoint, merged: Checkpoint, adapter: Adapter) -> list[st
             continue  # compare_tensors has named it
         if not _fits(pair, one):
             problems.append(f"{name} is {list(one.shape)}, its adapter is for {[len(pair.b), pair.a.shape[1]]}")
-        elif wrong := sum(_wrong_values(one, other, pair, adapter.scale, rows) for rows in _sample(one)):
+            continue
+        blocks = [_compare_block(one, other, pair, adapter.scale, rows) for rows in _sample(one)]
+        if wrong := sum(block.wrong for block in blocks):
             problems.append(f"{name} has {wrong} values that are not W + scale * B A")
-    return problems
+        lost, added = lost + sum(block.lost for block in blocks), added + sum(block.added for block in blocks)
+    return Recomputed(problems=tuple(problems), rounded_away=math.sqrt(lost / added) if added else None)
 
 
 def relative_deltas(base: Checkpoint, adapter: Adapter) -> dict[str, float]:
@@ -167,7 +180,9 @@ def _run_checks(
     *,
     trained: Callable[[Adapter], Check] | None = None,
 ) -> Result:
-    checks = [_check("files", check_files(adapter_folder, exported.adapter) + check_files(merged_folder, exported.merged), "as exported")]
+    checks = [
+        _check("files", changed_files(adapter_folder, exported.adapter) + changed_files(merged_folder, exported.merged), "as exported")
+    ]
     checks += _check_base(exported, base)
     try:
         adapter, merged = read_peft_adapter(adapter_folder), open_checkpoint(str(merged_folder))
@@ -180,13 +195,16 @@ def _run_checks(
     if lost := len(difference.swallowed):
         count += f"; {lost} more have adapters so weak that rounding gives the base's weights again ({some(difference.swallowed)})"
     checks.append(_check("tensors", list(difference.problems), count))
-    checks.append(_check("values", recompute(base, merged, adapter), "W + scale * B A, recomputed in float64"))
+    recomputed = recompute(base, merged, adapter)
+    checks.append(_check("values", list(recomputed.problems), "W + scale * B A, recomputed in float64"))
     checks.append(_check_norms(base, adapter))
     if any(check.passed is False for check in checks):
         detail = "not compared, because other checks failed"
         return Result(checks=(*checks, Check(name="logits", passed=None, detail=detail)), changed=len(difference.changed))
     logits = compare_logits(base, adapter_folder, merged_folder, adapter, prompts)
-    return Result(checks=(*checks, logits.check), changed=len(difference.changed), difference=logits.max_abs_difference)
+    dtypes = sorted({base.places[f"{module}.weight"].dtype for module in adapter.modules})
+    rounding = Rounding(dtypes=dtypes, away=recomputed.rounded_away, effect=logits.effect, moved=logits.rounding)
+    return Result(checks=(*checks, logits.check), changed=len(difference.changed), difference=logits.max_abs_difference, rounding=rounding)
 
 
 def _make_record(origin: Origin, exported: ExportRecord, result: Result) -> VerifyRecord:
@@ -197,6 +215,10 @@ def _make_record(origin: Origin, exported: ExportRecord, result: Result) -> Veri
         changed_tensors=result.changed,
         expected_tensors=exported.merged_tensors,
         logits_max_abs_difference=result.difference,
+        logits_effect=result.rounding.effect,
+        logits_rounding=result.rounding.moved,
+        rounded_away=result.rounding.away,
+        notices=rounding_notices(result.rounding),
     )
 
 
@@ -204,15 +226,6 @@ def _finish(record: VerifyRecord, place: Path) -> None:
     _print(record)
     if failed := [check for check in record.checks if check.passed is False]:
         raise VerifyError(f"{place}: " + "; ".join(f"{check.name}: {check.detail}" for check in failed))
-
-
-def _read(file: Path, kind: type[RecordT], remedy: str) -> RecordT:
-    try:
-        return kind.model_validate_json(file.read_bytes())
-    except FileNotFoundError:
-        raise RunError(f"{file}: is not there; {remedy}") from None
-    except ValidationError:
-        raise RunError(f"{file}: is damaged or of another version; export again") from None
 
 
 def _check_base(exported: ExportRecord, base: Checkpoint) -> list[Check]:
@@ -226,10 +239,12 @@ def _check_base(exported: ExportRecord, base: Checkpoint) -> list[Check]:
 
 def _check_trained(run: Run, exported: ExportRecord, adapter: Adapter) -> Check:
     """adapter/ is what training saved at that step, bit for bit; training may since have deleted the step."""
-    if exported.step not in complete_steps(run.checkpoints):
+    if exported.step not in saved_steps(run.checkpoints):
         return Check(name="adapter", passed=None, detail=f"not compared: step {exported.step} is no longer among the checkpoints")
     try:
         saved = read_run_adapter(run, exported.step)
+    except DamageError as error:
+        return Check(name="adapter", passed=None, detail=f"not compared: {error}")
     except (CheckpointError, RunError) as error:
         return Check(name="adapter", passed=False, detail=str(error))
     problems = [f"{name} is missing or not trained" for name in sorted(saved.modules.keys() ^ adapter.modules.keys())]
@@ -288,15 +303,18 @@ def _sample(place: TensorPlace) -> Iterator[slice]:
     return (blocks[number] for number in sorted(set(chosen.tolist())))
 
 
-def _wrong_values(base: TensorPlace, merged: TensorPlace, pair: LowRank, scale: float, rows: slice) -> int:
+def _compare_block(base: TensorPlace, merged: TensorPlace, pair: LowRank, scale: float, rows: slice) -> Block:
     a, b = pair.a.astype(np.float64), pair.b[rows].astype(np.float64)
     weight, found = base.read()[rows].astype(np.float64), merged.read()[rows].astype(np.float64)
-    exact = weight + scale * (b @ a)
+    delta = scale * (b @ a)
+    exact = weight + delta
     # float32's error of a sum of R products, of the scaling and of the addition, each by the size of what is added.
     float32_error = 2.0**-24 * ((len(a) + 2) * abs(scale) * (np.abs(b) @ np.abs(a)) + np.abs(exact))
     _, exponent = np.frexp(np.abs(exact))
     step = np.maximum(np.ldexp(1.0, exponent - 1 - _BITS[base.dtype]), _SMALLEST_STEP[base.dtype])
-    return int((~(np.abs(found - exact) <= 0.5 * step + float32_error)).sum())
+    error = found - exact
+    wrong = int((~(np.abs(error) <= 0.5 * step + float32_error)).sum())
+    return Block(wrong=wrong, lost=float(np.vdot(error, error)), added=float(np.vdot(delta, delta)))
 
 
 def _norm(place: TensorPlace) -> float:
@@ -306,7 +324,7 @@ def _norm(place: TensorPlace) -> float:
 
 
 def _print(record: VerifyRecord) -> None:
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
-    words: Mapping[bool | None, str] = {True: "[green]ok[/]  ", False: "[red]fail[/]", None: "[yellow]not done[/]"}
+    console = open_console()
+    words: Mapping[bool | None, tuple[str, str]] = {True: ("ok  ", "green"), False: ("fail", "red"), None: ("not done", "yellow")}
     for check in record.checks:
-        console.print(f"{words[check.passed]} {check.name}: {check.detail}", markup=True)
+        console.print(Text.assemble(words[check.passed], f" {check.name}: {check.detail}"))
