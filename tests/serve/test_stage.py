@@ -1,14 +1,19 @@
 import contextlib
 import json
 import shlex
+import socket
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gemsmith.errors import CheckpointError, EngineError, RunError
-from gemsmith.run import Run, is_complete, read_record
+from gemsmith.errors import CheckpointError, EngineError, MachineError, RunError
+from gemsmith.lock import LOCK
+from gemsmith.resolve import resolve
+from gemsmith.run import Run, is_complete, open_run, open_source, read_record
 from gemsmith.serve.server import Server, running_server
 from gemsmith.serve.stage import FIRST_PROMPT, Servers, curl_line, keep_serving, make_settings, serve
 
@@ -52,12 +57,35 @@ def test_servers_start_when_asked_for_and_one_at_a_time(fake_vllm: Callable[...,
     assert log[-1] == "stop demo-base"
 
 
+def test_a_server_that_is_used_again_must_still_be_ours(fake_vllm: Callable[..., Path], exported_run: Callable[..., Run]) -> None:
+    fake_vllm(models=[None, None, "HTTP/1.1 200 OK\r\n\r\n<html>It works!</html>"])
+    with Servers(exported_run()) as servers:
+        assert servers.tuned() is servers.tuned()
+        with pytest.raises(MachineError, match="is not the vLLM that was started here"):
+            servers.tuned()
+
+
 def test_a_refused_first_prompt_is_an_error_that_shows_the_answer(fake_vllm: Callable[..., Path], exported_run: Callable[..., Run]) -> None:
     fake_vllm(status=400)
     run = exported_run()
     with Servers(run) as servers, pytest.raises(EngineError, match=r"answered a first prompt with 400: .*the fake refuses"):
         serve(run, servers)
     assert not is_complete(run, "serve")
+
+
+@pytest.mark.parametrize(("body", "reason"), [
+    ("<html>busy</html>", "not JSON: <html>busy</html>"),
+    ("[]", "not an object"),
+    ('{"choices": []}', "no choices"),
+    ('{"choices": [{"message": {"content": ["a"]}, "finish_reason": "stop"}]}', "no text"),
+])  # fmt: skip
+def test_a_first_answer_that_is_no_chat_completion_is_an_error_that_shows_it(
+    body: str, reason: str, fake_vllm: Callable[..., Path], exported_run: Callable[..., Run]
+) -> None:
+    fake_vllm(body=body)
+    run = exported_run()
+    with Servers(run) as servers, pytest.raises(EngineError, match=rf"answered a first prompt with {reason}"):
+        serve(run, servers)
 
 
 def test_without_an_export_there_is_nothing_to_serve(fake_vllm: Callable[..., Path], exported_run: Callable[..., Run]) -> None:
@@ -74,7 +102,7 @@ def test_a_checkpoint_without_a_chat_template_needs_one_from_the_recipe(
     fake_vllm()
     run = exported_run()
     (run.merged / "chat_template.jinja").unlink()
-    with Servers(run) as servers, pytest.raises(CheckpointError, match=r"has no chat template.*data\.template"):
+    with Servers(run, unverified=True) as servers, pytest.raises(CheckpointError, match=r"has no chat template.*data\.template"):
         servers.tuned()
 
 
@@ -98,6 +126,82 @@ def test_keep_serving_prints_a_curl_line_and_ends_when_vllm_dies(
     assert words[:2] == ["curl", "-s"] and words[2].endswith("/v1/chat/completions")
     assert json.loads(words[-1])["messages"] == [{"role": "user", "content": FIRST_PROMPT}]
     assert "--enable-prefix-caching" in read_record(run, "serve").command
+
+
+def stop_once_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """keep_serving ends as soon as its curl line is printed."""
+
+    def curl(server: Server) -> str:
+        server.process.terminate()
+        return curl_line(server)
+
+    monkeypatch.setattr("gemsmith.serve.stage.curl_line", curl)
+
+
+def records(run: Run) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in run.path.iterdir() if file.is_file() and file.name != LOCK}
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+@pytest.mark.parametrize("recorded_before", [True, False])
+def test_serving_with_other_keys_for_once_records_nothing(
+    recorded_before: bool,
+    fake_vllm: Callable[..., Path],
+    exported_run: Callable[..., Run],
+    gemsmith: Callable[..., tuple[int, str, str]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fake_vllm()
+    run = open_source(exported_run({"data": {"max_length": 64}}).path, claim=lambda folder: None)
+    if recorded_before:
+        with Servers(run) as servers:
+            serve(run, servers)
+    before, port = records(run), free_port()
+    stop_once_up(monkeypatch)
+    code, out, err = gemsmith("serve", run.path, "--set", f"serve.port={port}")
+    assert code == 1 and "vLLM died" in err and f"127.0.0.1:{port}/v1/chat/completions" in out
+    assert records(run) == before
+
+
+def test_an_override_that_changes_nothing_is_recorded_as_ever(
+    fake_vllm: Callable[..., Path],
+    exported_run: Callable[..., Run],
+    gemsmith: Callable[..., tuple[int, str, str]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fake_vllm()
+    run = open_source(exported_run({"data": {"max_length": 64}}).path, claim=lambda folder: None)
+    stop_once_up(monkeypatch)
+    assert gemsmith("serve", run.path, "--set", "serve.max_model_len=640")[0] == 1
+    assert is_complete(run, "serve")
+
+
+def test_a_refused_first_prompt_ends_serving_with_other_keys_too(
+    fake_vllm: Callable[..., Path], exported_run: Callable[..., Run], gemsmith: Callable[..., tuple[int, str, str]]
+) -> None:
+    fake_vllm(status=400)
+    run = open_source(exported_run({"data": {"max_length": 64}}).path, claim=lambda folder: None)
+    code, out, err = gemsmith("serve", run.path, "--set", f"serve.port={free_port()}")
+    assert code == 1 and out == "" and "answered a first prompt with 400" in err
+
+
+def test_keep_serving_prints_the_notice_of_unverified_weights(
+    fake_vllm: Callable[..., Path], exported_run: Callable[..., Run], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_vllm()
+    run = exported_run()
+    (run.merged / "[b]").touch()
+    stop_once_up(monkeypatch)
+    with pytest.raises(EngineError, match="vLLM died"):
+        keep_serving(run, unverified=True)
+    assert (
+        "serve: notice: Served unverified weights: they are not what was verified: merged/[b] was not exported." in capsys.readouterr().err
+    )
+    assert read_record(run, "serve").notices
 
 
 def test_ctrl_c_ends_keep_serving_quietly(
@@ -125,3 +229,28 @@ def test_an_api_key_is_named_in_the_curl_line_and_not_shown(
     with Servers(exported_run()) as servers:
         line = curl_line(servers.tuned())
     assert "$VLLM_API_KEY" in line and "s3cret" not in line
+
+
+def test_once_the_model_is_up_another_command_may_use_the_run_directory(
+    fake_vllm: Callable[..., Path], exported_run: Callable[..., Run], gemsmith: Callable[..., tuple[int, str, str]], monkeypatch: Any
+) -> None:
+    fake_vllm()
+    run = exported_run({"data": {"max_length": 512}})
+    open_run(run.path, *resolve(run.recipe))
+    take = f"from pathlib import Path; from gemsmith.lock import locked; locked(Path({str(run.path)!r})).__enter__()"
+    taken = []
+
+    def take_lock(server: Server) -> str:
+        taken.append(subprocess.run([sys.executable, "-c", take], check=False, capture_output=True).returncode)
+        server.process.terminate()
+        return ""
+
+    def ask(server: Server) -> str:
+        taken.append(subprocess.run([sys.executable, "-c", take], check=False, capture_output=True).returncode)
+        return "an answer"
+
+    monkeypatch.setattr("gemsmith.serve.stage._ask", ask)
+    monkeypatch.setattr("gemsmith.serve.stage.curl_line", take_lock)
+    code, _, err = gemsmith("serve", run.path)
+    assert code == 1 and "vLLM died" in err
+    assert taken == [1, 0]

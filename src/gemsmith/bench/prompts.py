@@ -43,13 +43,18 @@ def count_tokens(tokenizer: "Tokenizer", text: str) -> int:
 
 
 def _plain_tokens(tokenizer: "Tokenizer", source: random.Random) -> list[str]:
-    """Texts that are one token each, also behind a word: no special tokens, no halves of characters."""
+    """Texts that are one token each, also behind a word: no special tokens, no signs that begin one, no halves of characters."""
     bare = count_tokens(tokenizer, "a")
+    added = tokenizer.get_added_tokens_decoder()
+    # Neighbours could otherwise spell a special token between them, such as `<` and `eos>`.
+    begins = {token.content[0] for token in added.values() if token.special}
     ids = list(range(tokenizer.get_vocab_size()))
     source.shuffle(ids)
     pool: list[str] = []
     for number in ids:
         text = tokenizer.decode([number])
+        if number in added or begins & set(text):
+            continue
         if text and text.isprintable() and "�" not in text and count_tokens(tokenizer, f"a{text}") in (bare, bare + 1):
             pool.append(text)
         if len(pool) == POOL:

@@ -1,7 +1,7 @@
 """Whether an answer is right, and how sure a share of right answers is."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from gemsmith.data.verilog import normalise_module
 from gemsmith.records import Score
@@ -26,10 +26,13 @@ def is_right(answer: str, expected: str, scorer: str) -> bool:
     raise AssertionError(f"the recipe let an unknown scorer through: {scorer}")
 
 
-def score(right: Sequence[bool], *, cut: int = 0) -> Score:
-    """The share of right answers with its 95 % interval. `cut`: how many answers reached the limit of tokens."""
+def score(right: Sequence[bool], *, cut: int = 0, failed: Mapping[str, int] | None = None) -> Score:
+    """The share of right answers with its 95 % interval.
+
+    `cut`: how many answers reached the limit of tokens; `failed`: how many of those not right are no answers, by reason.
+    """
     low, high = wilson_interval(sum(right), len(right))
-    return Score(score=sum(right) / len(right), low=low, high=high, n=len(right), cut=cut)
+    return Score(score=sum(right) / len(right), low=low, high=high, n=len(right), cut=cut, failed=dict(failed or {}))
 
 
 def wilson_interval(right: int, n: int) -> tuple[float, float]:

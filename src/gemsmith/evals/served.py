@@ -1,25 +1,29 @@
 """Proof by behaviour: a server of the base with the adapter and one of the merged weights answer the same, and not as the base does."""
 
+import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import httpx
-from rich.console import Console
+from rich.text import Text
 
 from gemsmith.checkpoint import Checkpoint, open_checkpoint
 from gemsmith.checkpoint.adapter import read_peft_adapter
 from gemsmith.errors import EngineError, VerifyError
-from gemsmith.evals.stage import TIMEOUT_S, read_questions
+from gemsmith.evals.ask import Request, ask_all
+from gemsmith.evals.stage import read_questions
 from gemsmith.export.folder import ADAPTER, LOGS, MERGED, VERIFIED
-from gemsmith.export.logits import make_prompts
+from gemsmith.export.logits import make_prompts, trained_rows
 from gemsmith.export.verify import read_export, read_verify
 from gemsmith.records import Check, VerifyRecord
 from gemsmith.run import Run, read_record, write_record, write_text
-from gemsmith.serve.engine import ServeSettings, api_headers
+from gemsmith.serve.chat import Failure, read_choice
+from gemsmith.serve.engine import ServeSettings
 from gemsmith.serve.server import Server, running_server
 from gemsmith.serve.stage import make_settings
+from gemsmith.terminal import open_console
 
 PROMPTS, ANSWER_TOKENS = 8, 48
 _NAMES = ("base", "adapter")
@@ -49,7 +53,7 @@ def check_served_run(run: Run) -> VerifyRecord:
     if run.recipe.data.eval is not None:
         prompts = [question.messages for question in read_questions(run)[:PROMPTS]]
     else:
-        prompts = [prompt.tolist() for prompt in make_prompts(run.data, base.variant.vocabulary, run.recipe.seed)]
+        prompts = [prompt.tolist() for prompt in make_prompts(trained_rows(run), base.variant.vocabulary, run.recipe.seed)]
     checks = check_served(base, run.adapter, run.merged, prompts, settings=make_settings(run), logs=run.logs)
     record = _with_checks(record, checks)
     write_record(run, record)
@@ -60,7 +64,7 @@ def check_served_run(run: Run) -> VerifyRecord:
 def check_served_folder(out: Path, *, base_source: str | None = None) -> VerifyRecord:
     """The same of a folder that export wrote without a run, on prompts of random tokens."""
     base = open_checkpoint(base_source or read_export(out).base)
-    prompts = [prompt.tolist() for prompt in make_prompts(out / "data", base.variant.vocabulary, 1)]
+    prompts = [prompt.tolist() for prompt in make_prompts(None, base.variant.vocabulary, 1)]
     checks = check_served(base, out / ADAPTER, out / MERGED, prompts, settings=ServeSettings(max_model_len=512), logs=out / LOGS)
     record = _with_checks(read_verify(out), checks)
     write_text(out / VERIFIED, record.model_dump_json(indent=1) + "\n")
@@ -81,9 +85,9 @@ def check_served(
         settings = replace(settings, dtype="float32")  # vLLM's `auto` would round them to bfloat16
     with_lora = replace(settings, arguments=(*settings.arguments, *lora))
     with running_server(base.folder, name=_NAMES[0], settings=with_lora, log=logs / "vllm-adapter.log") as server:
-        plain, adapted = ([_ask(server, name, prompt) for prompt in prompts] for name in _NAMES)
+        plain, adapted = (_ask(server, name, prompts) for name in _NAMES)
     with running_server(merged, name=MERGED, settings=settings, log=logs / "vllm-merged.log") as server:
-        tuned = [_ask(server, MERGED, prompt) for prompt in prompts]
+        tuned = _ask(server, MERGED, prompts)
     allowed = _NEAR_TIE["BF16"] if settings.dtype == "bfloat16" else max(_NEAR_TIE[dtype] for dtype in dtypes)
     return _differs(plain, tuned), _agrees(adapted, tuned, allowed)
 
@@ -113,29 +117,46 @@ def _agrees(adapted: Sequence[Reply], tuned: Sequence[Reply], allowed: float) ->
     if equal < len(gaps):
         detail += f"; the others part where two tokens are {max(gaps):.2g} apart in log-probability (allowed {allowed:g})"
     if max(gaps) > allowed:
-        detail += "; vLLM applies the adapter in another way: serve the merged weights"
+        detail += "; vLLM applies the adapter in another way: serve the merged weights (gemsmith serve --unverified)"
     return Check(name="served adapter", passed=max(gaps) <= allowed, detail=detail)
 
 
-def _ask(server: Server, model: str, prompt: Prompt) -> Reply:
-    """The greedy answer to a prompt of token ids, or to a conversation."""
+def _ask(server: Server, model: str, prompts: Sequence[Prompt]) -> list[Reply]:
+    """The greedy answers to prompts of token ids, or to conversations. Raises EngineError where one is not answered."""
+    replies: list[Reply] = []
+
+    def heard(_place: int, found: dict[str, Any] | Failure) -> None:
+        choice = found if isinstance(found, Failure) else read_choice(found)
+        reply = choice if isinstance(choice, Failure) else _read_reply(choice)
+        if isinstance(reply, Failure):
+            raise EngineError(f"vLLM at {server.url} answered with {reply.reason}: {reply.detail}; its log is {server.log}")
+        replies.append(reply)
+
+    # One at a time: answers of a batch may differ from those of a single prompt where two tokens are close.
+    ask_all(server, [_request(model, prompt) for prompt in prompts], heard, concurrency=1)
+    return replies
+
+
+def _request(model: str, prompt: Prompt) -> Request:
     ids = isinstance(prompt[0], int)
     asked: dict[str, Any] = {"model": model, "max_tokens": ANSWER_TOKENS, "temperature": 0, "return_tokens_as_token_ids": True}
     asked |= {"prompt": list(prompt), "logprobs": _TOP} if ids else {"messages": list(prompt), "logprobs": True, "top_logprobs": _TOP}
-    place = "completions" if ids else "chat/completions"
+    return Request(path="/v1/completions" if ids else "/v1/chat/completions", body=asked)
+
+
+def _read_reply(choice: Mapping[str, Any]) -> Reply | Failure:
+    """Tokens and log-probabilities of a choice, which completions and chats write in two ways."""
+    found: Any = choice.get("logprobs")
     try:
-        response = httpx.post(f"{server.url}/v1/{place}", json=asked, headers=api_headers(), timeout=TIMEOUT_S, trust_env=False)
-    except httpx.TransportError as error:
-        server.check()
-        raise EngineError(f"vLLM at {server.url} did not answer ({error}); its log is {server.log}") from None
-    if response.status_code != httpx.codes.OK:
-        raise EngineError(f"vLLM at {server.url} answered with {response.status_code}: {response.text[:300]}")
-    found = response.json()["choices"][0]["logprobs"]
-    if ids:
-        return Reply(tokens=tuple(found["tokens"]), top=tuple(found["top_logprobs"]))
-    tokens = tuple(entry["token"] for entry in found["content"])
-    tops = tuple({other["token"]: other["logprob"] for other in entry["top_logprobs"]} for entry in found["content"])
-    return Reply(tokens=tokens, top=tops)
+        if "tokens" in found:
+            reply = Reply(tokens=tuple(found["tokens"]), top=tuple(dict(top) for top in found["top_logprobs"]))
+        else:
+            tops = tuple({other["token"]: other["logprob"] for other in entry["top_logprobs"]} for entry in found["content"])
+            reply = Reply(tokens=tuple(entry["token"] for entry in found["content"]), top=tops)
+        complete = all(math.isfinite(top[token]) for token, top in zip(reply.tokens, reply.top, strict=True))
+    except (KeyError, TypeError, ValueError):
+        complete = False
+    return reply if complete else Failure(reason="no log-probabilities", detail=json.dumps(choice)[:300])
 
 
 def _with_checks(record: VerifyRecord, checks: tuple[Check, ...]) -> VerifyRecord:
@@ -145,8 +166,8 @@ def _with_checks(record: VerifyRecord, checks: tuple[Check, ...]) -> VerifyRecor
 
 
 def _finish(checks: tuple[Check, ...], place: Path) -> None:
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    console = open_console()
     for check in checks:
-        console.print(f"{'[green]ok[/]  ' if check.passed else '[red]fail[/]'} {check.name}: {check.detail}")
+        console.print(Text.assemble(("ok  ", "green") if check.passed else ("fail", "red"), f" {check.name}: {check.detail}"))
     if failed := [check for check in checks if check.passed is False]:
         raise VerifyError(f"{place}: " + "; ".join(f"{check.name}: {check.detail}" for check in failed))

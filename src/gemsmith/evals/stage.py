@@ -2,26 +2,33 @@
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import httpx
-from rich.console import Console
-from rich.progress import Progress
-
-from gemsmith.data.rows import read_documents
+from gemsmith.checkpoint import open_checkpoint
+from gemsmith.checkpoint.fetch import fetch_folder
+from gemsmith.data.overlap import Overlap, find_overlap, overlap_notices, read_answers
+from gemsmith.data.rows import Dataset, Document, describe_columns, read_dataset
+from gemsmith.data.template import find_template
+from gemsmith.data.workers import check_prompts_in_process
 from gemsmith.errors import DataError, EngineError, RecipeError
+from gemsmith.evals.ask import Request, ask_all
+from gemsmith.evals.compare import compare, unmoved_notices, worse_notices
+from gemsmith.evals.kept import appending, digest_model, digest_question, keep, read_kept
 from gemsmith.evals.scoring import is_right, score
 from gemsmith.records import EvalRecord, Score
-from gemsmith.run import Run, replacing, start_clock, write_record
-from gemsmith.serve.engine import api_headers
+from gemsmith.run import Run, read_record, replacing, sha256_file, start_clock, write_record
+from gemsmith.serve.chat import Failure, Reply, read_chat
 from gemsmith.serve.server import Server
 from gemsmith.serve.stage import Servers, origin_with_engine
+from gemsmith.terminal import open_console, open_progress
 
-TIMEOUT_S = 1800.0
+ANSWERS = "eval_answers.jsonl"
 EXAMPLES = 5
+# Of all rows. A row without an answer counts as not right, and with more of them a score is the server's and not the model's.
+MOST_FAILED = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,112 +37,230 @@ class Question:
 
     messages: tuple[Mapping[str, str], ...]
     expected: str
+    origin: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What a model answered. `cut`: it reached eval.max_tokens before it had ended."""
+    """What a model answered. `cut`: it reached eval.max_tokens before it had ended. `failed`: why there is no answer, and so no text."""
 
     text: str
     right: bool
     cut: bool
+    failed: str | None = None
 
 
 def evaluate(run: Run, servers: Servers) -> EvalRecord:
     """Scores tuned and base on the same rows and records both; each row's answers go to logs/eval_rows.jsonl.
 
-    Raises RecipeError where data.eval is not given, DataError where a row has no answer to compare with, EngineError where a request fails.
+    Answers are kept in logs/eval_answers.jsonl as they come, and a second start asks for the others only.
+
+    Raises RecipeError where data.eval is not given, DataError where a row has no answer to compare with, EngineError where the server dies
+    or more than MOST_FAILED of the rows fail.
     """
     clock = start_clock()
-    questions = read_questions(run)
+    dataset = _read_rows(run)
+    if dataset.ignored_columns:
+        console = open_console()
+        console.print(f"eval: ignored the columns {describe_columns(dataset.ignored_columns)}")
+    questions = _choose_questions(run, dataset.documents)
+    overlap = _find_trained(questions, run)
     # Tuned first: its server is often still up from serve or bench, so that servers change once.
-    server = servers.tuned()
-    tuned = ask_all(server, questions, run)
-    base = ask_all(servers.base(), questions, run)
+    read_record(run, "export")
+    servers.check_verified()  # also where all answers are there from an earlier start
+    model = digest_model(run, run.merged, sha256_file(run.record_file("export")))
+    tuned = answer_all(run, questions, "tuned", digest=model, start=servers.tuned)
+    checkpoint = open_checkpoint(run.recipe.checkpoint)
+    model = digest_model(run, checkpoint.folder, checkpoint.fingerprint())
+    base = answer_all(run, questions, "base", digest=model, start=servers.base)
+    server = servers.base()
     rows = [_row(number, *row) for number, row in enumerate(zip(questions, base, tuned, strict=True), start=1)]
     with replacing(run.logs / "eval_rows.jsonl") as file:
         file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    answered = [pair for pair in zip(base, tuned, strict=True) if not any(answer.failed for answer in pair)]
+    comparison = compare([one.right for one, _ in answered], [other.right for _, other in answered])
     asked = json.dumps([(question.messages, question.expected) for question in questions])
     record = EvalRecord(
         origin=origin_with_engine(run, "eval", clock, server, sources={"questions": hashlib.sha256(asked.encode()).hexdigest()}),
+        notices=(
+            *servers.notices,
+            *_notices("base", base),
+            *_notices("tuned", tuned),
+            *unmoved_notices(comparison),
+            *overlap_notices(overlap),
+        ),
         scorer=run.recipe.eval.scorer,
+        ignored_columns=dict(dataset.ignored_columns),
         base=_score(base),
         tuned=_score(tuned),
         examples=choose_examples(rows),
+        rows_better=comparison.better,
+        rows_worse=comparison.worse,
+        p_value=comparison.p_value,
+        held_out_also_trained=overlap.prompts if overlap else None,
+        grave_notices=worse_notices(comparison),
     )
     write_record(run, record)
+    (run.logs / ANSWERS).unlink(missing_ok=True)
     return record
 
 
 def read_questions(run: Run) -> list[Question]:
-    """The held-out rows, the first eval.limit of them."""
+    """The held-out rows, the first eval.limit of them.
+
+    Raises RecipeError where data.eval is not given, DataError where a row has no answer to compare with, or its text would forge turns.
+    """
+    return _choose_questions(run, _read_rows(run).documents)
+
+
+def _read_rows(run: Run) -> Dataset:
     recipe = run.recipe
     if recipe.data.eval is None:
         raise RecipeError("data.eval: names no held-out rows, so there is nothing to score; name a file, a folder, or rows to make")
-    documents = read_documents(recipe.data.eval, format=recipe.data.format, seed=recipe.seed)
-    questions = [_question(document.messages, number) for number, document in enumerate(documents, start=1)]
+    return read_dataset(recipe.data.eval, format=recipe.data.format, seed=recipe.seed)
+
+
+def check_rows(run: Run) -> None:
+    """Raises what read_questions does of rows that have no form or no answer; needs no checkpoint, so that nothing is fetched for it."""
+    _questions_of(run, _read_rows(run).documents)
+
+
+def _questions_of(run: Run, documents: Sequence[Document]) -> list[Question]:
+    questions = [_question(document, number) for number, document in enumerate(documents, start=1)]
     if not questions:
         raise DataError("data.eval: holds no rows; name a dataset with at least one")
-    return questions[: recipe.eval.limit]
+    return questions[: run.recipe.eval.limit]
 
 
-def ask_all(server: Server, questions: Sequence[Question], run: Run) -> list[Answer]:
-    """The model's greedy answer to each question, in order; eval.concurrency requests are under way at a time."""
-    settings = run.recipe.eval
-    limits = httpx.Limits(max_connections=settings.concurrency, max_keepalive_connections=settings.concurrency)
-    client = httpx.Client(base_url=server.url, headers=api_headers(), timeout=TIMEOUT_S, limits=limits, trust_env=False)
-    pool = ThreadPoolExecutor(settings.concurrency)
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
-    with client, Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task(f"eval {server.model}", total=len(questions))
-        asked = [
-            pool.submit(_ask, client, server, question, number, settings.max_tokens) for number, question in enumerate(questions, start=1)
-        ]
-        try:
-            answers = []
-            for question, future in zip(questions, asked, strict=True):
-                text, cut = future.result()
-                answers.append(Answer(text=text, right=is_right(text, question.expected, settings.scorer), cut=cut))
-                progress.advance(task)
-        finally:
-            pool.shutdown(cancel_futures=True)
-    console.print(_describe(server.model, _score(answers)))
+def _choose_questions(run: Run, documents: Sequence[Document]) -> list[Question]:
+    recipe, asked = run.recipe, _questions_of(run, documents)
+    # A server reads control tokens wherever they stand in a prompt's text.
+    folder = fetch_folder(recipe.checkpoint)
+    prompts = [(document, len(question.messages)) for document, question in zip(documents, asked, strict=False)]
+    check_prompts_in_process(folder, find_template(folder, recipe.data.template), prompts)
+    return asked
+
+
+def answer_all(run: Run, questions: Sequence[Question], model: str, *, digest: str, start: Callable[[], Server]) -> list[Answer]:
+    """The model's greedy answer to each question, in order; those kept from an earlier start under `digest` are not asked for again.
+
+    The server is started only where answers are missing.
+    """
+    keys = [digest_question(digest, question.messages) for question in questions]
+    kept = read_kept(run.logs / ANSWERS)
+    replies: dict[int, Reply | Failure] = {number: kept[key] for number, key in enumerate(keys) if key in kept}
+    console = open_console()
+    if replies:
+        console.print(f"eval: {model}: {len(replies)} of {len(questions)} answers are there from an earlier start")
+    if len(replies) < len(questions):
+        _ask_missing(run, start(), questions, keys=keys, replies=replies)
+    answers = [_answer(replies[number], question, run.recipe.eval.scorer) for number, question in enumerate(questions)]
+    console.print(_describe(model, _score(answers)))
     return answers
 
 
 def choose_examples(rows: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], ...]:
-    """A few rows in order: up to two that the tuned model got wrong, the first others."""
+    """A few rows in order, of those that both have answered: up to two that the tuned model got wrong, the first others."""
+    rows = [row for row in rows if not row.get("base_failed") and not row.get("tuned_failed")]
     wrong = [row for row in rows if not row["tuned_right"]][:2]
     others = [row for row in rows if row not in wrong][: EXAMPLES - len(wrong)]
     return tuple(dict(row) for row in sorted([*wrong, *others], key=lambda row: row["row"]))
 
 
-def _question(messages: Sequence[Mapping[str, str]], number: int) -> Question:
+def _question(document: Document, number: int) -> Question:
     """Everything before the last answer, and that answer."""
+    messages = document.messages
     last = next((index for index in reversed(range(len(messages))) if messages[index]["role"] == "assistant"), None)
     if not last:
         raise DataError(f"data.eval: row {number} has no assistant turn that follows another, so nothing to compare with; take the row out")
-    return Question(messages=tuple(dict(message) for message in messages[:last]), expected=messages[last]["content"])
+    before = tuple(dict(message) for message in messages[:last])
+    return Question(messages=before, expected=messages[last]["content"], origin=document.origin)
 
 
-def _ask(client: httpx.Client, server: Server, question: Question, number: int, max_tokens: int) -> tuple[str, bool]:
-    """The answer's text, and whether it was cut at max_tokens."""
+def _find_trained(questions: Sequence[Question], run: Run) -> Overlap | None:
+    """Which questions were trained on, by the hashes that the data stage left; None where it left none."""
+    trained = read_answers(run.data)
+    if trained is None:
+        return None
+    answers = ({"role": "assistant", "content": question.expected} for question in questions)
+    rows = [
+        Document(messages=(*question.messages, answer), origin=question.origin) for question, answer in zip(questions, answers, strict=True)
+    ]
+    return find_overlap(trained, rows)
+
+
+def _ask_missing(
+    run: Run, server: Server, questions: Sequence[Question], *, keys: Sequence[str], replies: dict[int, Reply | Failure]
+) -> None:
+    """Adds the replies that are not there yet, and keeps each under its key; eval.concurrency requests are under way at a time."""
+    settings = run.recipe.eval
+    missing = [number for number in range(len(questions)) if number not in replies]
+    requests = [_request(server, questions[number], settings.max_tokens) for number in missing]
+    console = open_console()
+    with (
+        appending(run.logs / ANSWERS) as stream,
+        open_progress(console) as progress,
+    ):
+        task = progress.add_task(f"eval {server.model}", total=len(questions), completed=len(replies))
+
+        def heard(place: int, found: dict[str, Any] | Failure) -> None:
+            number = missing[place]
+            replies[number] = reply = found if isinstance(found, Failure) else read_chat(found)
+            if isinstance(reply, Failure):
+                _refuse_many_failures(server, replies, len(questions))
+            else:
+                keep(stream, keys[number], reply)
+            progress.advance(task)
+
+        ask_all(server, requests, heard, concurrency=settings.concurrency)
+
+
+def _request(server: Server, question: Question, max_tokens: int) -> Request:
     body = {"model": server.model, "messages": question.messages, "max_tokens": max_tokens, "temperature": 0}
-    try:
-        response = client.post("/v1/chat/completions", json=body)
-    except httpx.HTTPError as error:
-        server.check()
-        raise EngineError(
-            f"eval: row {number}: vLLM at {server.url} did not answer ({type(error).__name__}: {error}); see {server.log}"
-        ) from None
-    if response.status_code != httpx.codes.OK:
-        raise EngineError(f"eval: row {number}: vLLM answered {response.status_code}: {response.text[:300]}; see {server.log}")
-    choice = response.json()["choices"][0]
-    return choice["message"]["content"] or "", choice["finish_reason"] == "length"
+    return Request(path="/v1/chat/completions", body=body)
+
+
+def _answer(reply: Reply | Failure, question: Question, scorer: str) -> Answer:
+    if isinstance(reply, Failure):
+        return Answer(text="", right=False, cut=False, failed=reply.reason)
+    return Answer(text=reply.text, right=is_right(reply.text, question.expected, scorer), cut=reply.cut)
+
+
+def _refuse_many_failures(server: Server, replies: Mapping[int, Reply | Failure], rows: int) -> None:
+    failures = {number: reply for number, reply in sorted(replies.items()) if isinstance(reply, Failure)}
+    if len(failures) <= MOST_FAILED * rows:
+        return
+    reasons = Counter(failure.reason for failure in failures.values())
+    number, first = next(iter(failures.items()))
+    slower = "; a lower eval.concurrency makes each answer faster" if reasons["timeout"] else ""
+    raise EngineError(
+        f"eval: {server.model}: no answer to {len(failures)} of {rows} rows, more than {MOST_FAILED:.0%} ({_counted(reasons)}): "
+        f"row {number + 1}: {first.reason}: {first.detail}{slower}; see {server.log}. The same command asks only for what is missing"
+    )
+
+
+def _counted(reasons: Mapping[str, int]) -> str:
+    """{"http 500": 2, "timeout": 1} → "2 http 500, 1 timeout"."""
+    return ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items()))
+
+
+def _notices(model: str, answers: Sequence[Answer]) -> list[str]:
+    """What must be known of a model's answers before its score."""
+    failed = Counter(answer.failed for answer in answers if answer.failed)
+    empty = sum(not answer.text and not answer.failed for answer in answers)
+    notices = []
+    if failed:
+        text = f"The {model} model's server gave no answer to {failed.total()} of {len(answers)} rows ({_counted(failed)})"
+        notices.append(f"{text}; they count as not right.")
+    if empty:
+        text = f"{empty} of {len(answers)} answers of the {model} model are empty"
+        notices.append(f"{text}: it wrote nothing, or only what a reasoning or tool parser of vLLM takes out.")
+    return notices
 
 
 def _score(answers: Sequence[Answer]) -> Score:
-    return score([answer.right for answer in answers], cut=sum(answer.cut for answer in answers))
+    failed = Counter(answer.failed for answer in answers if answer.failed)
+    return score([answer.right for answer in answers], cut=sum(answer.cut for answer in answers), failed=failed)
 
 
 def _row(number: int, question: Question, base: Answer, tuned: Answer) -> dict[str, Any]:
@@ -149,9 +274,12 @@ def _row(number: int, question: Question, base: Answer, tuned: Answer) -> dict[s
         "tuned_right": tuned.right,
         "base_cut": base.cut,
         "tuned_cut": tuned.cut,
+        "base_failed": base.failed,
+        "tuned_failed": tuned.failed,
     }
 
 
 def _describe(model: str, found: Score) -> str:
     cut = f", {found.cut} cut at eval.max_tokens" if found.cut else ""
-    return f"eval: {model}: {found.score:.1%} right ({found.low:.1%} to {found.high:.1%}, n = {found.n}{cut})"
+    failed = f", no answer to {sum(found.failed.values())}" if found.failed else ""
+    return f"eval: {model}: {found.score:.1%} right ({found.low:.1%} to {found.high:.1%}, n = {found.n}{cut}{failed})"

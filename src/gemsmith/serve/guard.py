@@ -33,7 +33,7 @@ def main(arguments: Sequence[str]) -> int:
     child = subprocess.Popen(command, stdin=subprocess.DEVNULL, process_group=0, preexec_fn=_follow_guard)  # noqa: PLW1509
     while child.poll() is None and not told and os.getppid() == parent:
         time.sleep(POLL_S)
-    _end_group(child, grace_s)
+    _end_group(child, grace_s, told)
     return child.returncode if child.returncode >= 0 else 128 - child.returncode
 
 
@@ -47,12 +47,12 @@ def _prctl(option: int, value: int) -> None:
         ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
-def _end_group(child: subprocess.Popen[bytes], grace_s: float) -> None:
-    """SIGTERM for the command's process group, SIGKILL for what is left of it and of its orphans after the grace."""
+def _end_group(child: subprocess.Popen[bytes], grace_s: float, told: Sequence[int]) -> None:
+    """SIGTERM for the command's process group, SIGKILL for what is left of it and of its orphans after the grace, or at a second signal."""
     deadline_s = time.monotonic() + grace_s
     _signal_group(child.pid, signal.SIGTERM)
     while _is_left(child):
-        if time.monotonic() > deadline_s:
+        if time.monotonic() > deadline_s or len(told) > 1:
             _signal_group(child.pid, signal.SIGKILL)
             for stray in _children():
                 with contextlib.suppress(ProcessLookupError):

@@ -1,25 +1,34 @@
 """Processes that end with the block that started them."""
 
 import contextlib
+import errno
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from gemsmith.errors import MachineError
+
 GUARD = Path(__file__).with_name("guard.py")
 GRACE_S = 15.0
+_ROOM_TO_SAY_SO_BYTES = 16 * 1024
 
 
 @contextlib.contextmanager
-def guarded(command: Sequence[str], *, environment: Mapping[str, str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+def guarded(
+    command: Sequence[str], *, environment: Mapping[str, str], log: Path, grace_s: float | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
     """A running command with its output in `log`; it and all its children are gone when the block ends, however it ends.
 
-    The process is that of guard.py, which has a session of its own: Ctrl-C in a terminal reaches it through us alone.
+    `grace_s`: how long they may take to end by themselves, by default GRACE_S. The process is that of guard.py, which has a session of
+    its own: Ctrl-C in a terminal reaches it through us alone.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
-    guard = [sys.executable, "-I", "-S", str(GUARD), str(os.getpid()), str(GRACE_S)]
+    log.unlink(missing_ok=True)  # a server that another command keeps up may still write the old one
+    guard = [sys.executable, "-I", "-S", str(GUARD), str(os.getpid()), str(GRACE_S if grace_s is None else grace_s)]
     with log.open("wb") as output:
         process = subprocess.Popen(
             [*guard, *command],
@@ -32,7 +41,19 @@ def guarded(command: Sequence[str], *, environment: Mapping[str, str], log: Path
     try:
         yield process
     finally:
-        _stop(process)
+        stop(process, grace_s=GRACE_S)
+
+
+def stop(process: subprocess.Popen[bytes], *, grace_s: float) -> None:
+    """Ends a guarded command, and kills what is left of it after the grace."""
+    process.terminate()
+    # To guard.py, a second signal means the end of its patience.
+    for insist in (process.terminate, process.kill):
+        try:
+            process.wait(grace_s)
+        except subprocess.TimeoutExpired:
+            insist()
+    process.wait()
 
 
 def last_lines(log: Path, count: int = 15) -> str:
@@ -40,7 +61,8 @@ def last_lines(log: Path, count: int = 15) -> str:
 
     vLLM ends with "see root cause above", and what is above is a hundred lines up.
     """
-    lines = [line.rstrip()[:300] for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    text = re.sub(r"\x1b\[[\d;]*m", "", log.read_text(encoding="utf-8", errors="replace"))  # vLLM colours its process names
+    lines = [line.rstrip()[:300] for line in text.splitlines() if line.strip()]
     last = lines[-count:]
     cause = next((line for line in lines if re.search(r"\b\w+(Error|Exception): ", line)), None)
     if cause and cause not in last:
@@ -48,10 +70,8 @@ def last_lines(log: Path, count: int = 15) -> str:
     return "\n".join(last) or "(empty)"
 
 
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    process.terminate()
-    try:
-        process.wait(GRACE_S + 10.0)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+def refuse_full_disk(log: Path) -> None:
+    """Raises MachineError where a process has failed for want of room: its log says so, or there was none left to say so."""
+    full = os.strerror(errno.ENOSPC) in log.read_text(encoding="utf-8", errors="replace")
+    if full or shutil.disk_usage(log.parent).free < _ROOM_TO_SAY_SO_BYTES:
+        raise MachineError(f"no space left on the disk ({log.parent}); free some and run the same command again, what is complete was kept")

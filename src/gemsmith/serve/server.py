@@ -4,19 +4,28 @@ import contextlib
 import errno
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import httpx
-from rich.console import Console
-
 from gemsmith.errors import EngineError, MachineError
-from gemsmith.serve.engine import ServeSettings, find_engine, server_command, server_environment
-from gemsmith.serve.process import guarded, last_lines
+from gemsmith.serve.engine import KEY_VARIABLE, Engine, ServeSettings, find_engine, server_command, server_environment
+from gemsmith.serve.identity import ask_models, describe_answer, has_nonce, new_nonce, with_nonce
+from gemsmith.serve.process import guarded, last_lines, refuse_full_disk, stop
+from gemsmith.terminal import open_console
 
 POLL_S = 0.2
+START_PROOF_TIMEOUT_S, PROOF_TIMEOUT_S = 5.0, 30.0
+START_GRACE_S = 2.0
+FREE_PORT_TRIES = 3
+# There, a socket that is bound and does not listen keeps a port from being given away, and lets vLLM listen on it: both have SO_REUSEADDR.
+_HOLDS_PORTS = sys.platform == "linux"
+
+
+class PortTakenError(MachineError):
+    """Another program has the port that vLLM was to listen on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,80 +36,124 @@ class Server:
     model: str
     folder: Path
     command: tuple[str, ...]
-    start_s: float
+    """Without the nonce, which is another at each start."""
+    start_s: float = 0.0
     vllm: str
     python: Path
     pid: int
     log: Path
     process: subprocess.Popen[bytes] = field(repr=False, compare=False)
+    nonce: str = field(repr=False, compare=False)
 
     def check(self) -> None:
-        """Raises EngineError with the log's last lines where the server has died."""
+        """Raises EngineError with the log's last lines where the server has died, MachineError where that is for want of room."""
         if self.process.poll() is not None:
+            refuse_full_disk(self.log)
             raise EngineError(f"vLLM died (exit code {self.process.returncode}); the end of {self.log}:\n{last_lines(self.log)}")
+
+    def prove(self) -> None:
+        """Raises PortTakenError where what answers is not the vLLM that was started, EngineError where that is dead or silent."""
+        self.check()
+        answer = ask_models(self.url, timeout_s=PROOF_TIMEOUT_S)
+        if not answer:
+            raise EngineError(f"vLLM at {self.url} does not answer; the end of {self.log}:\n{last_lines(self.log)}")
+        if not has_nonce(answer, self.nonce):
+            raise _port_taken(self.url, answer)
 
 
 @contextlib.contextmanager
 def running_server(model_folder: Path, *, name: str, settings: ServeSettings, log: Path) -> Iterator[Server]:
-    """A healthy server of a checkpoint folder; it and its children are gone when the block ends, however it ends.
+    """A server of a checkpoint folder that is up and ours; it and its children are gone when the block ends, however it ends.
 
-    Raises MachineError where vLLM is not installed or the port is in use, EngineError where vLLM dies or does not answer in time.
+    A free port that another program takes before vLLM has it is changed for another. Raises MachineError where vLLM is not installed or
+    the port is in use, EngineError where vLLM dies or does not answer in time.
     """
     engine = find_engine(settings.python)
-    port = settings.port or _free_port(settings.host)
-    _check_port(settings.host, port)
-    command = server_command(engine, model_folder, name, port, settings)
-    url = f"http://{_reachable(settings.host)}:{port}"
-    begin_s = time.monotonic()
-    with guarded(command, environment=server_environment(engine), log=log) as process:
-        _wait_until_healthy(process, url, name, log, settings.start_timeout_s)
-        yield Server(
-            url=url,
-            model=name,
-            folder=model_folder,
-            command=tuple(command),
-            start_s=round(time.monotonic() - begin_s, 2),
-            vllm=f"{engine.package} {engine.version}",
-            python=engine.python,
-            pid=process.pid,
-            log=log,
-            process=process,
-        )
+    console = open_console()
+    tries = 1 if settings.port else FREE_PORT_TRIES
+    for left in reversed(range(tries)):
+        with contextlib.ExitStack() as stack:
+            try:
+                server = stack.enter_context(_one_server(engine, model_folder, name=name, settings=settings, log=log))
+            except PortTakenError:
+                if not left:
+                    raise
+                console.print("another program took the free port before vLLM had it; starting vLLM again on another")
+                continue
+            yield server
+            return
 
 
-def _wait_until_healthy(process: subprocess.Popen[bytes], url: str, name: str, log: Path, timeout_s: float) -> None:
+@contextlib.contextmanager
+def _one_server(engine: Engine, model_folder: Path, *, name: str, settings: ServeSettings, log: Path) -> Iterator[Server]:
+    nonce = new_nonce()
+    with _listener(settings.host, settings.port or 0) as holder:
+        port = int(holder.getsockname()[1])
+        if not _HOLDS_PORTS:
+            holder.close()
+        command = server_command(engine, model_folder, name, port, settings)
+        with guarded(with_nonce(command, nonce), environment=server_environment(engine), log=log) as process:
+            server = Server(
+                url=f"http://{_reachable(settings.host)}:{port}",
+                model=name,
+                folder=model_folder,
+                command=tuple(command),
+                vllm=f"{engine.package} {engine.version}",
+                python=engine.python,
+                pid=process.pid,
+                log=log,
+                process=process,
+                nonce=nonce,
+            )
+            try:
+                start_s = _wait_until_ours(server, settings.start_timeout_s)
+            except BaseException:
+                # vLLM does not hear SIGTERM while it loads, and nothing is lost with one that has served nobody.
+                stop(process, grace_s=START_GRACE_S)
+                raise
+            if _HOLDS_PORTS:
+                # From now on nobody else can listen on the port, not even when vLLM is dead.
+                holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
+            yield replace(server, start_s=round(start_s, 2))
+
+
+def _wait_until_ours(server: Server, timeout_s: float) -> float:
+    """How long it took the server to answer, in seconds."""
     begin_s = time.monotonic()
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
-    # trust_env=False: a proxy set for the outside must not be asked for our own machine.
-    with httpx.Client(trust_env=False, timeout=5.0) as client, console.status("") as status:
-        while not _is_healthy(client, url):
-            elapsed_s = time.monotonic() - begin_s
-            if process.poll() is not None:
-                code = process.returncode
-                raise EngineError(f"vLLM died at start (exit code {code}) with {name}; the end of {log}:\n{last_lines(log)}")
-            if elapsed_s > timeout_s:
+    console = open_console()
+    with console.status("") as status:
+        while True:
+            code = server.process.poll()  # before asking: where vLLM died of a taken port, the other program answers by now
+            answer = ask_models(server.url, timeout_s=START_PROOF_TIMEOUT_S)
+            if answer and has_nonce(answer, server.nonce):
+                break
+            if answer or (answer is not None and code is not None):
+                raise _port_taken(server.url, answer)
+            if code is not None:
+                refuse_full_disk(server.log)
                 raise EngineError(
-                    f"vLLM did not answer in {timeout_s:.0f} s (serve.start_timeout_s) with {name}; the end of {log}:\n{last_lines(log)}"
+                    f"vLLM died at start (exit code {code}) with {server.model}; the end of {server.log}:\n{last_lines(server.log)}"
                 )
-            status.update(f"vLLM is starting with {name}: {elapsed_s:.0f} s")
+            elapsed_s = time.monotonic() - begin_s
+            if elapsed_s > timeout_s:
+                silent = "" if answer is None else f"; {server.url} takes connections and says nothing, which may be another program"
+                raise EngineError(
+                    f"vLLM did not answer in {timeout_s:.0f} s (serve.start_timeout_s) with {server.model}{silent}; "
+                    f"the end of {server.log}:\n{last_lines(server.log)}"
+                )
+            status.update(f"vLLM is starting with {server.model}: {elapsed_s:.0f} s")
             time.sleep(POLL_S)
-    console.print(f"vLLM serves {name} at {url}, started in {time.monotonic() - begin_s:.1f} s")
+    elapsed_s = time.monotonic() - begin_s
+    console.print(f"vLLM serves {server.model} at {server.url}, started in {elapsed_s:.1f} s")
+    return elapsed_s
 
 
-def _is_healthy(client: httpx.Client, url: str) -> bool:
-    try:
-        return client.get(f"{url}/health").status_code == httpx.codes.OK
-    except httpx.TransportError:
-        return False
-
-
-def _free_port(host: str) -> int:
-    with _listener(host, 0) as listener:
-        return int(listener.getsockname()[1])
-
-
-def _check_port(host: str, port: int) -> None:
-    _listener(host, port).close()
+def _port_taken(url: str, answer: bytes) -> PortTakenError:
+    found = describe_answer(answer)
+    key = f"; if serve.arguments has --api-key, set ${KEY_VARIABLE} instead" if found == "HTTP 401" else ""
+    return PortTakenError(
+        f"serve.port: what answers at {url} ({found}) is not the vLLM that was started here; stop it, or name another port{key}"
+    )
 
 
 def _listener(host: str, port: int) -> socket.socket:

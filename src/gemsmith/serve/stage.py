@@ -10,14 +10,18 @@ from types import TracebackType
 from typing import Any, Self
 
 import httpx
-from rich.console import Console
 
+from gemsmith.characters import spell_out
 from gemsmith.checkpoint import open_checkpoint
-from gemsmith.errors import CheckpointError, EngineError
+from gemsmith.errors import CheckpointError, EngineError, RunError
+from gemsmith.recipe import differing_keys, load_recipe
 from gemsmith.records import Origin, ServeRecord
 from gemsmith.run import Clock, Run, make_origin, read_record, start_clock, write_record
+from gemsmith.serve.chat import Failure, read_chat, read_object
 from gemsmith.serve.engine import KEY_VARIABLE, ServeSettings, api_headers, has_chat_template
 from gemsmith.serve.server import Server, running_server
+from gemsmith.serve.verified import find_doubt
+from gemsmith.terminal import open_console
 
 FIRST_PROMPT = (
     "Write a Verilog module named bus_gate with 8-bit input a, 8-bit input b and 8-bit output y. y is the bitwise AND of a and b."
@@ -29,9 +33,18 @@ class Servers:
     """The servers of a run: started when they are asked for, at most one at a time, none left when the block ends."""
 
     def __init__(
-        self, run: Run, *, prefix_caching: bool = False, start: Callable[..., AbstractContextManager[Server]] = running_server
+        self,
+        run: Run,
+        *,
+        prefix_caching: bool = False,
+        unverified: bool = False,
+        start: Callable[..., AbstractContextManager[Server]] = running_server,
     ) -> None:
+        """`unverified`: the merged weights are served whatever verify says of them."""
         self._run = run
+        self._unverified = unverified
+        self._notices: tuple[str, ...] = ()
+        self._checked = False
         self._settings = make_settings(run, prefix_caching=prefix_caching)
         self._start = start
         self._stack = contextlib.ExitStack()
@@ -43,8 +56,16 @@ class Servers:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.stop()
 
+    @property
+    def notices(self) -> tuple[str, ...]:
+        """What a record of the tuned model's answers must say of its weights."""
+        return self._notices
+
     def tuned(self) -> Server:
-        """A server of the merged weights, under the run directory's name."""
+        """A server of the merged weights, under the run directory's name.
+
+        Raises RunError where they are not what verify has passed, unless that is insisted on; then `notices` says so.
+        """
         read_record(self._run, "export")
         return self._serve(self._run.merged, self._name, "vllm-tuned.log")
 
@@ -61,15 +82,30 @@ class Servers:
     def _name(self) -> str:
         return self._run.path.resolve().name
 
+    def check_verified(self) -> None:
+        """Raises RunError where the merged weights are not what verify has passed, unless that is insisted on; see `notices`."""
+        if self._checked or (self._current is not None and self._current[0] == self._run.merged):
+            return
+        doubt = find_doubt(self._run)
+        if doubt is not None and not self._unverified:
+            raise RunError(
+                f"{self._run.merged}: weights not served: {doubt.reason}; run: {doubt.remedy}; "
+                "to serve these weights all the same, add --unverified to gemsmith serve, bench or eval"
+            )
+        self._notices = () if doubt is None else (f"Served unverified weights: {doubt.reason}.",)
+        self._checked = True
+
     def _serve(self, folder: Path, name: str, log: str) -> Server:
         if self._current is not None and self._current[0] == folder:
-            self._current[1].check()
+            self._current[1].prove()
             return self._current[1]
         self.stop()
+        if folder == self._run.merged:
+            self.check_verified()
         if self._settings.chat_template is None and not has_chat_template(folder):
             raise CheckpointError(f"{folder}: has no chat template, so chats cannot be rendered; name one as data.template")
         server = self._stack.enter_context(self._start(folder, name=name, settings=self._settings, log=self._run.logs / log))
-        self._current = (folder, server)
+        self._current, self._checked = (folder, server), False
         return server
 
 
@@ -96,6 +132,7 @@ def serve(run: Run, servers: Servers) -> ServeRecord:
     server = servers.tuned()
     record = ServeRecord(
         origin=origin_with_engine(run, "serve", clock, server),
+        notices=servers.notices,
         url=server.url,
         model=server.model,
         command=server.command,
@@ -107,17 +144,25 @@ def serve(run: Run, servers: Servers) -> ServeRecord:
     return record
 
 
-def keep_serving(run: Run) -> None:
-    """Serves the tuned model until Ctrl-C, and prints a curl line that works.
+def keep_serving(run: Run, *, unverified: bool = False, ready: Callable[[], None] = lambda: None) -> None:
+    """Serves the tuned model until Ctrl-C, and prints a curl line that works; recorded where the run directory's recipe says the same.
+
+    `ready` is called once nothing more is written to the run.
 
     Raises EngineError where vLLM dies. Prefix caching is on, unlike under bench, where it would falsify the times.
     """
-    with Servers(run, prefix_caching=True) as servers:
-        serve(run, servers)
+    with Servers(run, prefix_caching=True, unverified=unverified) as servers:
+        if differing_keys(load_recipe(run.recipe_file), run.recipe):
+            _ask(servers.tuned())
+        else:
+            serve(run, servers)
         server = servers.tuned()
-        console = Console(stderr=True, highlight=False, soft_wrap=True)
+        ready()
+        console = open_console()
+        for notice in servers.notices:
+            console.print(f"serve: notice: {notice}", style="yellow")
         console.print("Ctrl-C stops it. Try:")
-        print(curl_line(server), flush=True)
+        print(spell_out(curl_line(server)), flush=True)
         try:
             server.process.wait()
         except KeyboardInterrupt:
@@ -149,9 +194,13 @@ def _ask(server: Server) -> str:
     url = f"{server.url}/v1/chat/completions"
     try:
         response = httpx.post(url, json=_first_request(server), headers=api_headers(), timeout=600, trust_env=False)
-    except httpx.TransportError as error:
+    except httpx.RequestError as error:
         server.check()
         raise EngineError(f"vLLM at {server.url} did not answer a first prompt ({error}); its log is {server.log}") from None
     if response.status_code != httpx.codes.OK:
         raise EngineError(f"vLLM at {server.url} answered a first prompt with {response.status_code}: {response.text[:300]}")
-    return str(response.json()["choices"][0]["message"]["content"] or "")
+    found = read_object(response.status_code, response.content)
+    reply = found if isinstance(found, Failure) else read_chat(found)
+    if isinstance(reply, Failure):
+        raise EngineError(f"vLLM at {server.url} answered a first prompt with {reply.reason}: {reply.detail}; its log is {server.log}")
+    return reply.text

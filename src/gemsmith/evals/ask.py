@@ -1,0 +1,138 @@
+"""Requests to a server that may hang, drip, break off or answer with rubbish: each ends as an answer or as a counted failure.
+
+In one event loop, not in threads: a thread that waits for a server cannot be stopped, so Ctrl-C would have to wait with it.
+"""
+
+import asyncio
+import contextlib
+import json
+import signal
+import threading
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+import httpx
+
+from gemsmith.serve.chat import Failure, read_object
+from gemsmith.serve.engine import api_headers
+from gemsmith.serve.server import Server
+
+CONNECT_S = 10.0
+# Before the second, third and fourth try, and none after that.
+WAITS_S = (0.5, 1.0, 2.0)
+# A request is given up after PROMPT_S, in which the prompts of all requests under way are read, and TOKEN_S for each token that it
+# may write. The server is on this machine, so what takes time is the model; one that writes less than a token a second in each of
+# its streams is not evaluated but debugged.
+PROMPT_S, TOKEN_S = 120.0, 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What is posted to `path`, such as /v1/chat/completions; `body` has max_tokens."""
+
+    path: str
+    body: Mapping[str, Any]
+
+    @property
+    def timeout_s(self) -> float:
+        return PROMPT_S + TOKEN_S * float(self.body["max_tokens"])
+
+
+def ask_all(
+    server: Server, requests: Sequence[Request], heard: Callable[[int, dict[str, Any] | Failure], None], *, concurrency: int
+) -> None:
+    """Calls `heard` with each request's index and the JSON object that it was answered with, in the order in which they come.
+
+    Ends at once at Ctrl-C, at SIGTERM, and where `heard` raises. Raises EngineError where the server has died. A request that cannot
+    connect, breaks off, or is answered with 429 or 5xx is tried again a few times; one that takes too long is not.
+    """
+    _run_until_stopped(_ask_all(server, iter(enumerate(requests)), heard, concurrency))
+
+
+async def _ask_all(
+    server: Server,
+    requests: Iterator[tuple[int, Request]],
+    heard: Callable[[int, dict[str, Any] | Failure], None],
+    concurrency: int,
+) -> None:
+    async def work() -> None:
+        for number, request in requests:  # shared: each takes the next
+            heard(number, await _ask(client, server, request))
+
+    limits = httpx.Limits(max_connections=concurrency, max_keepalive_connections=concurrency)
+    timeout = httpx.Timeout(None, connect=CONNECT_S)  # the whole request's is kept in _post: a read's would not end a server that drips
+    client = httpx.AsyncClient(base_url=server.url, headers=api_headers(), timeout=timeout, limits=limits, trust_env=False)
+    async with client:
+        workers = [asyncio.create_task(work()) for _ in range(concurrency)]
+        try:
+            await asyncio.gather(*workers)
+        finally:
+            for worker in workers:
+                worker.cancel()
+            await asyncio.gather(*workers, return_exceptions=True)
+
+
+async def _ask(client: httpx.AsyncClient, server: Server, request: Request) -> dict[str, Any] | Failure:
+    for wait_s in (*WAITS_S, 0.0):
+        found, passing = await _post(client, request)
+        if isinstance(found, Failure):
+            server.check()
+        if not passing:
+            break
+        await asyncio.sleep(wait_s)
+    return found
+
+
+async def _post(client: httpx.AsyncClient, request: Request) -> tuple[dict[str, Any] | Failure, bool]:
+    """What came back, and whether it is a failure that may pass."""
+    try:
+        async with asyncio.timeout(request.timeout_s):
+            # json.dumps, since httpx's own refuses texts with half a surrogate pair.
+            response = await client.post(request.path, content=json.dumps(request.body), headers={"Content-Type": "application/json"})
+    except TimeoutError:
+        return Failure(reason="timeout", detail=f"no whole answer within {request.timeout_s:.0f} s"), False
+    except httpx.HTTPError as error:
+        return Failure(reason="no connection", detail=f"{type(error).__name__}: {error}"), True
+    found = read_object(response.status_code, response.content)
+    return found, response.status_code == 429 or response.status_code >= 500
+
+
+def _run_until_stopped(work: Coroutine[Any, Any, None]) -> None:
+    """Runs a coroutine; at Ctrl-C or SIGTERM it is cancelled, and what they raise elsewhere is raised once it has ended.
+
+    asyncio does that for Ctrl-C alone. What a handler of SIGTERM raises inside the loop would be lost in whatever callback it met.
+    """
+    told: list[int] = []
+
+    async def stoppable() -> None:
+        task, loop = asyncio.current_task(), asyncio.get_running_loop()
+        assert task is not None
+
+        def stop(number: int, _frame: FrameType | None) -> None:
+            told.append(number)
+            loop.call_soon_threadsafe(task.cancel)
+
+        with _sigterm_handled_by(stop):
+            await work
+
+    try:
+        asyncio.run(stoppable())
+    finally:
+        if told:
+            signal.raise_signal(signal.SIGTERM)
+
+
+@contextlib.contextmanager
+def _sigterm_handled_by(stop: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Another handler in place of ours; where SIGTERM ends the process without one, or is ignored, that stays."""
+    handler = signal.getsignal(signal.SIGTERM)
+    if not callable(handler) or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, handler)

@@ -1,0 +1,177 @@
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gemsmith.errors import RunError
+from gemsmith.records import Check, VerifyRecord
+from gemsmith.run import Run, make_origin, open_source, read_record, start_clock, write_record
+from gemsmith.serve import verified
+from gemsmith.serve.stage import Servers, serve
+from gemsmith.serve.verified import find_doubt
+
+GOLDEN = Path(__file__).parents[1] / "bench" / "golden" / "vllm_bench_serve_0.32.json"
+WEIGHTS = "model-00001-of-00002.safetensors"
+SECTIONS = {
+    "data": {"max_length": 64},
+    "bench": {"input_tokens": [16], "output_tokens": 16, "request_rates": [2], "prompts": 12},
+    "eval": {"scorer": "verilog-exact", "max_tokens": 64},
+}
+
+
+def flip(file: Path) -> None:
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+
+
+def flip_weights(run: Run) -> None:
+    flip(run.merged / WEIGHTS)
+
+
+def change_verify(run: Run, **fields: Any) -> None:
+    record: VerifyRecord = read_record(run, "verify")
+    write_record(run, record.model_copy(update=fields))
+
+
+def fail(run: Run) -> None:
+    checks = (
+        Check(name="logits", passed=None, detail="not done"),
+        Check(name="files", passed=False, detail="merged/[x] was changed since"),
+    )
+    change_verify(run, passed=False, checks=checks)
+
+
+def make_folder(run: Run) -> None:
+    run.record_file("verify").unlink()
+    run.record_file("verify").mkdir()
+
+
+def export_again(run: Run) -> None:
+    write_record(run, read_record(run, "export").model_copy(update={"origin": make_origin(run, "export", start_clock()), "step": 2}))
+
+
+DAMAGES: dict[str, tuple[Callable[[Run], object], str, str]] = {
+    "no record": (lambda run: run.record_file("verify").unlink(), "they were never verified", "gemsmith verify {run}"),
+    "half a record": (lambda run: run.record_file("verify").write_text('{"pas'), "verify.json is unreadable", "gemsmith verify {run}"),
+    "a folder as record": (make_folder, "verify.json is unreadable", "gemsmith verify {run}"),
+    "exported since": (export_again, "they were exported again after they were verified", "gemsmith verify {run}"),
+    "failed": (fail, "verify failed: files: merged/[x] was changed since", "gemsmith export {run} --force && gemsmith verify {run}"),
+    "a byte flipped": (
+        flip_weights,
+        f"they are not what was verified: merged/{WEIGHTS} was changed since",
+        "gemsmith export {run} --force && gemsmith verify {run}",
+    ),
+    "a config changed": (
+        lambda run: (run.merged / "config.json").write_text("{}"),
+        "they are not what was verified: merged/config.json was changed since",
+        "gemsmith export {run} --force && gemsmith verify {run}",
+    ),
+    "a file added": (
+        lambda run: (run.merged / "more.safetensors").touch(),
+        "they are not what was verified: merged/more.safetensors was not exported",
+        "gemsmith export {run} --force && gemsmith verify {run}",
+    ),
+}
+
+
+@pytest.mark.parametrize(("damage", "reason", "remedy"), DAMAGES.values(), ids=DAMAGES.keys())
+def test_weights_that_are_not_verified_are_refused_before_vllm_starts(
+    damage: Callable[[Run], object], reason: str, remedy: str, fake_vllm: Callable[..., Path], exported_run: Callable[..., Run]
+) -> None:
+    fake_vllm()
+    run = exported_run()
+    damage(run)
+    with Servers(run) as servers, pytest.raises(RunError) as caught:
+        servers.tuned()
+    command = remedy.format(run=run.path)
+    assert f"{run.merged}: weights not served: {reason}; run: {command}; to serve these weights all the same, add --unverified" in str(
+        caught.value
+    )
+    assert len(str(caught.value).splitlines()) == 1 and not list(run.logs.iterdir())
+
+
+@pytest.mark.parametrize(("damage", "reason", "remedy"), DAMAGES.values(), ids=DAMAGES.keys())
+def test_insisting_serves_them_and_is_recorded(
+    damage: Callable[[Run], object], reason: str, remedy: str, fake_vllm: Callable[..., Path], exported_run: Callable[..., Run]
+) -> None:
+    fake_vllm()
+    run = exported_run()
+    damage(run)
+    if reason.endswith("config.json was changed since"):
+        (run.merged / "config.json").write_text(json.dumps({"architectures": ["Gemma4ForCausalLM"]}))
+    with Servers(run, unverified=True) as servers:
+        serve(run, servers)
+    assert read_record(run, "serve").notices == (f"Served unverified weights: {reason}.",)
+
+
+def test_verified_weights_are_served_without_a_word_also_when_insisted(
+    fake_vllm: Callable[..., Path], exported_run: Callable[..., Run]
+) -> None:
+    fake_vllm()
+    run = exported_run()
+    assert find_doubt(run) is None, "a check that could not be done is no failure"
+    with Servers(run, unverified=True) as servers:
+        assert serve(run, servers).notices == ()
+
+
+def test_files_are_read_once_a_start(
+    fake_vllm: Callable[..., Path], exported_run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_vllm()
+    read: list[Path] = []
+    compare = verified.changed_files
+    monkeypatch.setattr(verified, "changed_files", lambda folder, files: read.append(folder) or compare(folder, files))
+    run = exported_run()
+    with Servers(run) as servers:
+        servers.tuned()
+        servers.tuned()
+        servers.base()
+        servers.tuned()
+    assert read == [run.merged] * 2
+
+
+def test_reading_much_is_announced(
+    exported_run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = exported_run()
+    assert find_doubt(run) is None and capsys.readouterr().err == ""
+    monkeypatch.setattr(verified, "_SAID_FROM_BYTES", 1)
+    assert find_doubt(run) is None
+    assert f"files of {run.merged} with export.json" in capsys.readouterr().err
+
+
+@pytest.fixture
+def flipped_run(exported_run: Callable[..., Run], fake_vllm: Callable[..., Path]) -> Run:
+    """A run that the command line takes for complete up to verify, with a byte of its weights flipped since."""
+    fake_vllm(results=[json.loads(GOLDEN.read_text())])
+    run = open_source(exported_run(SECTIONS).path, claim=lambda folder: None)
+    for stage in ("export", "verify"):
+        write_record(run, read_record(run, stage).model_copy(update={"origin": make_origin(run, stage, start_clock())}))
+    flip_weights(run)
+    return run
+
+
+@pytest.mark.parametrize("verb", [["serve"], ["serve", "--json"], ["bench"], ["eval"]], ids=" ".join)
+def test_every_command_that_serves_refuses_in_one_line(
+    verb: list[str], gemsmith: Callable[..., tuple[int, str, str]], flipped_run: Run
+) -> None:
+    code, out, err = gemsmith(verb[0], flipped_run.path, *verb[1:])
+    assert (code, out) == (2, "") and len(err.splitlines()) == 1
+    assert err.startswith(
+        f"error: {flipped_run.merged}: weights not served: they are not what was verified: merged/{WEIGHTS} was changed since"
+    )
+    assert not flipped_run.record_file(verb[0]).exists()
+
+
+@pytest.mark.parametrize("verb", [["serve", "--json"], ["bench", "--json"], ["eval", "--json"]], ids=" ".join)
+def test_every_command_that_serves_can_be_made_to_and_says_so(
+    verb: list[str], gemsmith: Callable[..., tuple[int, str, str]], flipped_run: Run
+) -> None:
+    code, out, err = gemsmith(verb[0], flipped_run.path, "--unverified", *verb[1:])
+    notice = f"Served unverified weights: they are not what was verified: merged/{WEIGHTS} was changed since."
+    assert code == 0 and f"{verb[0]}: notice: {notice}" in err
+    assert json.loads(out)["notices"] == list(read_record(flipped_run, verb[0]).notices)
+    assert notice == json.loads(out)["notices"][0]
