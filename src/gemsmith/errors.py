@@ -30,8 +30,16 @@ class CheckpointError(InputError):
     """Weights, tokenizer or config that are missing, damaged, or contradict each other."""
 
 
+class DamageError(CheckpointError):
+    """A saved step of training that is not what was saved; the message is the reason alone, for whoever names the step."""
+
+
 class RunError(InputError):
     """A run directory that cannot be used: another recipe's, or a stage that has not been run."""
+
+
+class VersionError(RunError):
+    """A record of another version of Gemsmith, which must not be taken for a damaged one and made again."""
 
 
 class MachineError(InputError):

@@ -105,6 +105,7 @@ def data_record(run: Run, steps: int) -> DataRecord:
         origin=origin(run, "data"),
         rows=9_959,
         dropped={"too long (over 4096 tokens)": 41, "no assistant turn": 3},
+        ignored_columns={"id": 10_003, "source": 9_000},
         packed_rows=8 * steps,
         tokens=int(8 * steps * 4096 * 0.964),
         supervised_tokens=int(8 * steps * 4096 * 0.42),

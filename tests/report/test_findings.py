@@ -3,6 +3,7 @@
 import doctest
 import itertools
 import math
+import re
 import subprocess
 import sys
 
@@ -12,7 +13,7 @@ from rich.console import Console
 from gemsmith.records import RECORDS, EvalRecord, Score
 from gemsmith.report import charts, findings, numbers, page
 from gemsmith.report.summary import print_summary, summary_table
-from gemsmith.run import read_record
+from gemsmith.run import read_record, write_record
 
 
 @pytest.mark.parametrize("module", [numbers, charts, page])
@@ -51,6 +52,19 @@ def test_the_cheapest_machine_fits_and_has_a_price(make_run):
 def test_the_verdict_follows_the_intervals(base, tuned, word):
     scores = [Score(score=sum(ends) / 2, low=ends[0], high=ends[1], n=100) for ends in (base, tuned)]
     assert word in findings.verdict(EvalRecord.model_construct(base=scores[0], tuned=scores[1]))
+
+
+@pytest.mark.parametrize(("better", "worse", "p_value", "word"), [
+    (30, 2, 1e-7, "The tuned model is better: 30 rows better, 2 worse; exact McNemar test, p < 0.001."),
+    (2, 30, 1e-7, "The tuned model is worse: 2 rows better, 30 worse; exact McNemar test, p < 0.001."),
+    (3, 2, 1.0, "This evaluation does not tell the two apart: 3 rows better, 2 worse; exact McNemar test, p = 1."),
+])  # fmt: skip
+def test_the_verdict_follows_the_rows_that_differ_where_they_are_known(better, worse, p_value, word):
+    """The intervals of these scores lie apart, or overlap, whatever the rows say."""
+    for ends in ((0.0, 0.1), (0.2, 0.3), (0.05, 0.25)):
+        scores = [Score(score=sum(some) / 2, low=some[0], high=some[1], n=100) for some in ((0.1, 0.2), ends)]
+        rows = {"rows_better": better, "rows_worse": worse, "p_value": p_value}
+        assert findings.verdict(EvalRecord.model_construct(base=scores[0], tuned=scores[1], **rows)) == word
 
 
 def test_thinning_keeps_the_ends_and_every_extreme():
@@ -98,6 +112,7 @@ def test_the_table_says_what_came_out(make_run):
         "52.2 ms (512 in, 4 req/s)",
         "0.940 (0.898–0.965, n = 200)",
         "failed requests",
+        "id, source",
         "7 min 46 s",
     ):
         assert words in text, words
@@ -108,6 +123,17 @@ def test_the_table_shows_failures_and_what_is_missing(make_run):
     assert "3 passed, 1 failed: logits" in text
     assert text.count("no record") == 2
     assert rendered(summary_table(make_run("none", without=tuple(RECORDS)))).count("no record") == len(RECORDS)
+
+
+def test_the_table_counts_requests_that_ended_early_and_rows_without_an_answer(make_run):
+    run = make_run(steps=2)
+    bench, scores = read_record(run, "bench"), read_record(run, "eval")
+    cells = (bench.cells[0].model_copy(update={"cut": 7}), *bench.cells[1:])
+    write_record(run, bench.model_copy(update={"cells": cells}))
+    write_record(run, scores.model_copy(update={"base": scores.base.model_copy(update={"failed": {"timeout": 2, "http 500": 1}})}))
+    text = rendered(summary_table(run))
+    assert re.search(r"requests that ended early +7\b", text)
+    assert re.search(r"base rows without answer +3 \(2 timeout, 1 http 500\)", text) and "tuned rows" not in text
 
 
 def test_the_table_takes_hostile_texts_as_texts(make_run):
@@ -124,3 +150,47 @@ def test_the_summary_ends_with_the_path_of_the_page(make_run, capsys):
 def test_the_summary_loads_no_plotting():
     code = "import sys, gemsmith.report.summary; print({'matplotlib', 'numpy', 'jinja2'} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "set()"
+
+
+def told(run, stage, **notices):
+    write_record(run, read_record(run, stage).model_copy(update=notices))
+    return findings.find_notices(findings.read_findings(run))
+
+
+def test_a_records_notices_are_shown_before_the_numbers(make_run):
+    notices = told(make_run(steps=2), "data", notices=("3 held-out rows are also trained on.",))
+    assert [notice.text for notice in notices if "held-out" in notice.text] == ["3 held-out rows are also trained on."]
+
+
+def test_grave_notices_come_first(make_run):
+    run = make_run(steps=2)
+    told(run, "data", notices=("mild",))
+    notices = told(run, "eval", grave_notices=("The tuned model scores lower.",))
+    assert [notice.grave for notice in notices] == sorted((notice.grave for notice in notices), reverse=True)
+    assert notices[0] == findings.Notice(grave=True, text="The tuned model scores lower.")
+
+
+def test_what_eval_says_of_held_out_rows_stands_for_what_the_data_stage_said(make_run):
+    """Eval may have had others, and the data stage is not done again for them."""
+    early, own = "data.eval: held-out rows whose prompt is also trained on: 9 of 9", "too few rows"
+    for without, expected in ((("eval",), [early, own]), ((), [own])):
+        run = make_run(f"run{len(without)}", steps=2, without=without)
+        assert [notice.text for notice in told(run, "data", notices=(early, own)) if notice.text in (early, own)] == expected
+
+
+def test_the_summary_shows_the_notices_below_its_table(make_run, capsys):
+    run = make_run(steps=2)
+    told(run, "eval", notices=("The score did not move: [/a] 12 of 200.",), grave_notices=("The loss rose.",))
+    run.report.write_text("x")
+    print_summary(run)
+    lines = capsys.readouterr().out.splitlines()
+    assert "warning: The loss rose." in lines and "notice: The score did not move: [/a] 12 of 200." in lines
+    assert lines.index("warning: The loss rose.") > max(number for number, line in enumerate(lines) if line.strip().startswith("all "))
+    assert lines[-1] == str(run.report)
+    assert "verdict" not in "".join(lines)
+
+
+def test_the_table_tells_the_rows_that_differ(make_run):
+    run = make_run(steps=2)
+    told(run, "eval", rows_better=190, rows_worse=1, p_value=1e-50)
+    assert "The tuned model is better: 190 rows better, 1 worse" in rendered(summary_table(run), width=200)

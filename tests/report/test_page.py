@@ -14,11 +14,11 @@ from xml.etree import ElementTree
 import pytest
 
 from gemsmith.errors import MachineError
-from gemsmith.recipe import build_recipe
-from gemsmith.records import RECORDS, Check, TrainStep
+from gemsmith.recipe import Optimizer, build_recipe
+from gemsmith.records import RECORDS, Check, TrainRecord, TrainStep
 from gemsmith.report import charts
 from gemsmith.report.findings import find_notices, read_findings
-from gemsmith.report.page import render_page
+from gemsmith.report.page import _warmup, render_page
 from gemsmith.report.stage import report
 from gemsmith.run import Run, open_run, read_record, write_record
 
@@ -201,6 +201,25 @@ def test_failed_requests_and_cells_without_an_answer_are_told(page):
     assert "no request completed" in text
 
 
+def test_requests_that_ended_early_are_in_the_table_and_among_those_asked(make_run, undrawn):
+    run = make_run(steps=3, failed_requests=28, lengths=(512,), rates=(4.0,))
+    (cell,) = read_record(run, "bench").cells
+    rewrite(run, "bench", cells=(cell.model_copy(update={"completed": 90, "cut": 10}).model_dump(),))
+    text = Outline(render_page(run)).text
+    assert "28 of 128 requests of the load test failed" in text
+    assert re.search(r"done failed ended early.* 90 28 10 ", text)
+
+
+def test_rows_without_an_answer_are_told_beside_the_scores(make_run, undrawn):
+    run = make_run(steps=3)
+    assert "not answered" not in Outline(render_page(run)).text
+    tuned = read_record(run, "eval").tuned.model_copy(update={"failed": {"http 500": 2, "<b>not JSON": 1}})
+    rewrite(run, "eval", tuned=tuned.model_dump())
+    text = Outline(render_page(run)).text
+    assert "Of the tuned model’s rows these were not answered and count as not right: 2 http 500, 1 <b>not JSON." in text
+    assert "Of the base model’s rows" not in text
+
+
 def test_a_record_made_from_an_older_one_is_called_stale(make_run, undrawn):
     run = make_run(steps=40)
     rewrite(run, "train", backend="trl")
@@ -324,3 +343,18 @@ def test_spikes_and_skipped_steps_are_told_before_the_numbers(make_run, marks, e
     write_record(run, read_record(run, "train").model_copy(update=marks))
     notices = [notice.text for notice in find_notices(read_findings(run)) if "step" in notice.text and "settings" not in notice.text]
     assert [text.startswith(start) for text, start in zip(notices, expected, strict=True)] == [True] * len(expected), notices
+
+
+@pytest.mark.parametrize(
+    ("keys", "trained", "expected"),
+    [
+        ({}, None, "warm-up in a tenth of the steps, at most 100"),
+        ({}, 2, "2 warm-up steps"),
+        ({}, "before it was recorded", "100 warm-up steps"),
+        ({"warmup_steps": 7}, None, "7 warm-up steps"),
+        ({"warmup_ratio": 0.03}, 1, "warm-up in 3 % of the steps"),
+    ],
+)
+def test_warmup_is_what_training_made_of_it(keys, trained, expected):
+    record = None if trained is None else TrainRecord.model_construct(warmup_steps=trained if isinstance(trained, int) else None)
+    assert _warmup(Optimizer(**keys), record) == expected

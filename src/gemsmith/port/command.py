@@ -4,12 +4,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import click
-from rich.console import Console
 
+from gemsmith.characters import spell_out, spell_out_json
 from gemsmith.errors import InputError
 from gemsmith.port.show import as_json, print_table
 from gemsmith.port.stage import Ported, port
 from gemsmith.recipe import dump_recipe
+from gemsmith.run import write_text
+from gemsmith.terminal import open_console
 
 _NAMED = 8
 
@@ -26,17 +28,18 @@ def port_files(
     ported = port(sources, overrides=overrides, **known)
     text = dump_recipe(ported.recipe, ported.derived)
     if json:
-        click.echo(as_json(ported))
+        click.echo(spell_out_json(as_json(ported)))
     else:
-        # Wide enough to copy from where the output is no terminal.
-        piped = Console(stderr=out is None, width=None if Console(stderr=out is None).is_terminal else 200)
-        print_table(ported, piped)
+        console = open_console(stderr=out is None, soft_wrap=False)
+        if not console.is_terminal:  # wide enough to copy from
+            console.width = 200
+        print_table(ported, console)
     if ported.differences and not allow_differences:
         raise InputError(_refusal(ported))
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(text, encoding="utf-8")
-        click.echo(f"{out} written; next: gemsmith plan {out}", err=True)
+        write_text(out, text)
+        click.echo(spell_out(f"{out} written; next: gemsmith plan {out}"), err=True)
     elif not json:
         click.echo(text, nl=False)
 

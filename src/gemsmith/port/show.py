@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from gemsmith.characters import spell_out
 from gemsmith.port.stage import NOWHERE, Ported
 from gemsmith.port.table import Row
 
@@ -26,13 +27,12 @@ def print_table(ported: Ported, console: Console) -> None:
     for row in _sorted(ported.rows):
         name = row.key if len(files) == 1 or not row.given else f"{row.file}: {row.key}"
         style = _STYLES.get(row.status, "")
-        # Text, as a value or a path may hold what Rich would read as markup.
         cells = [_NAMES.get(row.status, row.status), name, _short(row.value) if row.given else "(not given)", _recipe_part(row), row.why]
-        table.add_row(*(Text(cell, style=style) for cell in cells))
+        table.add_row(*(Text(spell_out(cell), style=style) for cell in cells))
     console.print(table)
     counts = {status: sum(row.status == status for row in ported.rows) for status in _ORDER}
     line = ", ".join(f"{count} {_NAMES.get(status, status)}" for status, count in counts.items() if count)
-    console.print(Text(f"{len([row for row in ported.rows if row.given])} keys of {', '.join(sorted(files))}: {line}"))
+    console.print(f"{len([row for row in ported.rows if row.given])} keys of {', '.join(sorted(files))}: {line}")
 
 
 def as_json(ported: Ported) -> str:

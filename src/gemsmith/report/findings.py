@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gemsmith.errors import RunError
+from gemsmith.evals.compare import SIGNIFICANT, describe_change
 from gemsmith.records import (
     STAGES,
     BenchCell,
@@ -95,7 +96,7 @@ def find_notices(findings: Findings) -> list[Notice]:
     if findings.train and (spikes := sorted(set(findings.train.spikes) - set(findings.train.skipped))):
         notices.append(Notice(grave=False, text=f"The loss had a spike at {_steps(spikes)}."))
     if findings.bench and (failed_requests := sum(cell.failed for cell in findings.bench.cells)):
-        asked = failed_requests + sum(cell.completed for cell in findings.bench.cells)
+        asked = failed_requests + sum(cell.completed + cell.cut for cell in findings.bench.cells)
         text = f"{count(failed_requests)} of {count(asked)} requests of the load test failed; the latencies are those of the others."
         notices.append(Notice(grave=False, text=text))
     if findings.verify and (undone := [check.name for check in findings.verify.checks if check.passed is None]):
@@ -103,12 +104,15 @@ def find_notices(findings: Findings) -> list[Notice]:
     if findings.eval and (cut := findings.eval.base.cut + findings.eval.tuned.cut):
         text = f"{count(cut)} answers reached eval.max_tokens before they had ended ({count(findings.eval.tuned.cut)} of the tuned model)."
         notices.append(Notice(grave=False, text=text))
+    for record in findings.records().values():
+        notices += [Notice(grave=True, text=text) for text in record.grave_notices]
+        notices += [Notice(grave=False, text=text) for text in record.notices if not _said_again(text, record, findings)]
     if findings.stale:
         text = f"Made from other settings or an earlier record than those now in the run directory: {', '.join(findings.stale)}."
         notices.append(Notice(grave=False, text=text))
     if findings.problems:
         notices.append(Notice(grave=False, text=f"No record of: {', '.join(findings.problems)}. The page holds what there is."))
-    return notices
+    return sorted(notices, key=lambda notice: not notice.grave)
 
 
 def losses_are_finite(train: TrainRecord) -> bool:
@@ -162,13 +166,23 @@ def total_s(findings: Findings) -> float:
 
 
 def verdict(scores: EvalRecord) -> str:
-    """One sentence on what the two intervals allow to say."""
+    """One sentence on what the scores allow to say: by the rows in which the models differ, or else by the two intervals."""
     base, tuned = scores.base, scores.tuned
+    if scores.rows_better is not None and scores.rows_worse is not None and scores.p_value is not None:
+        rows = describe_change(scores.rows_better, scores.rows_worse, scores.p_value)
+        if scores.p_value >= SIGNIFICANT:
+            return f"This evaluation does not tell the two apart: {rows}."
+        return f"The tuned model is {'better' if scores.rows_better > scores.rows_worse else 'worse'}: {rows}."
     if tuned.low > base.high:
         return "The tuned model is better: its interval lies wholly above the base’s."
     if tuned.high < base.low:
         return "The tuned model is worse: its interval lies wholly below the base’s."
     return "The intervals overlap: this evaluation does not tell the two apart."
+
+
+def _said_again(text: str, record: Record, findings: Findings) -> bool:
+    """Whether the data stage says it of held-out rows that eval has looked at itself since; they may have been others."""
+    return isinstance(record, DataRecord) and findings.eval is not None and text.startswith("data.eval: ")
 
 
 def _is_stale(run: Run, record: Record) -> bool:

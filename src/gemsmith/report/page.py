@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gemsmith.errors import MachineError
+from gemsmith.recipe import Optimizer
 from gemsmith.records import DataRecord, EvalRecord, Machine, TrainRecord, TrainStep
 from gemsmith.report import numbers
 from gemsmith.report.findings import (
@@ -115,7 +116,7 @@ def _context(run: Run, findings: Findings) -> dict[str, Any]:
         "longest_s": max((record.origin.duration_s for record in records.values()), default=0.0),
         "machines": _machines(findings),
         "versions": _versions(findings),
-        "settings": list(_settings(run)),
+        "settings": list(_settings(run, findings.train)),
         "positions": _positions(findings.data) if findings.data else [],
         "longest_tokens": max((1, *findings.data.length_percentiles.values())) if findings.data else 1,
         "step_rows": _step_rows(findings.train) if findings.train else [],
@@ -200,7 +201,16 @@ def _versions(findings: Findings) -> dict[str, list[str]]:
     return {name: sorted(versions[name]) for name in sorted(versions, key=lambda name: (name != "gemsmith", name.lower()))}
 
 
-def _settings(run: Run) -> Iterator[tuple[str, str]]:
+def _warmup(optimizer: Optimizer, trained: TrainRecord | None) -> str:
+    if optimizer.warmup_ratio is not None:
+        return f"warm-up in {100 * optimizer.warmup_ratio:g} % of the steps"
+    steps = optimizer.warmup_steps
+    if trained is not None and steps is None:
+        steps = 100 if trained.warmup_steps is None else trained.warmup_steps  # see TrainRecord
+    return "warm-up in a tenth of the steps, at most 100" if steps is None else f"{numbers.count(steps)} warm-up steps"
+
+
+def _settings(run: Run, trained: TrainRecord | None) -> Iterator[tuple[str, str]]:
     """The recipe in a few lines."""
     recipe = run.recipe
     lora, optimizer, train = recipe.lora, recipe.optimizer, recipe.train
@@ -211,9 +221,7 @@ def _settings(run: Run) -> Iterator[tuple[str, str]]:
     yield "LoRA", f"rank {lora.rank}, {scale}{dropout}, on {', '.join(lora.targets)}"
     decay = f"decay {numbers.plain(optimizer.weight_decay)}"
     clip = f"clip {numbers.plain(optimizer.clip_norm)}" if optimizer.clip_norm else "no clipping"
-    share = optimizer.warmup_ratio
-    warmup = f"{numbers.count(optimizer.warmup(0))} warm-up steps" if share is None else f"warm-up in {100 * share:g} % of the steps"
-    yield "AdamW", f"peak {numbers.plain(optimizer.learning_rate)}, {optimizer.schedule}, {warmup}, {decay}, {clip}"
+    yield "AdamW", f"peak {numbers.plain(optimizer.learning_rate)}, {optimizer.schedule}, {_warmup(optimizer, trained)}, {decay}, {clip}"
     packed = "packed" if recipe.data.packing else "not packed"
     yield "Step", f"{train.rows_per_step} rows of {numbers.count(recipe.data.max_length)} tokens, {packed}"
     length = (

@@ -3,19 +3,32 @@
 from collections.abc import Iterator
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from gemsmith.report import numbers
-from gemsmith.report.findings import Findings, cheapest_machine, count_checks, fastest_cell, middle_cell, read_findings, total_s
+from gemsmith.report.findings import (
+    Findings,
+    cheapest_machine,
+    count_checks,
+    fastest_cell,
+    find_notices,
+    middle_cell,
+    read_findings,
+    total_s,
+    verdict,
+)
 from gemsmith.run import Run
+from gemsmith.terminal import open_console
 
 
 def print_summary(run: Run) -> None:
-    """Prints the table, and where the report is, on stdout."""
-    console = Console(highlight=False)
+    """Prints the table, what a reader must know before its numbers, and where the report is, on stdout."""
+    console = open_console(stderr=False, soft_wrap=False)
     console.print(summary_table(run))
+    for notice in find_notices(read_findings(run)):
+        mark = ("warning: ", "bold red") if notice.grave else ("notice: ", "yellow")
+        console.print(Text.assemble(mark, notice.text), soft_wrap=True)
     if run.report.exists():
         console.print(Text(str(run.report)), soft_wrap=True)
 
@@ -56,6 +69,8 @@ def _data_lines(findings: Findings) -> Iterator[tuple[str, str, str]]:
     assert findings.data
     dropped = sum(findings.data.dropped.values())
     yield "rows", f"{numbers.count(findings.data.rows)}, {numbers.count(dropped)} dropped", ""
+    if findings.data.ignored_columns:
+        yield "columns ignored", ", ".join(findings.data.ignored_columns), ""
     yield "packing efficiency", numbers.percent(findings.data.packing_efficiency), ""
 
 
@@ -103,6 +118,8 @@ def _bench_lines(findings: Findings) -> Iterator[tuple[str, str, str]]:
     yield "output tokens/s", f"{numbers.decimal(fastest.output_tokens_per_s)} {where}", ""
     if failed := sum(cell.failed for cell in findings.bench.cells):
         yield "failed requests", numbers.count(failed), "bold red"
+    if cut := sum(cell.cut for cell in findings.bench.cells):
+        yield "requests that ended early", numbers.count(cut), "bold red"
 
 
 def _eval_lines(findings: Findings) -> Iterator[tuple[str, str, str]]:
@@ -110,6 +127,11 @@ def _eval_lines(findings: Findings) -> Iterator[tuple[str, str, str]]:
     for name, score in (("base", findings.eval.base), ("tuned", findings.eval.tuned)):
         interval = f"{numbers.fraction(score.low)}–{numbers.fraction(score.high)}"
         yield f"{name} score, 95 %", f"{numbers.fraction(score.score)} ({interval}, n = {numbers.count(score.n)})", ""
+        if score.failed:
+            reasons = ", ".join(f"{numbers.count(rows)} {reason}" for reason, rows in score.failed.items())
+            yield f"{name} rows without answer", f"{numbers.count(sum(score.failed.values()))} ({reasons})", "bold red"
+    if findings.eval.p_value is not None:
+        yield "verdict", verdict(findings.eval), ""
 
 
 _LINES = {
