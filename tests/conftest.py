@@ -14,8 +14,8 @@ import pytest
 from gemsmith.checkpoint.tiny import make_checkpoint
 from gemsmith.cli import main
 from gemsmith.recipe import build_recipe
-from gemsmith.records import ExportRecord
-from gemsmith.run import Run, make_origin, open_run, start_clock, write_record
+from gemsmith.records import Check, ExportRecord, FileSum, VerifyRecord
+from gemsmith.run import Run, make_origin, open_run, sha256_file, start_clock, write_record
 from gemsmith.zoo import find_variant
 
 
@@ -59,7 +59,7 @@ def small_disk() -> Iterator[Callable[[Path, str], Path]]:
 
 @pytest.fixture
 def exported_run(tmp_path: Path, tiny_checkpoint: Callable[..., Path]) -> Callable[..., Run]:
-    """Returns a run of tiny-31b as the export left it, its merged weights those of the base: `exported_run({"eval": {"limit": 3}})`."""
+    """Returns a run of tiny-31b as verify left it, its merged weights those of the base: `exported_run({"eval": {"limit": 3}})`."""
 
     def make(sections: dict[str, Any] | None = None) -> Run:
         checkpoint = tiny_checkpoint("tiny-31b")
@@ -73,8 +73,19 @@ def exported_run(tmp_path: Path, tiny_checkpoint: Callable[..., Path]) -> Callab
             values[section] = values.get(section, {}) | keys
         run = open_run(tmp_path / "demo", build_recipe(values))
         shutil.copytree(checkpoint, run.merged)
+        merged = tuple(
+            FileSum(name=file.name, bytes=file.stat().st_size, sha256=sha256_file(file)) for file in sorted(run.merged.iterdir())
+        )
         origin = make_origin(run, "export", start_clock())
-        write_record(run, ExportRecord(origin=origin, step=1, adapter=(), merged=(), merged_tensors=1, copied_tensors=0))
+        write_record(run, ExportRecord(origin=origin, step=1, adapter=(), merged=merged, merged_tensors=1, copied_tensors=0))
+        origin = make_origin(run, "verify", start_clock())
+        check = Check(name="logits", passed=None, detail="not done here")
+        write_record(
+            run,
+            VerifyRecord(
+                origin=origin, passed=True, checks=(check,), changed_tensors=1, expected_tensors=1, logits_max_abs_difference=None
+            ),
+        )
         return run
 
     return make

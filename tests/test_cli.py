@@ -1,4 +1,5 @@
 import gc
+import itertools
 import json
 import os
 import signal
@@ -198,3 +199,73 @@ def test_a_full_disk_is_one_line_and_the_run_goes_on_once_there_is_space(gemsmit
         assert gemsmith("data", recipe, "--set", "data.train.rows=3000", "--run", disk / "run")[0] == 0
     finally:
         subprocess.run(["umount", str(disk)], check=True)
+
+
+HOLDER = """
+import time
+from pathlib import Path
+from gemsmith.lock import locked
+with locked(Path("runs/my")):
+    print(flush=True)
+    time.sleep(300)
+"""
+WRITING = ["run", "plan", "data", "train", "export", "verify", "serve", "serve --json", "bench", "eval", "report"]
+
+
+def test_while_one_command_uses_a_run_directory_no_other_writes_there(gemsmith, recipe, tmp_path):
+    gemsmith("data", recipe)
+    before = {file: file.read_bytes() for file in (tmp_path / "runs" / "my").rglob("*") if file.is_file() and file.name != ".lock"}
+    holder = subprocess.Popen([sys.executable, "-c", HOLDER], stdout=subprocess.PIPE)
+    try:
+        holder.stdout.readline()
+        for verb, source in itertools.product(WRITING, (str(recipe), "runs/my")):
+            if (verb, source) == ("plan", str(recipe)):
+                continue  # writes nothing
+            code, _, err = gemsmith(*verb.split(), source, *([] if verb == "serve" else ["--set", "bench.prompts=7"]))
+            assert code == 2 and err.count("\n") == 1 and f"is in use by `gemsmith` (process {holder.pid} on " in err, (verb, source, err)
+        assert gemsmith("data", "runs/my", "--show", 1)[0] == 0
+    finally:
+        holder.kill()
+        holder.communicate()
+    assert {file: file.read_bytes() for file in (tmp_path / "runs" / "my").rglob("*") if file.is_file() and file.name != ".lock"} == before
+    assert gemsmith("report", "runs/my")[0] == 0
+
+
+def test_a_folder_that_is_no_run_is_left_as_it_is(gemsmith, recipe, tmp_path):
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "thesis.tex").touch()
+    assert "is not empty and holds no recipe.yaml" in gemsmith("data", recipe, "--run", "thesis")[2]
+    assert "holds no recipe.yaml" in gemsmith("data", "thesis")[2]
+    assert gemsmith("data", recipe, "--run", "new", "--set", "lora.rank=none")[0] == 2
+    assert [file.name for file in (tmp_path / "thesis").iterdir()] == ["thesis.tex"] and not (tmp_path / "new").exists()
+
+
+ODD = "[/a]\x1b[31m\x9b\u202e"
+
+
+def test_a_run_named_like_markup_or_colours_is_shown_as_it_is_called(gemsmith, recipe):
+    for _ in range(2):
+        code, out, err = gemsmith("data", recipe.name, "--run", ODD, "--show", 1)
+        assert code == 0, err
+        assert not set(ODD[4:]) & set(out + err) - set("[31m")
+    assert r"data is complete in [/a]\x1b[31m\x9b\u202e" in err
+    code, out, err = gemsmith("report", ODD)
+    assert code == 0 and out.endswith("[/a]\\x1b[31m\\x9b\\u202e/report.html\n")
+
+
+def test_what_an_error_quotes_is_spelled_out_on_its_one_line(gemsmith, recipe, tmp_path):
+    for arguments in (
+        ("data", "no\nsuch\x1b[2J.yaml"),
+        ("plan", recipe.name, "--set", "a\nb\x9b=1"),
+        ("no\x1bsuch",),
+        ("plan", "--\x1b\n"),
+    ):
+        code, _, err = gemsmith(*arguments)
+        assert code == 2 and err.startswith("error: ") and err.count("\n") == 1
+        assert not set("\x1b\x9b") & set(err) and (r"\x1b" in err or r"\x9b" in err)
+    (tmp_path / "own.jinja").write_text("{{ raise_exception('no\x1b[31m\nway\u202e') }}")
+    code, _, err = gemsmith("data", recipe.name, "--set", "data.template=own.jinja")
+    assert code == 2 and err.endswith(
+        "own.jinja line 1 refuses it: no\\x1b[31m way\\u202e; change the row, or set data.template to one that takes it\n"
+    )
+    assert err.count("\n") == 1

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,7 +14,11 @@ import pytest
 from safetensors.numpy import load_file
 
 from gemsmith import pipeline
-from gemsmith.records import STAGES
+from gemsmith.data.rows import source_sha256
+from gemsmith.errors import MachineError
+from gemsmith.recipe import load_recipe
+from gemsmith.records import RECORDS, STAGES
+from gemsmith.run import make_origin, start_clock, write_record
 
 TINY = ["tiny-31b", "tiny-e2b", "tiny-26b-a4b", "tiny-12b"]
 RECIPE = """
@@ -22,7 +27,7 @@ data: {{train: rows.jsonl, eval: {{task: verilog, rows: 3, split: held-out}}, ma
 lora: {{rank: 4, alpha: 8, dropout: 0.1}}
 optimizer: {{learning_rate: 1e-2, warmup_steps: 1}}
 train: {{optimizer_steps: {steps}, rows_per_step: 2, checkpoint_every: 2, dtype: float32}}
-bench: {{input_tokens: [8], output_tokens: 4, request_rates: [50], prompts: 2}}
+bench: {{input_tokens: [16], output_tokens: 16, request_rates: [20], prompts: 12}}
 eval: {{scorer: verilog-exact, max_tokens: 16}}
 hardware: {{machines: [cpu]}}
 """
@@ -48,7 +53,7 @@ def recipe(tmp_path, tiny_checkpoint, monkeypatch):
 @pytest.fixture
 def engine(fake_vllm):
     """The stand-in for vLLM, whose bench client answers with a result that the real one once gave."""
-    result = json.loads(next((Path(__file__).parent / "bench" / "golden").glob("*.json")).read_text())
+    result = json.loads((Path(__file__).parent / "bench" / "golden" / "vllm_bench_serve_0.32.json").read_text())
     fake_vllm(results=[result] * 6)
 
 
@@ -128,3 +133,103 @@ def test_a_run_that_is_told_to_stop_says_so_and_goes_on_later(recipe, number, co
     assert not Path("runs/my/train.json").exists()
     saved = [int(path.name) for path in Path("runs/my/checkpoints").iterdir() if path.name.isdigit()]
     assert saved
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        (["data.train=gone.jsonl"], "gone.jsonl: is not there"),
+        (["data.train=logs"], "logs: holds no .jsonl, .parquet or saved Hugging Face dataset"),
+        (["data.train=my.yaml"], "my.yaml: is a .yaml file; allowed: .jsonl, .parquet"),
+        (["data.eval=gone.jsonl"], "gone.jsonl: is not there"),
+        (["data.eval=odd.jsonl"], "odd.jsonl line 1: has the columns question"),
+        (["data.template=gone.jinja"], "data.template: gone.jinja cannot be read"),
+        (["data.template=logs"], "data.template: "),
+        (["data.template=odd.jinja"], "odd.jinja line 1: is not Jinja"),
+        (["train.start_adapter=gone"], "adapter gone: has no adapter_config.json"),
+        (["export.step=9"], "export.step: 9 was given; at the end of 3 steps"),
+        (["model=gemma4-12b", "checkpoint=/no/such/folder"], "checkpoint '/no/such/folder': is not a folder"),
+    ],
+)
+def test_what_is_known_to_fail_is_told_before_the_first_stage_and_before_anything_is_fetched(
+    gemsmith, recipe, tmp_path, monkeypatch, changes, expected
+):
+    def fetch(*_: object) -> None:
+        raise AssertionError("the weights were asked for")
+
+    file = recipe("tiny-31b")
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "odd.jsonl").write_text('{"question": "?"}\n')
+    (tmp_path / "odd.jinja").write_text("{% if")
+    monkeypatch.setattr("gemsmith.checkpoint.fetch._fetch_hub", fetch)
+    hub = [] if any(change.startswith("checkpoint") for change in changes) else ["checkpoint=google/gemma-4-31B-it"]
+    for verb in ("run", *(["data"] if changes[0].startswith(("data.train", "data.template")) else [])):
+        code, _, err = gemsmith(verb, file.name, *(word for change in [*hub, *changes] for word in ("--set", change)))
+        assert code == 2 and err.count("\n") == 1, err
+        assert err.startswith("error: ") and expected in err
+    assert not list(Path("runs/my").glob("*.json"))
+
+
+def test_a_bad_row_is_told_before_the_weights_are_fetched(gemsmith, recipe, tmp_path, monkeypatch):
+    monkeypatch.setattr("gemsmith.checkpoint.fetch._fetch_hub", lambda _: pytest.fail("the weights were asked for"))
+    (tmp_path / "rows.jsonl").write_text('{"messages": 5}\n')
+    code, _, err = gemsmith("data", recipe("tiny-31b").name, "--set", "checkpoint=google/gemma-4-31B-it")
+    assert code == 2 and "rows.jsonl line 1: messages is a number" in err
+
+
+def test_a_plan_needs_no_rows(gemsmith, recipe):
+    assert gemsmith("plan", recipe("tiny-31b").name, "--set", "data.train=gone.jsonl", "--run", "runs/planned")[0] == 0
+
+
+def test_without_vllm_that_is_told_first_and_the_report_is_written_all_the_same(gemsmith, recipe, monkeypatch):
+    monkeypatch.setenv("GEMSMITH_SERVE_PYTHON", "/no/python")
+    monkeypatch.setattr(pipeline, "_call", only_cheap_stages)
+    code, _, err = gemsmith("run", recipe("tiny-31b").name)
+    lines = err.splitlines()
+    assert code == 2
+    assert lines[0].startswith("warning: serve, bench, eval will not run here, the stages before will: $GEMSMITH_SERVE_PYTHON: /no/python")
+    assert lines[-2] == "report   of what there is: runs/my/report.html"
+    assert lines[-1].startswith("error: serve failed") and Path("runs/my/report.html").exists()
+    err = gemsmith("run", "runs/my")[2]
+    assert "warning" not in err and err.splitlines()[-1].startswith("error: serve failed")
+
+
+def only_cheap_stages(run, stage, servers, **_):
+    """Plans; of the others writes nothing but a record that says enough to be taken for complete."""
+    if stage == "serve":
+        raise MachineError("serve failed")
+    if stage == "plan":
+        from gemsmith.plan.stage import plan
+
+        return plan(run)
+    kept = {"rows": 3, "dropped": {}, "packed_rows": 3, "tokens": 9, "supervised_tokens": 3, "packing_efficiency": 0.5, "steps": 3}
+    values = {
+        "data": kept | {"length_percentiles": {"p50": 3}, "template_sha256": "0", "rows_sha256": "0"},
+        "train": {"backend": "tunix", "model": "tiny-31b", "steps": (), "adapted": {}, "trained_parameters": 1, "mesh": {"fsdp": 1}}
+        | {"real_tokens_per_s": 1.0, "peak_memory_bytes": 1, "last_checkpoint": "checkpoints/3"},
+        "export": {"step": 3, "adapter": (), "merged": (), "merged_tensors": 1, "copied_tensors": 0},
+        "verify": {"passed": True, "checks": (), "changed_tensors": 1, "expected_tensors": 1, "logits_max_abs_difference": None},
+    }[stage]
+    sources = {"data.train": source_sha256(run.recipe.data.train)} if stage == "data" else {}
+    record = RECORDS[stage](origin=make_origin(run, stage, start_clock(), sources=sources), **values)
+    write_record(run, record)
+    return record
+
+
+def test_a_run_whose_rows_have_gone_is_served_and_reported(gemsmith, recipe, monkeypatch, engine):
+    file = recipe("tiny-31b")
+    with monkeypatch.context() as patch:
+        patch.setattr(pipeline, "_call", only_cheap_stages)
+        assert gemsmith("run", file.name)[0] == 2
+    Path("rows.jsonl").unlink()
+    assert gemsmith("report", "runs/my")[0] == 0
+    shutil.copytree(load_recipe("runs/my/recipe.yaml").checkpoint, "runs/my/merged")
+    monkeypatch.setattr("gemsmith.serve.stage.find_doubt", lambda run: None)
+    code, _, err = gemsmith("run", "runs/my")
+    assert code == 0, err
+
+
+def test_notices_of_a_stage_are_printed_as_they_are_the_grave_ones_first(capsys):
+    told = {"notices": ("3 rows of [/a] are also trained on.",), "grave_notices": ("Do not use [b].",)}
+    pipeline.print_notices(RECORDS["data"].model_construct(**told))
+    assert capsys.readouterr().err == "data: warning: Do not use [b].\ndata: notice: 3 rows of [/a] are also trained on.\n"

@@ -3,6 +3,7 @@
 Nothing heavy is imported before a verb needs it.
 """
 
+import contextlib
 import importlib
 import io
 import json
@@ -19,10 +20,8 @@ from typing import Any, NoReturn
 import click
 
 from gemsmith import __version__
+from gemsmith.characters import spell_out, spell_out_json
 from gemsmith.errors import USERS_ERRNOS, GemsmithError, InputError, MachineError, Preempted, explain_os_error
-
-_RECIPE_OR_RUN = "SOURCE is a recipe (YAML) or a run directory."
-
 
 _folder = click.Path(path_type=Path)
 
@@ -39,6 +38,7 @@ def _source_options(function: Callable[..., None], *, required: bool = True) -> 
     return function
 
 
+_unverified = click.option("--unverified", is_flag=True, help="Serve weights that verify has not passed; the record says so.")
 _force = click.option("--force", is_flag=True, help="Do the stage again although its record is complete.")
 
 
@@ -68,11 +68,11 @@ def run(source: Path, run_path: Path | None, overrides: Sequence[str], as_json: 
     gemsmith run recipes/demo.yaml
     gemsmith run my.yaml --set data.train=rows.jsonl --set checkpoint=/models/gemma-4-E2B-it
     """
-    opened = _open(source, run_path, overrides)
+    opened = _open(source, run_path, overrides, trains=True)
     pipeline = _part("pipeline")
     records = pipeline.run_stages(opened)
     if as_json:
-        click.echo("{" + ",\n".join(f'"{record.stage}": {record.model_dump_json(indent=1)}' for record in records) + "}")
+        click.echo(spell_out_json("{" + ",\n".join(f'"{record.stage}": {record.model_dump_json(indent=1)}' for record in records) + "}"))
         return
     _part("report.summary").print_summary(opened)
 
@@ -93,7 +93,7 @@ def plan(source: Path, run_path: Path | None, overrides: Sequence[str], as_json:
     else:
         record = stage.plan_only(_part("resolve").resolve_file(source, overrides)[0])
     if as_json:
-        click.echo(record.model_dump_json(indent=1))
+        click.echo(spell_out_json(record.model_dump_json(indent=1)))
     else:
         _part("plan.table").print_plan(record)
 
@@ -110,6 +110,12 @@ def data(source: Path, run_path: Path | None, overrides: Sequence[str], as_json:
     \b
     gemsmith data my.yaml --show 3
     """
+    if show is not None and not force and not overrides and (source / "recipe.yaml").exists():
+        opened = _part("run").borrow_run(source, section="data")
+        if _part("run").is_complete(opened, "data"):  # then nothing is written, so another process may be at work there
+            _part("pipeline").run_stage(opened, "data")
+            _part("data.show").show(opened, show)
+            return
     opened = _run_stage("data", source, run_path, overrides, as_json=as_json and show is None, force=force)
     if show is not None:
         _part("data.show").show(opened, show)
@@ -164,8 +170,9 @@ def export(source: Path | None, run_path: Path | None, overrides: Sequence[str],
         _run_stage("export", source, run_path, overrides, as_json=as_json, force=force)
         return
     record = _part("export.folder").export_folder(of_a_run=bool(force or run_path or overrides), **given)
+    _part("pipeline").print_notices(record)
     if as_json:
-        click.echo(record.model_dump_json(indent=1))
+        click.echo(spell_out_json(record.model_dump_json(indent=1)))
 
 
 @cli.command(name="import")
@@ -204,6 +211,7 @@ def verify(
     """
     if (source / "export.json").is_file() and not (source / "recipe.yaml").exists():
         record = _part("export.verify").verify_folder(source, base_source=base)
+        _part("pipeline").print_notices(record)
         if served:
             record = _part("evals.served").check_served_folder(source, base_source=base)
     else:
@@ -214,35 +222,40 @@ def verify(
             return
         record = _part("evals.served").check_served_run(opened)
     if as_json:
-        click.echo(record.model_dump_json(indent=1))
+        click.echo(spell_out_json(record.model_dump_json(indent=1)))
 
 
 @cli.command()
 @_source_options
-def serve(source: Path, run_path: Path | None, overrides: Sequence[str], as_json: bool) -> None:
+@_unverified
+def serve(source: Path, run_path: Path | None, overrides: Sequence[str], as_json: bool, unverified: bool) -> None:
     """Keep the tuned model up behind vLLM's OpenAI API until Ctrl-C; prints a curl line.
 
-    SOURCE is a recipe (YAML) or a run directory; with the latter, --set changes keys of serve for this time only. With --json the
-    server is started, asked once, recorded and stopped.
+    SOURCE is a recipe (YAML) or a run directory; with the latter, --set changes keys of serve for this time only, and no record. With
+    --json the server is started, asked once, recorded and stopped. Weights that verify has not passed as they are now are refused. Once
+    the model is up, other commands may use the run directory.
 
     \b
     gemsmith serve runs/my --set serve.port=8000
     """
     if as_json:
-        _run_stage("serve", source, run_path, overrides, as_json=True, force=True)
+        _run_stage("serve", source, run_path, overrides, as_json=True, force=True, unverified=unverified)
         return
-    if source.is_dir() and (source / "recipe.yaml").exists():
-        opened = _part("run").borrow_run(source, overrides, section="serve")
-    else:
-        opened = _open(source, run_path, overrides, redo="serve")
-        _part("run").confirm_recipe(opened)
-    _part("serve.stage").keep_serving(opened)
+    with contextlib.ExitStack() as lock:
+        if source.is_dir() and (source / "recipe.yaml").exists():
+            lock.enter_context(_part("lock").locked(source))
+            opened = _part("run").borrow_run(source, overrides, section="serve")
+        else:
+            opened = _open(source, run_path, overrides, redo="serve", lock=lock)
+            _part("run").confirm_recipe(opened)
+        _part("serve.stage").keep_serving(opened, unverified=unverified, ready=lock.close)
 
 
 @cli.command()
 @_source_options
 @_force
-def bench(source: Path, run_path: Path | None, overrides: Sequence[str], as_json: bool, force: bool) -> None:
+@_unverified
+def bench(source: Path, run_path: Path | None, overrides: Sequence[str], as_json: bool, **options: bool) -> None:
     """Load-test the tuned model: TTFT, TPOT, ITL and throughput at each input length and request rate.
 
     SOURCE is a recipe (YAML) or a run directory.
@@ -250,13 +263,14 @@ def bench(source: Path, run_path: Path | None, overrides: Sequence[str], as_json
     \b
     gemsmith bench runs/my --set 'bench.request_rates=[1, 8, 64]' --force
     """
-    _run_stage("bench", source, run_path, overrides, as_json=as_json, force=force)
+    _run_stage("bench", source, run_path, overrides, as_json=as_json, **options)
 
 
 @cli.command(name="eval")
 @_source_options
 @_force
-def evaluate(source: Path, run_path: Path | None, overrides: Sequence[str], as_json: bool, force: bool) -> None:
+@_unverified
+def evaluate(source: Path, run_path: Path | None, overrides: Sequence[str], as_json: bool, **options: bool) -> None:
     """Score base and tuned model on the held-out rows, greedily, through the served API.
 
     SOURCE is a recipe (YAML) or a run directory.
@@ -264,7 +278,7 @@ def evaluate(source: Path, run_path: Path | None, overrides: Sequence[str], as_j
     \b
     gemsmith eval runs/my --set eval.limit=50 --force
     """
-    _run_stage("eval", source, run_path, overrides, as_json=as_json, force=force)
+    _run_stage("eval", source, run_path, overrides, as_json=as_json, **options)
 
 
 @cli.command()
@@ -279,7 +293,7 @@ def report(source: Path, run_path: Path | None, overrides: Sequence[str], as_jso
     """
     opened = _open(source, run_path, overrides)
     page = _part("report.stage").report(opened)
-    click.echo(json.dumps({"report": str(page)}) if as_json else page)
+    click.echo(json.dumps({"report": str(page)}) if as_json else spell_out(str(page)))
 
 
 @cli.command()
@@ -328,7 +342,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Runs a command line and exits: 0 done, 1 our failure, 2 the user's input, 130 Ctrl-C, 143 SIGTERM."""
     signal.signal(signal.SIGTERM, _stop_on_sigterm)
     unheard = sys.unraisablehook
-    sys.unraisablehook = partial(_raise_again, unheard)
+    hook = sys.unraisablehook = partial(_raise_again, unheard)
     if isinstance(sys.stdout, io.TextIOWrapper):  # where the locale's encoding lacks a letter, it is spelled out
         sys.stdout.reconfigure(errors="backslashreplace")
     # pydantic looks for plugins in all that is installed; Gemsmith has none, and the search takes 30 ms.
@@ -347,13 +361,16 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
             raise
         code = _complain(explain_os_error(error), 2)
     finally:
-        sys.unraisablehook = unheard
+        # Not where training has put its own before it, for what its threads still say of a full disk or a damaged checkpoint.
+        if sys.unraisablehook is hook:
+            sys.unraisablehook = unheard
     sys.exit(code)
 
 
 def _complain(message: str, code: int) -> int:
     kind = "error" if code in (1, 2) else "note"
-    click.echo(f"{kind}: {message}", err=True)
+    # What the user can mend is one line; what an engine wrote may be several.
+    click.echo(f"{kind}: {spell_out(message, lines=code != 2)}", err=True)
     return code
 
 
@@ -380,15 +397,33 @@ def _part(name: str) -> ModuleType:
         raise MachineError(f"{error.name} is not installed, which this needs; run: pip install 'gemsmith[train]'") from None
 
 
-def _open(source: Path, run_path: Path | None, overrides: Sequence[str], *, redo: str | None = None) -> Any:
-    return _part("run").open_source(source, run_path, overrides, redo=redo)
+def _open(
+    source: Path,
+    run_path: Path | None,
+    overrides: Sequence[str],
+    *,
+    redo: str | None = None,
+    trains: bool = False,
+    lock: contextlib.ExitStack | None = None,
+) -> Any:
+    """The run, its directory locked until the command ends, or until `lock` is closed."""
+    enter = lock.enter_context if lock else click.get_current_context().with_resource
+
+    def claim(folder: Path) -> None:
+        # Of the processes of one training, the first writes there for all.
+        if not (trains and _part("train.first_host").is_later_host()):
+            enter(_part("lock").locked(folder))
+
+    return _part("run").open_source(source, run_path, overrides, redo=redo, claim=claim)
 
 
-def _run_stage(name: str, source: Path, run_path: Path | None, overrides: Sequence[str], *, as_json: bool, force: bool) -> Any:
-    opened = _open(source, run_path, overrides, redo=name if force else None)
-    record = _part("pipeline").run_stage(opened, name, force=force)
+def _run_stage(
+    name: str, source: Path, run_path: Path | None, overrides: Sequence[str], *, as_json: bool, force: bool, **options: bool
+) -> Any:
+    opened = _open(source, run_path, overrides, redo=name if force else None, trains=name == "train")
+    record = _part("pipeline").run_stage(opened, name, force=force, **options)
     if as_json:
-        click.echo(record.model_dump_json(indent=1))
+        click.echo(spell_out_json(record.model_dump_json(indent=1)))
     return opened
 
 

@@ -2,15 +2,19 @@
 
 import contextlib
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from rich.console import Console
+from rich.text import Text
 
-from gemsmith.errors import RunError
+from gemsmith.checkpoint.fetch import check_source
+from gemsmith.errors import GemsmithError, MachineError, Preempted, RunError, VersionError
 from gemsmith.records import STAGES, Record, TrainRecord
+from gemsmith.resolve import check_settings
 from gemsmith.run import UPSTREAM, Run, confirm_recipe, is_complete, read_record
+from gemsmith.terminal import open_console
 
 if TYPE_CHECKING:
     from gemsmith.serve.stage import Servers
@@ -30,44 +34,112 @@ _SERVED = ("serve", "bench", "eval")
 
 
 def run_stages(run: Run) -> list[Record]:
-    """Runs every stage that is not complete and writes the report; returns the records in order."""
-    console = Console(stderr=True, highlight=False)
-    records: list[Record] = []
+    """Runs every stage that is not complete and writes the report; returns the records in order.
+
+    What can be known to fail is told before the first stage. Where a stage fails after training, the report of what there is is written.
+    """
+    console = open_console()
+    stages = [stage for stage in STAGES if not (stage == "eval" and run.recipe.data.eval is None)]
     with contextlib.ExitStack() as stack:
         servers = _open_servers(run, stack)
         _refuse_changed_rows(run)
-        for stage in STAGES:
-            if stage == "eval" and run.recipe.data.eval is None:
-                console.print("eval     [dim]left out: data.eval names no held-out rows[/]")
-                continue
-            if is_complete(run, stage):
-                console.print(f"{stage:8} [dim]complete, kept[/]")
-            else:
-                console.print(f"[bold]{stage}[/]")
-                record = _call(run, stage, servers)
-                if isinstance(record, TrainRecord) and record.hosts > 1:
-                    console.print(f"trained on {record.hosts} hosts; the other stages need only one: gemsmith run {run.path}")
-                    return [*records, record]
-            records.append(read_record(run, stage))
-    importlib.import_module("gemsmith.report.stage").report(run)
+        to_run = [stage for stage in stages if not is_complete(run, stage)]
+        check_stages(run, to_run)
+        _warn_of_no_engine(run, to_run, console)
+        try:
+            records = _run_each(run, servers, stages, console)
+        except Preempted:
+            raise
+        except GemsmithError:
+            if run.record_file("train").exists():
+                _report_what_there_is(run, console)
+            raise
+    if len(records) == len(stages):
+        _write_report(run)
     return records
 
 
-def run_stage(run: Run, stage: str, *, force: bool = False) -> Record:
-    """Runs one stage, unless its record is complete; `force` does it again. Where that fails, the earlier record and files stay."""
+def _run_each(run: Run, servers: "Servers", stages: Sequence[str], console: Console) -> list[Record]:
+    """The records in order, up to that of a training on several hosts."""
+    records: list[Record] = []
+    for stage in stages:
+        if is_complete(run, stage):
+            console.print(Text.assemble(f"{stage:8} ", ("complete, kept", "dim")))
+        else:
+            console.print(stage, style="bold")
+            record = _call(run, stage, servers)
+            if isinstance(record, TrainRecord) and record.hosts > 1:
+                console.print(f"trained on {record.hosts} hosts; the other stages need only one: gemsmith run {run.path}")
+                return [*records, record]
+        records.append(read_record(run, stage))
+    if "eval" not in stages:
+        console.print(Text.assemble("eval     ", ("left out: data.eval names no held-out rows", "dim")))
+    return records
+
+
+def _report_what_there_is(run: Run, console: Console) -> None:
+    """Writes the report of a run that has failed, whose error is still to be told."""
+    try:
+        console.print(f"report   of what there is: {_write_report(run)}")
+    except (GemsmithError, OSError) as error:
+        console.print(f"report   not written: {error}")
+
+
+def _write_report(run: Run) -> Path:
+    path: Path = importlib.import_module("gemsmith.report.stage").report(run)
+    return path
+
+
+def check_stages(run: Run, stages: Collection[str]) -> None:
+    """Raises InputError for what is known to stop one of these stages before the first begins, and anything is fetched.
+
+    A stage that is complete is not asked: what it has read may be gone.
+    """
+    recipe = run.recipe
+    check_settings(recipe, stages)
+    if "data" in stages and isinstance(recipe.data.train, str):
+        importlib.import_module("gemsmith.data.rows").find_files(recipe.data.train)
+    if recipe.data.template is not None and not {"data", *_SERVED}.isdisjoint(stages):
+        importlib.import_module("gemsmith.data.template").check_template(recipe.data.template)
+    if "train" in stages:
+        importlib.import_module("gemsmith.train.stage").check_training(run)
+    if "eval" in stages:
+        importlib.import_module("gemsmith.evals.stage").check_rows(run)
+    if not {"data", "train", "export", "verify", "eval"}.isdisjoint(stages):
+        check_source(recipe.checkpoint)
+
+
+def _warn_of_no_engine(run: Run, stages: Sequence[str], console: Console) -> None:
+    """Says before hours of training that there is no vLLM for what comes after it."""
+    served = [stage for stage in stages if stage in _SERVED]
+    if not served or len(served) == len(stages):
+        return
+    try:
+        importlib.import_module("gemsmith.serve.engine").find_engine(run.recipe.serve.python)
+    except MachineError as error:
+        console.print(Text.assemble(("warning: ", "yellow"), f"{', '.join(served)} will not run here, the stages before will: {error}"))
+
+
+def run_stage(run: Run, stage: str, *, force: bool = False, unverified: bool = False) -> Record:
+    """Runs one stage, unless its record is complete; `force` does it again. Where that fails, the earlier record and files stay.
+
+    `unverified`: a stage that serves the merged weights does so whatever verify says of them.
+    """
     if not (force and stage == "data"):
         _refuse_changed_rows(run)
     for upstream in UPSTREAM[stage]:
         read_record(run, upstream)
         if not is_complete(run, upstream):
             raise RunError(f"{run.record_file(upstream)}: was made from other settings; run first: gemsmith {upstream} {run.path}")
+    if force or not is_complete(run, stage):
+        check_stages(run, [stage])
     if force and stage == "train":
         return _call(run, stage, None, fresh=True)
     if not force and is_complete(run, stage):
-        Console(stderr=True, highlight=False).print(f"{stage} is complete in {run.path}; --force does it again")
+        open_console().print(f"{stage} is complete in {run.path}; --force does it again")
         return cast(Record, read_record(run, stage))
     with contextlib.ExitStack() as stack:
-        record = _call(run, stage, _open_servers(run, stack) if stage in _SERVED else None)
+        record = _call(run, stage, _open_servers(run, stack, unverified=unverified) if stage in _SERVED else None)
     if force:
         confirm_recipe(run)
     return record
@@ -77,24 +149,42 @@ def _call(run: Run, stage: str, servers: "Servers | None", **options: bool) -> R
     module, name = _FUNCTIONS[stage]
     function: Callable[..., Any] = getattr(importlib.import_module(module), name)
     record: Record = function(run, servers) if stage in _SERVED else function(run, **options)
+    print_notices(record)
     return record
 
 
-def _open_servers(run: Run, stack: contextlib.ExitStack) -> "Servers":
+def print_notices(record: Record) -> None:
+    """Prints a record's notices on stderr, the grave ones first."""
+    console = open_console()
+    for notice in record.grave_notices:
+        console.print(Text.assemble((f"{record.stage}: warning: ", "bold red"), notice))
+    for notice in record.notices:
+        console.print(Text.assemble((f"{record.stage}: notice: ", "yellow"), notice))
+
+
+def _open_servers(run: Run, stack: contextlib.ExitStack, *, unverified: bool = False) -> "Servers":
     from gemsmith.serve.stage import Servers
 
-    return stack.enter_context(Servers(run))
+    return stack.enter_context(Servers(run, unverified=unverified))
 
 
 def _refuse_changed_rows(run: Run) -> None:
-    """Raises RunError where the dataset is no longer what the data stage has read; one that is gone by now is not missed."""
+    """Raises RunError where the dataset is no longer what the data stage has read; one that is gone by now is not missed.
+
+    A damaged record says nothing of it: the data stage is then done again, and whatever needs the record says so.
+    """
     source = run.recipe.data.train
-    if not run.record_file("data").exists() or (isinstance(source, str) and not Path(source).exists()):
+    if isinstance(source, str) and not Path(source).exists():
+        return
+    try:
+        read = read_record(run, "data").origin.made_from.get("data.train")
+    except VersionError:
+        raise
+    except RunError:
         return
     from gemsmith.data.rows import source_sha256
 
-    read: str = read_record(run, "data").origin.made_from["data.train"]
-    if source_sha256(source) != read:
+    if read not in (None, source_sha256(source)):
         raise RunError(
             f"data.train: {source} has changed since {run.record_file('data')} was made from it; "
             f"put it back, or name another run directory with --run"
