@@ -18,11 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from gemsmith import __version__
-from gemsmith.run import this_machine
+from gemsmith.provenance import this_machine
 
 ROOT = Path(__file__).parents[1]
 RECORD = ROOT / "benchmarks" / "records" / "cli_start.json"
-COMMANDS = {"gemsmith --help": ["--help"], "gemsmith plan recipes/verilog_31b.yaml": ["plan", "recipes/verilog_31b.yaml"]}
+COMMANDS = {
+    "gemsmith --help": ["--help"],
+    "gemsmith plan recipes/verilog_31b.yaml": ["plan", "recipes/verilog_31b.yaml"],
+}
 LIMIT_S = 0.3
 HEAVY = {"jax", "torch", "transformers", "numpy"}
 
@@ -47,7 +50,11 @@ def measure(arguments: list[str], runs: int) -> dict[str, Any]:
     cpu_seconds(arguments)  # writes the byte code that later starts read
     seconds = sorted(cpu_seconds(arguments) for _ in range(runs))
     return {
-        "cpu_s": {"median": round(statistics.median(seconds), 3), "low": round(seconds[0], 3), "high": round(seconds[-1], 3)},
+        "cpu_s": {
+            "median": round(statistics.median(seconds), 3),
+            "low": round(seconds[0], 3),
+            "high": round(seconds[-1], 3),
+        },
         "runs": runs,
         "heavy_imports": sorted(HEAVY.intersection(imported(arguments))),
     }
@@ -71,13 +78,17 @@ def main() -> None:
     print(json.dumps(commands, indent=1))
     for name, result in commands.items():
         if result["heavy_imports"]:
-            sys.exit(f"error: {name} imports {', '.join(result['heavy_imports'])}; import it inside the function that needs it")
+            sys.exit(
+                f"error: {name} imports {', '.join(result['heavy_imports'])}; import it inside the function that needs "
+                "it"
+            )
         if result["cpu_s"]["median"] > LIMIT_S:
             sys.exit(f"error: {name} takes {result['cpu_s']['median']} s of CPU; the limit is {LIMIT_S} s")
 
 
 def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
-    # Where byte code must not be written every start would compile the sources again, which an installed Gemsmith does not.
+    # Where byte code must not be written every start would compile the sources again, which an installed Gemsmith does
+    # not.
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     return subprocess.run(command, cwd=ROOT, env=environment, check=True, capture_output=True, text=True)
 

@@ -1,9 +1,11 @@
-"""Writes how fast rows become packed, masked tokens, here and in TRL's own preparation, to benchmarks/records/data_throughput.json.
+"""Writes how fast rows become packed, masked tokens, here and in TRL's own preparation, to
+benchmarks/records/data_throughput.json.
 
     python benchmarks/data_throughput.py [pairs, default 3] [rows, default 30000]
 
-Both sides read the same JSONL of prompts and answers, render it with the same chat template and tokenizer, mask the prompts and pack into
-rows of 4096, in processes that take turns and are bound to two cores. Ours also writes the arrays and their checksums.
+Both sides read the same JSONL of prompts and answers, render it with the same chat template and tokenizer, mask the
+prompts and pack into rows of 4096, in processes that take turns and are bound to two cores. Ours also writes the arrays
+and their checksums.
 """
 
 import json
@@ -23,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from gemsmith import __version__
-from gemsmith.run import this_machine
+from gemsmith.provenance import this_machine
 from gemsmith.zoo import find_variant
 
 RECORD = Path(__file__).parent / "records" / "data_throughput.json"
@@ -34,12 +36,17 @@ PACKAGES = ("numpy", "tokenizers", "jinja2", "torch", "transformers", "trl", "da
 
 
 def write_rows(file: Path, count: int, *, length: int = LENGTH) -> None:
-    """Rows of one to many Verilog tasks each, about as many as fit: the lengths of real instruction data, which made rows do not have."""
+    """Rows of one to many Verilog tasks each, about as many as fit: the lengths of real instruction data, which made
+    rows do not have.
+    """
     from gemsmith.data import read_documents
     from gemsmith.recipe import Made
 
     random = np.random.default_rng(0)
-    tasks = [[message["content"] for message in row.messages] for row in read_documents(Made(task="verilog", rows=4096), seed=0)]
+    tasks = [
+        [message["content"] for message in row.messages]
+        for row in read_documents(Made(task="verilog", rows=4096), seed=0)
+    ]
     with file.open("w") as stream:
         for parts in np.clip(random.lognormal(1.0, 0.8, count), 1, length // 160).astype(int):
             chosen = [tasks[index] for index in random.integers(len(tasks), size=parts)]
@@ -50,7 +57,7 @@ def write_rows(file: Path, count: int, *, length: int = LENGTH) -> None:
 
 def prepare_ours(checkpoint: Path, rows: Path, folder: Path) -> dict[str, Any]:
     from gemsmith.data import prepare_data, read_documents
-    from gemsmith.recipe import build_recipe
+    from gemsmith.recipe_file import build_recipe
     from gemsmith.run import open_run
 
     recipe = build_recipe(
@@ -77,7 +84,9 @@ def prepare_ours(checkpoint: Path, rows: Path, folder: Path) -> dict[str, Any]:
 
 
 def prepare_theirs(checkpoint: Path, rows: Path, folder: Path) -> dict[str, Any]:
-    """As TRL's documentation has it: conversational prompt and completion, loss on the completion, packed best-fit-decreasing."""
+    """As TRL's documentation has it: conversational prompt and completion, loss on the completion, packed
+    best-fit-decreasing.
+    """
     import datasets
     import transformers
     from trl import SFTConfig, SFTTrainer  # type: ignore[attr-defined]
@@ -90,11 +99,15 @@ def prepare_theirs(checkpoint: Path, rows: Path, folder: Path) -> dict[str, Any]
             begin_s = time.perf_counter()
             read = datasets.load_dataset("json", data_files=str(rows), split="train", cache_dir=str(folder / "cache"))
             split = read.map(
-                lambda row: {"prompt": row["messages"][:1], "completion": row["messages"][1:]}, remove_columns="messages", num_proc=CORES
+                lambda row: {"prompt": row["messages"][:1], "completion": row["messages"][1:]},
+                remove_columns="messages",
+                num_proc=CORES,
             )
             prepare_s = time.perf_counter()
             prepared = super()._prepare_dataset(split, *arguments)
-            found["seconds"], found["without_reading_s"] = (time.perf_counter() - since for since in (begin_s, prepare_s))
+            found["seconds"], found["without_reading_s"] = (
+                time.perf_counter() - since for since in (begin_s, prepare_s)
+            )
             columns = prepared.with_format("numpy")
             found["tokens"] = int(sum(len(ids) for ids in columns["input_ids"]))
             found["trained"] = int(sum(np.count_nonzero(labels != -100) for labels in columns["labels"]))
@@ -103,7 +116,14 @@ def prepare_theirs(checkpoint: Path, rows: Path, folder: Path) -> dict[str, Any]
 
     message = {"prompt": [{"role": "user", "content": "a"}], "completion": [{"role": "assistant", "content": "b"}]}
     config = SFTConfig(
-        str(folder / "out"), max_length=LENGTH, packing=True, dataset_num_proc=CORES, use_cpu=True, report_to=[], bf16=False, max_steps=1
+        str(folder / "out"),
+        max_length=LENGTH,
+        packing=True,
+        dataset_num_proc=CORES,
+        use_cpu=True,
+        report_to=[],
+        bf16=False,
+        max_steps=1,
     )
     model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint)
     tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint)
@@ -114,7 +134,10 @@ def prepare_theirs(checkpoint: Path, rows: Path, folder: Path) -> dict[str, Any]
 def run_side(side: str, checkpoint: Path, rows: Path) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-W", "ignore", __file__, side, str(checkpoint), str(rows), folder]
-        environment = os.environ | {"HF_HOME": folder, "TOKENIZERS_PARALLELISM": "true" if side == "gemsmith" else "false"}
+        environment = os.environ | {
+            "HF_HOME": folder,
+            "TOKENIZERS_PARALLELISM": "true" if side == "gemsmith" else "false",
+        }
         output = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout
     return json.loads(output.splitlines()[-1])
 
@@ -123,7 +146,11 @@ def summary(results: list[dict[str, Any]]) -> dict[str, Any]:
     first = results[0]
     seconds = sorted(result["seconds"] for result in results)
     return {
-        "seconds": {"median": round(statistics.median(seconds), 3), "low": round(seconds[0], 3), "high": round(seconds[-1], 3)},
+        "seconds": {
+            "median": round(statistics.median(seconds), 3),
+            "low": round(seconds[0], 3),
+            "high": round(seconds[-1], 3),
+        },
         "tokens_per_s": round(first["tokens"] / statistics.median(seconds)),
         "without_reading_s": round(statistics.median(result["without_reading_s"] for result in results), 3),
         "packs_full": round(first["tokens"] / (first["packed_rows"] * LENGTH), 5),
@@ -134,7 +161,7 @@ def summary(results: list[dict[str, Any]]) -> dict[str, Any]:
 def main() -> None:
     pairs, count = (int(value) for value in (sys.argv[1:] + ["3", "30000"][len(sys.argv) - 1 :])[:2])
     with tempfile.TemporaryDirectory() as temporary:
-        from gemsmith.checkpoint.tiny import make_checkpoint
+        from gemsmith.testing.tiny import make_checkpoint
 
         checkpoint, rows = make_checkpoint(VARIANT, Path(temporary) / "base"), Path(temporary) / "rows.jsonl"
         write_rows(rows, count)

@@ -2,11 +2,12 @@
 
     python benchmarks/merge.py [rounds, default 3] [folder for 40 GB, default a temporary one]
 
-A bfloat16 checkpoint in the shape of the 31B is made twice: of about 3 GB, on which `cp`, `gemsmith export` and PEFT's merge_and_unload +
-save_pretrained take turns, and of more than 10 GB, on which the first two do; each round begins with another of them. Each is a process of
-its own, once with the checkpoint on the disk alone (cold) and once with it in the page cache (warm). `cp` ends when its bytes are in
-memory, ours when they are on the disk, so `cp` is followed by `sync` of its files and both times are recorded. numpy's OpenBLAS picks its
-own kernels: variables of the shell that would choose others (OPENBLAS_*) are kept from the processes.
+A bfloat16 checkpoint in the shape of the 31B is made twice: of about 3 GB, on which `cp`, `gemsmith export` and PEFT's
+merge_and_unload + save_pretrained take turns, and of more than 10 GB, on which the first two do; each round begins with
+another of them. Each is a process of its own, once with the checkpoint on the disk alone (cold) and once with it in the
+page cache (warm). `cp` ends when its bytes are in memory, ours when they are on the disk, so `cp` is followed by `sync`
+of its files and both times are recorded. numpy's OpenBLAS picks its own kernels: variables of the shell that would
+choose others (OPENBLAS_*) are kept from the processes.
 """
 
 import contextlib
@@ -30,8 +31,8 @@ import numpy as np
 from gemsmith import __version__
 from gemsmith.checkpoint import open_checkpoint
 from gemsmith.checkpoint.adapter import Adapter, LowRank, write_peft_adapter
-from gemsmith.checkpoint.tiny import make_config, make_tokenizer
-from gemsmith.run import this_machine
+from gemsmith.provenance import this_machine
+from gemsmith.testing.tiny import make_config, make_tokenizer
 from gemsmith.zoo import Tensor, Variant, find_variant, lora_targets, text_tensors
 
 RECORD = Path(__file__).parent / "records" / "merge.json"
@@ -58,7 +59,8 @@ import json, resource, subprocess, sys, time
 begin = time.perf_counter()
 code = subprocess.call(sys.argv[1:])
 wall_s, used = time.perf_counter() - begin, resource.getrusage(resource.RUSAGE_CHILDREN)
-print(json.dumps({"wall_s": wall_s, "cpu_s": used.ru_utime + used.ru_stime, "peak_memory_bytes": used.ru_maxrss * 1024}))
+cpu_s, peak_memory_bytes = used.ru_utime + used.ru_stime, used.ru_maxrss * 1024
+print(json.dumps({"wall_s": wall_s, "cpu_s": cpu_s, "peak_memory_bytes": peak_memory_bytes}))
 sys.exit(code)
 """
 _PEFT = """
@@ -94,7 +96,11 @@ def _write_shard(file: Path, tensors: Sequence[Tensor], random: np.random.Genera
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for tensor in tensors:
-        header[tensor.name] = {"dtype": "BF16", "shape": list(tensor.shape), "data_offsets": [end, end + 2 * tensor.size]}
+        header[tensor.name] = {
+            "dtype": "BF16",
+            "shape": list(tensor.shape),
+            "data_offsets": [end, end + 2 * tensor.size],
+        }
         end += 2 * tensor.size
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
@@ -103,7 +109,8 @@ def _write_shard(file: Path, tensors: Sequence[Tensor], random: np.random.Genera
         for tensor in tensors:
             for begin in range(0, tensor.size, _BLOCK_VALUES):
                 count = min(_BLOCK_VALUES, tensor.size - begin)
-                # Random signs and significands with an exponent of 2**-7: bytes of bfloat16 without computing normal numbers.
+                # Random signs and significands with an exponent of 2**-7: bytes of bfloat16 without computing normal
+                # numbers.
                 stream.write((np.frombuffer(random.bytes(2 * count), np.uint16) & 0x807F | (120 << 7)).tobytes())
 
 
@@ -113,7 +120,9 @@ def make_adapter(folder: Path, variant: Variant) -> None:
     for target in lora_targets(variant):
         out, inner = target.shape
         a = random.standard_normal((RANK, inner), dtype=np.float32) / np.float32(inner**0.5)
-        modules[target.module] = LowRank(a=a, b=random.standard_normal((out, RANK), dtype=np.float32) * np.float32(0.01))
+        modules[target.module] = LowRank(
+            a=a, b=random.standard_normal((out, RANK), dtype=np.float32) * np.float32(0.01)
+        )
     write_peft_adapter(Adapter(modules=modules, rank=RANK, alpha=ALPHA), folder, "base")
 
 
@@ -158,7 +167,9 @@ def read_into_cache(folder: Path) -> None:
 
 
 def take_turns(place: Path, layers: int, rounds: int, sides: Mapping[str, Side]) -> dict[str, Any]:
-    """Each side's runs on a checkpoint of so many layers, one after the other, `rounds` times; what they wrote is deleted."""
+    """Each side's runs on a checkpoint of so many layers, one after the other, `rounds` times; what they wrote is
+    deleted.
+    """
     variant = replace(find_variant("gemma4-31b"), name="custom", layers=layers, **WIDTHS)
     base, adapter, out = place / "base", place / "adapter", place / "out"
     make_base(base, variant)
@@ -173,7 +184,11 @@ def take_turns(place: Path, layers: int, rounds: int, sides: Mapping[str, Side])
                 os.sync()
                 caches[cache](base)
                 runs[cache][name].append(sides[name](base, adapter, out))
-                print(f"{layers} layers, round {number + 1}, {cache}, {name}: {runs[cache][name][-1]}", file=sys.stderr, flush=True)
+                print(
+                    f"{layers} layers, round {number + 1}, {cache}, {name}: {runs[cache][name][-1]}",
+                    file=sys.stderr,
+                    flush=True,
+                )
                 shutil.rmtree(out)
     finally:
         for folder in (base, adapter, out):
@@ -191,7 +206,9 @@ def take_turns(place: Path, layers: int, rounds: int, sides: Mapping[str, Side])
 
 def summary(runs: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
     """Medians of each side, their ratios, and the runs themselves."""
-    medians = {name: {key: statistics.median(one[key] for one in found) for key in found[0]} for name, found in runs.items()}
+    medians = {
+        name: {key: statistics.median(one[key] for one in found) for key in found[0]} for name, found in runs.items()
+    }
     cp, ours = medians["cp"], medians["gemsmith"]
     ratios = {
         "gemsmith_to_cp": ours["wall_s"] / cp["wall_s"],
@@ -200,7 +217,10 @@ def summary(runs: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
     }
     if "peft" in medians:
         peft = medians["peft"]
-        ratios |= {"peft_to_gemsmith": peft["wall_s"] / ours["wall_s"], "peft_peak_memory_gib": peft["peak_memory_bytes"] / _GIB}
+        ratios |= {
+            "peft_to_gemsmith": peft["wall_s"] / ours["wall_s"],
+            "peft_peak_memory_gib": peft["peak_memory_bytes"] / _GIB,
+        }
     return {"ratios": ratios, "medians": medians, "runs": runs}
 
 
@@ -223,7 +243,12 @@ def main(rounds: int, folder: Path | None) -> None:
     }
     RECORD.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     both_sizes = {"small": small, "large": large}
-    print(json.dumps({size: {cache: found[cache]["ratios"] for cache in ("cold", "warm")} for size, found in both_sizes.items()}, indent=1))
+    print(
+        json.dumps(
+            {size: {cache: found[cache]["ratios"] for cache in ("cold", "warm")} for size, found in both_sizes.items()},
+            indent=1,
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -2,10 +2,11 @@
 
     python benchmarks/splits.py
 
-The gradients of all adapters of random tiny models, for 16 rows of 128 tokens at once, in micro-batches and on several devices, by the step
-that training runs, and by transformers + PEFT with torch's autograd. Each matrix' error, relative to its norm, is against the same
-library's whole step and against our model in float64. Queries are of norm 1, so attention is sharp, and errors grow from layer to layer.
-XLA adds up by the number of its threads, which is at least that of its devices: one device has four of them here, too.
+The gradients of all adapters of random tiny models, for 16 rows of 128 tokens at once, in micro-batches and on several
+devices, by the step that training runs, and by transformers + PEFT with torch's autograd. Each matrix' error, relative
+to its norm, is against the same library's whole step and against our model in float64. Queries are of norm 1, so
+attention is sharp, and errors grow from layer to layer. XLA adds up by the number of its threads, which is at least
+that of its devices: one device has four of them here, too.
 """
 
 import json
@@ -23,8 +24,9 @@ from typing import Any
 import numpy as np
 
 from gemsmith import __version__
-from gemsmith.recipe import Recipe, build_recipe
-from gemsmith.run import this_machine
+from gemsmith.provenance import this_machine
+from gemsmith.recipe import Recipe
+from gemsmith.recipe_file import build_recipe
 from gemsmith.zoo import find_variant, lora_targets
 
 RECORD = Path(__file__).parent / "records" / "splits.json"
@@ -77,10 +79,14 @@ def open_model(checkpoint: Path, variant: str, micro_batches: int, mesh: Any = "
     from flax import nnx
 
     from gemsmith.checkpoint import open_checkpoint
-    from gemsmith.train.mesh import make_mesh
-    from gemsmith.train.tunix import adapted_model
+    from gemsmith.train.tunix.backend import adapted_model
+    from gemsmith.train.tunix.mesh import make_mesh
 
-    recipe, opened, start = recipe_of(checkpoint, micro_batches, mesh), open_checkpoint(str(checkpoint)), make_start(variant)
+    recipe, opened, start = (
+        recipe_of(checkpoint, micro_batches, mesh),
+        open_checkpoint(str(checkpoint)),
+        make_start(variant),
+    )
     devices = make_mesh(recipe, opened.variant)
     model = adapted_model(recipe, opened, devices)
     state = []
@@ -99,7 +105,11 @@ def names_of(variant: Any, path: tuple[Any, ...]) -> list[str]:
 
 
 def by_name(variant: Any, flat: Any) -> Matrices:
-    return {name: value for path, leaf in flat for name, value in zip(names_of(variant, path), np.asarray(leaf[...]), strict=True)}
+    return {
+        name: value
+        for path, leaf in flat
+        for name, value in zip(names_of(variant, path), np.asarray(leaf[...]), strict=True)
+    }
 
 
 def gradients_of_step(checkpoint: Path, variant: str, micro_batches: int, mesh: Any = "auto") -> Matrices:
@@ -107,11 +117,11 @@ def gradients_of_step(checkpoint: Path, variant: str, micro_batches: int, mesh: 
     import jax
     from flax import nnx
 
-    from gemsmith.train.hosts import place
-    from gemsmith.train.mesh import micro_batches_on
-    from gemsmith.train.optimizer import make_optimizer
-    from gemsmith.train.step import input_shapes, make_step, place_moments
-    from gemsmith.train.xla import COMPILER_OPTIONS
+    from gemsmith.train.tunix.hosts import place
+    from gemsmith.train.tunix.mesh import micro_batches_on
+    from gemsmith.train.tunix.optimizer import make_optimizer
+    from gemsmith.train.tunix.step import input_shapes, make_step, place_moments
+    from gemsmith.train.tunix.xla import COMPILER_OPTIONS
 
     recipe, devices, model = open_model(checkpoint, variant, micro_batches, mesh)
     optimizer = nnx.Optimizer(model, make_optimizer(recipe.optimizer), wrt=nnx.LoRAParam)
@@ -129,7 +139,9 @@ def gradients_of_step(checkpoint: Path, variant: str, micro_batches: int, mesh: 
         "loss_limit": np.inf,
         "stop": False,
     }
-    inputs = {name: place(values[name], shape) for name, shape in input_shapes(devices, rows=ROWS, length=LENGTH).items()}
+    inputs = {
+        name: place(values[name], shape) for name, shape in input_shapes(devices, rows=ROWS, length=LENGTH).items()
+    }
     given = (step.trained, step.moments, step.frozen, inputs)
     compiled = step.update.lower(*given).compile(compiler_options=COMPILER_OPTIONS[jax.default_backend()])
     _, moments, _ = compiled(*given)
@@ -176,7 +188,9 @@ def gradients_of_transformers(checkpoint: Path, variant: str) -> dict[int, Matri
     import transformers
 
     names = "|".join(re.escape(target.module) for target in lora_targets(find_variant(variant)))
-    base = transformers.AutoModelForImageTextToText.from_pretrained(checkpoint, attn_implementation="eager", dtype=torch.float32)
+    base = transformers.AutoModelForImageTextToText.from_pretrained(
+        checkpoint, attn_implementation="eager", dtype=torch.float32
+    )
     model = peft.get_peft_model(base, peft.LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules=f"({names})"))
     start = make_start(variant)
     weights: dict[str, Any] = {}
@@ -201,9 +215,14 @@ def main_of_side(side: str, variant: str, checkpoint: Path, out: Path) -> None:
     if side == "float64":
         found = {1: gradients_in_float64(checkpoint, variant)}
     elif SIDES[side] > 1:
-        found = {micro_batches: gradients_of_step(checkpoint, variant, micro_batches, mesh) for micro_batches, mesh in MESHES.items()}
+        found = {
+            micro_batches: gradients_of_step(checkpoint, variant, micro_batches, mesh)
+            for micro_batches, mesh in MESHES.items()
+        }
     elif side == "gemsmith":
-        found = {micro_batches: gradients_of_step(checkpoint, variant, micro_batches) for micro_batches in MICRO_BATCHES}
+        found = {
+            micro_batches: gradients_of_step(checkpoint, variant, micro_batches) for micro_batches in MICRO_BATCHES
+        }
     else:
         found = gradients_of_transformers(checkpoint, variant)
     for micro_batches, matrices in found.items():
@@ -236,7 +255,7 @@ def compare(folder: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    from gemsmith.checkpoint.tiny import make_checkpoint
+    from gemsmith.testing.tiny import make_checkpoint
 
     variants: dict[str, Any] = {}
     for variant in VARIANTS:
@@ -246,7 +265,11 @@ def main() -> None:
             for side, devices in SIDES.items():
                 command = [sys.executable, "-W", "ignore", __file__, side, variant, str(checkpoint), temporary]
                 flags = f"--xla_force_host_platform_device_count={devices}"
-                subprocess.run(command, env=os.environ | {"JAX_PLATFORMS": "cpu", "PJRT_NPROC": "4", "XLA_FLAGS": flags}, check=True)
+                subprocess.run(
+                    command,
+                    env=os.environ | {"JAX_PLATFORMS": "cpu", "PJRT_NPROC": "4", "XLA_FLAGS": flags},
+                    check=True,
+                )
             variants[variant] = compare(folder)
         print(variant, json.dumps(variants[variant], indent=1))
     record = {

@@ -1,10 +1,11 @@
-"""Compiles the step that `gemsmith train` runs for TPUs that are not there, and reads from the compiled program what it costs.
+"""Compiles the step that `gemsmith train` runs for TPUs that are not there, and reads from the compiled program what it
+costs.
 
     python benchmarks/tpu_compile.py [--case NAME ...] [--json] [--dump-hlo DIR]
     python benchmarks/tpu_compile.py --walk FILE.hlo --chip v5p
 
-Writes benchmarks/records/tpu_compile/NAME.json, a case at a time. Each case is compiled in its own process, so that its CPU seconds and
-memory are its own. Needs libtpu (requirements/tpu.lock) and no TPU.
+Writes benchmarks/records/tpu_compile/NAME.json, a case at a time. Each case is compiled in its own process, so that its
+CPU seconds and memory are its own. Needs libtpu (requirements/tpu.lock) and no TPU.
 """
 
 import argparse
@@ -23,14 +24,15 @@ from rich.console import Console
 from rich.table import Table
 
 from gemsmith import __version__
+from gemsmith.aot.compiled import ENVIRONMENT, check_compiler, compile_step, model_flops
+from gemsmith.aot.timeline import HOST_BYTES_PER_S, KERNEL_SHARE, KINDS, Costs, walk
 from gemsmith.errors import GemsmithError
 from gemsmith.hardware import Chip, load_catalogue
-from gemsmith.plan.compiled import ENVIRONMENT, check_compiler, compile_step, model_flops
-from gemsmith.plan.costs import HOST_BYTES_PER_S, KERNEL_SHARE, KINDS, Costs, walk
-from gemsmith.recipe import Recipe, build_recipe
-from gemsmith.run import this_machine
+from gemsmith.provenance import this_machine
+from gemsmith.recipe import Recipe
+from gemsmith.recipe_file import build_recipe
 from gemsmith.sizing import work_of
-from gemsmith.train.xla import COMPILER_OPTIONS, FUSED_GATHERS, WHOLE_MATMULS
+from gemsmith.train.tunix.xla import COMPILER_OPTIONS, FUSED_GATHERS, WHOLE_MATMULS
 from gemsmith.zoo import find_variant
 
 ROOT = Path(__file__).parents[1]
@@ -65,7 +67,9 @@ class Case:
     def recipe(self) -> Recipe:
         data = {"train": "absent", "max_length": self.length}
         train = {"rows_per_step": self.rows, **self.train}
-        return build_recipe({"checkpoint": "absent", "model": self.variant, "data": data, "lora": self.lora, "train": train})
+        return build_recipe(
+            {"checkpoint": "absent", "model": self.variant, "data": data, "lora": self.lora, "train": train}
+        )
 
 
 def _fsdp(size: int, **keys: Any) -> dict[str, Any]:
@@ -76,11 +80,17 @@ def _tp(fsdp: int, tp: int, **keys: Any) -> dict[str, Any]:
     return _fsdp(1) | {"mesh": {"fsdp": fsdp, "tp": tp}} | keys
 
 
-BEST_ON_V6E = Case(note="the best for v6e", topology="v6e:2x4", rows=8, train=_fsdp(8, remat=["o", "down", "lora"]), options=ASYNC)
-EXPERTS = Case(note="experts", variant="gemma4-26b-a4b", topology="v6e:2x4", rows=8, train=_fsdp(8, remat="auto"), options=ASYNC)
+BEST_ON_V6E = Case(
+    note="the best for v6e", topology="v6e:2x4", rows=8, train=_fsdp(8, remat=["o", "down", "lora"]), options=ASYNC
+)
+EXPERTS = Case(
+    note="experts", variant="gemma4-26b-a4b", topology="v6e:2x4", rows=8, train=_fsdp(8, remat="auto"), options=ASYNC
+)
 CASES = {
     "31b-v5p": Case(note="the best for v5p", rows=4, train=_fsdp(4, remat="auto"), options=ASYNC),
-    "31b-v5p-fused": Case(note="the same, gathers in the matmuls' programs", rows=4, train=_fsdp(4, remat="auto"), options=FUSED),
+    "31b-v5p-fused": Case(
+        note="the same, gathers in the matmuls' programs", rows=4, train=_fsdp(4, remat="auto"), options=FUSED
+    ),
     "31b-v6e": BEST_ON_V6E,
     "31b-v6e-48mib": dataclasses.replace(
         BEST_ON_V6E,
@@ -89,8 +99,12 @@ CASES = {
     ),
     "31b-v6e-fused": dataclasses.replace(BEST_ON_V6E, note="the same, gathers in the matmuls' programs", options=FUSED),
     "31b-v6e-sync": dataclasses.replace(BEST_ON_V6E, note="the same, no collective overlapped", options=SYNC),
-    "31b-v5p-published": Case(note="the published style", rows=1, train=_tp(1, 4, attention="dense"), real_share=PAPER_SHARE),
-    "31b-v5p-published-splash": Case(note="the published style, splash", rows=1, train=_tp(1, 4), real_share=PAPER_SHARE),
+    "31b-v5p-published": Case(
+        note="the published style", rows=1, train=_tp(1, 4, attention="dense"), real_share=PAPER_SHARE
+    ),
+    "31b-v5p-published-splash": Case(
+        note="the published style, splash", rows=1, train=_tp(1, 4), real_share=PAPER_SHARE
+    ),
     "31b-v5p-fsdp-dense": Case(note="fsdp, dense attention", rows=4, train=_fsdp(4, attention="dense")),
     "31b-v5p-fsdp": Case(note="fsdp, splash", rows=4, train=_fsdp(4)),
     "31b-v5p-async": Case(note="fsdp, splash, async all-gathers", rows=4, train=_fsdp(4), options=FUSED),
@@ -99,9 +113,20 @@ CASES = {
     "31b-v6e-tp": Case(note="v6e, fsdp 2 x tp 4, splash", topology="v6e:2x4", rows=2, train=_tp(2, 4)),
     "26b-a4b-v6e": EXPERTS,
     "26b-a4b-v6e-32": dataclasses.replace(EXPERTS, note="the same, 32 rows", rows=32),
-    "e4b-v6e": Case(note="per-layer inputs", variant="gemma4-e4b", topology="v6e:2x4", rows=8, train=_fsdp(8, remat="auto"), options=ASYNC),
+    "e4b-v6e": Case(
+        note="per-layer inputs",
+        variant="gemma4-e4b",
+        topology="v6e:2x4",
+        rows=8,
+        train=_fsdp(8, remat="auto"),
+        options=ASYNC,
+    ),
     "31b-32k": Case(
-        note="one row of 32 K, its positions over the chips", rows=1, length=32768, train=_fsdp(1, mesh={"sequence": 4}), options=ASYNC
+        note="one row of 32 K, its positions over the chips",
+        rows=1,
+        length=32768,
+        train=_fsdp(1, mesh={"sequence": 4}),
+        options=ASYNC,
     ),
     "31b-128k": Case(
         note="one row of 128 K, its positions over the chips",
@@ -120,7 +145,12 @@ def compile_case(name: str, folder: Path) -> None:
     step = compile_step(case.recipe, topology=case.topology, options=case.options)
     values = dataclasses.asdict(step)
     (folder / f"{name}.hlo").write_text(values.pop("text"))
-    shape = {"tokens_per_step": case.rows * case.length, "rows": case.rows, "length": case.length, "topology": case.topology}
+    shape = {
+        "tokens_per_step": case.rows * case.length,
+        "rows": case.rows,
+        "length": case.length,
+        "topology": case.topology,
+    }
     (folder / f"{name}.json").write_text(json.dumps(values | shape, indent=1) + "\n")
 
 
@@ -128,7 +158,9 @@ def record_of(name: str, folder: Path) -> dict[str, Any]:
     """The record of a case that was compiled into the folder."""
     case = CASES[name]
     built = json.loads((folder / f"{name}.json").read_text())
-    costs = walk((folder / f"{name}.hlo").read_text(), case.chip, coordinates=[tuple(each) for each in built["coordinates"]])
+    costs = walk(
+        (folder / f"{name}.hlo").read_text(), case.chip, coordinates=[tuple(each) for each in built["coordinates"]]
+    )
     return {
         "schema_version": 1,
         "case": name,
@@ -159,7 +191,11 @@ def _memory(chip: Chip, built: dict[str, Any]) -> dict[str, Any]:
 
 
 def _times(case: Case, costs: Costs, *, chips: int) -> dict[str, Any]:
-    steps = {"collectives_hidden": costs.step_low_s, "as_scheduled": costs.step_high_s, "collectives_exposed": costs.step_serial_s}
+    steps = {
+        "collectives_hidden": costs.step_low_s,
+        "as_scheduled": costs.step_high_s,
+        "collectives_exposed": costs.step_serial_s,
+    }
     flops, tokens = model_flops(work_of(case.recipe, find_variant(case.variant))), case.rows * case.length
     peak = chips * case.chip.flops_per_s
     return {
@@ -168,7 +204,10 @@ def _times(case: Case, costs: Costs, *, chips: int) -> dict[str, Any]:
         "positions_per_s": {name: round(tokens / seconds) for name, seconds in steps.items()},
         "mfu": {name: round(flops / seconds / peak, 4) for name, seconds in steps.items()},
         "seconds": {kind: round(costs.seconds(kind), 4) for kind in KINDS if kind != "collective"}
-        | {"collectives_exposed": round(costs.seconds("collective"), 4), "collectives_total": round(costs.collectives_busy_s, 4)},
+        | {
+            "collectives_exposed": round(costs.seconds("collective"), 4),
+            "collectives_total": round(costs.collectives_busy_s, 4),
+        },
         "vector_by_xla_cycles_s": round(sum(each.cycles_s for each in costs.operations if each.kind == "vector"), 4),
         "tflop_per_chip": {
             "model": round(flops / chips / 1e12, 2),
@@ -196,14 +235,18 @@ def _times(case: Case, costs: Costs, *, chips: int) -> dict[str, Any]:
 
 def _assumptions(chip: Chip) -> list[str]:
     return [
-        "memory: XLA reserves the peak, arguments and preallocated temporaries; its other count of temporaries is larger",
+        "memory: XLA reserves the peak, arguments and preallocated temporaries; its other count of temporaries is "
+        "larger",
         f"matmuls: XLA's estimated cycles at {(chip.clock_hz or 0) / 1e9} GHz, at least their bytes / bandwidth",
         f"everything else: bytes / {chip.hbm_bytes_per_s / 1e9:.0f} GB/s, arrays in on-chip memory free",
         f"Mosaic kernels: FLOPs of the blocks that their masks visit at {KERNEL_SHARE:.0%} of the peak",
-        f"collectives: {(chip.link_bytes_per_s or 0) / 1e9:.0f} GB/s over each link that the worst placed chip of a group has, no latency",
+        f"collectives: {(chip.link_bytes_per_s or 0) / 1e9:.0f} GB/s over each link that the worst placed chip of a "
+        "group has, no latency",
         f"offload: {HOST_BYTES_PER_S / 1e9:.0f} GB/s to the host",
-        "as_scheduled: asynchronous collectives cost what their end waits for, synchronous ones all; the other two are the bounds",
-        "gathers of the sparse cores need no help; a ring that the core passes on goes on in programs that look after it, at any moment",
+        "as_scheduled: asynchronous collectives cost what their end waits for, synchronous ones all; the other two are "
+        "the bounds",
+        "gathers of the sparse cores need no help; a ring that the core passes on goes on in programs that look after "
+        "it, at any moment",
         f"real tokens: packed rows are full; the published style's are {PAPER_SHARE:.0%}",
     ]
 
@@ -268,27 +311,44 @@ def print_table(records: list[dict[str, Any]], console: Console) -> None:
 def print_costs(costs: Costs, *, rows: int) -> None:
     console = Console(width=170)
     console.print(
-        f"{costs.chip}: step {1e3 * costs.step_low_s:.0f} ms with collectives hidden, {1e3 * costs.step_high_s:.0f} as scheduled, "
+        f"{costs.chip}: step {1e3 * costs.step_low_s:.0f} ms with collectives hidden, {1e3 * costs.step_high_s:.0f} as "
+        "scheduled, "
         f"{1e3 * costs.step_serial_s:.0f} with all exposed ({1e3 * costs.collectives_busy_s:.0f} in all)"
     )
     console.print(", ".join(f"{kind} {1e3 * costs.seconds(kind):.1f} ms" for kind in KINDS))
-    console.print(f"per chip: matmuls {costs.matmul_flops / 1e12:.2f} TFLOP, kernels {costs.kernel_flops / 1e12:.2f} TFLOP")
+    console.print(
+        f"per chip: matmuls {costs.matmul_flops / 1e12:.2f} TFLOP, kernels {costs.kernel_flops / 1e12:.2f} TFLOP"
+    )
     for name in costs.unpriced:
         console.print(f"not priced: {name}")
     table = Table("kind", "name", "runs", "exposed ms", "busy ms", "TFLOP", "GB", "result", "from", box=None)
     for each in costs.most_expensive(rows):
-        cells = (f"{1e3 * each.exposed_s:.2f}", f"{1e3 * each.busy_s:.2f}", f"{each.flops / 1e12:.3f}", f"{each.bytes / 1e9:.2f}")
-        table.add_row(each.kind, each.name[:40], str(each.count), *cells, each.result[:36], each.op_name[-50:], style=None)
+        cells = (
+            f"{1e3 * each.exposed_s:.2f}",
+            f"{1e3 * each.busy_s:.2f}",
+            f"{each.flops / 1e12:.3f}",
+            f"{each.bytes / 1e9:.2f}",
+        )
+        table.add_row(
+            each.kind, each.name[:40], str(each.count), *cells, each.result[:36], each.op_name[-50:], style=None
+        )
     console.print(table)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--case", action="append", choices=[*CASES], metavar="NAME", help=f"one of: {', '.join(CASES)}; default: all")
-    parser.add_argument("--json", action="store_true", help="print the records instead of a table")
-    parser.add_argument("--dump-hlo", type=Path, metavar="DIR", help="keep NAME.hlo, the compiled text, and NAME.json, its memory")
     parser.add_argument(
-        "--walk", type=Path, metavar="FILE.hlo", help="print the costs of a compiled text, with the NAME.json beside it if any"
+        "--case", action="append", choices=[*CASES], metavar="NAME", help=f"one of: {', '.join(CASES)}; default: all"
+    )
+    parser.add_argument("--json", action="store_true", help="print the records instead of a table")
+    parser.add_argument(
+        "--dump-hlo", type=Path, metavar="DIR", help="keep NAME.hlo, the compiled text, and NAME.json, its memory"
+    )
+    parser.add_argument(
+        "--walk",
+        type=Path,
+        metavar="FILE.hlo",
+        help="print the costs of a compiled text, with the NAME.json beside it if any",
     )
     parser.add_argument("--chip", default="v5p", help="the chip that --walk takes it to run on")
     parser.add_argument("--top", type=int, default=30, help="how many of the most expensive operations --walk prints")
@@ -309,7 +369,10 @@ def _run(options: argparse.Namespace) -> None:
     if options.walk:
         beside = options.walk.with_suffix(".json")
         coordinates = [tuple(each) for each in json.loads(beside.read_text())["coordinates"]] if beside.exists() else []
-        print_costs(walk(options.walk.read_text(), load_catalogue().chips[options.chip], coordinates=coordinates), rows=options.top)
+        print_costs(
+            walk(options.walk.read_text(), load_catalogue().chips[options.chip], coordinates=coordinates),
+            rows=options.top,
+        )
         return
     check_compiler()
     if options.compile_into:

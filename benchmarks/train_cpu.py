@@ -1,9 +1,10 @@
-"""Writes how fast a LoRA step of an 84 M Gemma 4 is on CPU, here and in transformers + PEFT, to benchmarks/records/train_cpu.json.
+"""Writes how fast a LoRA step of an 84 M Gemma 4 is on CPU, here and in transformers + PEFT, to
+benchmarks/records/train_cpu.json.
 
     python benchmarks/train_cpu.py [pairs, default 3]
 
-Both sides train the same float32 checkpoint of the 31B's kind on the same packed rows, in processes that take turns and are bound to one
-core, then to two. Ends with an error if they do not give the same first loss.
+Both sides train the same float32 checkpoint of the 31B's kind on the same packed rows, in processes that take turns and
+are bound to one core, then to two. Ends with an error if they do not give the same first loss.
 """
 
 import json
@@ -26,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from gemsmith import __version__
-from gemsmith.run import this_machine
+from gemsmith.provenance import this_machine
 from gemsmith.zoo import find_variant, lora_targets, text_tensors
 
 RECORD = Path(__file__).parent / "records" / "train_cpu.json"
@@ -53,7 +54,9 @@ PACKAGES = {OURS: ("jax", "jaxlib", "flax", "qwix", "optax"), "peft": ("torch", 
 
 
 def make_rows(step: int) -> dict[str, np.ndarray]:
-    """The packed rows of a step: documents of about MEAN_DOCUMENT tokens, the last one of a row cut; only first tokens are no targets."""
+    """The packed rows of a step: documents of about MEAN_DOCUMENT tokens, the last one of a row cut; only first tokens
+    are no targets.
+    """
     random = np.random.default_rng(step)
     tokens = random.integers(108, VARIANT.vocabulary, (ROWS, LENGTH))
     starts = np.zeros((ROWS, LENGTH), bool)
@@ -75,7 +78,13 @@ def time_steps(update: Callable[[dict[str, np.ndarray], int], float]) -> dict[st
         cpu_s.append(time.process_time() - cpu)
         wall_s.append(time.perf_counter() - wall)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return {"losses": losses, "cpu_s": cpu_s[WARM_UP:], "wall_s": wall_s[WARM_UP:], "first_step_cpu_s": cpu_s[0], "peak_memory_bytes": peak}
+    return {
+        "losses": losses,
+        "cpu_s": cpu_s[WARM_UP:],
+        "wall_s": wall_s[WARM_UP:],
+        "first_step_cpu_s": cpu_s[0],
+        "peak_memory_bytes": peak,
+    }
 
 
 def train_ours(folder: Path) -> dict[str, Any]:
@@ -83,12 +92,12 @@ def train_ours(folder: Path) -> dict[str, Any]:
     from flax import nnx
 
     from gemsmith.checkpoint import open_checkpoint
-    from gemsmith.recipe import build_recipe
-    from gemsmith.train.compiling import Compiled, compile_step
-    from gemsmith.train.mesh import make_mesh, micro_batches_on
-    from gemsmith.train.optimizer import make_optimizer
-    from gemsmith.train.step import input_shapes, make_step
-    from gemsmith.train.tunix import adapted_model
+    from gemsmith.recipe_file import build_recipe
+    from gemsmith.train.tunix.backend import adapted_model
+    from gemsmith.train.tunix.compiling import Compiled, compile_step
+    from gemsmith.train.tunix.mesh import make_mesh, micro_batches_on
+    from gemsmith.train.tunix.optimizer import make_optimizer
+    from gemsmith.train.tunix.step import input_shapes, make_step
 
     recipe = build_recipe(
         {
@@ -112,7 +121,10 @@ def train_ours(folder: Path) -> dict[str, Any]:
         compiled = compiled or compile_step(step, shapes, threading.Event(), recipe.train.compiler_options)
         assert compiled is not None, "nothing stops it"
         values: dict[str, Any] = rows | {"learning_rate": RATE, "step": number + 1, "loss_limit": np.inf, "stop": 0}
-        inputs = {name: jax.device_put(np.full(like.shape, values[name], like.dtype), like.sharding) for name, like in shapes.items()}
+        inputs = {
+            name: jax.device_put(np.full(like.shape, values[name], like.dtype), like.sharding)
+            for name, like in shapes.items()
+        }
         trained, moments, metrics = compiled.update(trained, moments, step.frozen, inputs)
         return float(metrics["loss"])
 
@@ -120,7 +132,9 @@ def train_ours(folder: Path) -> dict[str, Any]:
 
 
 def train_theirs(folder: Path, attention: str, threads: int) -> dict[str, Any]:
-    """Packed as transformers packs: position ids that restart, and no attention mask, from which it makes the block-diagonal one."""
+    """Packed as transformers packs: position ids that restart, and no attention mask, from which it makes the
+    block-diagonal one.
+    """
     import peft
     import torch
     import transformers
@@ -149,7 +163,11 @@ def train_theirs(folder: Path, attention: str, threads: int) -> dict[str, Any]:
 
 def run_side(side: str, folder: Path, threads: int) -> dict[str, Any]:
     """One side's times, measured in a process of its own on the first `threads` cores."""
-    environment = os.environ | {"JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+    environment = os.environ | {
+        "JAX_PLATFORMS": "cpu",
+        "OMP_NUM_THREADS": str(threads),
+        "MKL_NUM_THREADS": str(threads),
+    }
     command = [sys.executable, __file__, side, str(folder), str(threads)]
     output = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout
     return json.loads(output.splitlines()[-1])
@@ -165,7 +183,10 @@ def measure(folder: Path, threads: int, pairs: int) -> dict[str, Any]:
             runs[side].append(run_side(side, folder, threads))
             print(threads, side, [round(seconds, 2) for seconds in runs[side][-1]["cpu_s"]], file=sys.stderr)
     sides = {side: summary(results) for side, results in runs.items()}
-    ratios = {f"{unit}_ratio": round(sides[OURS][unit]["median"] / sides[theirs][unit]["median"], 3) for unit in ("cpu_s", "wall_s")}
+    ratios = {
+        f"{unit}_ratio": round(sides[OURS][unit]["median"] / sides[theirs][unit]["median"], 3)
+        for unit in ("cpu_s", "wall_s")
+    }
     other = {side: summary([trials[side]]) for side in THEIRS if side != theirs}
     return {"sides": sides, "ours_over_theirs": ratios, "theirs_not_taken": other}
 
@@ -174,7 +195,11 @@ def summary(results: list[dict[str, Any]]) -> dict[str, Any]:
     figures: dict[str, Any] = {"first_losses": sorted({result["losses"][0] for result in results})}
     for unit in ("cpu_s", "wall_s"):
         seconds = sorted(second for result in results for second in result[unit])
-        figures[unit] = {"median": round(statistics.median(seconds), 3), "low": round(seconds[0], 3), "high": round(seconds[-1], 3)}
+        figures[unit] = {
+            "median": round(statistics.median(seconds), 3),
+            "low": round(seconds[0], 3),
+            "high": round(seconds[-1], 3),
+        }
     figures["tokens_per_s"] = round(ROWS * LENGTH / figures["wall_s"]["median"], 1)
     figures["tokens_per_cpu_s"] = round(ROWS * LENGTH / figures["cpu_s"]["median"], 1)
     figures["first_step_cpu_s"] = round(statistics.median(result["first_step_cpu_s"] for result in results), 2)
@@ -191,7 +216,7 @@ def check_losses(threads: dict[str, dict[str, Any]]) -> None:
 def main() -> None:
     pairs = int(sys.argv[1]) if len(sys.argv) > 1 else 3
     with tempfile.TemporaryDirectory() as temporary:
-        from gemsmith.checkpoint.tiny import make_checkpoint
+        from gemsmith.testing.tiny import make_checkpoint
 
         folder = make_checkpoint(VARIANT, Path(temporary) / "base", dtype="float32", shards=1)
         threads = {str(count): measure(folder, count, pairs) for count in (1, 2)}
@@ -204,7 +229,14 @@ def main() -> None:
         "machine": this_machine().model_dump(),
         "variant": asdict(VARIANT),
         "parameters": sum(int(np.prod(tensor.shape)) for tensor in text_tensors(VARIANT)),
-        "step": {"rows": ROWS, "length": LENGTH, "mean_document": MEAN_DOCUMENT, "rank": RANK, "remat": "auto", "dropout": 0.0},
+        "step": {
+            "rows": ROWS,
+            "length": LENGTH,
+            "mean_document": MEAN_DOCUMENT,
+            "rank": RANK,
+            "remat": "auto",
+            "dropout": 0.0,
+        },
         "pairs": pairs,
         "threads": threads,
     }

@@ -1,10 +1,11 @@
-"""Writes tokens a second of LoRA training on this machine to benchmarks/records/train_throughput_<cpu or GPU>.json: the same rows, model
-and rank in Gemsmith's two backends and in TRL as its documentation has it.
+"""Writes tokens a second of LoRA training on this machine to benchmarks/records/train_throughput_<cpu or GPU>.json: the
+same rows, model and rank in Gemsmith's two backends and in TRL as its documentation has it.
 
     python benchmarks/train_throughput.py [pairs, default 2] [side ...]
 
-On CPU the 84 M float32 model of train_cpu.py, packed rows of 1024; on a GPU the 31B with random bfloat16 weights, rank 64, packed rows of
-4096. Sides take turns, each in a process of its own. Ends with an error if two sides do not give the same first loss.
+On CPU the 84 M float32 model of train_cpu.py, packed rows of 1024; on a GPU the 31B with random bfloat16 weights, rank
+64, packed rows of 4096. Sides take turns, each in a process of its own. Ends with an error if two sides do not give the
+same first loss.
 """
 
 import json
@@ -29,9 +30,9 @@ import numpy as np
 
 from data_throughput import write_rows
 from gemsmith import __version__
-from gemsmith.checkpoint.tiny import make_config, make_tokenizer
 from gemsmith.hardware import load_catalogue
-from gemsmith.run import this_machine
+from gemsmith.provenance import this_machine
+from gemsmith.testing.tiny import make_config, make_tokenizer
 from gemsmith.zoo import Variant, find_variant, lora_targets, text_tensors
 from train_cpu import VARIANT
 
@@ -56,7 +57,9 @@ class Case:
     folder: str | None
 
 
-CPU = Case(variant=VARIANT, dtype="float32", length=1024, rows=2, micro_batches=1, steps=3, rank=16, remat="auto", folder=None)
+CPU = Case(
+    variant=VARIANT, dtype="float32", length=1024, rows=2, micro_batches=1, steps=3, rank=16, remat="auto", folder=None
+)
 GPU = Case(
     variant=find_variant("gemma4-31b"),
     dtype="bfloat16",
@@ -84,7 +87,11 @@ def write_model(case: Case, folder: Path) -> None:
     places: dict[str, str] = {}
     for layer, tensors in layers.items():
         file = f"model-{'words' if layer is None else layer}.safetensors"
-        save_file({tensor.name: random_weight(tensor, block).astype(kind) for tensor in tensors}, folder / file, metadata={"format": "pt"})
+        save_file(
+            {tensor.name: random_weight(tensor, block).astype(kind) for tensor in tensors},
+            folder / file,
+            metadata={"format": "pt"},
+        )
         places |= {tensor.name: file for tensor in tensors}
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
     make_tokenizer(folder)
@@ -97,7 +104,7 @@ def random_weight(tensor: Any, block: np.ndarray) -> np.ndarray:
 
 
 def recipe_of(case: Case, backend: str, checkpoint: Path, rows: Path) -> Any:
-    from gemsmith.recipe import build_recipe
+    from gemsmith.recipe_file import build_recipe
 
     return build_recipe(
         {
@@ -151,7 +158,9 @@ def train_ours(case: Case, backend: str, checkpoint: Path, rows: Path, folder: P
 
 
 def train_theirs(case: Case, checkpoint: Path, rows: Path, folder: Path) -> dict[str, Any]:
-    """SFTTrainer on conversational prompts and completions, packed, with its defaults for all that the case does not name."""
+    """SFTTrainer on conversational prompts and completions, packed, with its defaults for all that the case does not
+    name.
+    """
     import torch
     import transformers
     from trl import SFTTrainer  # type: ignore[attr-defined]
@@ -174,7 +183,9 @@ def train_theirs(case: Case, checkpoint: Path, rows: Path, folder: Path) -> dict
 
     data, config, lora = theirs(case, rows, folder)
     tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint)
-    trainer = Counting(str(checkpoint), config, train_dataset=data, processing_class=tokenizer, peft_config=lora, callbacks=[Timing()])
+    trainer = Counting(
+        str(checkpoint), config, train_dataset=data, processing_class=tokenizer, peft_config=lora, callbacks=[Timing()]
+    )
     trainer.train()
     model: Any = trainer.model
     cuda = torch.cuda.is_available()
@@ -184,7 +195,9 @@ def train_theirs(case: Case, checkpoint: Path, rows: Path, folder: Path) -> dict
         "step_s": np.diff(ends_s)[WARM_UP - 1 :].tolist(),
         "cpu_s": np.diff(ends_cpu_s)[WARM_UP - 1 :].tolist(),
         "tokens": each[WARM_UP:],
-        "peak_memory_bytes": torch.cuda.max_memory_allocated() if cuda else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "peak_memory_bytes": torch.cuda.max_memory_allocated()
+        if cuda
+        else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         "attention": {"all": model.config._attn_implementation},
     }
 
@@ -225,7 +238,9 @@ def summary(case: Case, results: list[dict[str, Any]], peak_flops_per_s: float |
     rate = statistics.median(rates)
     figures: dict[str, Any] = {
         "real_tokens_per_s": {"median": round(rate, 1), "low": round(rates[0], 1), "high": round(rates[-1], 1)},
-        "real_tokens_per_cpu_s": round(statistics.median(sum(found["tokens"]) / sum(found["cpu_s"]) for found in results), 1),
+        "real_tokens_per_cpu_s": round(
+            statistics.median(sum(found["tokens"]) / sum(found["cpu_s"]) for found in results), 1
+        ),
         "first_loss": results[0]["losses"][0],
         "last_loss": results[0]["losses"][-1],
         "tokens_of_a_step": round(statistics.mean(count for result in results for count in result["tokens"])),
@@ -238,7 +253,9 @@ def summary(case: Case, results: list[dict[str, Any]], peak_flops_per_s: float |
 
 
 def flops_per_token(case: Case) -> float:
-    """Model FLOPs: the frozen matrices forward and backward to their inputs; attention, recomputation and adapters are not counted."""
+    """Model FLOPs: the frozen matrices forward and backward to their inputs; attention, recomputation and adapters are
+    not counted.
+    """
     matrices = [tensor for tensor in text_tensors(case.variant) if len(tensor.shape) == 2]
     return 4.0 * sum(tensor.size for tensor in matrices)
 
@@ -246,8 +263,14 @@ def flops_per_token(case: Case) -> float:
 def run_side(side: str, kind: str, checkpoint: Path, rows: Path) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-W", "ignore", __file__, "--side", side, kind, str(checkpoint), str(rows), folder]
-        ended = subprocess.run(command, check=False, stdout=subprocess.PIPE, text=True, env=os.environ | {"HF_HOME": folder})
-    return json.loads(ended.stdout.splitlines()[-1]) if ended.returncode == 0 else {"error": f"ended with {ended.returncode}"}
+        ended = subprocess.run(
+            command, check=False, stdout=subprocess.PIPE, text=True, env=os.environ | {"HF_HOME": folder}
+        )
+    return (
+        json.loads(ended.stdout.splitlines()[-1])
+        if ended.returncode == 0
+        else {"error": f"ended with {ended.returncode}"}
+    )
 
 
 def device() -> tuple[str, str, float | None]:
@@ -259,12 +282,18 @@ def device() -> tuple[str, str, float | None]:
     name = torch.cuda.get_device_name().lower()
     words = set(name.split())
     # The boards called PCIe and NVL are slower than the catalogue's, and GH200 is no H200.
-    chip = None if words & {"pcie", "nvl"} else next((chip for chip in load_catalogue().chips.values() if chip.name in words), None)
+    chip = (
+        None
+        if words & {"pcie", "nvl"}
+        else next((chip for chip in load_catalogue().chips.values() if chip.name in words), None)
+    )
     return "gpu", chip.name if chip else name.replace(" ", "-"), chip.flops_per_s if chip else None
 
 
 def folder_of(case: Case) -> str | None:
-    """The case's folder where its weights have room there, else that of temporary files: a container's /dev/shm is 64 MB."""
+    """The case's folder where its weights have room there, else that of temporary files: a container's /dev/shm is 64
+    MB.
+    """
     size_bytes = sum(tensor.size for tensor in text_tensors(case.variant)) * (2 if case.dtype == "bfloat16" else 4)
     return case.folder if case.folder and shutil.disk_usage(case.folder).free > 1.02 * size_bytes else None
 
@@ -328,7 +357,9 @@ def main_of_side(side: str, kind: str, checkpoint: Path, rows: Path, folder: Pat
             result = train_ours(case, side.removeprefix("gemsmith-"), checkpoint, rows, folder)
     except Exception as error:  # noqa: BLE001 - a side that cannot run here is a result
         traceback.print_exc()
-        result = {"error": f"{type(error).__name__}: {str(error).strip().splitlines()[0][:300] if str(error).strip() else ''}"}
+        result = {
+            "error": f"{type(error).__name__}: {str(error).strip().splitlines()[0][:300] if str(error).strip() else ''}"
+        }
     print(json.dumps(result))
 
 

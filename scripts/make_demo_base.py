@@ -1,11 +1,11 @@
 """Makes recipes/demo_base, the tiny Gemma 4 that the demo starts from: seeded, on a CPU, in about half an hour.
 
     python scripts/make_demo_base.py            recipes/demo_base
-    python scripts/make_demo_base.py --tokenizer   src/gemsmith/checkpoint/tiny_tokenizer.json, which it is trained with
+    python scripts/make_demo_base.py --tokenizer   src/gemsmith/testing/tiny_tokenizer.json, which it is trained with
 
-LoRA on a random model learns next to nothing, so the base must know something. It learns to repeat words, and to write C, Python,
-JSON and port lists for the specifications of gemsmith.data.verilog's train split. It never sees a Verilog module, nor a specification
-of the held-out split.
+LoRA on a random model learns next to nothing, so the base must know something. It learns to repeat words, and to write
+C, Python, JSON and port lists for the specifications of gemsmith.data.verilog's train split. It never sees a Verilog
+module, nor a specification of the held-out split.
 """
 
 import argparse
@@ -21,13 +21,13 @@ import torch
 from tokenizers import Tokenizer
 from transformers import Gemma4ForCausalLM, Gemma4TextConfig
 
-from gemsmith.checkpoint.tiny import make_tokenizer, train_tokenizer, write_checkpoint
 from gemsmith.data.verilog import PORTS, WORDS, Spec, describe, expression, make_rows, make_specs
+from gemsmith.testing.tiny import make_tokenizer, train_tokenizer, write_checkpoint
 from gemsmith.zoo import find_variant
 from gemsmith.zoo.tensors import PREFIX
 
 ROOT = Path(__file__).parents[1]
-TOKENIZER = ROOT / "src" / "gemsmith" / "checkpoint" / "tiny_tokenizer.json"
+TOKENIZER = ROOT / "src" / "gemsmith" / "testing" / "tiny_tokenizer.json"
 FOLDER = ROOT / "recipes" / "demo_base"
 VARIANT = find_variant("tiny-31b")
 IGNORED = -100
@@ -39,13 +39,18 @@ def write_c(spec: Spec) -> str:
     name, width = spec.output
     if spec.form == "register":
         _, reset, value = spec.operands
-        return f"void {spec.name}({arguments}, u{width} *{name}) {{\n  if ({reset}) *{name} = 0;\n  else *{name} = {value};\n}}"
+        return (
+            f"void {spec.name}({arguments}, u{width} *{name}) {{\n  if ({reset}) *{name} = 0;\n  else *{name} = "
+            f"{value};\n}}"
+        )
     return f"u{width} {spec.name}({arguments}) {{\n  return {expression(spec)};\n}}"
 
 
 def write_python(spec: Spec) -> str:
     names = spec.operands
-    value = {"select": "{1} if {0} else {2}", "register": "0 if {1} else {2}"}.get(spec.form, "").format(*names) or expression(spec)
+    value = {"select": "{1} if {0} else {2}", "register": "0 if {1} else {2}"}.get(spec.form, "").format(
+        *names
+    ) or expression(spec)
     return f"def {spec.name}({', '.join(names)}):\n  {spec.output[0]} = {value}\n  return {spec.output[0]}"
 
 
@@ -59,7 +64,12 @@ def write_ports(spec: Spec) -> str:
     return "\n".join(f"{way} {'' if width == 1 else f'[{width - 1}:0] '}{name};" for way, name, width in lines)
 
 
-TASKS = (("C function", write_c), ("Python function", write_python), ("JSON header", write_json), ("port list", write_ports))
+TASKS = (
+    ("C function", write_c),
+    ("Python function", write_python),
+    ("JSON header", write_json),
+    ("port list", write_ports),
+)
 
 
 def spec_rows(seed: int) -> Iterator[tuple[str, str]]:
@@ -77,14 +87,18 @@ def repeat_row(source: random.Random, longest: int) -> tuple[str, str]:
 
 
 def make_shipped_tokenizer() -> None:
-    rows = [*itertools.islice(spec_rows(0), 8000), *((row["prompt"], row["response"]) for row in make_rows(4000, "train", 0))]
+    rows = [
+        *itertools.islice(spec_rows(0), 8000),
+        *((row["prompt"], row["response"]) for row in make_rows(4000, "train", 0)),
+    ]
     train_tokenizer([f"{prompt}\n{answer}\nuser\nmodel\nsystem\n" for prompt, answer in rows], TOKENIZER)
 
 
 def batches(tokenizer: Tokenizer, steps: int, rows: int, seed: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Tokens and targets (rows, L).
 
-    Copying is learned first, from few words to many: without that, the loss stayed at what the words' frequencies give for 900 steps.
+    Copying is learned first, from few words to many: without that, the loss stayed at what the words' frequencies give
+    for 900 steps.
     """
     source, specs = random.Random(seed), spec_rows(seed + 1)
     for step in range(steps):
@@ -148,7 +162,9 @@ def main() -> None:
         return
     model = pretrain(arguments.steps, arguments.rows, arguments.learning_rate, seed=0)
     weights = {
-        name.replace("model.", PREFIX, 1): value.detach().numpy() for name, value in model.state_dict().items() if name != "lm_head.weight"
+        name.replace("model.", PREFIX, 1): value.detach().numpy()
+        for name, value in model.state_dict().items()
+        if name != "lm_head.weight"
     }
     shutil.rmtree(arguments.folder, ignore_errors=True)
     write_checkpoint(VARIANT, weights, arguments.folder)

@@ -20,11 +20,15 @@ def make_table(folder: Path) -> str:
     lines = ["| stage | what came out | time | record |", "|---|---|--:|---|"]
     for stage, text in _findings(records).items():
         duration_s = records[stage]["origin"]["duration_s"]
-        lines.append(f"| {stage} | {text} | {duration_s:.0f} s | [{stage}.json](benchmarks/records/demo/{stage}.json) |")
+        lines.append(
+            f"| {stage} | {text} | {duration_s:.0f} s | [{stage}.json](benchmarks/records/demo/{stage}.json) |"
+        )
     origin = records["train"]["origin"]
     cores, memory_gib = origin["machine"]["cores"], origin["machine"]["memory_bytes"] / 2**30
     lines.append("")
-    lines.append(f"Measured on {cores} CPU cores with {memory_gib:.0f} GiB on {origin['started'][:10]}; the plan is modelled.")
+    lines.append(
+        f"Measured on {cores} CPU cores with {memory_gib:.0f} GiB on {origin['started'][:10]}; the plan is modelled."
+    )
     return "\n".join(lines) + "\n"
 
 
@@ -39,9 +43,12 @@ def _findings(records: dict[str, Any]) -> dict[str, str]:
         f"fits {', '.join(fitting)}",
         "data": f"{data['rows']:,} rows in {data['packed_rows']:,} packed ones, {data['packing_efficiency']:.1%} full, "
         f"{data['supervised_tokens']:,} of {data['tokens']:,} tokens trained on",
-        "train": f"{last['step']} steps, loss {first['loss']:.3f} → {last['loss']:.3f}, {train['real_tokens_per_s']:,.0f} real tokens/s",
-        "export": f"{export['merged_tensors']} tensors merged, {export['copied_tensors']} copied as bytes, and the PEFT adapter",
-        "verify": f"{sum(check['passed'] is True for check in verify['checks'])} of {len(verify['checks'])} checks passed; "
+        "train": f"{last['step']} steps, loss {first['loss']:.3f} → {last['loss']:.3f}, "
+        f"{train['real_tokens_per_s']:,.0f} real tokens/s",
+        "export": f"{export['merged_tensors']} tensors merged, {export['copied_tensors']} copied as bytes, and the "
+        "PEFT adapter",
+        "verify": f"{sum(check['passed'] is True for check in verify['checks'])} of {len(verify['checks'])} checks "
+        "passed; "
         f"logits of merged and base + adapter {verify['logits_max_abs_difference']:.1e} apart at most",
         "serve": f"{serve['vllm']}, up after {serve['start_s']:.0f} s",
         "bench": f"{_cell(slow)}; {_cell(fast)}",

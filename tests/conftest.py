@@ -11,23 +11,27 @@ from typing import Any
 
 import pytest
 
-from gemsmith.checkpoint.tiny import make_checkpoint
 from gemsmith.cli import main
-from gemsmith.recipe import build_recipe
+from gemsmith.files import sha256_file
+from gemsmith.provenance import start_clock
+from gemsmith.recipe_file import build_recipe
 from gemsmith.records import Check, ExportRecord, FileSum, VerifyRecord
-from gemsmith.run import Run, make_origin, open_run, sha256_file, start_clock, write_record
+from gemsmith.run import Run, make_origin, open_run, write_record
+from gemsmith.testing.tiny import make_checkpoint
 from gemsmith.zoo import find_variant
 
 
 @pytest.fixture(scope="session", autouse=True)
 def control_c() -> None:
-    """Python's own answer to Ctrl-C, here and in what the tests start: a shell's background jobs are told to ignore it."""
+    """Python's own answer to Ctrl-C, here and in what the tests start: a shell's background jobs are told to ignore
+    it."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
 def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """Returns the folder of a random tiny checkpoint: `tiny_checkpoint("tiny-e2b", "float32")`. Tests must not write into it."""
+    """Returns the folder of a random tiny checkpoint: `tiny_checkpoint("tiny-e2b", "float32")`. Tests must not write
+    into it."""
     made: dict[tuple[str, str], Path] = {}
 
     def make(variant: str, dtype: str = "float32") -> Path:
@@ -41,7 +45,8 @@ def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., P
 
 @pytest.fixture
 def small_disk() -> Iterator[Callable[[Path, str], Path]]:
-    """Mounts a file system at a folder until the test ends: `small_disk(folder, "300k")`. Skips where this user may not mount one."""
+    """Mounts a file system at a folder until the test ends: `small_disk(folder, "300k")`. Skips where this user may not
+    mount one."""
     mounted: list[Path] = []
 
     def mount(folder: Path, size: str) -> Path:
@@ -59,7 +64,8 @@ def small_disk() -> Iterator[Callable[[Path, str], Path]]:
 
 @pytest.fixture
 def exported_run(tmp_path: Path, tiny_checkpoint: Callable[..., Path]) -> Callable[..., Run]:
-    """Returns a run of tiny-31b as verify left it, its merged weights those of the base: `exported_run({"eval": {"limit": 3}})`."""
+    """Returns a run of tiny-31b as verify left it, its merged weights those of the base: `exported_run({"eval":
+    {"limit": 3}})`."""
 
     def make(sections: dict[str, Any] | None = None) -> Run:
         checkpoint = tiny_checkpoint("tiny-31b")
@@ -74,16 +80,24 @@ def exported_run(tmp_path: Path, tiny_checkpoint: Callable[..., Path]) -> Callab
         run = open_run(tmp_path / "demo", build_recipe(values))
         shutil.copytree(checkpoint, run.merged)
         merged = tuple(
-            FileSum(name=file.name, bytes=file.stat().st_size, sha256=sha256_file(file)) for file in sorted(run.merged.iterdir())
+            FileSum(name=file.name, bytes=file.stat().st_size, sha256=sha256_file(file))
+            for file in sorted(run.merged.iterdir())
         )
         origin = make_origin(run, "export", start_clock())
-        write_record(run, ExportRecord(origin=origin, step=1, adapter=(), merged=merged, merged_tensors=1, copied_tensors=0))
+        write_record(
+            run, ExportRecord(origin=origin, step=1, adapter=(), merged=merged, merged_tensors=1, copied_tensors=0)
+        )
         origin = make_origin(run, "verify", start_clock())
         check = Check(name="logits", passed=None, detail="not done here")
         write_record(
             run,
             VerifyRecord(
-                origin=origin, passed=True, checks=(check,), changed_tensors=1, expected_tensors=1, logits_max_abs_difference=None
+                origin=origin,
+                passed=True,
+                checks=(check,),
+                changed_tensors=1,
+                expected_tensors=1,
+                logits_max_abs_difference=None,
             ),
         )
         return run
@@ -93,7 +107,8 @@ def exported_run(tmp_path: Path, tiny_checkpoint: Callable[..., Path]) -> Callab
 
 @pytest.fixture
 def fake_vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
-    """Returns the Python of an environment with a stand-in for vLLM, told what to do by `fake_vllm(die=40)`; see serve/fake_vllm.py."""
+    """Returns the Python of an environment with a stand-in for vLLM, told what to do by `fake_vllm(die=40)`; see
+    serve/fake_vllm.py."""
 
     def make(**told: object) -> Path:
         python = tmp_path / "serve-python"

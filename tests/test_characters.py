@@ -22,15 +22,28 @@ def test_what_a_terminal_acts_on_or_does_not_show_is_spelled_out(text, spelled):
 
 @pytest.mark.parametrize(
     "text",
-    ["ordinary", "tab\tand\nline feed", "é ß Ж 漢字 עברית ⟦x⟧ \\x1b [/a]", "हिन्दी\u200dक می\u200cخواهم", "👩\u200d💻 🏳️\u200d🌈"],
+    [
+        "ordinary",
+        "tab\tand\nline feed",
+        "é ß Ж 漢字 עברית ⟦x⟧ \\x1b [/a]",
+        "हिन्दी\u200dक می\u200cخواهم",
+        "👩\u200d💻 🏳️\u200d🌈",
+    ],
 )
 def test_other_text_stays_as_it_is(text):
     assert spell_out(text) == text
 
 
 def test_no_control_character_and_no_mark_of_direction_is_left():
-    found = {chr(code) for code in range(0x110000) if unicodedata.category(chr(code)) in ("Cc", "Cs", "Zl", "Zp")} - {"\t", "\n"}
-    found |= {chr(code) for code in range(0x110000) if unicodedata.bidirectional(chr(code)) in ("LRE", "RLE", "LRO", "RLO", "PDF")}
+    found = {chr(code) for code in range(0x110000) if unicodedata.category(chr(code)) in ("Cc", "Cs", "Zl", "Zp")} - {
+        "\t",
+        "\n",
+    }
+    found |= {
+        chr(code)
+        for code in range(0x110000)
+        if unicodedata.bidirectional(chr(code)) in ("LRE", "RLE", "LRO", "RLO", "PDF")
+    }
     found |= set("\u2066\u2067\u2068\u2069")
     assert len(found) > 2000
     assert not [hex(ord(character)) for character in found if spell_out(character) == character]

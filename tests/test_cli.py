@@ -82,7 +82,9 @@ def test_data_writes_its_record_and_the_resolved_recipe(gemsmith, recipe, tmp_pa
     record = json.loads(out)
     assert (code, record["rows"], record["dropped"]) == (0, 20, {})
     assert json.loads((tmp_path / "out" / "data.json").read_text()) == record
-    assert 'model: "tiny-31b"  # read from the checkpoint\'s config.json' in (tmp_path / "out" / "recipe.yaml").read_text()
+    assert (
+        'model: "tiny-31b"  # read from the checkpoint\'s config.json' in (tmp_path / "out" / "recipe.yaml").read_text()
+    )
 
 
 def test_a_complete_stage_is_not_done_again_unless_forced(gemsmith, recipe, tmp_path):
@@ -145,7 +147,9 @@ def test_rows_are_shown_with_what_is_trained_on(gemsmith, recipe):
 def test_rows_are_shown_where_the_locale_has_no_such_letters(gemsmith, recipe):
     assert gemsmith("data", recipe)[0] == 0
     command = [sys.executable, "-m", "gemsmith.cli", "data", str(recipe), "--show", "1"]
-    shown = subprocess.run(command, env=os.environ | {"PYTHONIOENCODING": "latin-1"}, capture_output=True, check=False, text=True)
+    shown = subprocess.run(
+        command, env=os.environ | {"PYTHONIOENCODING": "latin-1"}, capture_output=True, check=False, text=True
+    )
     assert shown.returncode == 0, shown.stderr
     assert r"\u27e6" in shown.stdout
 
@@ -190,7 +194,9 @@ def test_a_folder_that_cannot_be_written_is_one_line(gemsmith, recipe, tmp_path)
 def test_a_full_disk_is_one_line_and_the_run_goes_on_once_there_is_space(gemsmith, recipe, tmp_path, size):
     disk = tmp_path / "disk"
     disk.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(disk)], check=False, capture_output=True).returncode:
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(disk)], check=False, capture_output=True
+    ).returncode:
         pytest.skip("this machine does not let a tmpfs be mounted")
     try:
         code, _, err = gemsmith("data", recipe, "--set", "data.train.rows=3000", "--run", disk / "run")
@@ -214,7 +220,11 @@ WRITING = ["run", "plan", "data", "train", "export", "verify", "serve", "serve -
 
 def test_while_one_command_uses_a_run_directory_no_other_writes_there(gemsmith, recipe, tmp_path):
     gemsmith("data", recipe)
-    before = {file: file.read_bytes() for file in (tmp_path / "runs" / "my").rglob("*") if file.is_file() and file.name != ".lock"}
+    before = {
+        file: file.read_bytes()
+        for file in (tmp_path / "runs" / "my").rglob("*")
+        if file.is_file() and file.name != ".lock"
+    }
     holder = subprocess.Popen([sys.executable, "-c", HOLDER], stdout=subprocess.PIPE)
     try:
         holder.stdout.readline()
@@ -222,12 +232,20 @@ def test_while_one_command_uses_a_run_directory_no_other_writes_there(gemsmith, 
             if (verb, source) == ("plan", str(recipe)):
                 continue  # writes nothing
             code, _, err = gemsmith(*verb.split(), source, *([] if verb == "serve" else ["--set", "bench.prompts=7"]))
-            assert code == 2 and err.count("\n") == 1 and f"is in use by `gemsmith` (process {holder.pid} on " in err, (verb, source, err)
+            assert code == 2 and err.count("\n") == 1 and f"is in use by `gemsmith` (process {holder.pid} on " in err, (
+                verb,
+                source,
+                err,
+            )
         assert gemsmith("data", "runs/my", "--show", 1)[0] == 0
     finally:
         holder.kill()
         holder.communicate()
-    assert {file: file.read_bytes() for file in (tmp_path / "runs" / "my").rglob("*") if file.is_file() and file.name != ".lock"} == before
+    assert {
+        file: file.read_bytes()
+        for file in (tmp_path / "runs" / "my").rglob("*")
+        if file.is_file() and file.name != ".lock"
+    } == before
     assert gemsmith("report", "runs/my")[0] == 0
 
 
@@ -266,6 +284,7 @@ def test_what_an_error_quotes_is_spelled_out_on_its_one_line(gemsmith, recipe, t
     (tmp_path / "own.jinja").write_text("{{ raise_exception('no\x1b[31m\nway\u202e') }}")
     code, _, err = gemsmith("data", recipe.name, "--set", "data.template=own.jinja")
     assert code == 2 and err.endswith(
-        "own.jinja line 1 refuses it: no\\x1b[31m way\\u202e; change the row, or set data.template to one that takes it\n"
+        "own.jinja line 1 refuses it: no\\x1b[31m way\\u202e; change the row, or set data.template to one that takes "
+        "it\n"
     )
     assert err.count("\n") == 1

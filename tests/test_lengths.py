@@ -4,7 +4,8 @@ import pytest
 
 from gemsmith.errors import RecipeError
 from gemsmith.lengths import check_answer, check_cells, check_lengths, check_served, derive_lengths
-from gemsmith.recipe import Recipe, build_recipe, with_values
+from gemsmith.recipe import Recipe, with_values
+from gemsmith.recipe_file import build_recipe
 from gemsmith.zoo import find_variant
 
 TINY = find_variant("tiny-31b")
@@ -72,28 +73,46 @@ def test_a_row_is_no_longer_than_the_model_reads_and_the_reason_says_so():
 @pytest.mark.parametrize(
     ("overrides", "expected"),
     [
-        (["data.max_length=4096"], "data.max_length: 4096 was given; tiny-31b reads at most 2048 tokens; set 2048 or less"),
-        (["serve.max_model_len=4096"], "serve.max_model_len: 4096 was given; tiny-31b reads at most 2048 tokens; set 2048 or less"),
-        (["serve.max_model_len=127"], "serve.max_model_len: 127 was given; the first prompt and answer of serve need 128"),
+        (
+            ["data.max_length=4096"],
+            "data.max_length: 4096 was given; tiny-31b reads at most 2048 tokens; set 2048 or less",
+        ),
+        (
+            ["serve.max_model_len=4096"],
+            "serve.max_model_len: 4096 was given; tiny-31b reads at most 2048 tokens; set 2048 or less",
+        ),
+        (
+            ["serve.max_model_len=127"],
+            "serve.max_model_len: 127 was given; the first prompt and answer of serve need 128",
+        ),
         (
             ["bench.input_tokens=[9, 2048]"],
             "bench.input_tokens: 2048 leaves no room for an answer in the 2048 that tiny-31b reads; lower it",
         ),
-        (["bench.output_tokens=2048"], "bench.output_tokens: 2048 leaves no room for a prompt in the 2048 that tiny-31b reads; lower it"),
+        (
+            ["bench.output_tokens=2048"],
+            "bench.output_tokens: 2048 leaves no room for a prompt in the 2048 that tiny-31b reads; lower it",
+        ),
         (
             ["bench.input_tokens=[1900]", "bench.output_tokens=149"],
-            "bench.input_tokens: 1900 and bench.output_tokens: 149 make 2049 tokens, more than the 2048 that tiny-31b reads; "
+            "bench.input_tokens: 1900 and bench.output_tokens: 149 make 2049 tokens, more than the 2048 that tiny-31b "
+            "reads; "
             "lower one of them",
         ),
         (
             ["bench.input_tokens=[16, 601]", "bench.output_tokens=40", "serve.max_model_len=640"],
-            "bench.input_tokens: 601 and bench.output_tokens: 40 make 641 tokens, more than serve.max_model_len: 640; lower one of them, "
+            "bench.input_tokens: 601 and bench.output_tokens: 40 make 641 tokens, more than serve.max_model_len: 640; "
+            "lower one of them, "
             "or set serve.max_model_len to 641 or more",
         ),
-        (["eval.max_tokens=2048", EVAL], "eval.max_tokens: 2048 leaves no room for a prompt in the 2048 that tiny-31b reads; lower it"),
+        (
+            ["eval.max_tokens=2048", EVAL],
+            "eval.max_tokens: 2048 leaves no room for a prompt in the 2048 that tiny-31b reads; lower it",
+        ),
         (
             ["eval.max_tokens=300", "serve.max_model_len=300", EVAL],
-            "eval.max_tokens: 300 leaves no room for a prompt in serve.max_model_len: 300; lower it, or set serve.max_model_len to 364 or",
+            "eval.max_tokens: 300 leaves no room for a prompt in serve.max_model_len: 300; lower it, or set "
+            "serve.max_model_len to 364 or",
         ),
     ],
 )

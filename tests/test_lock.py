@@ -27,11 +27,14 @@ with locked(Path(sys.argv[-1])):
 
 @pytest.fixture
 def hold():
-    """Starts a process that holds a folder's lock: `hold(folder)`; with "fork", one whose child lives on, and whose number it prints."""
+    """Starts a process that holds a folder's lock: `hold(folder)`; with "fork", one whose child lives on, and whose
+    number it prints."""
     started = []
 
     def start(folder, *arguments):
-        process = subprocess.Popen([sys.executable, "-c", HOLDER, *arguments, str(folder)], stdout=subprocess.PIPE, text=True)
+        process = subprocess.Popen(
+            [sys.executable, "-c", HOLDER, *arguments, str(folder)], stdout=subprocess.PIPE, text=True
+        )
         started.append((process, process.stdout.readline().strip()))
         return started[-1]
 
@@ -49,7 +52,10 @@ def test_a_second_process_is_told_at_once_who_is_there(hold, tmp_path):
     with pytest.raises(RunError) as error, locked(tmp_path / "run"):
         pass
     assert time.monotonic() - begin_s < 1
-    pattern = r"run directory \S+/run: is in use by `gemsmith train 'a recipe .yaml' \S+/run` \(process (\d+) on \S+, since \S+ \S+ UTC\); "
+    pattern = (
+        r"run directory \S+/run: is in use by `gemsmith train 'a recipe .yaml' \S+/run` \(process (\d+) on \S+, since "
+        r"\S+ \S+ UTC\); "
+    )
     assert int(re.match(pattern, str(error.value))[1]) == holder.pid
     assert holder.poll() is None
 
@@ -102,7 +108,9 @@ def test_a_process_may_lock_a_folder_twice_and_keeps_it_until_the_first_block_en
     with locked(tmp_path):
         with locked(tmp_path / ".." / tmp_path.name):
             pass
-        assert b"is in use by" in subprocess.run([sys.executable, "-c", second], capture_output=True, check=False).stderr
+        assert (
+            b"is in use by" in subprocess.run([sys.executable, "-c", second], capture_output=True, check=False).stderr
+        )
     subprocess.run([sys.executable, "-c", second], check=True)
 
 

@@ -16,9 +16,10 @@ from safetensors.numpy import load_file
 from gemsmith import pipeline
 from gemsmith.data.rows import source_sha256
 from gemsmith.errors import MachineError
-from gemsmith.recipe import load_recipe
-from gemsmith.records import RECORDS, STAGES
-from gemsmith.run import make_origin, start_clock, write_record
+from gemsmith.provenance import start_clock
+from gemsmith.recipe_file import load_recipe
+from gemsmith.run import make_origin, write_record
+from gemsmith.stages import STAGES
 
 TINY = ["tiny-31b", "tiny-e2b", "tiny-26b-a4b", "tiny-12b"]
 RECIPE = """
@@ -38,7 +39,8 @@ def recipe(tmp_path, tiny_checkpoint, monkeypatch):
     """Writes my.yaml and rows.jsonl into an empty working folder; paths in them are relative."""
     monkeypatch.chdir(tmp_path)
     rows = [
-        {"messages": [{"role": "user", "content": f"say {n}"}, {"role": "assistant", "content": "word " * (n % 5 + 1)}]} for n in range(12)
+        {"messages": [{"role": "user", "content": f"say {n}"}, {"role": "assistant", "content": "word " * (n % 5 + 1)}]}
+        for n in range(12)
     ]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
@@ -187,7 +189,9 @@ def test_without_vllm_that_is_told_first_and_the_report_is_written_all_the_same(
     code, _, err = gemsmith("run", recipe("tiny-31b").name)
     lines = err.splitlines()
     assert code == 2
-    assert lines[0].startswith("warning: serve, bench, eval will not run here, the stages before will: $GEMSMITH_SERVE_PYTHON: /no/python")
+    assert lines[0].startswith(
+        "warning: serve, bench, eval will not run here, the stages before will: $GEMSMITH_SERVE_PYTHON: /no/python"
+    )
     assert lines[-2] == "report   of what there is: runs/my/report.html"
     assert lines[-1].startswith("error: serve failed") and Path("runs/my/report.html").exists()
     err = gemsmith("run", "runs/my")[2]
@@ -202,16 +206,37 @@ def only_cheap_stages(run, stage, servers, **_):
         from gemsmith.plan.stage import plan
 
         return plan(run)
-    kept = {"rows": 3, "dropped": {}, "packed_rows": 3, "tokens": 9, "supervised_tokens": 3, "packing_efficiency": 0.5, "steps": 3}
+    kept = {
+        "rows": 3,
+        "dropped": {},
+        "packed_rows": 3,
+        "tokens": 9,
+        "supervised_tokens": 3,
+        "packing_efficiency": 0.5,
+        "steps": 3,
+    }
     values = {
         "data": kept | {"length_percentiles": {"p50": 3}, "template_sha256": "0", "rows_sha256": "0"},
-        "train": {"backend": "tunix", "model": "tiny-31b", "steps": (), "adapted": {}, "trained_parameters": 1, "mesh": {"fsdp": 1}}
+        "train": {
+            "backend": "tunix",
+            "model": "tiny-31b",
+            "steps": (),
+            "adapted": {},
+            "trained_parameters": 1,
+            "mesh": {"fsdp": 1},
+        }
         | {"real_tokens_per_s": 1.0, "peak_memory_bytes": 1, "last_checkpoint": "checkpoints/3"},
         "export": {"step": 3, "adapter": (), "merged": (), "merged_tensors": 1, "copied_tensors": 0},
-        "verify": {"passed": True, "checks": (), "changed_tensors": 1, "expected_tensors": 1, "logits_max_abs_difference": None},
+        "verify": {
+            "passed": True,
+            "checks": (),
+            "changed_tensors": 1,
+            "expected_tensors": 1,
+            "logits_max_abs_difference": None,
+        },
     }[stage]
     sources = {"data.train": source_sha256(run.recipe.data.train)} if stage == "data" else {}
-    record = RECORDS[stage](origin=make_origin(run, stage, start_clock(), sources=sources), **values)
+    record = STAGES[stage].record(origin=make_origin(run, stage, start_clock(), sources=sources), **values)
     write_record(run, record)
     return record
 
@@ -231,5 +256,7 @@ def test_a_run_whose_rows_have_gone_is_served_and_reported(gemsmith, recipe, mon
 
 def test_notices_of_a_stage_are_printed_as_they_are_the_grave_ones_first(capsys):
     told = {"notices": ("3 rows of [/a] are also trained on.",), "grave_notices": ("Do not use [b].",)}
-    pipeline.print_notices(RECORDS["data"].model_construct(**told))
-    assert capsys.readouterr().err == "data: warning: Do not use [b].\ndata: notice: 3 rows of [/a] are also trained on.\n"
+    pipeline.print_notices(STAGES["data"].record.model_construct(**told))
+    assert (
+        capsys.readouterr().err == "data: warning: Do not use [b].\ndata: notice: 3 rows of [/a] are also trained on.\n"
+    )

@@ -5,7 +5,7 @@ import json
 import re
 from pathlib import Path
 
-from gemsmith.recipe import load_recipe
+from gemsmith.recipe_file import load_recipe
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -28,7 +28,11 @@ def test_the_table_is_the_one_that_the_records_give():
 def test_the_tree_names_every_part_and_nothing_else():
     tree = README.partition("src/gemsmith/\n")[2].partition("tests/")[0]
     named = {line.split()[0].rstrip("/") for line in tree.splitlines() if line.strip()}
-    there = {path.name for path in (ROOT / "src" / "gemsmith").iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+    there = {
+        path.name
+        for path in (ROOT / "src" / "gemsmith").iterdir()
+        if path.suffix == ".py" or (path / "__init__.py").exists()
+    }
     assert named == there - {"__init__.py", "__main__.py"}
 
 
@@ -42,7 +46,10 @@ def test_what_is_modelled_is_what_the_compiled_cases_say():
     claims = re.findall(r"([\d,]+)(?:\s+real\s+tokens/s)?\s+\[modelled\]\((\S+)\)", README)
     assert len(claims) == README.count("[modelled]") == 2
     for tokens_per_s, record in claims:
-        assert int(tokens_per_s.replace(",", "")) == json.loads((ROOT / record).read_text())["real_tokens_per_s"]["as_scheduled"]
+        assert (
+            int(tokens_per_s.replace(",", ""))
+            == json.loads((ROOT / record).read_text())["real_tokens_per_s"]["as_scheduled"]
+        )
 
 
 def test_the_recipe_to_copy_inherits_nothing_of_the_demo():
@@ -54,7 +61,9 @@ def test_the_recipe_to_copy_inherits_nothing_of_the_demo():
 
 
 def test_commands_of_the_readme_that_name_a_recipe_never_change_the_demos_data():
-    commands = [line for line in README.splitlines() if re.match(r"(\.venv/bin/)?gemsmith \w+ recipes/demo\.yaml", line)]
+    commands = [
+        line for line in README.splitlines() if re.match(r"(\.venv/bin/)?gemsmith \w+ recipes/demo\.yaml", line)
+    ]
     assert not [line for line in commands if "data.train" in line or "checkpoint=" in line]
 
 

@@ -4,7 +4,8 @@ from pathlib import Path
 import pytest
 
 from gemsmith.errors import RecipeError
-from gemsmith.recipe import Derived, build_recipe, differing_keys, dump_recipe, load_recipe, read_reasons, recipe_schema
+from gemsmith.recipe import Derived, differing_keys, recipe_schema
+from gemsmith.recipe_file import build_recipe, dump_recipe, load_recipe, read_reasons
 
 MINIMAL = {"checkpoint": "folder", "data": {"train": "rows.jsonl"}}
 SCHEMA = Path(__file__).parents[1] / "recipes" / "recipe.schema.json"
@@ -57,11 +58,19 @@ def test_an_unknown_key_is_refused_with_a_near_match(key, expected):
         ("data.train", {"task": "verilog", "rows": "many"}, "data.train.rows: 'many' was given"),
         ("lora", 5, "lora: 5 was given, it must be a mapping of keys to values"),
         ("hardware.machines", "v5p-8", "hardware.machines: 'v5p-8' was given, it must be a list"),
-        ("optimizer.learning_rate", float("inf"), "optimizer.learning_rate: inf was given, input should be a finite number"),
+        (
+            "optimizer.learning_rate",
+            float("inf"),
+            "optimizer.learning_rate: inf was given, input should be a finite number",
+        ),
         ("lora.targets", ["q", "vv"], "lora.targets: 'vv' matches nothing (did you mean v?)"),
         ("lora.targets", ["q_proj"], "lora.targets: 'q_proj' matches nothing (did you mean q?)"),
         ("train.compiler_options", 5, "train.compiler_options: 5 was given, it must be a mapping of keys to values"),
-        ("train.compiler_options", {"a": [1]}, "compiler_options.a: [1] was given, it must be true or false, a number or a text"),
+        (
+            "train.compiler_options",
+            {"a": [1]},
+            "compiler_options.a: [1] was given, it must be true or false, a number or a text",
+        ),
         ("seed", -1, "seed: -1 was given"),
         ("seed", 2**63, "seed: 9223372036854775808 was given"),
         ("model", "gemma4-31", "model: 'gemma4-31' is not known (did you mean gemma4-31b?)"),
@@ -77,12 +86,20 @@ def test_a_wrong_value_is_refused_by_its_key(key, value, expected):
 @pytest.mark.parametrize(
     ("backend", "key", "expected"),
     [
-        ("tunix", "attention=sdpa", "attention: sdpa was given, train.backend tunix has splash, dense; set one of them, or auto"),
+        (
+            "tunix",
+            "attention=sdpa",
+            "attention: sdpa was given, train.backend tunix has splash, dense; set one of them, or auto",
+        ),
         ("trl", "attention=splash", "attention: splash was given, train.backend trl has documents, sdpa, eager"),
         ("trl", "remat=[o]", "remat: names of results were given"),
         ("trl", "offload=[o]", "offload: train.backend trl keeps all on the device"),
         ("trl", "compiler_options={xla_tpu_a: true}", "compiler_options: are XLA's, train.backend trl has none"),
-        ("trl", "checkpoint_folder=gs://b/f", "checkpoint_folder: gs://b/f was given, but train.backend trl saves to folders only"),
+        (
+            "trl",
+            "checkpoint_folder=gs://b/f",
+            "checkpoint_folder: gs://b/f was given, but train.backend trl saves to folders only",
+        ),
         ("trl", "dtype=int8", "dtype: int8 was given, train.backend trl has bfloat16, float32 and nf4"),
     ],
 )
@@ -156,7 +173,10 @@ def test_overrides_reach_nested_keys_and_replace_made_rows():
 def test_a_dumped_recipe_loads_to_itself_with_its_reasons(tmp_path):
     values = with_value("data.train", {"task": "verilog", "rows": 5}) | {"model": "tiny-31b"}
     recipe = build_recipe(values, ["checkpoint='a: b # c'", "train.mesh.fsdp=2"])
-    derived = [Derived("model", "tiny-31b", "read from config.json"), Derived("train.mesh.fsdp", 2, "two: because # so")]
+    derived = [
+        Derived("model", "tiny-31b", "read from config.json"),
+        Derived("train.mesh.fsdp", 2, "two: because # so"),
+    ]
     file = tmp_path / "recipe.yaml"
     file.write_text(dump_recipe(recipe, derived[:1]))
     assert load_recipe(file) == recipe
@@ -176,5 +196,7 @@ def test_the_shipped_schema_is_the_recipes_own():
 def test_a_base_is_held_in_what_can_be_trained_on():
     values = {"checkpoint": "x", "data": {"train": "x"}}
     assert build_recipe(values, ["train.dtype=nf4"]).train.dtype == "nf4"
-    with pytest.raises(RecipeError, match=r"train\.dtype: 'int4' was given, input should be 'bfloat16', 'float32', 'nf4' or 'int8'"):
+    with pytest.raises(
+        RecipeError, match=r"train\.dtype: 'int4' was given, input should be 'bfloat16', 'float32', 'nf4' or 'int8'"
+    ):
         build_recipe(values, ["train.dtype=int4"])

@@ -3,7 +3,7 @@ import shutil
 import pytest
 
 from gemsmith.errors import CheckpointError, RecipeError
-from gemsmith.recipe import build_recipe, dump_recipe, load_recipe
+from gemsmith.recipe_file import build_recipe, dump_recipe, load_recipe
 from gemsmith.resolve import check_settings, recipe_variant, resolve, resolve_again, resolve_file
 from gemsmith.zoo import find_variant
 
@@ -70,7 +70,11 @@ def test_a_step_may_be_told_in_tokens(tiny_checkpoint):
     resolved, _ = resolve(recipe(folder, "train.tokens_per_step=512"))
     assert resolved.train.rows_per_step == 4
     assert resolve(resolved)[0] == resolved
-    for overrides in (["train.tokens_per_step=500"], ["train.tokens_per_step=512", "train.rows_per_step=3"], ["train.tokens_per_step=64"]):
+    for overrides in (
+        ["train.tokens_per_step=500"],
+        ["train.tokens_per_step=512", "train.rows_per_step=3"],
+        ["train.tokens_per_step=64"],
+    ):
         with pytest.raises(RecipeError, match=r"train\.tokens_per_step"):
             resolve(recipe(folder, *overrides))
 
@@ -84,7 +88,11 @@ def test_lengths_beyond_the_model_are_refused(tiny_checkpoint, key):
 def test_a_folder_for_checkpoints_is_made_absolute_before_it_is_there(tiny_checkpoint, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     values = {"checkpoint": str(tiny_checkpoint("tiny-31b")), "data": {"train": {"task": "verilog", "rows": 3}}}
-    for folder, expected in (("saved", str(tmp_path / "saved")), ("gs://bucket/saved", "gs://bucket/saved"), ("/saved", "/saved")):
+    for folder, expected in (
+        ("saved", str(tmp_path / "saved")),
+        ("gs://bucket/saved", "gs://bucket/saved"),
+        ("/saved", "/saved"),
+    ):
         recipe = resolve(build_recipe(values, [f"train.checkpoint_folder={folder}", "data.max_length=64"]))[0]
         assert recipe.train.checkpoint_folder == expected
         assert resolve(recipe)[0] == recipe
@@ -97,7 +105,9 @@ def reopened(folder, recipe_, derived, *overrides, used=()):
 
 
 def open_lengths(checkpoint, *overrides):
-    return resolve(build_recipe({"checkpoint": str(checkpoint), "data": {"train": {"task": "verilog", "rows": 3}}}, overrides))
+    return resolve(
+        build_recipe({"checkpoint": str(checkpoint), "data": {"train": {"task": "verilog", "rows": 3}}}, overrides)
+    )
 
 
 @pytest.fixture
@@ -107,7 +117,9 @@ def wide_checkpoint(tiny_checkpoint, tmp_path):
     shutil.copytree(tiny_checkpoint("tiny-31b"), folder)
     text = (folder / "config.json").read_text()
     assert '"max_position_embeddings": 2048' in text
-    (folder / "config.json").write_text(text.replace('"max_position_embeddings": 2048', '"max_position_embeddings": 131072'))
+    (folder / "config.json").write_text(
+        text.replace('"max_position_embeddings": 2048', '"max_position_embeddings": 131072')
+    )
     return folder
 
 
@@ -120,7 +132,9 @@ def test_a_recipe_in_a_run_directory_resolves_to_itself(tiny_checkpoint, tmp_pat
 def test_what_one_model_had_no_room_for_is_not_held_against_another(tiny_checkpoint, wide_checkpoint, tmp_path):
     small, derived = open_lengths(tiny_checkpoint("tiny-31b"))
     assert (small.data.max_length, small.bench.input_tokens) == (2048, (512, 1792))
-    wide, derived = reopened(tmp_path, small, derived, f"checkpoint={wide_checkpoint}", used=("data.max_length", "serve.max_model_len"))
+    wide, derived = reopened(
+        tmp_path, small, derived, f"checkpoint={wide_checkpoint}", used=("data.max_length", "serve.max_model_len")
+    )
     assert (wide.model, wide.data.max_length, wide.bench.input_tokens) == ("custom", 4096, (512, 4096))
     assert wide.serve.max_model_len == 4096 + 256
     back, reasons = reopened(tmp_path, wide, derived, f"checkpoint={tiny_checkpoint('tiny-31b')}")
@@ -140,7 +154,9 @@ def test_a_derived_length_makes_way_for_what_is_set_unless_it_was_used(wide_chec
     assert reopened(tmp_path, wide, derived, more)[0].serve.max_model_len == 9256
     kept, _ = reopened(tmp_path, wide, derived, more, used=("serve.max_model_len",))
     assert kept.serve.max_model_len == 4352
-    with pytest.raises(RecipeError, match=r"bench\.input_tokens: 9000 leaves no room .* serve\.max_model_len: 4352; lower it, or set"):
+    with pytest.raises(
+        RecipeError, match=r"bench\.input_tokens: 9000 leaves no room .* serve\.max_model_len: 4352; lower it, or set"
+    ):
         check_settings(kept)
     again, derived = open_lengths(wide_checkpoint, "data.max_length=64", "train.tokens_per_step=256")
     assert again.train.rows_per_step == 4
@@ -166,7 +182,9 @@ def test_only_the_stages_that_are_asked_for_are_checked(tiny_checkpoint):
 
 def test_a_recipe_that_a_later_stage_cannot_have_is_refused_when_it_is_read(tiny_checkpoint, tmp_path):
     file = tmp_path / "my.yaml"
-    file.write_text(f"checkpoint: {tiny_checkpoint('tiny-31b')}\ndata: {{train: rows.jsonl}}\nbench: {{output_tokens: 4000}}\n")
+    file.write_text(
+        f"checkpoint: {tiny_checkpoint('tiny-31b')}\ndata: {{train: rows.jsonl}}\nbench: {{output_tokens: 4000}}\n"
+    )
     with pytest.raises(RecipeError, match=r"^bench\.output_tokens: 4000 leaves no room for a prompt"):
         resolve_file(file)
 

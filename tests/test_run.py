@@ -10,8 +10,11 @@ import pytest
 
 from gemsmith import __version__
 from gemsmith.errors import MachineError, RecipeError, RunError, VersionError
-from gemsmith.recipe import Derived, build_recipe
-from gemsmith.records import Check, DataRecord, VerifyRecord
+from gemsmith.files import replacing, replacing_folder
+from gemsmith.provenance import start_clock, this_machine
+from gemsmith.recipe import Derived
+from gemsmith.recipe_file import build_recipe
+from gemsmith.records import Check, DataRecord, ServeRecord, TrainRecord, VerifyRecord
 from gemsmith.run import (
     Run,
     borrow_run,
@@ -24,10 +27,6 @@ from gemsmith.run import (
     open_run,
     open_source,
     read_record,
-    replacing,
-    replacing_folder,
-    start_clock,
-    this_machine,
     write_record,
 )
 
@@ -75,20 +74,20 @@ def run(tmp_path):
 def test_a_record_comes_back_as_it_was_written(run):
     record = data_record(run)
     write_record(run, record)
-    assert read_record(run, "data") == record
+    assert read_record(run, DataRecord) == record
     assert is_complete(run, "data")
 
 
 def test_a_missing_record_names_the_command_that_makes_it(run):
     with pytest.raises(RunError, match="run first: gemsmith train "):
-        read_record(run, "train")
+        read_record(run, TrainRecord)
 
 
 def test_a_damaged_record_is_refused_and_not_complete(run):
     write_record(run, data_record(run))
     run.record_file("data").write_text('{"status": "complete"}')
     with pytest.raises(RunError, match="is not a record of this version"):
-        read_record(run, "data")
+        read_record(run, DataRecord)
     assert not is_complete(run, "data")
 
 
@@ -99,21 +98,24 @@ def test_a_record_of_another_version_is_refused_and_never_made_again_in_passing(
     record = json.loads(file.read_text()) | {"schema_version": version, "unknown": 1}
     record["origin"]["gemsmith"] = "9.1"
     file.write_text(json.dumps(record))
-    expected = rf"data\.json: has schema_version {shown}, this Gemsmith {__version__} reads 1; open it with Gemsmith 9\.1, or start anew"
-    for look in (read_record, is_complete):
+    expected = (
+        rf"data\.json: has schema_version {shown}, this Gemsmith {__version__} reads 1; open it with Gemsmith 9\.1, or "
+        r"start anew"
+    )
+    for look in (lambda: read_record(run, DataRecord), lambda: is_complete(run, "data")):
         with pytest.raises(VersionError, match=expected):
-            look(run, "data")
+            look()
 
 
 def test_a_record_of_another_version_may_have_any_form(run):
     run.record_file("data").write_text('{"schema_version": 2, "origin": []}')
     with pytest.raises(VersionError, match="open it with the Gemsmith that wrote it, or"):
-        read_record(run, "data")
+        read_record(run, DataRecord)
 
 
 def test_the_record_of_a_server_is_made_by_the_command_that_is_named(run):
     with pytest.raises(RunError, match=r"run first: gemsmith serve .* --json$"):
-        read_record(run, "serve")
+        read_record(run, ServeRecord)
 
 
 def test_a_verification_that_failed_is_done_again(run):
@@ -255,7 +257,9 @@ def test_a_folder_that_another_process_begins_while_the_old_one_is_deleted_is_le
 def test_a_full_disk_leaves_the_old_record(tmp_path):
     disk = tmp_path / "disk"
     disk.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(disk)], check=False, capture_output=True)
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(disk)], check=False, capture_output=True
+    )
     if mounted.returncode:
         pytest.skip("this machine does not let a tmpfs be mounted")
     try:
@@ -307,7 +311,9 @@ def test_checkpoints_are_in_the_run_or_where_the_recipe_says(run, tmp_path, monk
 
     assert folder("null") == str(run.path / "checkpoints")
     assert folder("/saved") == "/saved"
-    with pytest.raises(RecipeError, match=r"train.checkpoint_folder: 's3://b/f' was given; allowed: a folder, or gs://bucket/folder"):
+    with pytest.raises(
+        RecipeError, match=r"train.checkpoint_folder: 's3://b/f' was given; allowed: a folder, or gs://bucket/folder"
+    ):
         folder("s3://b/f")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "gcsfs" else name)
     with pytest.raises(MachineError, match=r"gs://b/f needs gcsfs; run: pip install gcsfs"):
@@ -330,7 +336,7 @@ def test_a_machine_names_its_processor_and_its_widest_vectors(tmp_path, monkeypa
     file = tmp_path / "cpuinfo"
     if cpuinfo is not None:
         file.write_text(cpuinfo)
-    monkeypatch.setattr("gemsmith.run._CPUINFO", file)
+    monkeypatch.setattr("gemsmith.provenance._CPUINFO", file)
     assert this_machine().processor == expected.format(platform.machine())
 
 
@@ -342,7 +348,8 @@ def test_open_warmup_may_be_set_while_training_has_not_ended(run):
 
 
 def test_what_is_as_it_was_keeps_what_was_said_of_it(tmp_path):
-    """Warm-up that was left open came to something else in an earlier version: the run's recipe must not begin to say otherwise."""
+    """Warm-up that was left open came to something else in an earlier version: the run's recipe must not begin to say
+    otherwise."""
     derived = [Derived("optimizer.warmup_steps", None, "a tenth"), Derived("bench.input_tokens", (7, 9), "fits")]
     open_run(tmp_path / "run", recipe())
     open_run(tmp_path / "run", recipe("bench.input_tokens=[7, 9]"), derived)
@@ -353,7 +360,9 @@ def test_what_is_as_it_was_keeps_what_was_said_of_it(tmp_path):
 def test_a_run_opens_again_as_it_was_and_its_derived_lengths_make_way(tmp_path, tiny_checkpoint, monkeypatch):
     monkeypatch.chdir(tmp_path)
     source = tmp_path / "my.yaml"
-    source.write_text(f"checkpoint: {tiny_checkpoint('tiny-31b')}\ndata: {{train: {{task: verilog, rows: 3}}, max_length: 64}}\n")
+    source.write_text(
+        f"checkpoint: {tiny_checkpoint('tiny-31b')}\ndata: {{train: {{task: verilog, rows: 3}}, max_length: 64}}\n"
+    )
     first = opened(source)
     text = first.recipe_file.read_text()
     assert "input_tokens: [512, 1792]  # the default is 512 and 4096" in text

@@ -74,13 +74,25 @@ def test_the_source_files_are_found():
 def test_only_the_terminal_module_makes_what_prints(file):
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.ImportFrom) and str(node.module).split(".")[0] == "rich":
-            assert {alias.name for alias in node.names} <= HARMLESS, f"{file}:{node.lineno}: from gemsmith.terminal instead"
+            assert {alias.name for alias in node.names} <= HARMLESS, (
+                f"{file}:{node.lineno}: from gemsmith.terminal instead"
+            )
         elif isinstance(node, ast.Import):
             assert not any(alias.name.split(".")[0] == "rich" for alias in node.names), f"{file}:{node.lineno}"
         elif isinstance(node, ast.Call):
-            called = node.func.id if isinstance(node.func, ast.Name) else node.func.attr if isinstance(node.func, ast.Attribute) else ""
-            assert called not in ("Console", "Progress", "from_markup"), f"{file}:{node.lineno}: from gemsmith.terminal instead"
-            assert not any(keyword.arg in ("markup", "emoji") for keyword in node.keywords), f"{file}:{node.lineno}: there is no markup"
+            called = (
+                node.func.id
+                if isinstance(node.func, ast.Name)
+                else node.func.attr
+                if isinstance(node.func, ast.Attribute)
+                else ""
+            )
+            assert called not in ("Console", "Progress", "from_markup"), (
+                f"{file}:{node.lineno}: from gemsmith.terminal instead"
+            )
+            assert not any(keyword.arg in ("markup", "emoji") for keyword in node.keywords), (
+                f"{file}:{node.lineno}: there is no markup"
+            )
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(SOURCE)))
@@ -88,7 +100,9 @@ def test_no_text_holds_markup(file):
     styles = "bold|dim|italic|red|green|yellow|cyan|blue|magenta|white"
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            assert not re.search(rf"\[/\]|\[/?({styles})\b[a-z ]*\]", node.value), f"{file}:{node.lineno}: make a Text of styled pieces"
+            assert not re.search(rf"\[/\]|\[/?({styles})\b[a-z ]*\]", node.value), (
+                f"{file}:{node.lineno}: make a Text of styled pieces"
+            )
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(SOURCE)))

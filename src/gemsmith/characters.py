@@ -1,13 +1,14 @@
 """Characters that a terminal acts on instead of showing them, spelled out.
 
-A name, a row or a log may hold them: they recolour, delete or reorder what stands on the screen, so that it seems to say something else.
+A name, a row or a log may hold them: they recolour, delete or reorder what stands on the screen, so that it seems to
+say something else.
 """
 
 import json
 import re
 
-# The controls but for tab and line feed, the marks that reorder text, break lines or are not seen, halves of surrogate pairs, tags.
-# Not the two joiners of U+200C, which emoji and several scripts are written with.
+# The controls but for tab and line feed, the marks that reorder text, break lines or are not seen, halves of surrogate
+# pairs, tags. Not the two joiners of U+200C, which emoji and several scripts are written with.
 _UNSEEN = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff"
     "\U000e0000-\U000e007f]"
@@ -25,5 +26,7 @@ def spell_out(text: str, *, lines: bool = True) -> str:
 
 
 def spell_out_json(document: str) -> str:
-    """The same JSON value with such characters written as JSON escapes, which leave only those below U+0020 no choice."""
+    """The same JSON value with such characters written as JSON escapes, which leave only those below U+0020 no
+    choice.
+    """
     return _UNSEEN.sub(lambda found: json.dumps(found[0])[1:-1] if found[0] > "\x1f" else found[0], document)

@@ -31,7 +31,9 @@ class CheckpointError(InputError):
 
 
 class DamageError(CheckpointError):
-    """A saved step of training that is not what was saved; the message is the reason alone, for whoever names the step."""
+    """A saved step of training that is not what was saved; the message is the reason alone, for whoever names the
+    step.
+    """
 
 
 class RunError(InputError):

@@ -1,4 +1,5 @@
-"""How a training step runs: facts that the model, training, the recipe, the formulas and the plan all read. No jax, and no arithmetic.
+"""How a training step runs: facts that the model, training, the recipe, the formulas and the plan all read. No jax, and
+no arithmetic.
 
 Letters: B rows, L length, D head dim, Q queries and M keys of one block of attention.
 """
@@ -11,16 +12,17 @@ from gemsmith.zoo import Variant
 
 Projection = Literal["q", "k", "v", "o", "gate", "up", "down"]
 Saved = Literal[Projection, "attended", "lora"]
-"""Results of a layer that remat can save by name: outputs of projections; attention's output, with what its backward pass needs; and
-the outputs of adapters' A, which are R wide and so cost next to nothing."""
+"""Results of a layer that remat can save by name: outputs of projections; attention's output, with what its backward
+pass needs; and the outputs of adapters' A, which are R wide and so cost next to nothing."""
 SAVED: tuple[str, ...] = get_args(Saved)
 ATTENDED, LORA = "attended", "lora"
 Remat = Literal["none", "layer"] | tuple[str, ...]
-"""What train.remat comes to: "none" saves all, "layer" only the layers' inputs; names are those of results that are saved."""
+"""What train.remat comes to: "none" saves all, "layer" only the layers' inputs; names are those of results that are
+saved."""
 
 Attention = Literal["blocked", "flash", "dense"]
-"""`flash` is the splash kernel on TPU; `blocked` the JAX model's own, a block of queries at a time against the keys in its reach;
-`dense` compares all pairs of a row."""
+"""`flash` is the splash kernel on TPU; `blocked` the JAX model's own, a block of queries at a time against the keys in
+its reach; `dense` compares all pairs of a row."""
 
 LANES = 128
 """Numbers that a TPU's vector unit works on at a time: the kernels' heads and blocks of rows are multiples of this."""
@@ -29,13 +31,15 @@ LOGIT_TOKENS = 1024
 MAX_IMAGE_TOKENS = 1120
 """Soft tokens of one image at most: Gemma 4's image processor makes 70, 140, 280, 560 or 1120."""
 
-# Scores of one block are B x H x Q x M in fp32: 0.03 GB for a row of 4096 in the 31B on CPU, where all of L x L would be 2.1 GB.
-# On CPU small blocks stay in the cache and waste little on the diagonal. A layer forward and back (2 rows of 1024, 12 heads of 64, window
-# 512) took 149 ms with 64, 153 with 32, 176 with 128, 243 with 256, 407 with 512. Elsewhere a block must be large, to fill the device.
+# Scores of one block are B x H x Q x M in fp32: 0.03 GB for a row of 4096 in the 31B on CPU, where all of L x L would
+# be 2.1 GB. On CPU small blocks stay in the cache and waste little on the diagonal. A layer forward and back (2 rows of
+# 1024, 12 heads of 64, window 512) took 149 ms with 64, 153 with 32, 176 with 128, 243 with 256, 407 with 512.
+# Elsewhere a block must be large, to fill the device.
 QUERY_BLOCKS = {"cpu": 64}
 OTHER_QUERY_BLOCK = 512
 LOOPS = 8
-"""Blocks of queries that read equally many keys share one loop. More loops read fewer keys in vain and take longer to compile."""
+"""Blocks of queries that read equally many keys share one loop. More loops read fewer keys in vain and take longer to
+compile."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +85,8 @@ def query_block(kind: str) -> int:
 def attention_loops(length: int, *, block: int, window: int | None, ahead: int = 0) -> Iterator[tuple[range, int]]:
     """The numbers of the blocks of queries of each loop, and how many keys each of these blocks reads.
 
-    The length is a whole number of blocks. A query reads keys up to its own, with a window no more than so many, and `ahead` further ones.
+    The length is a whole number of blocks. A query reads keys up to its own, with a window no more than so many, and
+    `ahead` further ones.
 
     >>> list(attention_loops(256, block=64, window=None))
     [(range(0, 1), 64), (range(1, 2), 128), (range(2, 3), 192), (range(3, 4), 256)]
@@ -105,29 +110,35 @@ def _whole_blocks(tokens: int, block: int) -> int:
 
 
 def heads_fill_lanes(variant: Variant) -> bool:
-    """Whether the TPU's kernels take this model's heads, as they take any real Gemma 4's: they work on 128 numbers at a time."""
+    """Whether the TPU's kernels take this model's heads, as they take any real Gemma 4's: they work on 128 numbers at a
+    time.
+    """
     return variant.head_dim % LANES == 0 and variant.global_head_dim % LANES == 0
 
 
 def attention_on(kind: str, wanted: str, variant: Variant) -> Attention:
-    """How train.attention = `wanted` attends on devices of a kind: the splash kernel on TPU, where it takes the model's heads."""
+    """How train.attention = `wanted` attends on devices of a kind: the splash kernel on TPU, where it takes the model's
+    heads.
+    """
     return "flash" if kind == "tpu" and wanted != "dense" and heads_fill_lanes(variant) else "blocked"
 
 
 def goes_row_by_row(kind: str, backend: str) -> bool:
     """Whether each device goes through its rows one after the other, whatever train.micro_batches says.
 
-    How XLA rounds a row on CPU depends on how many there are, and up to 2e-5 of a gradient with it (docs/log.md). One by one they take
-    less memory, and longer only where the model is tiny.
+    How XLA rounds a row on CPU depends on how many there are, and up to 2e-5 of a gradient with it (docs/log.md). One
+    by one they take less memory, and longer only where the model is tiny.
     """
     return kind == "cpu" and backend == "tunix"
 
 
 def chains_layers(variant: Variant, remat: Remat, *, dequantises: bool) -> bool:
-    """Whether the backward pass recomputes layers' inputs from what their predecessors in the block saved, in sums and norms alone.
+    """Whether the backward pass recomputes layers' inputs from what their predecessors in the block saved, in sums and
+    norms alone.
 
-    The outputs of o and down are then at hand. Not where experts or per-layer inputs add to them, which take matmuls (on several CPUs
-    these changed an update by 1.2e-6), or where weights are dequantised, of which a block at a time would hold too many.
+    The outputs of o and down are then at hand. Not where experts or per-layer inputs add to them, which take matmuls
+    (on several CPUs these changed an update by 1.2e-6), or where weights are dequantised, of which a block at a time
+    would hold too many.
     """
     adds_matmuls = variant.experts or variant.per_layer_input or dequantises
     return not isinstance(remat, str) and {"o", "down"} <= {*remat} and not adds_matmuls

@@ -13,9 +13,11 @@ _PROMPT_ROOM = 64
 
 
 def derive_lengths(recipe: Recipe, variant: Variant) -> list[Derived]:
-    """The lengths that the recipe does not give and whose default the model, or a given serve.max_model_len, has no room for.
+    """The lengths that the recipe does not give and whose default the model, or a given serve.max_model_len, has no
+    room for.
 
-    serve.max_model_len is among them wherever it is not given. Raises nothing: where no length would do, the checks say so.
+    serve.max_model_len is among them wherever it is not given. Raises nothing: where no length would do, the checks say
+    so.
     """
     limit = min(recipe.serve.max_model_len or variant.context, variant.context)
     of_limit = f"{variant.name}'s {limit} tokens" if limit == variant.context else f"serve.max_model_len, {limit}"
@@ -27,18 +29,27 @@ def derive_lengths(recipe: Recipe, variant: Variant) -> list[Derived]:
 
 def check_lengths(recipe: Recipe, variant: Variant) -> None:
     """Raises RecipeError for rows or served texts that are longer than the model reads."""
-    for key, given in (("data.max_length", recipe.data.max_length), ("serve.max_model_len", recipe.serve.max_model_len or 0)):
+    for key, given in (
+        ("data.max_length", recipe.data.max_length),
+        ("serve.max_model_len", recipe.serve.max_model_len or 0),
+    ):
         if given > variant.context:
             raise RecipeError(
-                f"{key}: {given} was given; {variant.name} reads at most {variant.context} tokens; set {variant.context} or less"
+                f"{key}: {given} was given; {variant.name} reads at most {variant.context} tokens; set "
+                f"{variant.context} or less"
             )
 
 
 def check_served(recipe: Recipe, variant: Variant) -> None:
-    """Raises RecipeError where the first prompt that the stage serve asks has no room; the recipe is a resolved one, here and below."""
+    """Raises RecipeError where the first prompt that the stage serve asks has no room; the recipe is a resolved one,
+    here and below.
+    """
     limit, needed = _limit(recipe, variant), min(_FIRST_REQUEST, variant.context)
     if limit < needed:
-        raise RecipeError(f"serve.max_model_len: {limit} was given; the first prompt and answer of serve need {needed}; set that or more")
+        raise RecipeError(
+            f"serve.max_model_len: {limit} was given; the first prompt and answer of serve need {needed}; set that or "
+            "more"
+        )
 
 
 def check_cells(recipe: Recipe, variant: Variant) -> None:
@@ -52,7 +63,8 @@ def check_cells(recipe: Recipe, variant: Variant) -> None:
     if longest >= limit:
         raise RecipeError(f"bench.input_tokens: {longest} leaves no room for an answer in {name}; lower it{otherwise}")
     raise RecipeError(
-        f"bench.input_tokens: {longest} and bench.output_tokens: {output} make {longest + output} tokens, more than {name}; "
+        f"bench.input_tokens: {longest} and bench.output_tokens: {output} make {longest + output} tokens, more than "
+        f"{name}; "
         f"lower one of them{otherwise}"
     )
 
@@ -74,7 +86,9 @@ def _row(recipe: Recipe, variant: Variant) -> Iterator[Derived]:
 
 
 def _cells(recipe: Recipe, limit: int, of_limit: str) -> Iterator[Derived]:
-    """Inputs are cut to what the output leaves; the output, where inputs are given, to what they leave, and else to half of all."""
+    """Inputs are cut to what the output leaves; the output, where inputs are given, to what they leave, and else to
+    half of all.
+    """
     given, inputs, output = recipe.bench.model_fields_set, recipe.bench.input_tokens, recipe.bench.output_tokens
     if max(inputs) + output <= limit:
         return
@@ -83,18 +97,32 @@ def _cells(recipe: Recipe, limit: int, of_limit: str) -> Iterator[Derived]:
         if room < 1:
             return
         if room < output:
-            yield Derived("bench.output_tokens", room, f"the default is {output}, which leaves too little of {of_limit}, for prompts")
+            yield Derived(
+                "bench.output_tokens",
+                room,
+                f"the default is {output}, which leaves too little of {of_limit}, for prompts",
+            )
         output = min(output, room)
     if "input_tokens" not in given and output < limit:
         fitting = tuple(dict.fromkeys(min(length, limit - output) for length in inputs))
         lengths = " and ".join(map(str, inputs))
-        yield Derived("bench.input_tokens", fitting, f"the default is {lengths}, bench.output_tokens leaves {limit - output} of {of_limit}")
+        yield Derived(
+            "bench.input_tokens",
+            fitting,
+            f"the default is {lengths}, bench.output_tokens leaves {limit - output} of {of_limit}",
+        )
 
 
 def _answer(recipe: Recipe, limit: int, of_limit: str) -> Iterator[Derived]:
     answer = recipe.eval.max_tokens
-    if recipe.data.eval is not None and "max_tokens" not in recipe.eval.model_fields_set and limit - answer < _PROMPT_ROOM:
-        yield Derived("eval.max_tokens", max(1, limit // 2), f"the default is {answer}; half of {of_limit}, is left to prompts")
+    if (
+        recipe.data.eval is not None
+        and "max_tokens" not in recipe.eval.model_fields_set
+        and limit - answer < _PROMPT_ROOM
+    ):
+        yield Derived(
+            "eval.max_tokens", max(1, limit // 2), f"the default is {answer}; half of {of_limit}, is left to prompts"
+        )
 
 
 def _served(recipe: Recipe, variant: Variant) -> Derived:

@@ -1,7 +1,9 @@
-"""One process at a time in a folder: a lock that the death of its holder frees, also by SIGKILL, and that says who holds it.
+"""One process at a time in a folder: a lock that the death of its holder frees, also by SIGKILL, and that says who
+holds it.
 
-It is a POSIX record lock on <folder>/.lock. Unlike flock's, no forked process has it too, so none that outlives its parent keeps it; and
-it works over NFS. Closing any descriptor of the file gives it up, so the process that holds it must not open the file once more.
+It is a POSIX record lock on <folder>/.lock. Unlike flock's, no forked process has it too, so none that outlives its
+parent keeps it; and it works over NFS. Closing any descriptor of the file gives it up, so the process that holds it
+must not open the file once more.
 """
 
 import contextlib
@@ -35,8 +37,8 @@ _held: set[Path] = set()
 def locked(folder: Path, *, what: str = "run directory") -> Iterator[None]:
     """Makes the folder if it is not there, and keeps other processes out of it until the block ends.
 
-    Raises RunError at once where another is in it; `what` is what users call it. On a file system without locks, one line on stderr says
-    that none is kept out.
+    Raises RunError at once where another is in it; `what` is what users call it. On a file system without locks, one
+    line on stderr says that none is kept out.
     """
     folder.mkdir(parents=True, exist_ok=True)
     place, file, process = folder.resolve(), folder / LOCK, os.getpid()
@@ -56,11 +58,18 @@ def locked(folder: Path, *, what: str = "run directory") -> Iterator[None]:
 
 
 def explain_missing_locks(place: str, error: OSError) -> None:
-    """Says on stderr that the file system of `place` has no locks, where that is what the error means; else raises it again."""
+    """Says on stderr that the file system of `place` has no locks, where that is what the error means; else raises it
+    again.
+    """
     if error.errno not in _WITHOUT_LOCKS:
         raise error
     reason = os.strerror(error.errno).lower()
-    print(spell_out(f"note: {place}: its file system has no locks ({reason}), so a second run there would not be stopped"), file=sys.stderr)
+    print(
+        spell_out(
+            f"note: {place}: its file system has no locks ({reason}), so a second run there would not be stopped"
+        ),
+        file=sys.stderr,
+    )
 
 
 def _take(file: Path, place: str) -> int:
@@ -85,7 +94,9 @@ def _open(file: Path) -> int:
     except OSError as error:
         if error.errno != errno.ELOOP:
             raise
-        raise RunError(f"{file}: is a symbolic link, and Gemsmith locks a file of its own there; delete the link") from None
+        raise RunError(
+            f"{file}: is a symbolic link, and Gemsmith locks a file of its own there; delete the link"
+        ) from None
 
 
 def _is_still_there(descriptor: int, file: Path) -> bool:
@@ -100,7 +111,9 @@ def _lock(descriptor: int, place: str) -> None:
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         if error.errno in _HELD_BY_ANOTHER:
-            raise RunError(f"{place}: is in use by {_holder(descriptor)}; wait until it has ended, or stop it") from None
+            raise RunError(
+                f"{place}: is in use by {_holder(descriptor)}; wait until it has ended, or stop it"
+            ) from None
         explain_missing_locks(place, error)
 
 
@@ -115,7 +128,9 @@ def _write_holder(descriptor: int) -> None:
     try:
         os.pwrite(descriptor, json.dumps(holder).encode(), 0)
     except OSError as error:
-        if error.errno not in _FULL:  # the lock holds without its text, and what is to be written next will say that the disk is full
+        if (
+            error.errno not in _FULL
+        ):  # the lock holds without its text, and what is to be written next will say that the disk is full
             raise
 
 

@@ -1,42 +1,33 @@
-"""All stages in order. Each is skipped where its record is complete, and knows the others only by the files they left."""
+"""All stages in order. Each is skipped where its record is complete, and knows the others only by the files they
+left.
+"""
 
 import contextlib
 import importlib
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.text import Text
 
 from gemsmith.checkpoint.fetch import check_source
 from gemsmith.errors import GemsmithError, MachineError, Preempted, RunError, VersionError
-from gemsmith.records import STAGES, Record, TrainRecord
+from gemsmith.records import DataRecord, Record, TrainRecord
 from gemsmith.resolve import check_settings
-from gemsmith.run import UPSTREAM, Run, confirm_recipe, is_complete, read_record
+from gemsmith.run import Run, confirm_recipe, is_complete, read_record
+from gemsmith.stages import SERVED, STAGES
 from gemsmith.terminal import open_console
 
 if TYPE_CHECKING:
     from gemsmith.serve.stage import Servers
 
-# Stage -> module and function; imported one at a time, so that jax, torch and matplotlib are there only while they are needed.
-_FUNCTIONS = {
-    "plan": ("gemsmith.plan.stage", "plan"),
-    "data": ("gemsmith.data.stage", "prepare_data"),
-    "train": ("gemsmith.train.stage", "train"),
-    "export": ("gemsmith.export.stage", "export"),
-    "verify": ("gemsmith.export.verify", "verify"),
-    "serve": ("gemsmith.serve.stage", "serve"),
-    "bench": ("gemsmith.bench.stage", "bench"),
-    "eval": ("gemsmith.evals.stage", "evaluate"),
-}
-_SERVED = ("serve", "bench", "eval")
-
 
 def run_stages(run: Run) -> list[Record]:
     """Runs every stage that is not complete and writes the report; returns the records in order.
 
-    What can be known to fail is told before the first stage. Where a stage fails after training, the report of what there is is written.
+    What can be known to fail is told before the first stage. Where a stage fails after training, the report of what
+    there is is written.
     """
     console = open_console()
     stages = [stage for stage in STAGES if not (stage == "eval" and run.recipe.data.eval is None)]
@@ -69,9 +60,11 @@ def _run_each(run: Run, servers: "Servers", stages: Sequence[str], console: Cons
             console.print(stage, style="bold")
             record = _call(run, stage, servers)
             if isinstance(record, TrainRecord) and record.hosts > 1:
-                console.print(f"trained on {record.hosts} hosts; the other stages need only one: gemsmith run {run.path}")
+                console.print(
+                    f"trained on {record.hosts} hosts; the other stages need only one: gemsmith run {run.path}"
+                )
                 return [*records, record]
-        records.append(read_record(run, stage))
+        records.append(read_record(run, STAGES[stage].record))
     if "eval" not in stages:
         console.print(Text.assemble("eval     ", ("left out: data.eval names no held-out rows", "dim")))
     return records
@@ -99,7 +92,7 @@ def check_stages(run: Run, stages: Collection[str]) -> None:
     check_settings(recipe, stages)
     if "data" in stages and isinstance(recipe.data.train, str):
         importlib.import_module("gemsmith.data.rows").find_files(recipe.data.train)
-    if recipe.data.template is not None and not {"data", *_SERVED}.isdisjoint(stages):
+    if recipe.data.template is not None and not {"data", *SERVED}.isdisjoint(stages):
         importlib.import_module("gemsmith.data.template").check_template(recipe.data.template)
     if "train" in stages:
         importlib.import_module("gemsmith.train.stage").check_training(run)
@@ -111,44 +104,51 @@ def check_stages(run: Run, stages: Collection[str]) -> None:
 
 def _warn_of_no_engine(run: Run, stages: Sequence[str], console: Console) -> None:
     """Says before hours of training that there is no vLLM for what comes after it."""
-    served = [stage for stage in stages if stage in _SERVED]
+    served = [stage for stage in stages if stage in SERVED]
     if not served or len(served) == len(stages):
         return
     try:
         importlib.import_module("gemsmith.serve.engine").find_engine(run.recipe.serve.python)
     except MachineError as error:
-        console.print(Text.assemble(("warning: ", "yellow"), f"{', '.join(served)} will not run here, the stages before will: {error}"))
+        console.print(
+            Text.assemble(
+                ("warning: ", "yellow"), f"{', '.join(served)} will not run here, the stages before will: {error}"
+            )
+        )
 
 
 def run_stage(run: Run, stage: str, *, force: bool = False, unverified: bool = False) -> Record:
-    """Runs one stage, unless its record is complete; `force` does it again. Where that fails, the earlier record and files stay.
+    """Runs one stage, unless its record is complete; `force` does it again. Where that fails, the earlier record and
+    files stay.
 
     `unverified`: a stage that serves the merged weights does so whatever verify says of them.
     """
     if not (force and stage == "data"):
         _refuse_changed_rows(run)
-    for upstream in UPSTREAM[stage]:
-        read_record(run, upstream)
+    for upstream in STAGES[stage].upstream:
+        read_record(run, STAGES[upstream].record)
         if not is_complete(run, upstream):
-            raise RunError(f"{run.record_file(upstream)}: was made from other settings; run first: gemsmith {upstream} {run.path}")
+            raise RunError(
+                f"{run.record_file(upstream)}: was made from other settings; run first: gemsmith {upstream} {run.path}"
+            )
     if force or not is_complete(run, stage):
         check_stages(run, [stage])
     if force and stage == "train":
         return _call(run, stage, None, fresh=True)
     if not force and is_complete(run, stage):
         open_console().print(f"{stage} is complete in {run.path}; --force does it again")
-        return cast(Record, read_record(run, stage))
+        return read_record(run, STAGES[stage].record)
     with contextlib.ExitStack() as stack:
-        record = _call(run, stage, _open_servers(run, stack, unverified=unverified) if stage in _SERVED else None)
+        record = _call(run, stage, _open_servers(run, stack, unverified=unverified) if stage in SERVED else None)
     if force:
         confirm_recipe(run)
     return record
 
 
 def _call(run: Run, stage: str, servers: "Servers | None", **options: bool) -> Record:
-    module, name = _FUNCTIONS[stage]
+    module, name = STAGES[stage].function
     function: Callable[..., Any] = getattr(importlib.import_module(module), name)
-    record: Record = function(run, servers) if stage in _SERVED else function(run, **options)
+    record: Record = function(run, servers) if stage in SERVED else function(run, **options)
     print_notices(record)
     return record
 
@@ -169,7 +169,8 @@ def _open_servers(run: Run, stack: contextlib.ExitStack, *, unverified: bool = F
 
 
 def _refuse_changed_rows(run: Run) -> None:
-    """Raises RunError where the dataset is no longer what the data stage has read; one that is gone by now is not missed.
+    """Raises RunError where the dataset is no longer what the data stage has read; one that is gone by now is not
+    missed.
 
     A damaged record says nothing of it: the data stage is then done again, and whatever needs the record says so.
     """
@@ -177,7 +178,7 @@ def _refuse_changed_rows(run: Run) -> None:
     if isinstance(source, str) and not Path(source).exists():
         return
     try:
-        read = read_record(run, "data").origin.made_from.get("data.train")
+        read = read_record(run, DataRecord).origin.made_from.get("data.train")
     except VersionError:
         raise
     except RunError:

@@ -1,4 +1,6 @@
-"""YAML read strictly: a key given twice is an error, where PyYAML drops the first in silence; 1e-4 is a number, as in YAML 1.2."""
+"""YAML read strictly: a key given twice is an error, where PyYAML drops the first in silence; 1e-4 is a number, as in
+YAML 1.2.
+"""
 
 import re
 from typing import Any
@@ -15,7 +17,9 @@ def parse_yaml(text: str, name: str, base: Any = yaml.SafeLoader) -> Any:
     except yaml.YAMLError as error:
         where = getattr(error, "problem_mark", None)
         line = f" line {where.line + 1}" if where else ""
-        raise RecipeError(f"{name}{line}: is not YAML ({getattr(error, 'problem', None) or str(error).splitlines()[0]})") from None
+        raise RecipeError(
+            f"{name}{line}: is not YAML ({getattr(error, 'problem', None) or str(error).splitlines()[0]})"
+        ) from None
     except (RecursionError, ValueError) as error:
         raise RecipeError(f"{name}: is not YAML ({error})") from None
 

@@ -1,19 +1,16 @@
-"""The recipe: one YAML that every stage reads. Load, override, resolve with reasons, dump.
+"""The recipe: one YAML that every stage reads. Its keys, their defaults, and which of them exclude each other.
 
 Defaults live here and nowhere else; where arXiv 2605.25645 gives a value, it is that one.
 """
 
-import json
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
-from gemsmith.errors import RecipeError, nearest
+from gemsmith.errors import RecipeError
 from gemsmith.execution import BACKENDS, Saved
-from gemsmith.plain_yaml import parse_yaml
 from gemsmith.zoo import LORA_KINDS, find_variant, lora_targets, variant_of_hub_id
 
 Positive = Annotated[int, Field(gt=0)]
@@ -29,7 +26,9 @@ class Section(BaseModel):
 class Made(Section):
     """Rows made by a seeded generator that ships with Gemsmith, instead of a file."""
 
-    task: Literal["verilog"] = Field(description="The generator: `verilog` makes specs of small modules with canonical answers.")
+    task: Literal["verilog"] = Field(
+        description="The generator: `verilog` makes specs of small modules with canonical answers."
+    )
     rows: Positive = Field(description="How many rows to make.")
     split: Literal["train", "held-out"] = Field("train", description="The two splits share no specification.")
 
@@ -40,7 +39,9 @@ class Data(Section):
     format: Literal["auto", "messages", "prompt-response"] = Field("auto", description="`auto` looks at the columns.")
     template: str | None = Field(None, description="A chat template file; default: the checkpoint's own.")
     max_length: Positive = Field(4096, description="Tokens in a row, packed or not.")
-    packing: bool = Field(True, description="Several documents in a row, kept apart by segments; never a document over two rows.")
+    packing: bool = Field(
+        True, description="Several documents in a row, kept apart by segments; never a document over two rows."
+    )
     too_long: Literal["drop", "error"] = Field("drop", description="What happens to a document longer than max_length.")
 
 
@@ -68,7 +69,9 @@ class Lora(Section):
 
 class Optimizer(Section):
     learning_rate: Annotated[float, Field(gt=0)] = 1e-4
-    schedule: Literal["cosine", "linear", "constant"] = Field("cosine", description="After warm-up; cosine and linear end at 0.")
+    schedule: Literal["cosine", "linear", "constant"] = Field(
+        "cosine", description="After warm-up; cosine and linear end at 0."
+    )
     warmup_steps: Annotated[int, Field(ge=0)] | None = Field(
         None, description="Default, where there is no warmup_ratio: a tenth of all updates, rounded down, at most 100."
     )
@@ -102,25 +105,34 @@ class Mesh(Section):
 
 class Train(Section):
     backend: Literal["tunix", "trl"] = Field("tunix", description="JAX on TPU, GPU or CPU; or TRL on GPU.")
-    start_adapter: str | None = Field(None, description="A folder of a PEFT adapter whose matrices training starts from.")
+    start_adapter: str | None = Field(
+        None, description="A folder of a PEFT adapter whose matrices training starts from."
+    )
     epochs: Positive = 1
     optimizer_steps: Positive | None = Field(
-        None, description="Updates; rows repeat in further epochs where there are fewer than they need. Default: epochs decide."
+        None,
+        description="Updates; rows repeat in further epochs where there are fewer than they need. Default: epochs "
+        "decide.",
     )
     rows_per_step: Positive = Field(8, description="Rows of max_length in one optimizer step, over all devices.")
-    tokens_per_step: Positive | None = Field(None, description="Instead of rows_per_step: positions in one step, padding counted.")
+    tokens_per_step: Positive | None = Field(
+        None, description="Instead of rows_per_step: positions in one step, padding counted."
+    )
     micro_batches: Positive = Field(
         1,
-        description="Slices of a step, run one after the other for less memory; the update is the same. JAX on CPU takes row by row.",
+        description="Slices of a step, run one after the other for less memory; the update is the same. JAX on CPU "
+        "takes row by row.",
     )
     attention: Literal["auto", "splash", "dense", "documents", "sdpa", "eager"] = Field(
         "auto",
-        description="tunix: the `splash` kernel on TPU, for heads of whole 128s; `dense` blocks elsewhere. trl: `documents` one by one, "
+        description="tunix: the `splash` kernel on TPU, for heads of whole 128s; `dense` blocks elsewhere. trl: "
+        "`documents` one by one, "
         "or masked `sdpa`, `eager`.",
     )
     remat: Literal["auto", "none", "layer"] | Annotated[tuple[Saved, ...], Field(strict=False)] = Field(
         "auto",
-        description="What the backward pass computes again: `none`, a whole `layer`, or all of it but the results named here; "
+        description="What the backward pass computes again: `none`, a whole `layer`, or all of it but the results "
+        "named here; "
         "`auto` names as many as the device has room for.",
     )
     offload: Annotated[tuple[Saved, ...], Field(strict=False)] = Field(
@@ -128,11 +140,14 @@ class Train(Section):
     )
     mesh: Literal["auto"] | Mesh = "auto"
     dtype: Literal["bfloat16", "float32", "nf4", "int8"] = Field(
-        "bfloat16", description="Of the frozen base, `nf4` and `int8` computing in bfloat16; adapters and moments are float32."
+        "bfloat16",
+        description="Of the frozen base, `nf4` and `int8` computing in bfloat16; adapters and moments are float32.",
     )
-    compile: bool = Field(False, description="trl: fuses what lies between matmuls, with torch.compile; tunix always compiles.")
+    compile: bool = Field(
+        False, description="trl: fuses what lies between matmuls, with torch.compile; tunix always compiles."
+    )
     compiler_options: dict[str, bool | int | float | str] = Field(
-        {}, description="tunix: XLA's options by name, over those that Gemsmith sets (gemsmith.train.xla)."
+        {}, description="tunix: XLA's options by name, over those that Gemsmith sets (gemsmith.train.tunix.xla)."
     )
     checkpoint_every: Positive = Field(100, description="Steps.")
     keep_checkpoints: Positive = 3
@@ -167,26 +182,36 @@ class Serve(Section):
 class Bench(Section):
     input_tokens: tuple[Positive, ...] = Field((512, 4096), strict=False)
     output_tokens: Positive = 256
-    request_rates: tuple[Annotated[float, Field(gt=0)], ...] = Field((1.0, 4.0, 16.0), description="Requests a second.", strict=False)
+    request_rates: tuple[Annotated[float, Field(gt=0)], ...] = Field(
+        (1.0, 4.0, 16.0), description="Requests a second.", strict=False
+    )
     prompts: Positive = Field(128, description="Requests in a cell.")
 
 
 class Eval(Section):
-    scorer: Literal["exact", "verilog-exact"] = Field("exact", description="`verilog-exact` normalises white space and comments first.")
+    scorer: Literal["exact", "verilog-exact"] = Field(
+        "exact", description="`verilog-exact` normalises white space and comments first."
+    )
     max_tokens: Positive = 512
     limit: Positive | None = Field(None, description="Score only the first rows.")
     concurrency: Positive = 16
 
 
 class Hardware(Section):
-    machines: tuple[str, ...] = Field(("v5p-8", "v6e-8", "2xh100"), description="Machines to plan for, of the catalogue.", strict=False)
-    catalogue: str | None = Field(None, description="A YAML of chips and machines that replaces or adds to the shipped one.")
+    machines: tuple[str, ...] = Field(
+        ("v5p-8", "v6e-8", "2xh100"), description="Machines to plan for, of the catalogue.", strict=False
+    )
+    catalogue: str | None = Field(
+        None, description="A YAML of chips and machines that replaces or adds to the shipped one."
+    )
 
 
 class Recipe(Section):
     """Everything a run needs to know."""
 
-    model: str | None = Field(None, description="gemma4-e2b, -e4b, -12b, -26b-a4b, -31b, a tiny one; default: what the checkpoint is.")
+    model: str | None = Field(
+        None, description="gemma4-e2b, -e4b, -12b, -26b-a4b, -31b, a tiny one; default: what the checkpoint is."
+    )
     checkpoint: str = Field(description="A folder, a Hugging Face hub id, or gs://bucket/folder.")
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     data: Data
@@ -213,35 +238,8 @@ class Derived(NamedTuple):
         return list(self.value) if isinstance(self.value, tuple) else self.value
 
 
-def load_recipe(path: Path | str, overrides: Sequence[str] = (), *, forget: Collection[str] = ()) -> Recipe:
-    """The recipe in a YAML file, without the keys to forget, with `key=value` overrides applied and checked.
-
-    Raises RecipeError for a file that cannot be read, an unknown key (with a near match), a wrong type or an unknown model.
-    """
-    path = Path(path)
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise RecipeError(f"recipe {path}: cannot be read ({error.strerror or error})") from None
-    except UnicodeDecodeError:
-        raise RecipeError(f"recipe {path}: is not UTF-8 text") from None
-    values = parse_yaml(text, f"recipe {path}")
-    if not isinstance(values, dict):
-        raise RecipeError(f"recipe {path}: must be a mapping with at least checkpoint and data.train")
-    for key in forget:
-        _forget(values, key)
-    return build_recipe(values, overrides, source=f"recipe {path}")
-
-
-def build_recipe(values: Mapping[str, Any], overrides: Sequence[str] = (), *, source: str = "recipe") -> Recipe:
-    """A recipe from plain values, with overrides applied and every key checked."""
-    merged = json.loads(json.dumps(values, default=str))
-    for override in overrides:
-        _apply_override(merged, override)
-    try:
-        recipe = Recipe.model_validate(merged)
-    except ValidationError as error:
-        raise RecipeError(f"{source}: {_first_problem(error)}") from None
+def check_recipe(recipe: Recipe) -> None:
+    """Raises RecipeError where keys contradict each other, whatever the model's numbers and the machine."""
     _check_warmup(recipe.optimizer)
     _check_checkpoint_folder(recipe.train)
     _check_offload(recipe.train)
@@ -250,16 +248,18 @@ def build_recipe(values: Mapping[str, Any], overrides: Sequence[str] = (), *, so
         find_variant(recipe.model)
         named = variant_of_hub_id(recipe.checkpoint)
         if named and named.name != recipe.model:
-            raise RecipeError(f"model: {recipe.model} was given, but checkpoint {recipe.checkpoint} is {named.name}; set one of them")
+            raise RecipeError(
+                f"model: {recipe.model} was given, but checkpoint {recipe.checkpoint} is {named.name}; set one of them"
+            )
         lora_targets(find_variant(recipe.model), recipe.lora.targets)
-    return recipe
 
 
 def _check_warmup(optimizer: Optimizer) -> None:
     steps, ratio = optimizer.warmup_steps, optimizer.warmup_ratio
     if steps is not None and ratio is not None:
         raise RecipeError(
-            f"optimizer.warmup_steps: {steps} was given, and optimizer.warmup_ratio {ratio:g}; set one of them, the other null"
+            f"optimizer.warmup_steps: {steps} was given, and optimizer.warmup_ratio {ratio:g}; set one of them, the "
+            "other null"
         )
 
 
@@ -271,7 +271,8 @@ def _check_checkpoint_folder(train: Train) -> None:
         raise RecipeError(f"train.checkpoint_folder: {folder!r} was given; allowed: a folder, or gs://bucket/folder")
     if train.backend == "trl":
         raise RecipeError(
-            f"train.checkpoint_folder: {folder} was given, but train.backend trl saves to folders only; give one that all processes see, "
+            f"train.checkpoint_folder: {folder} was given, but train.backend trl saves to folders only; give one that "
+            "all processes see, "
             "or null"
         )
 
@@ -280,11 +281,14 @@ def _check_offload(train: Train) -> None:
     """What waits in the host's memory cannot be kept on the device, too."""
     if train.offload and train.remat == "none":
         raise RecipeError(
-            "train.offload: train.remat is none, which keeps all on the device; set it to auto, layer or names of what to keep there"
+            "train.offload: train.remat is none, which keeps all on the device; set it to auto, layer or names of what "
+            "to keep there"
         )
     kept = train.remat if isinstance(train.remat, tuple) else ()
     if both := [name for name in train.offload if name in kept]:
-        raise RecipeError(f"train.offload: {', '.join(both)} is kept on the device by train.remat; name it in one of them")
+        raise RecipeError(
+            f"train.offload: {', '.join(both)} is kept on the device by train.remat; name it in one of them"
+        )
 
 
 def _check_backend(train: Train) -> None:
@@ -299,14 +303,22 @@ def _check_backend(train: Train) -> None:
         return
     if isinstance(train.remat, tuple):
         raise RecipeError(
-            "train.remat: names of results were given, train.backend trl computes all of a layer again or nothing; set layer, or none"
+            "train.remat: names of results were given, train.backend trl computes all of a layer again or nothing; set "
+            "layer, or none"
         )
     if train.offload:
-        raise RecipeError("train.offload: train.backend trl keeps all on the device; leave it out, or set train.backend to tunix")
+        raise RecipeError(
+            "train.offload: train.backend trl keeps all on the device; leave it out, or set train.backend to tunix"
+        )
     if train.compiler_options:
-        raise RecipeError("train.compiler_options: are XLA's, train.backend trl has none; leave them out, or set train.backend to tunix")
+        raise RecipeError(
+            "train.compiler_options: are XLA's, train.backend trl has none; leave them out, or set train.backend to "
+            "tunix"
+        )
     if train.dtype == "int8":
-        raise RecipeError("train.dtype: int8 was given, train.backend trl has bfloat16, float32 and nf4; set one of them")
+        raise RecipeError(
+            "train.dtype: int8 was given, train.backend trl has bfloat16, float32 and nf4; set one of them"
+        )
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -325,7 +337,11 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 def differing_keys(one: Recipe, other: Recipe) -> dict[str, tuple[Any, Any]]:
     """Dotted keys in which two recipes differ, with both values."""
     left, right = (dict(flatten(recipe.model_dump(mode="json"))) for recipe in (one, other))
-    return {key: (left.get(key), right.get(key)) for key in sorted(left.keys() | right.keys()) if left.get(key) != right.get(key)}
+    return {
+        key: (left.get(key), right.get(key))
+        for key in sorted(left.keys() | right.keys())
+        if left.get(key) != right.get(key)
+    }
 
 
 def with_values(recipe: Recipe, derived: Sequence[Derived]) -> Recipe:
@@ -341,116 +357,11 @@ def default_values() -> dict[str, Any]:
     return {key: value for key, value in flat if key not in ("checkpoint", "data.train")}
 
 
-def dump_recipe(recipe: Recipe, derived: Sequence[Derived] = ()) -> str:
-    """The recipe as YAML that loads to the same recipe, each derived value followed by its reason as a comment."""
-    reasons = {item.key: item.reason for item in derived}
-    return "\n".join(_yaml_lines(recipe.model_dump(mode="json"), reasons)) + "\n"
-
-
-def read_reasons(text: str) -> list[Derived]:
-    """The derived values of a dumped recipe, from the comments behind them."""
-    derived: list[Derived] = []
-    path: list[str] = []
-    for line in text.splitlines():
-        key, _, rest = line.strip().partition(":")
-        depth = (len(line) - len(line.lstrip())) // 2
-        path[depth:] = [key]
-        value, mark, reason = rest.rpartition("  # ")
-        if mark:
-            derived.append(Derived(".".join(path), parse_yaml(value, key), reason))
-    return derived
-
-
-def recipe_schema() -> dict[str, Any]:
-    """The JSON schema that editors check a recipe with."""
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **Recipe.model_json_schema()}
-
-
-def _apply_override(values: dict[str, Any], override: str) -> None:
-    key, equals, text = override.partition("=")
-    if not equals or not key.strip():
-        raise RecipeError(f"--set {override!r}: must be key=value, such as lora.rank=16")
-    try:
-        value = parse_yaml(text, key)
-    except RecipeError:
-        raise RecipeError(f"--set {override!r}: the value is not YAML; quote it") from None
-    *parents, last = key.strip().split(".")
-    place = values
-    for parent in parents:
-        if not isinstance(place.get(parent), dict):
-            place[parent] = {}
-        place = place[parent]
-    place[last] = value
-
-
-def _forget(values: dict[str, Any], key: str) -> None:
-    *parents, last = key.split(".")
-    place: Any = values
-    for parent in parents:
-        place = place.get(parent) if isinstance(place, dict) else None
-    if isinstance(place, dict):
-        place.pop(last, None)
-
-
 def _with_value(section: Any, path: Sequence[str], value: Any) -> Any:
     key, *rest = path
     return section.model_copy(update={key: _with_value(getattr(section, key), rest, value) if rest else value})
 
 
-_IN_YAML = {
-    "tuple_type": "it must be a list, such as [a, b]",
-    "model_type": "it must be a mapping of keys to values",
-    "dict_type": "it must be a mapping of keys to values",
-}
-"""What pydantic says in Python's words."""
-
-
-def _first_problem(error: ValidationError) -> str:
-    """The most telling of pydantic's complaints, in our words."""
-    problems = error.errors(include_url=False)
-    # A value that may be of two kinds gets a complaint for each: the one that went deepest knew what was meant.
-    problem = max(problems, key=lambda item: (item["type"] == "extra_forbidden", len(item["loc"])))
-    place = [str(part) for part in problem["loc"]]
-    if problem["type"] == "extra_forbidden":
-        allowed, key = _keys_at(place[:-1]), ".".join(part for part in place if part not in ("Made", "Mesh"))
-        return f"unknown key {key}{nearest(place[-1], allowed)}; allowed there: {', '.join(allowed)}"
-    key = ".".join(
-        part
-        for part in place
-        if part not in ("Made", "Mesh", "str", "constrained-str", "int", "float", "bool") and not part.startswith(("literal[", "tuple["))
-    )
-    if problem["type"] == "missing":
-        return f"{key} is missing; it must be given"
-    if place[-1] == "bool":  # the first of the kinds that an option of XLA may have
-        message = "it must be true or false, a number or a text"
-    else:
-        message = _IN_YAML.get(problem["type"]) or problem["msg"][0].lower() + problem["msg"][1:]
-    return f"{key}: {problem['input']!r} was given, {message}"
-
-
-def _keys_at(place: Sequence[str]) -> list[str]:
-    model: Any = Recipe
-    named = {"Made": Made, "Mesh": Mesh}
-    for part in place:
-        model = named.get(part) or model.model_fields[part].annotation
-    return list(model.model_fields)
-
-
-def _yaml_lines(values: Mapping[str, Any], reasons: Mapping[str, str], prefix: str = "", indent: str = "") -> Iterator[str]:
-    for key, value in values.items():
-        if isinstance(value, Mapping) and value:
-            yield f"{indent}{key}:"
-            yield from _yaml_lines(value, reasons, f"{prefix}{key}.", indent + "  ")
-            continue
-        reason = reasons.get(prefix + key)
-        comment = f"  # {reason}" if reason else ""
-        # One line a value, so that a reason can follow it; JSON's scalars and lists are YAML's.
-        yield f"{indent}{key}: {_yaml_scalar(value)}{comment}"
-
-
-def _yaml_scalar(value: Any) -> str:
-    if isinstance(value, float):
-        # PyYAML reads 1e-08 as text: YAML 1.1 wants a point in it.
-        text = repr(value)
-        return text if "e" not in text or "." in text else text.replace("e", ".0e")
-    return json.dumps(value, ensure_ascii=False)
+def recipe_schema() -> dict[str, Any]:
+    """The JSON schema that editors check a recipe with."""
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **Recipe.model_json_schema()}

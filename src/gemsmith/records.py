@@ -13,7 +13,6 @@ from gemsmith import __version__
 from gemsmith.errors import RunError, VersionError
 
 SCHEMA_VERSION = 1
-STAGES = ("plan", "data", "train", "export", "verify", "serve", "bench", "eval")
 
 
 class Part(BaseModel):
@@ -53,7 +52,8 @@ class Record(Part):
     status: Literal["complete"] = "complete"
     origin: Origin
     notices: tuple[str, ...] = ()
-    """What a reader must know before the numbers, a sentence each; the terminal prints them, and the page shows them at its top."""
+    """What a reader must know before the numbers, a sentence each; the terminal prints them, and the page shows them at
+    its top."""
     grave_notices: tuple[str, ...] = ()
     """The same, where a result must not be used as it is."""
 
@@ -140,11 +140,13 @@ class TrainRecord(Record):
     model: str
     steps: tuple[TrainStep, ...]
     warmup_steps: int | None = None
-    """What warm-up came to; None in records from before it was in them, when warm-up that was left open was 100 steps."""
+    """What warm-up came to; None in records from before it was in them, when warm-up that was left open was 100
+    steps."""
     adapted: dict[str, int]
     trained_parameters: int
     base_dtype: str | None = None
-    """What the frozen base was held in, train.dtype; nf4 and int8 stand in for the checkpoint's own weights, which export merges into."""
+    """What the frozen base was held in, train.dtype; nf4 and int8 stand in for the checkpoint's own weights, which
+    export merges into."""
     mesh: dict[str, int]
     attention: dict[str, str] = {}
     """What computed attention, by type of layer, where the backend can tell."""
@@ -200,14 +202,15 @@ class VerifyRecord(Record):
     changed_tensors: int
     expected_tensors: int
     logits_max_abs_difference: float | None
-    """Merged against base + adapter, its weights rounded to the base's dtype as merged ones are; None where that could not be
-    computed, which a check then says."""
+    """Merged against base + adapter, its weights rounded to the base's dtype as merged ones are; None where that could
+    not be computed, which a check then says."""
     logits_effect: float | None = None
     """The most that base + adapter differs from the base."""
     logits_rounding: float | None = None
     """The most that merged differs from base + adapter as it is, without the rounding to the base's dtype."""
     rounded_away: float | None = None
-    """Norm of what that rounding took from the adapter's changes over the norm of those changes: 0 nothing, 1 all; None: not computed."""
+    """Norm of what that rounding took from the adapter's changes over the norm of those changes: 0 nothing, 1 all;
+    None: not computed."""
 
 
 class ServeRecord(Record):
@@ -286,11 +289,6 @@ class EvalRecord(Record):
     """Scored rows whose prompt is also trained on; None where the prepared data does not tell."""
 
 
-RECORDS: dict[str, type[Record]] = {
-    record.stage: record
-    for record in (PlanRecord, DataRecord, TrainRecord, ExportRecord, VerifyRecord, ServeRecord, BenchRecord, EvalRecord)
-}
-
 RecordT = TypeVar("RecordT", bound=Record)
 
 
@@ -320,8 +318,11 @@ def _refuse_another_version(file: Path, text: bytes) -> None:
         return
     origin = content.get("origin")
     writer = origin.get("gemsmith") if isinstance(origin, dict) else None
-    program = f"Gemsmith {writer}" if isinstance(writer, str) and writer != __version__ else "the Gemsmith that wrote it"
+    program = (
+        f"Gemsmith {writer}" if isinstance(writer, str) and writer != __version__ else "the Gemsmith that wrote it"
+    )
     raise VersionError(
-        f"{file}: has schema_version {json.dumps(version)}, this Gemsmith {__version__} reads {SCHEMA_VERSION}; open it with {program}, or "
+        f"{file}: has schema_version {json.dumps(version)}, this Gemsmith {__version__} reads {SCHEMA_VERSION}; open "
+        f"it with {program}, or "
         "start anew in another directory"
     )

@@ -1,5 +1,5 @@
-"""What the user left out, filled in, each value with its reason; and what cannot be, refused. No weights are read, and nothing is asked
-of the network.
+"""What the user left out, filled in, each value with its reason; and what cannot be, refused. No weights are read, and
+nothing is asked of the network.
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -10,9 +10,10 @@ from gemsmith.checkpoint.fetch import check_scheme, is_hub_id
 from gemsmith.checkpoint.folder import name_variant, read_config
 from gemsmith.errors import RecipeError
 from gemsmith.lengths import check_answer, check_cells, check_lengths, check_served, derive_lengths
-from gemsmith.recipe import Derived, Recipe, default_values, flatten, load_recipe, read_reasons, with_values
-from gemsmith.records import STAGES
+from gemsmith.recipe import Derived, Recipe, default_values, flatten, with_values
+from gemsmith.recipe_file import load_recipe, read_reasons
 from gemsmith.sizing.limits import check_training
+from gemsmith.stages import SERVED, STAGES
 from gemsmith.zoo import VARIANTS, Variant, find_variant, lora_targets, read_variant, variant_of_hub_id
 from gemsmith.zoo.variant import differing_fields
 
@@ -29,8 +30,8 @@ _DERIVED_AGAIN = (
 def resolve(recipe: Recipe) -> tuple[Recipe, list[Derived]]:
     """The recipe with every derivable value written out, and the list of those values with their reasons.
 
-    A resolved recipe resolves to itself. Raises RecipeError or CheckpointError where a value cannot be derived or contradicts another;
-    what a single stage could not do with them is told by `check_settings`.
+    A resolved recipe resolves to itself. Raises RecipeError or CheckpointError where a value cannot be derived or
+    contradicts another; what a single stage could not do with them is told by `check_settings`.
     """
     derived: list[Derived] = []
     for key in ("checkpoint", "data.train", "data.eval", "data.template", "train.start_adapter", "hardware.catalogue"):
@@ -50,17 +51,21 @@ def resolve(recipe: Recipe) -> tuple[Recipe, list[Derived]]:
 def resolve_file(path: Path, overrides: Sequence[str] = ()) -> tuple[Recipe, list[Derived]]:
     """What `resolve` makes of the recipe in a file. Raises RecipeError also for what any of the stages could not do."""
     if not path.exists():
-        raise RecipeError(f"{path}: is neither a recipe nor a run directory; give one of the two, such as recipes/demo.yaml")
+        raise RecipeError(
+            f"{path}: is neither a recipe nor a run directory; give one of the two, such as recipes/demo.yaml"
+        )
     recipe, derived = resolve(load_recipe(path, overrides))
     check_settings(recipe)
     return recipe, derived
 
 
-def resolve_again(there: Recipe, file: Path, overrides: Sequence[str] = (), *, used: Callable[[str], bool]) -> tuple[Recipe, list[Derived]]:
+def resolve_again(
+    there: Recipe, file: Path, overrides: Sequence[str] = (), *, used: Callable[[str], bool]
+) -> tuple[Recipe, list[Derived]]:
     """What `resolve` makes of the resolved recipe that is in a file, with other values for some keys.
 
-    Such a recipe gives every key. What was derived in it, or is the default, is not the user's and gives way to what is set now: it is
-    derived again, unless what was made with it stays (`used`) and the model is the same.
+    Such a recipe gives every key. What was derived in it, or is the default, is not the user's and gives way to what is
+    set now: it is derived again, unless what was made with it stays (`used`) and the model is the same.
     """
     reasons = {item.key for item in read_reasons(file.read_text(encoding="utf-8"))}
     values, defaults = dict(flatten(there.model_dump(mode="json"))), default_values()
@@ -72,12 +77,12 @@ def resolve_again(there: Recipe, file: Path, overrides: Sequence[str] = (), *, u
     return resolve(load_recipe(file, overrides, forget=forget))
 
 
-def check_settings(recipe: Recipe, stages: Collection[str] = STAGES) -> None:
+def check_settings(recipe: Recipe, stages: Collection[str] = tuple(STAGES)) -> None:
     """Raises RecipeError where a resolved recipe asks one of the stages for what it cannot do, on whatever machine."""
     variant = recipe_variant(recipe)
     if "train" in stages:
         check_training(recipe, variant)
-    if not {"serve", "bench", "eval"}.isdisjoint(stages):
+    if not set(SERVED).isdisjoint(stages):
         check_served(recipe, variant)
     if "bench" in stages:
         check_cells(recipe, variant)
@@ -100,7 +105,8 @@ def _find_model(recipe: Recipe) -> tuple[Variant, str]:
         found = name_variant(read_variant(read_config(folder)))
         if given and (differences := differing_fields(given, found)):
             raise RecipeError(
-                f"model: {given.name} was given, but checkpoint {folder} is {found.name} ({', '.join(differences[:3])}); leave model out"
+                f"model: {given.name} was given, but checkpoint {folder} is {found.name} "
+                f"({', '.join(differences[:3])}); leave model out"
             )
         return found, "read from the checkpoint's config.json"
     if given:
@@ -108,8 +114,13 @@ def _find_model(recipe: Recipe) -> tuple[Variant, str]:
     if named := variant_of_hub_id(recipe.checkpoint):
         return named, "known from the hub id"
     if is_hub_id(recipe.checkpoint) or "://" in recipe.checkpoint:
-        raise RecipeError(f"model: is missing and {recipe.checkpoint} is not here to read it from; set model, such as model=gemma4-31b")
-    raise RecipeError(f"checkpoint: {recipe.checkpoint!r} is neither a folder, nor a hub id (owner/name), nor gs://bucket/folder")
+        raise RecipeError(
+            f"model: is missing and {recipe.checkpoint} is not here to read it from; set model, such as "
+            "model=gemma4-31b"
+        )
+    raise RecipeError(
+        f"checkpoint: {recipe.checkpoint!r} is neither a folder, nor a hub id (owner/name), nor gs://bucket/folder"
+    )
 
 
 def _make_absolute(recipe: Recipe, key: str, derived: list[Derived]) -> None:
@@ -129,16 +140,22 @@ def _make_folder_absolute(recipe: Recipe, derived: list[Derived]) -> None:
 
 
 def _rows_per_step(recipe: Recipe) -> Iterator[Derived]:
-    """Rows from train.tokens_per_step, where it is given. Raises RecipeError where it is no number of whole rows, or rows say otherwise."""
+    """Rows from train.tokens_per_step, where it is given. Raises RecipeError where it is no number of whole rows, or
+    rows say otherwise.
+    """
     train, length = recipe.train, recipe.data.max_length
     if train.tokens_per_step is None:
         return
     rows, rest = divmod(train.tokens_per_step, length)
     if rest or not rows:
-        raise RecipeError(f"train.tokens_per_step: {train.tokens_per_step} was given; it must be a multiple of data.max_length, {length}")
+        raise RecipeError(
+            f"train.tokens_per_step: {train.tokens_per_step} was given; it must be a multiple of data.max_length, "
+            f"{length}"
+        )
     if "rows_per_step" in train.model_fields_set and train.rows_per_step != rows:
         raise RecipeError(
-            f"train.tokens_per_step: {train.tokens_per_step} is {rows} rows of {length}, train.rows_per_step is {train.rows_per_step}; "
+            f"train.tokens_per_step: {train.tokens_per_step} is {rows} rows of {length}, train.rows_per_step is "
+            f"{train.rows_per_step}; "
             "set one of them"
         )
     if train.rows_per_step != rows:

@@ -3,58 +3,32 @@
     recipe.yaml  plan.json data.json train.json export.json verify.json serve.json bench.json eval.json
     data/  checkpoints/  adapter/  merged/  logs/  tensorboard/  report.html
 
-A stage is complete when its record is there and was made from the same recipe keys and the same upstream records as a record made now.
+A stage is complete when its record is there and was made from the same recipe keys and the same upstream records as a
+record made now.
 """
 
 import contextlib
-import fcntl
 import hashlib
-import importlib.util
 import json
-import os
 import platform
-import shutil
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from gemsmith import __version__
-from gemsmith.errors import MachineError, RunError, VersionError
-from gemsmith.lock import LOCK, explain_missing_locks
-from gemsmith.recipe import Derived, Recipe, differing_keys, dump_recipe, flatten, load_recipe, read_reasons
-from gemsmith.records import RECORDS, STAGES, Machine, Origin, Record, read_record_file
+from gemsmith.errors import RunError, VersionError
+from gemsmith.files import bucket_path, sha256_file, write_text
+from gemsmith.lock import LOCK
+from gemsmith.provenance import Clock, this_machine
+from gemsmith.recipe import Derived, Recipe, differing_keys, flatten
+from gemsmith.recipe_file import dump_recipe, load_recipe, read_reasons
+from gemsmith.records import Origin, Record, RecordT, read_record_file
 from gemsmith.resolve import resolve_again, resolve_file
+from gemsmith.stages import STAGES
 
-# Linux's list of cores, and enough of it for the first one.
-_CPUINFO, _FIRST_CORE_BYTES = Path("/proc/cpuinfo"), 2**14
 _WARMUP = "optimizer.warmup_steps"
 _STOPS = ("train.on_nonfinite", "train.on_spike")
-_TRAINED_DATA = ("data.train", "data.format", "data.template", "data.max_length", "data.packing", "data.too_long")
-
-# What each stage reads: keys of the recipe (or whole sections of it), and the records of earlier stages.
-_KEYS: dict[str, tuple[str, ...]] = {
-    "plan": ("model", "checkpoint", "data", "lora", "train", "hardware"),
-    "data": ("checkpoint", "seed", *_TRAINED_DATA, "train.epochs", "train.optimizer_steps", "train.rows_per_step"),
-    "train": ("model", "checkpoint", "seed", *_TRAINED_DATA, "lora", "optimizer", "train"),
-    "export": ("export",),
-    "verify": (),
-    "serve": ("serve",),
-    "bench": ("seed", "serve.dtype", "serve.max_model_len", "serve.arguments", "bench"),
-    "eval": ("seed", "data.eval", "serve.dtype", "serve.max_model_len", "serve.arguments", "eval"),
-}
-UPSTREAM: dict[str, tuple[str, ...]] = {
-    "plan": (),
-    "data": (),
-    "train": ("data",),
-    "export": ("train",),
-    "verify": ("export",),
-    "serve": ("export",),
-    "bench": ("export",),
-    "eval": ("export",),
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +52,7 @@ class Run:
         folder = self.recipe.train.checkpoint_folder
         if folder is None:
             return self.path / "checkpoints"
-        return _bucket_path(folder) if "://" in folder else Path(folder)
+        return bucket_path(folder) if "://" in folder else Path(folder)
 
     @property
     def adapter(self) -> Path:
@@ -104,26 +78,11 @@ class Run:
         return self.path / f"{stage}.json"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Clock:
-    """When a stage began, for its record."""
-
-    started: str
-    _begin_s: float
-
-    def elapsed_s(self) -> float:
-        return time.monotonic() - self._begin_s
-
-
-def start_clock() -> Clock:
-    return Clock(started=datetime.now(UTC).isoformat(timespec="seconds"), _begin_s=time.monotonic())
-
-
 def open_run(path: Path, recipe: Recipe, derived: Sequence[Derived] = (), *, redo: str | None = None) -> Run:
     """A run directory for a resolved recipe, made if it is not there.
 
-    Keys that no begun stage has read may change; raises RunError naming those that some stage has read, unless it is `redo`, which is
-    about to be run again, or one that depends on it.
+    Keys that no begun stage has read may change; raises RunError naming those that some stage has read, unless it is
+    `redo`, which is about to be run again, or one that depends on it.
     """
     run = Run(path=path, recipe=recipe)
     if run.recipe_file.exists():
@@ -134,7 +93,8 @@ def open_run(path: Path, recipe: Recipe, derived: Sequence[Derived] = (), *, red
     path.mkdir(parents=True, exist_ok=True)
     run.logs.mkdir(exist_ok=True)
     values = dict(flatten(recipe.model_dump(mode="json")))
-    # What is there was made with the recipe there, and both stay until the stage done again has something to put in its place.
+    # What is there was made with the recipe there, and both stay until the stage done again has something to put in its
+    # place.
     pending = redo is not None and has_begun(run, redo)
     if redo and not pending:
         _next_recipe_file(run).unlink(missing_ok=True)
@@ -144,7 +104,12 @@ def open_run(path: Path, recipe: Recipe, derived: Sequence[Derived] = (), *, red
 
 
 def open_source(
-    source: Path, path: Path | None = None, overrides: Sequence[str] = (), *, redo: str | None = None, claim: Callable[[Path], Any]
+    source: Path,
+    path: Path | None = None,
+    overrides: Sequence[str] = (),
+    *,
+    redo: str | None = None,
+    claim: Callable[[Path], Any],
 ) -> Run:
     """The run of a recipe (by default in runs/ under the recipe's name) or of a run directory; see open_run.
 
@@ -180,7 +145,9 @@ def borrow_run(path: Path, overrides: Sequence[str] = (), *, section: str) -> Ru
     Raises RunError where a key outside the section differs.
     """
     recipe, _ = _resolve_again(path, overrides, None)
-    others = [key for key in differing_keys(find_run(path), find_run(path, overrides)) if not key.startswith(f"{section}.")]
+    others = [
+        key for key in differing_keys(find_run(path), find_run(path, overrides)) if not key.startswith(f"{section}.")
+    ]
     if others:
         raise RunError(f"{others[0]}: cannot be changed here; of the recipe in {path} only keys of {section} can")
     return Run(path=path, recipe=recipe)
@@ -192,12 +159,14 @@ def is_complete(run: Run, stage: str) -> bool:
     Raises VersionError where another version of Gemsmith wrote it.
     """
     try:
-        record = read_record(run, stage)
+        record = read_record(run, STAGES[stage].record)
     except VersionError:
         raise
     except RunError:
         return False
-    return getattr(record, "passed", True) and record.origin.made_from == made_from(run, stage) | _own_sources(record, run, stage)
+    return getattr(record, "passed", True) and record.origin.made_from == made_from(run, stage) | _own_sources(
+        record, run, stage
+    )
 
 
 def has_begun(run: Run, stage: str) -> bool:
@@ -207,10 +176,14 @@ def has_begun(run: Run, stage: str) -> bool:
     return run.record_file(stage).exists()
 
 
-def read_record(run: Run, stage: str) -> Any:
-    """The stage's record. Raises RunError naming the command that makes it, where it is missing or damaged, and VersionError."""
-    command = f"gemsmith {stage} {run.path}{' --json' if stage == 'serve' else ''}"
-    return read_record_file(run.record_file(stage), RECORDS[stage], missing=f"run first: {command}", damaged=f"run: {command}")
+def read_record(run: Run, kind: type[RecordT]) -> RecordT:
+    """A stage's record. Raises RunError naming the command that makes it, where it is missing or damaged, and
+    VersionError.
+    """
+    command = f"gemsmith {kind.stage} {run.path}{' --json' if kind.stage == 'serve' else ''}"
+    return read_record_file(
+        run.record_file(kind.stage), kind, missing=f"run first: {command}", damaged=f"run: {command}"
+    )
 
 
 def write_record(run: Run, record: Record) -> None:
@@ -218,7 +191,9 @@ def write_record(run: Run, record: Record) -> None:
     write_text(run.record_file(record.stage), record.model_dump_json(indent=1) + "\n")
 
 
-def make_origin(run: Run, stage: str, clock: Clock, *, packages: Sequence[str] = (), sources: Mapping[str, str] | None = None) -> Origin:
+def make_origin(
+    run: Run, stage: str, clock: Clock, *, packages: Sequence[str] = (), sources: Mapping[str, str] | None = None
+) -> Origin:
     """Where a record comes from. `sources`: name -> SHA-256 of what was read beside the recipe and earlier records."""
     from importlib import metadata  # here, since it costs a tenth of the start of a command that needs no versions
 
@@ -236,7 +211,7 @@ def make_origin(run: Run, stage: str, clock: Clock, *, packages: Sequence[str] =
 def made_from(run: Run, stage: str) -> dict[str, str]:
     """What the stage depends on -> SHA-256: its keys of the recipe, and the records before it."""
     hashes = {"recipe": hashlib.sha256(json.dumps(stage_keys(run.recipe, stage), sort_keys=True).encode()).hexdigest()}
-    for upstream in UPSTREAM[stage]:
+    for upstream in STAGES[stage].upstream:
         file = run.record_file(upstream)
         hashes[file.name] = sha256_file(file) if file.exists() else "missing"
     return hashes
@@ -250,7 +225,8 @@ def stage_keys(recipe: Recipe, stage: str) -> dict[str, Any]:
 def refused_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Dotted keys that training cannot go on with, with both values.
 
-    What was trained has not met what `stop` would have stopped; what open warm-up came to, the learning rates of its steps say.
+    What was trained has not met what `stop` would have stopped; what open warm-up came to, the learning rates of its
+    steps say.
     """
     return {
         key: (old.get(key), new.get(key))
@@ -262,118 +238,12 @@ def refused_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str,
     }
 
 
-def this_machine() -> Machine:
-    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    try:
-        with _CPUINFO.open(encoding="utf-8", errors="replace") as file:
-            cpuinfo = file.read(_FIRST_CORE_BYTES)
-    except OSError:
-        cpuinfo = ""
-    return Machine(
-        system=f"{platform.system()} {platform.release()}",
-        processor=_processor(cpuinfo),
-        cores=os.cpu_count() or 1,
-        memory_bytes=memory_bytes,
-    )
-
-
-def _processor(cpuinfo: str) -> str:
-    """Name and widest vectors of the first core that Linux lists, where it does: two machines of one cloud may differ in both."""
-    lines = (line.partition(":") for line in cpuinfo.split("\n\n", maxsplit=1)[0].splitlines())
-    core = {key.strip(): value.strip() for key, _, value in lines}
-    flags = core.get("flags", "").split()
-    kinds = [platform.machine(), *(name for flag, name in (("avx512f", "AVX-512"), ("avx2", "AVX2")) if flag in flags)][:2]
-    return f"{core['model name']} ({', '.join(kinds)})" if "model name" in core else platform.machine()
-
-
-def sha256_file(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def write_text(path: Path, text: str) -> None:
-    """Writes beside the file and renames, so that a reader never sees half of it."""
-    with replacing(path) as file:
-        file.write(text)
-
-
-@contextlib.contextmanager
-def replacing(path: Path) -> Iterator[IO[str]]:
-    """A text file that takes the place of `path` once it is complete and on disk; on any error `path` stays as it was."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with beside.open("w", encoding="utf-8") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)
-
-
-@contextlib.contextmanager
-def replacing_folder(path: Path) -> Iterator[Path]:
-    """An empty folder beside `path` that takes its place once the block has ended well; on any error `path` stays as it was.
-
-    Killed between its two renames, `path` is gone and the old one beside it; the next call puts it back first. Raises RunError where
-    `path` is a symbolic link, or another process is at it.
-    """
-    beside, old = (path.with_name(f".{path.name}.{state}") for state in ("partial", "old"))
-    if path.is_symlink():
-        raise RunError(f"{path}: is a symbolic link, which would be replaced by a folder; name the folder itself ({path.resolve()})")
-    with _locked_folder(beside):
-        if old.exists() and not path.exists():
-            old.rename(path)
-        try:
-            yield beside
-            shutil.rmtree(old, ignore_errors=True)
-            if path.exists():
-                path.rename(old)
-            beside.rename(path)
-        except BaseException:
-            shutil.rmtree(beside, ignore_errors=True)
-            raise
-        # From here on the name `beside` may be another process's.
-        shutil.rmtree(old, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def _locked_folder(path: Path) -> Iterator[None]:
-    """An empty folder that is this process's until the block ends; whatever a killed one left there is deleted."""
-    path.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise RunError(f"{path}: another process is writing there; wait for it, or stop it") from None
-        except OSError as error:
-            explain_missing_locks(str(path), error)
-        # Whoever held the lock before may have renamed the folder: then this is no longer the one at the path.
-        if not path.exists() or os.stat(path).st_ino != os.fstat(descriptor).st_ino:
-            raise RunError(f"{path}: another process has just written there; run the same command again")
-        for left in path.iterdir():
-            shutil.rmtree(left) if left.is_dir() and not left.is_symlink() else left.unlink()
-        yield
-    finally:
-        os.close(descriptor)
-
-
 def _next_recipe_file(run: Run) -> Path:
     return run.path / ".recipe.yaml.next"
 
 
-def _bucket_path(url: str) -> Path:
-    # Orbax opens buckets through etils, and that through gcsfs.
-    if missing := [name for name in ("etils", "gcsfs") if importlib.util.find_spec(name) is None]:
-        raise MachineError(f"train.checkpoint_folder: {url} needs {' and '.join(missing)}; run: pip install {' '.join(missing)}")
-    from etils import epath
-
-    return epath.Path(url)
-
-
 def _reads(stage: str, key: str) -> bool:
-    return any(key == name or key.startswith(f"{name}.") for name in _KEYS[stage])
+    return any(key == name or key.startswith(f"{name}.") for name in STAGES[stage].keys)
 
 
 def _own_sources(record: Record, run: Run, stage: str) -> dict[str, str]:
@@ -383,7 +253,9 @@ def _own_sources(record: Record, run: Run, stage: str) -> dict[str, str]:
 
 
 def _readers(run: Run, key: str, redo: str | None) -> list[str]:
-    """The begun stages that have read the key and stay. A plan is made again in no time, so it holds nobody to its keys."""
+    """The begun stages that have read the key and stay. A plan is made again in no time, so it holds nobody to its
+    keys.
+    """
     readers = [stage for stage in STAGES if stage != "plan" and _reads(stage, key) and has_begun(run, stage)]
     return [stage for stage in readers if redo is None or not _depends_on(stage, redo)]
 
@@ -394,19 +266,24 @@ def _resolve_again(path: Path, overrides: Sequence[str], redo: str | None) -> tu
 
 
 def _joined_reasons(run: Run, recipe: Recipe, derived: Sequence[Derived]) -> list[Derived]:
-    """The reasons in the run's recipe and the new ones. A value that is there without a reason, and stays the same, gets none."""
+    """The reasons in the run's recipe and the new ones. A value that is there without a reason, and stays the same,
+    gets none.
+    """
     earlier = read_reasons(run.recipe_file.read_text(encoding="utf-8"))
     there, said = dict(flatten(recipe.model_dump(mode="json"))), {item.key for item in earlier}
     return [*earlier, *(item for item in derived if item.key in said or there.get(item.key) != item.plain_value)]
 
 
 def _depends_on(stage: str, other: str) -> bool:
-    return stage == other or any(_depends_on(upstream, other) for upstream in UPSTREAM[stage])
+    return stage == other or any(_depends_on(upstream, other) for upstream in STAGES[stage].upstream)
 
 
 def _refuse_no_run(path: Path) -> None:
     if not (path / "recipe.yaml").exists():
-        raise RunError(f"run directory {path}: holds no recipe.yaml; start one in a new folder with: gemsmith run RECIPE --run FOLDER")
+        raise RunError(
+            f"run directory {path}: holds no recipe.yaml; start one in a new folder with: gemsmith run RECIPE --run "
+            "FOLDER"
+        )
 
 
 def _refuse_foreign(path: Path) -> None:
@@ -422,6 +299,7 @@ def _refuse_another_recipe(run: Run, there: Recipe, redo: str | None) -> None:
             continue  # how far the steps so far had it, training finds in their learning rates
         if readers := _readers(run, key, redo):
             raise RunError(
-                f"run directory {run.path}: belongs to another recipe: {key} is {json.dumps(old)} there and {json.dumps(new)} here, "
+                f"run directory {run.path}: belongs to another recipe: {key} is {json.dumps(old)} there and "
+                f"{json.dumps(new)} here, "
                 f"and {readers[0]} has used it; name another directory with --run"
             )

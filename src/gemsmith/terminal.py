@@ -1,7 +1,8 @@
 """Where Gemsmith writes for a person: a Rich console that shows every text as it is, whoever wrote it.
 
-Rich reads `[/a]` in a text as markup, also where it is the name of a run. So there is no markup here: what is to be in colour is a Text of
-styled pieces. Consoles, progress bars and spinners are made here and nowhere else; tests/test_terminal.py holds that.
+Rich reads `[/a]` in a text as markup, also where it is the name of a run. So there is no markup here: what is to be in
+colour is a Text of styled pieces. Consoles, progress bars and spinners are made here and nowhere else;
+tests/test_terminal.py holds that.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -29,7 +30,9 @@ def text_column(template: str) -> TextColumn:
 
 
 def open_progress(console: Console, *columns: ProgressColumn, transient: bool = True) -> Progress:
-    """A progress bar that is gone once it is done, unless told to stay; it is not shown where the console is no terminal."""
+    """A progress bar that is gone once it is done, unless told to stay; it is not shown where the console is no
+    terminal.
+    """
     shown = columns or (text_column("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
     return Progress(*shown, console=console, transient=transient, disable=not console.is_terminal)
 

@@ -1,4 +1,5 @@
-"""What vLLM 0.32's bench client saved of 12 requests, each of 16 tokens in and out, at 20 a second, to a stand-in for its server."""
+"""What vLLM 0.32's bench client saved of 12 requests, each of 16 tokens in and out, at 20 a second, to a stand-in for
+its server."""
 
 import json
 from pathlib import Path

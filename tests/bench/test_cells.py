@@ -5,27 +5,52 @@ import pytest
 
 from gemsmith.bench.cells import Ask, notices_of, plan_cells, read_cell
 from gemsmith.errors import EngineError
-from gemsmith.recipe import Recipe, build_recipe
+from gemsmith.recipe import Recipe
+from gemsmith.recipe_file import build_recipe
 
 SWEEP = {"input_tokens": [16, 32], "output_tokens": 8, "request_rates": [2, 8, 32.5], "prompts": 4}
 ASK = Ask(number=1, input_tokens=16, output_tokens=16, request_rate=20.0, prompts=12, seed=1)
 
 
 def make_recipe(**bench_: Any) -> Recipe:
-    return build_recipe({"checkpoint": "/c", "seed": 3, "data": {"train": "x"}, "serve": {"max_model_len": 640}, "bench": SWEEP | bench_})
+    return build_recipe(
+        {
+            "checkpoint": "/c",
+            "seed": 3,
+            "data": {"train": "x"},
+            "serve": {"max_model_len": 640},
+            "bench": SWEEP | bench_,
+        }
+    )
 
 
 def test_the_sweep_is_every_length_at_every_rate_with_a_seed_of_its_own() -> None:
     asks = plan_cells(make_recipe())
-    assert [(ask.input_tokens, ask.request_rate) for ask in asks] == [(16, 2), (16, 8), (16, 32.5), (32, 2), (32, 8), (32, 32.5)]
+    assert [(ask.input_tokens, ask.request_rate) for ask in asks] == [
+        (16, 2),
+        (16, 8),
+        (16, 32.5),
+        (32, 2),
+        (32, 8),
+        (32, 32.5),
+    ]
     assert len({ask.seed for ask in asks}) == len({ask.result_file for ask in asks}) == 6
     assert plan_cells(make_recipe()) == asks
 
 
 @pytest.mark.parametrize("metric", ["ttft", "tpot", "itl"])
-def test_where_all_requests_are_whole_a_cell_holds_what_the_client_computed(metric: str, result: dict[str, Any]) -> None:
+def test_where_all_requests_are_whole_a_cell_holds_what_the_client_computed(
+    metric: str, result: dict[str, Any]
+) -> None:
     cell = read_cell(ASK, result)
-    assert (cell.completed, cell.failed, cell.cut, cell.input_tokens, cell.output_tokens, cell.request_rate) == (12, 0, 0, 16, 16, 20.0)
+    assert (cell.completed, cell.failed, cell.cut, cell.input_tokens, cell.output_tokens, cell.request_rate) == (
+        12,
+        0,
+        0,
+        16,
+        16,
+        20.0,
+    )
     assert (cell.real_input_tokens, cell.real_output_tokens) == (16, 16)
     found = getattr(cell, f"{metric}_ms")
     assert [found.mean, found.p50, found.p90, found.p99] == pytest.approx(
@@ -73,16 +98,29 @@ def test_a_cell_without_a_whole_request_is_an_error_that_says_why(cut_result: di
         read_cell(ASK, cut_result | {"output_lens": lengths, "completed": 11, "failed": 1})
 
 
-@pytest.mark.parametrize("name", ["input_lens", "output_lens", "ttfts", "latencies", "itls", "completed", "failed", "duration"])
-@pytest.mark.parametrize("value", ["missing", None, "x", [], [None] * 12, ["x"] * 12, math.nan, -1, [math.nan] * 12, [-1] * 12, math.inf])
+@pytest.mark.parametrize(
+    "name", ["input_lens", "output_lens", "ttfts", "latencies", "itls", "completed", "failed", "duration"]
+)
+@pytest.mark.parametrize(
+    "value", ["missing", None, "x", [], [None] * 12, ["x"] * 12, math.nan, -1, [math.nan] * 12, [-1] * 12, math.inf]
+)
 def test_a_damaged_result_is_one_line(name: str, value: Any, result: dict[str, Any]) -> None:
     damaged = {key: item for key, item in (result | {name: value}).items() if (key, value) != (name, "missing")}
-    with pytest.raises(EngineError, match=r"^bench: cell 1 \(16 tokens in at 20 requests/s\): 01-16in-20rps\.json [^\n]*$"):
+    with pytest.raises(
+        EngineError, match=r"^bench: cell 1 \(16 tokens in at 20 requests/s\): 01-16in-20rps\.json [^\n]*$"
+    ):
         read_cell(ASK, damaged)
 
 
 @pytest.mark.parametrize(
-    "change", [{"completed": 11}, {"failed": 1}, {"completed": 11, "failed": 1}, {"completed": 13, "failed": -1}, {"duration": 0}]
+    "change",
+    [
+        {"completed": 11},
+        {"failed": 1},
+        {"completed": 11, "failed": 1},
+        {"completed": 13, "failed": -1},
+        {"duration": 0},
+    ],
 )
 def test_a_result_that_contradicts_itself_is_one_line(change: dict[str, Any], result: dict[str, Any]) -> None:
     with pytest.raises(EngineError, match=r"01-16in-20rps\.json contradicts itself"):

@@ -34,7 +34,12 @@ class Handler:
 def client(monkeypatch: pytest.MonkeyPatch) -> Any:
     names = ("vllm", "vllm.benchmarks", "vllm.benchmarks.lib", "vllm.utils")
     stand_ins: dict[str, Any] = {name: ModuleType(name) for name in names}
-    functions = {"ASYNC_REQUEST_FUNCS": {}, "RequestFunc": Any, "RequestFuncOutput": Any, "StreamedResponseHandler": Handler}
+    functions = {
+        "ASYNC_REQUEST_FUNCS": {},
+        "RequestFunc": Any,
+        "RequestFuncOutput": Any,
+        "StreamedResponseHandler": Handler,
+    }
     stand_ins["vllm.benchmarks.lib.endpoint_request_func"] = SimpleNamespace(**functions)
     stand_ins["vllm.benchmarks.serve"] = SimpleNamespace(add_cli_args=None, main=None)
     stand_ins["vllm.utils.argparse_utils"] = SimpleNamespace(FlexibleArgumentParser=None)
@@ -62,7 +67,9 @@ def test_tokens_that_come_touch_the_file_and_comments_do_not(client: Any, tmp_pa
 
 
 @pytest.mark.parametrize(("told", "success", "tokens"), [(16, True, 16), (0, True, 3), (0, False, 0)])
-def test_chunks_stand_for_tokens_where_the_server_did_not_tell_them(told: int, success: bool, tokens: int, client: Any) -> None:
+def test_chunks_stand_for_tokens_where_the_server_did_not_tell_them(
+    told: int, success: bool, tokens: int, client: Any
+) -> None:
     async def request(**_: Any) -> Any:
         return SimpleNamespace(success=success, output_tokens=told, itl=[0.1, 0.1])
 
@@ -70,7 +77,8 @@ def test_chunks_stand_for_tokens_where_the_server_did_not_tell_them(told: int, s
 
 
 class Streams(BaseHTTPRequestHandler):
-    """Answers as vLLM's completions do; each fourth stream of the load test ends after three tokens and never tells their number."""
+    """Answers as vLLM's completions do; each fourth stream of the load test ends after three tokens and never tells
+    their number."""
 
     protocol_version = "HTTP/1.1"
     count = itertools.count(-3)  # one request asks whether the server is up, and two warm it up
@@ -118,7 +126,11 @@ def test_vllms_client_tells_which_streams_ended_early(streams: str, tiny_checkpo
     (tmp_path / "cells.json").write_text(json.dumps([client_arguments(server, ask, tmp_path)]))
     command = [engine.python, CLIENT, tmp_path / "cells.json", tmp_path / "heard"]
     subprocess.run(
-        command, env=clean_environment() | {"HF_HUB_OFFLINE": "1", "NO_PROXY": "*"}, check=True, capture_output=True, timeout=300
+        command,
+        env=clean_environment() | {"HF_HUB_OFFLINE": "1", "NO_PROXY": "*"},
+        check=True,
+        capture_output=True,
+        timeout=300,
     )
     result = json.loads((tmp_path / ask.result_file).read_text())
     assert sorted(result["output_lens"]) == [3, 3, 6, 6, 6, 6, 6, 6]

@@ -10,6 +10,7 @@ import pytest
 
 from gemsmith.bench.stage import bench
 from gemsmith.errors import EngineError, MachineError
+from gemsmith.records import BenchRecord
 from gemsmith.run import Run, read_record
 from gemsmith.serve.stage import Servers
 
@@ -23,7 +24,7 @@ def test_bench_records_every_cell_and_keeps_the_clients_files(
     run = exported_run({"bench": SWEEP})
     with Servers(run) as servers:
         record = bench(run, servers)
-    assert record == read_record(run, "bench") and len(record.cells) == 6
+    assert record == read_record(run, BenchRecord) and len(record.cells) == 6
     assert not record.prefix_caching and record.command[:3] == ("vllm", "bench", "serve")
     kept = {file.name for file in (run.logs / "bench").iterdir()}
     assert {"client.log", "cells.json", "01-16in-2rps.json", "06-32in-32.5rps-prompts.jsonl"} <= kept
@@ -60,7 +61,10 @@ def test_a_client_that_fails_is_an_error_with_its_last_lines(
 ) -> None:
     fake_vllm(results=[result])
     run = exported_run({"bench": SWEEP})
-    with Servers(run) as servers, pytest.raises(EngineError, match=r"failed \(exit code 1\)(.|\n)*Initial test run failed"):
+    with (
+        Servers(run) as servers,
+        pytest.raises(EngineError, match=r"failed \(exit code 1\)(.|\n)*Initial test run failed"),
+    ):
         bench(run, servers)
 
 
@@ -70,7 +74,10 @@ def test_a_damaged_result_is_an_error_that_names_the_cell_and_the_file(
 ) -> None:
     fake_vllm(results=[result, saved])
     run = exported_run({"bench": SWEEP})
-    with Servers(run) as servers, pytest.raises(EngineError, match=r"cell 2 .*: 02-16in-8rps\.json is no detailed result"):
+    with (
+        Servers(run) as servers,
+        pytest.raises(EngineError, match=r"cell 2 .*: 02-16in-8rps\.json is no detailed result"),
+    ):
         bench(run, servers)
     assert not run.record_file("bench").exists()
 
@@ -85,20 +92,31 @@ def test_a_result_that_is_never_whole_is_an_error_once_the_client_has_ended(
 
 
 def test_a_stalled_cell_is_given_up_and_the_cells_before_it_stay(
-    fake_vllm: Callable[..., Path], exported_run: Callable[..., Run], result: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    fake_vllm: Callable[..., Path],
+    exported_run: Callable[..., Run],
+    result: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("gemsmith.bench.cells.QUIET_S", -1.0)  # and 20 / 10 s between requests, and 0.1 s for each token
+    monkeypatch.setattr(
+        "gemsmith.bench.cells.QUIET_S", -1.0
+    )  # and 20 / 10 s between requests, and 0.1 s for each token
     fake_vllm(results=[result], stall=True)
     run = exported_run({"bench": SWEEP | {"request_rates": [10, 20], "input_tokens": [10]}})
     begin_s = time.monotonic()
-    with Servers(run) as servers, pytest.raises(EngineError, match=r"cell 2 \(10 tokens in at 20 requests/s\): no token has come for 1 s"):
+    with (
+        Servers(run) as servers,
+        pytest.raises(EngineError, match=r"cell 2 \(10 tokens in at 20 requests/s\): no token has come for 1 s"),
+    ):
         bench(run, servers)
     assert time.monotonic() - begin_s < 10
     assert (run.logs / "bench" / "01-10in-10rps.json").exists()
 
 
 def test_a_slow_cell_in_which_tokens_come_is_not_given_up(
-    fake_vllm: Callable[..., Path], exported_run: Callable[..., Run], result: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    fake_vllm: Callable[..., Path],
+    exported_run: Callable[..., Run],
+    result: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("gemsmith.bench.cells.QUIET_S", -1.0)
     fake_vllm(results=[result], beats=10)  # 3 s, of which no 2 s without a token
@@ -127,7 +145,10 @@ def test_a_signal_ends_the_command_within_five_seconds_while_a_cell_runs(
 
 
 def test_a_client_that_fails_on_a_full_disk_is_one_line(
-    fake_vllm: Callable[..., Path], exported_run: Callable[..., Run], result: dict[str, Any], small_disk: Callable[[Path, str], Path]
+    fake_vllm: Callable[..., Path],
+    exported_run: Callable[..., Run],
+    result: dict[str, Any],
+    small_disk: Callable[[Path, str], Path],
 ) -> None:
     fake_vllm(results=[result | {"filler": "x" * 100_000}])
     run = exported_run({"bench": SWEEP | {"input_tokens": [16], "request_rates": [2]}})

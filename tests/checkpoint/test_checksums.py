@@ -12,13 +12,16 @@ def test_one_flipped_bit_changes_both_halves(dtype):
     for _ in range(200):
         changed = array.copy()
         words = changed.reshape(-1).view(f"uint{8 * array.dtype.itemsize}")
-        words[random.integers(words.size)] ^= 1 << int(random.integers(1 if dtype == "bool" else 8 * array.dtype.itemsize))
+        words[random.integers(words.size)] ^= 1 << int(
+            random.integers(1 if dtype == "bool" else 8 * array.dtype.itemsize)
+        )
         after = checksum(changed).split()[1]
         assert after[:8] != before[:8] and after[8:] != before[8:]
 
 
 @pytest.mark.parametrize(
-    "other", [lambda x: x[::-1], lambda x: -x, lambda x: np.roll(x, 1), lambda x: x.reshape(4, 2), lambda x: x.view("int32")]
+    "other",
+    [lambda x: x[::-1], lambda x: -x, lambda x: np.roll(x, 1), lambda x: x.reshape(4, 2), lambda x: x.view("int32")],
 )
 def test_the_same_values_in_other_places_shapes_or_types_are_others(other):
     array = np.array([1.0, -1.0, 0.0, 2.0, 3.0, 3.0, 5.0, -0.0], np.float32)

@@ -7,7 +7,11 @@ from gemsmith.checkpoint import open_checkpoint
 from gemsmith.checkpoint.finite import count_nonfinite, refuse_nonfinite_base
 from gemsmith.errors import CheckpointError
 
-BROKEN = {"BF16": (b"\xc0\x7f", b"\x80\xff"), "F16": (b"\x01\x7c", b"\x00\xfc"), "F32": (b"\x01\x00\x80\xff", b"\x00\x00\x80\x7f")}
+BROKEN = {
+    "BF16": (b"\xc0\x7f", b"\x80\xff"),
+    "F16": (b"\x01\x7c", b"\x00\xfc"),
+    "F32": (b"\x01\x00\x80\xff", b"\x00\x00\x80\x7f"),
+}
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
@@ -26,6 +30,7 @@ def test_nan_and_infinity_are_found_by_tensor_and_file(tiny_checkpoint, tmp_path
             assert count_nonfinite(place) == count == np.count_nonzero(~np.isfinite(place.read().astype(np.float32)))
     values = f"2 of {np.prod(place.shape):,} values"
     with pytest.raises(
-        CheckpointError, match=rf"{name} in {place.file.name} holds NaN or infinity \({values}\), so nothing can be trained"
+        CheckpointError,
+        match=rf"{name} in {place.file.name} holds NaN or infinity \({values}\), so nothing can be trained",
     ):
         refuse_nonfinite_base(base, consequence="nothing can be trained")

@@ -8,8 +8,8 @@ from safetensors.numpy import load_file, save_file
 
 from gemsmith.checkpoint import open_checkpoint
 from gemsmith.checkpoint.folder import INDEX
-from gemsmith.checkpoint.tiny import make_checkpoint
 from gemsmith.errors import CheckpointError
+from gemsmith.testing.tiny import make_checkpoint
 from gemsmith.zoo import VARIANTS, find_variant, text_tensors
 
 TINY = [name for name in VARIANTS if name.startswith("tiny")]
@@ -48,7 +48,9 @@ def test_tensors_read_as_transformers_reads_them(tiny_checkpoint):
 
 
 def test_a_copy_of_a_tensor_whose_file_was_shortened_is_refused(tmp_path):
-    place = next(iter(open_checkpoint(str(make_checkpoint(find_variant("tiny-12b"), tmp_path / "tiny"))).places.values()))
+    place = next(
+        iter(open_checkpoint(str(make_checkpoint(find_variant("tiny-12b"), tmp_path / "tiny"))).places.values())
+    )
     with place.file.open("rb+") as file:
         file.truncate(place.end - 1)
     with pytest.raises(CheckpointError, match="ended early; it was changed while it was read"):
@@ -79,7 +81,9 @@ def test_a_damaged_header_is_named(folder):
     assert "header is damaged" in refused(folder)
 
 
-@pytest.mark.parametrize(("key", "value"), [("intermediate_size", 256), ("num_hidden_layers", 6), ("vocab_size", 999), ("head_dim", 64)])
+@pytest.mark.parametrize(
+    ("key", "value"), [("intermediate_size", 256), ("num_hidden_layers", 6), ("vocab_size", 999), ("head_dim", 64)]
+)
 def test_a_config_that_contradicts_the_tensors_is_refused(folder, key, value):
     config = json.loads((folder / "config.json").read_text())
     config["text_config"][key] = value
@@ -101,7 +105,10 @@ def test_names_of_the_text_only_class_are_refused_with_the_class_to_save_as(fold
     index["weight_map"] = {name.replace("language_model.", ""): shard for name, shard in index["weight_map"].items()}
     (folder / INDEX).write_text(json.dumps(index))
     message = refused(folder)
-    assert "model.embed_tokens.weight is another class's name for it: save the model with its ForConditionalGeneration class" in message
+    assert (
+        "model.embed_tokens.weight is another class's name for it: save the model with its ForConditionalGeneration "
+        "class" in message
+    )
 
 
 def test_missing_files_are_named(folder):
@@ -112,8 +119,16 @@ def test_missing_files_are_named(folder):
 
 
 def test_a_towers_tensor_of_the_same_ending_is_not_taken_for_a_missing_one(folder):
-    shard = next(file for file in folder.glob("*.safetensors") if "model.language_model.layers.0.input_layernorm.weight" in load_file(file))
-    names = {"model.language_model.layers.0.input_layernorm.weight": "model.vision_tower.encoder.layers.0.input_layernorm.weight"}
+    shard = next(
+        file
+        for file in folder.glob("*.safetensors")
+        if "model.language_model.layers.0.input_layernorm.weight" in load_file(file)
+    )
+    names = {
+        "model.language_model.layers.0.input_layernorm.weight": (
+            "model.vision_tower.encoder.layers.0.input_layernorm.weight"
+        )
+    }
     save_file({names.get(name, name): weight for name, weight in load_file(shard).items()}, shard)
     index = json.loads((folder / INDEX).read_text())
     index["weight_map"] = {names.get(name, name): place for name, place in index["weight_map"].items()}
@@ -123,7 +138,9 @@ def test_a_towers_tensor_of_the_same_ending_is_not_taken_for_a_missing_one(folde
 
 def test_a_base_with_an_adapter_beside_it_is_refused(folder):
     (folder / "adapter_config.json").write_text("{}")
-    with pytest.raises(CheckpointError, match=r"holds adapter_config\.json, so that transformers would put that adapter on the weights"):
+    with pytest.raises(
+        CheckpointError, match=r"holds adapter_config\.json, so that transformers would put that adapter on the weights"
+    ):
         open_checkpoint(str(folder))
 
 

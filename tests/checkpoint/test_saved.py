@@ -4,7 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from gemsmith.checkpoint.saved import check_files, compare_checksums, has_checksums, read_step_metadata, saved_steps, seal, unseal
+from gemsmith.checkpoint.saved import (
+    check_files,
+    compare_checksums,
+    has_checksums,
+    read_step_metadata,
+    saved_steps,
+    seal,
+    unseal,
+)
 from gemsmith.errors import DamageError
 
 METADATA = {"recipe": {"lora.rank": 4, "optimizer.learning_rate": 1e-8}, "steps": ['{"loss":1.5}'], "resumed_at": (2,)}
@@ -49,7 +57,9 @@ def test_tensors_that_differ_are_named(found, message):
 
 def make_step(folder: Path, *names: str, committed: object = 1) -> Path:
     folder.mkdir(parents=True)
-    (folder / "_CHECKPOINT_METADATA").write_text(json.dumps({"commit_timestamp_nsecs": committed, "custom_metadata": SEALED}))
+    (folder / "_CHECKPOINT_METADATA").write_text(
+        json.dumps({"commit_timestamp_nsecs": committed, "custom_metadata": SEALED})
+    )
     for name in names:
         (folder / name).touch()
     return folder
@@ -71,7 +81,8 @@ def test_a_step_counts_as_saved_whichever_of_its_files_is_gone(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "text", [None, "", "[]", "{}", "[1", '{"custom_metadata": []}'.replace("[]", "3"), json.dumps({"custom_mevadata": SEALED})]
+    "text",
+    [None, "", "[]", "{}", "[1", '{"custom_metadata": []}'.replace("[]", "3"), json.dumps({"custom_mevadata": SEALED})],
 )
 def test_metadata_that_cannot_be_read_is_damage(tmp_path, text):
     file = make_step(tmp_path / "1") / "_CHECKPOINT_METADATA"

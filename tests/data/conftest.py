@@ -1,7 +1,8 @@
 """Shared by the tests of the data part: a tokenizer whose ids can be worked out by hand, and runs over rows.
 
-Ids up to 363 are those of every Gemma 4 tokenizer here: special tokens, \\n = 107, and bytes (108 + byte). Then:
-a = 364 … z = 389, ▁ = 390, us use user = 391 … 393, mo … model = 394 … 397, sy … system = 398 … 402, wi wir wire ▁wire = 403 … 406
+Ids up to 363 are those of every Gemma 4 tokenizer here: special tokens, \\n = 107, and bytes (108 + byte). Then: a =
+364 … z = 389, ▁ = 390, us use user = 391 … 393, mo … model = 394 … 397, sy … system = 398 … 402, wi wir wire ▁wire =
+403 … 406
 """
 
 import json
@@ -11,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from gemsmith.checkpoint.tiny import make_tokenizer
 from gemsmith.data.render import Renderer, open_renderer
 from gemsmith.data.rows import Document
-from gemsmith.recipe import build_recipe
+from gemsmith.recipe_file import build_recipe
 from gemsmith.run import Run, open_run
+from gemsmith.testing.tiny import make_tokenizer
 
 WORDS = ("user", "model", "system", "wire", "▁wire")
 
@@ -66,7 +67,9 @@ def document() -> Callable[..., Document]:
 
     def make(*turns: str) -> Document:
         pairs = [turn.split("=", 1) for turn in turns]
-        return Document(messages=tuple({"role": role, "content": content} for role, content in pairs), origin="rows.jsonl line 1")
+        return Document(
+            messages=tuple({"role": role, "content": content} for role, content in pairs), origin="rows.jsonl line 1"
+        )
 
     return make
 
@@ -87,7 +90,9 @@ def write_rows(tmp_path) -> Callable[..., Path]:
 def make_run(tmp_path, checkpoint) -> Callable[..., Run]:
     """Returns a run over a data file: `make_run(file, {"max_length": 64}, {"epochs": 2})`."""
 
-    def make(source: object, data: dict | None = None, train: dict | None = None, *, name: str = "run", **recipe: object) -> Run:
+    def make(
+        source: object, data: dict | None = None, train: dict | None = None, *, name: str = "run", **recipe: object
+    ) -> Run:
         train_source = str(source) if isinstance(source, Path) else source
         values = {
             "checkpoint": str(checkpoint),

@@ -7,6 +7,7 @@ from gemsmith.data import Batches, batches, load_batches, prepare_data
 from gemsmith.data.batches import open_rows
 from gemsmith.data.pack import ARRAYS
 from gemsmith.errors import DataError, RunError
+from gemsmith.records import DataRecord
 from gemsmith.run import read_record, write_record
 
 ROWS = [{"prompt": f"add {number}", "response": f"wire {number}"} for number in range(21)]
@@ -95,7 +96,9 @@ def test_a_single_row_makes_a_batch(prepared):
 
 
 def test_too_few_rows_for_one_step_are_refused(prepared):
-    with pytest.raises(DataError, match=r"train.rows_per_step: 22 is more than all data makes, 21 packed rows of 48; set 21 or less"):
+    with pytest.raises(
+        DataError, match=r"train.rows_per_step: 22 is more than all data makes, 21 packed rows of 48; set 21 or less"
+    ):
         load_batches(prepared({"rows_per_step": 22}))
 
 
@@ -119,34 +122,42 @@ def test_without_the_data_stage_the_command_to_run_is_named(make_run, write_rows
 
 
 @pytest.mark.parametrize("name", ARRAYS)
-@pytest.mark.parametrize("damage", [lambda whole: whole[:300], lambda whole: whole[:-1] + bytes([whole[-1] ^ 1]), lambda whole: b""])
+@pytest.mark.parametrize(
+    "damage", [lambda whole: whole[:300], lambda whole: whole[:-1] + bytes([whole[-1] ^ 1]), lambda whole: b""]
+)
 def test_an_array_that_is_not_what_was_written_is_named_with_the_command_that_mends_it(prepared, name, damage):
     run = prepared({})
     file = run.data / f"{name}.npy"
     file.write_bytes(damage(file.read_bytes()))
-    with pytest.raises(RunError, match=rf"^{file}: is damaged: .*; write it again with: gemsmith data {run.path} --force$"):
+    with pytest.raises(
+        RunError, match=rf"^{file}: is damaged: .*; write it again with: gemsmith data {run.path} --force$"
+    ):
         load_batches(run)
 
 
 def test_an_array_that_is_gone_is_named(prepared):
     run = prepared({})
     (run.data / "positions.npy").unlink()
-    with pytest.raises(RunError, match=rf"positions\.npy: is missing; write it again with: gemsmith data {run.path} --force$"):
+    with pytest.raises(
+        RunError, match=rf"positions\.npy: is missing; write it again with: gemsmith data {run.path} --force$"
+    ):
         load_batches(run)
 
 
 def test_arrays_are_compared_with_records_of_earlier_versions_too(prepared):
     run = prepared({})
-    write_record(run, read_record(run, "data").model_copy(update={"files": {}}))
+    write_record(run, read_record(run, DataRecord).model_copy(update={"files": {}}))
     assert load_batches(run).batch(1).tokens.any()
     np.save(run.data / "tokens.npy", np.load(run.data / "tokens.npy") + 1)
-    with pytest.raises(RunError, match=r"data: is damaged: its arrays are not those that .*data\.json was written with; write it again"):
+    with pytest.raises(
+        RunError, match=r"data: is damaged: its arrays are not those that .*data\.json was written with; write it again"
+    ):
         load_batches(run)
 
 
 def test_a_record_that_contradicts_its_arrays_is_refused(prepared):
     run = prepared({})
-    record = read_record(run, "data")
+    record = read_record(run, DataRecord)
     write_record(run, record.model_copy(update={"packed_rows": record.packed_rows + 1}))
     with pytest.raises(RunError, match=r"data\.json: is damaged: it says rows of shape .* --force"):
         load_batches(run)

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 from tokenizers import AddedToken, Tokenizer, normalizers
 
-from gemsmith.checkpoint.tiny import SPECIAL_TOKENS
 from gemsmith.data.control import EMPTY_THOUGHT, PLACEHOLDERS, find_control_tokens
 from gemsmith.data.render import Renderer, check_prompts, open_renderer, render_documents
 from gemsmith.data.rows import Document
 from gemsmith.errors import DataError
+from gemsmith.testing.tiny import SPECIAL_TOKENS
 
 # As tokenizers of the family add them: matched in raw text like special tokens, but text.
 PLAIN = ("<b>", "</b>", "<table>", "<unused7>", "[multimodal]", "\n\n", "\t\t", "<|>", "<||>")
@@ -69,13 +69,17 @@ def test_a_special_token_of_this_tokenizer_alone_is_refused(tokenizer_folder, do
     assert "messages[0] holds [STOP], a control token" in refused(renderer, asked)
 
 
-def test_one_that_is_spelled_like_a_control_token_is_refused_though_it_is_not_flagged_special(tokenizer_folder, document):
+def test_one_that_is_spelled_like_a_control_token_is_refused_though_it_is_not_flagged_special(
+    tokenizer_folder, document
+):
     renderer = with_tokens(tokenizer_folder, AddedToken("<|new|>", special=False), AddedToken("<new|>", special=False))
     assert "holds <|new|>" in refused(renderer, document("user=a", "assistant=<|new|>"))
     assert "holds <new|>" in refused(renderer, document("user=a", "assistant=<new|>"))
 
 
-@pytest.mark.parametrize("text", [*PLAIN, "<table><tr><b>x</b></tr></table>", "xs |> f <| y", "a<|turn", "turn|>", "< |turn>", "<Turn|>"])
+@pytest.mark.parametrize(
+    "text", [*PLAIN, "<table><tr><b>x</b></tr></table>", "xs |> f <| y", "a<|turn", "turn|>", "< |turn>", "<Turn|>"]
+)
 def test_tags_and_other_text_stay_allowed(text, tokenizer_folder, document):
     renderer = with_tokens(tokenizer_folder, *(AddedToken(token, special=False, normalized=False) for token in PLAIN))
     talk = document(f"user={text}", f"assistant={text} b", f"user=a {text}", f"assistant=a{text}")
@@ -106,7 +110,8 @@ def test_a_token_that_only_normalised_text_holds_is_refused(text, tokenizer_fold
 # The user's text meets `turn|>`, and two answers meet each other.
 OPEN_BORDER = (
     "{{ bos_token }}{% for m in messages %}<|turn>{{ 'model' if m.role == 'assistant' else m.role }}\n{{ m.content }}"
-    "{% if m.role == 'user' %}turn|>{% endif %}<turn|>\n{% endfor %}{% if add_generation_prompt %}<|turn>model\n{% endif %}"
+    "{% if m.role == 'user' %}turn|>{% endif %}<turn|>\n{% endfor %}{% if add_generation_prompt %}<|turn>model\n{% "
+    "endif %}"
 )
 
 
@@ -115,13 +120,16 @@ def test_a_token_that_text_and_template_make_together_is_refused(tokenizer_folde
     fine, forged = document("user=a", "assistant=b"), document("user=a<", "assistant=b")
     assert control_ids(renderer, fine) == [2, 105, 106, 105, 106]
     for rows in ([forged], [fine, forged]):
-        with pytest.raises(DataError, match=r"line 1: a text in it and what the chat template writes next to it make <turn\|>"):
+        with pytest.raises(
+            DataError, match=r"line 1: a text in it and what the chat template writes next to it make <turn\|>"
+        ):
             list(render_documents(renderer, rows))
 
 
 def test_a_prompt_in_which_two_texts_make_a_token_together_is_refused(tokenizer_folder, document):
     joined = (
-        "{{ bos_token }}{% for m in messages %}{{ m.content }}{% endfor %}<turn|>{% if add_generation_prompt %}<|turn>model\n{% endif %}"
+        "{{ bos_token }}{% for m in messages %}{{ m.content }}{% endfor %}<turn|>{% if add_generation_prompt "
+        "%}<|turn>model\n{% endif %}"
     )
     renderer = with_template(tokenizer_folder, joined)
     check_prompts(renderer, [(document("user=a", "assistant=b", "assistant=c"), 2)])
@@ -135,10 +143,14 @@ def test_a_token_that_the_template_writes_for_some_texts_is_its_own(tokenizer_fo
     text = (tokenizer_folder / "chat_template.jinja").read_text()
     renderer = with_template(
         tokenizer_folder,
-        text.replace("{{- bos_token -}}", "{{- bos_token -}}{%- if 'deep' in messages[0].content -%}<|think|>{%- endif -%}"),
+        text.replace(
+            "{{- bos_token -}}", "{{- bos_token -}}{%- if 'deep' in messages[0].content -%}<|think|>{%- endif -%}"
+        ),
     )
     rows = [document("user=a", "assistant=b"), document("user=deep", "assistant=b"), document("user=a", "assistant=c")]
-    assert [renderer.control.among(rendered.ids).tolist().count(98) for rendered in render_documents(renderer, rows)] == [0, 1, 0]
+    assert [
+        renderer.control.among(rendered.ids).tolist().count(98) for rendered in render_documents(renderer, rows)
+    ] == [0, 1, 0]
 
 
 @pytest.mark.parametrize(
@@ -164,7 +176,9 @@ def test_rows_of_the_same_turns_are_rendered_again_once(renderer, document, monk
 
 
 def test_control_ids_are_told_from_all_others(renderer):
-    assert find_control_tokens(renderer.tokenizer).among(np.array([2, 105, 393, 5, 50, 107, 106, 262_143], np.int32)).tolist() == [
+    assert find_control_tokens(renderer.tokenizer).among(
+        np.array([2, 105, 393, 5, 50, 107, 106, 262_143], np.int32)
+    ).tolist() == [
         2,
         105,
         50,

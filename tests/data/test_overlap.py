@@ -48,7 +48,9 @@ def test_the_notice_counts_and_names_the_first_rows():
     trained = hash_answers([document("u:one", "a:1")])
     rows = [document("u:one", f"a:{line % 4}", origin=f"held.jsonl line {line}") for line in range(1, 6)]
     (notice,) = overlap_notices(find_overlap(trained, [*rows, document("u:new", "a:1")]))
-    assert "5 of 6 (held.jsonl line 1, held.jsonl line 2, held.jsonl line 3, …), 2 of them with the same answer" in notice
+    assert (
+        "5 of 6 (held.jsonl line 1, held.jsonl line 2, held.jsonl line 3, …), 2 of them with the same answer" in notice
+    )
     assert overlap_notices(find_overlap(trained, [document("u:new", "a:1")])) == ()
     assert "is not known" in overlap_notices(None)[0]
 

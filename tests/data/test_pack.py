@@ -20,7 +20,8 @@ def test_two_documents_in_a_row_are_laid_out_as_the_module_says():
 
 
 def test_best_fit_decreasing_fills_the_row_with_the_least_room():
-    # 6 opens a row with 4 left, 5 another with 5 left; 4 fits the first exactly, 3 the second, 2 the second's rest, 1 a new one.
+    # 6 opens a row with 4 left, 5 another with 5 left; 4 fits the first exactly, 3 the second, 2 the second's rest, 1 a
+    # new one.
     assert assign_rows([1, 2, 3, 4, 5, 6], 10) == [[5, 3], [4, 2, 1], [0]]
 
 
@@ -33,7 +34,9 @@ def test_packing_loses_repeats_and_splits_nothing(seed):
     random = np.random.default_rng(seed)
     max_length = int(random.integers(8, 64))
     lengths = random.integers(1, max_length + 1, size=int(random.integers(1, 700)))
-    documents = [rendered(random.integers(1, 99, size=length), random.integers(0, 2, size=length)) for length in lengths]
+    documents = [
+        rendered(random.integers(1, 99, size=length), random.integers(0, 2, size=length)) for length in lengths
+    ]
     assigned = assign_rows(lengths.tolist(), max_length)
     assert sorted(index for row in assigned for index in row) == list(range(len(documents)))
     rows = list(pack_rows(documents, assigned, max_length))

@@ -5,7 +5,14 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from gemsmith.data.render import EMPTY_THOUGHT, Renderer, open_renderer, open_tokenizer, render_documents, split_document
+from gemsmith.data.render import (
+    EMPTY_THOUGHT,
+    Renderer,
+    open_renderer,
+    open_tokenizer,
+    render_documents,
+    split_document,
+)
 from gemsmith.data.rows import Document
 from gemsmith.errors import CheckpointError, DataError
 
@@ -14,12 +21,15 @@ TALK = ("system=be brief", "user=a or b?", "assistant=b", "user=why", "assistant
 
 # Like the larger variants' own: an empty thought channel in the generation prompt and nowhere else.
 CHANNEL_IN_PROMPT = (
-    "{{ bos_token }}{% for m in messages %}<|turn>{{ 'model' if m.role == 'assistant' else m.role }}\n{{ m.content }}<turn|>\n{% endfor %}"
+    "{{ bos_token }}{% for m in messages %}<|turn>{{ 'model' if m.role == 'assistant' else m.role }}\n{{ m.content "
+    "}}<turn|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|turn>model\n<|channel>thought\n<channel|>{% endif %}"
 )
 CHANNEL_IN_HISTORY = (
-    "{{ bos_token }}{% for m in messages %}{% if m.role == 'assistant' %}<|turn>model\n<|channel>thought\n<channel|>{{ m.content }}"
-    "{% else %}<|turn>{{ m.role }}\n{{ m.content }}{% endif %}<turn|>\n{% endfor %}{% if add_generation_prompt %}<|turn>model\n{% endif %}"
+    "{{ bos_token }}{% for m in messages %}{% if m.role == 'assistant' %}<|turn>model\n<|channel>thought\n<channel|>{{ "
+    "m.content }}"
+    "{% else %}<|turn>{{ m.role }}\n{{ m.content }}{% endif %}<turn|>\n{% endfor %}{% if add_generation_prompt "
+    "%}<|turn>model\n{% endif %}"
 )
 
 
@@ -49,7 +59,27 @@ def refused(renderer: Renderer, document: Document) -> str:
 def test_one_turn_has_the_ids_and_the_mask_worked_out_by_hand(renderer, document):
     [rendered] = render_documents(renderer, [document("user=add b", "assistant=wire b")])
     #           <bos> <|turn> user \n   a    d    d    ▁    b  <turn|> \n <|turn> model \n wire   ▁    b  <turn|> \n
-    assert rendered.ids.tolist() == [2, 105, 393, 107, 364, 367, 367, 390, 365, 106, 107, 105, 397, 107, 405, 390, 365, 106, 107]
+    assert rendered.ids.tolist() == [
+        2,
+        105,
+        393,
+        107,
+        364,
+        367,
+        367,
+        390,
+        365,
+        106,
+        107,
+        105,
+        397,
+        107,
+        405,
+        390,
+        365,
+        106,
+        107,
+    ]
     assert rendered.trained.astype(int).tolist() == [0] * 14 + [1, 1, 1, 1] + [0]
     assert rendered.ids.dtype == np.int32
 
@@ -104,7 +134,9 @@ def test_many_documents_come_in_order_and_as_they_come_alone(renderer, document)
     assert len(together) == 2500
     for number in (0, 1023, 1024, 2499):
         [alone] = render_documents(renderer, [documents[number]])
-        assert np.array_equal(alone.ids, together[number].ids) and np.array_equal(alone.trained, together[number].trained)
+        assert np.array_equal(alone.ids, together[number].ids) and np.array_equal(
+            alone.trained, together[number].trained
+        )
 
 
 def test_a_channel_in_the_generation_prompt_alone_is_put_in_and_not_trained(tokenizer_folder, document):
@@ -122,7 +154,9 @@ def test_with_such_a_channel_each_answer_gets_a_sequence_that_is_what_serving_wo
     sequences = list(render_documents(renderer, [talk]))
     for rendered, index in zip(sequences, (2, 4), strict=True):
         begin = int(np.flatnonzero(rendered.trained)[0])
-        assert decode(renderer.tokenizer, rendered.ids[:begin]) == renderer.template.render(talk.messages[:index], generation_prompt=True)
+        assert decode(renderer.tokenizer, rendered.ids[:begin]) == renderer.template.render(
+            talk.messages[:index], generation_prompt=True
+        )
         assert trained_runs(rendered, renderer.tokenizer) == [talk.messages[index]["content"] + "<turn|>"]
 
 
@@ -142,9 +176,17 @@ def test_a_channel_that_the_answer_itself_holds_is_trained(renderer, document):
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("'<|turn>model\\n' -}}\n{%- endif", "'<|turn>modell\\n' -}}\n{%- endif", "messages[1]: the chat template's generation prompt"),
+        (
+            "'<|turn>model\\n' -}}\n{%- endif",
+            "'<|turn>modell\\n' -}}\n{%- endif",
+            "messages[1]: the chat template's generation prompt",
+        ),
         ("'<turn|>\\n'", "'<|turn>\\n'", "messages[1]: the chat template does not end the answer with <turn|>"),
-        ("message.content | trim", "message.content | upper", "messages[1]: the chat template changes the answer 'b' to 'B'"),
+        (
+            "message.content | trim",
+            "message.content | upper",
+            "messages[1]: the chat template changes the answer 'b' to 'B'",
+        ),
         ("'<turn|>\\n'", "messages | length ~ '<turn|>\\n'", "messages[1]: the chat template's generation prompt"),
         ("bos_token", "''", "the chat template does not write <bos> once"),
         ("('system', 'user', 'assistant')", "('system', 'assistant')", "refuses it: role user is not known"),
@@ -153,18 +195,26 @@ def test_a_channel_that_the_answer_itself_holds_is_trained(renderer, document):
 def test_a_template_that_leaves_the_mask_in_doubt_is_refused(old, new, message, tokenizer_folder, document):
     text = (tokenizer_folder / "chat_template.jinja").read_text()
     assert old in text
-    assert message in refused(with_template(tokenizer_folder, text.replace(old, new)), document("user=a", "assistant=b"))
+    assert message in refused(
+        with_template(tokenizer_folder, text.replace(old, new)), document("user=a", "assistant=b")
+    )
 
 
 def test_a_template_that_changes_earlier_answers_is_refused(tokenizer_folder, document):
     text = (tokenizer_folder / "chat_template.jinja").read_text()
-    changed = text.replace("{{- message.content | trim -}}", "{{- message.content if loop.last or message.role != 'assistant' else '…' -}}")
+    changed = text.replace(
+        "{{- message.content | trim -}}", "{{- message.content if loop.last or message.role != 'assistant' else '…' -}}"
+    )
     assert changed != text
-    assert "renders an earlier turn otherwise once later ones follow" in refused(with_template(tokenizer_folder, changed), document(*TALK))
+    assert "renders an earlier turn otherwise once later ones follow" in refused(
+        with_template(tokenizer_folder, changed), document(*TALK)
+    )
 
 
 @pytest.mark.parametrize("role", ["user", "assistant"])
-@pytest.mark.parametrize("token", ["<turn|>", "<|turn>", "<eos>", "<bos>", "<pad>", "<|image|>", "<|audio|>", "<|video|>"])
+@pytest.mark.parametrize(
+    "token", ["<turn|>", "<|turn>", "<eos>", "<bos>", "<pad>", "<|image|>", "<|audio|>", "<|video|>"]
+)
 def test_control_tokens_in_content_are_refused(role, token, renderer, document):
     turns = {"user": "a", "assistant": "b"} | {role: f"x{token}y"}
     index = 0 if role == "user" else 1

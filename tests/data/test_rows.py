@@ -55,7 +55,9 @@ def test_parquet_gives_the_same_messages(row, tmp_path):
 
 def test_a_null_field_that_a_table_filled_in_is_as_if_absent(tmp_path):
     turns = [CHAT["messages"][0] | {"name": None}, CHAT["messages"][1] | {"name": None}]
-    schema = pyarrow.schema({"messages": pyarrow.list_(pyarrow.struct(dict.fromkeys(("role", "content", "name"), pyarrow.string())))})
+    schema = pyarrow.schema(
+        {"messages": pyarrow.list_(pyarrow.struct(dict.fromkeys(("role", "content", "name"), pyarrow.string())))}
+    )
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist([{"messages": turns}], schema), tmp_path / "rows.parquet")
     assert read_documents(str(tmp_path / "rows.parquet"))[0].messages == AS_MESSAGES
 
@@ -138,19 +140,34 @@ def test_half_a_surrogate_pair_is_refused(tmp_path):
             "messages[0] has the role 'usr' (did you mean user?); allowed: system, user, assistant",
         ),
         ({"messages": [{"role": ["user"], "content": "a"}]}, "messages[0] has the role ['user']"),
-        ({"messages": [{"role": "user", "contents": "a", "content": "b"}]}, "unknown field contents (did you mean content?)"),
-        ({"messages": [{"role": "user", "content": [{"type": "image", "url": "x"}]}]}, "messages[0] has a part that is image"),
+        (
+            {"messages": [{"role": "user", "contents": "a", "content": "b"}]},
+            "unknown field contents (did you mean content?)",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image", "url": "x"}]}]},
+            "messages[0] has a part that is image",
+        ),
         ({"messages": [{"role": "user", "content": {"a": 1}}]}, "messages[0] is an object; must be text"),
-        ({"message": []}, "has the columns message (did you mean messages?); allowed: messages, or prompt and response"),
+        (
+            {"message": []},
+            "has the columns message (did you mean messages?); allowed: messages, or prompt and response",
+        ),
         ({"prompt": "a"}, "has the columns prompt"),
         ({"prompt": "a", "completion": "b"}, "has the columns prompt, completion; allowed: messages"),
-        ({"id": 1, "prompt": "a", "respnse": "b"}, "has the columns id, prompt, respnse (did you mean response?); allowed: messages"),
+        (
+            {"id": 1, "prompt": "a", "respnse": "b"},
+            "has the columns id, prompt, respnse (did you mean response?); allowed: messages",
+        ),
         (PAIR | {"system": "be brief"}, "has a value in the column system, which changes what a row says"),
         (CHAT | {"tools": [{"name": "f"}]}, "has a value in the column tools"),
         (CHAT | {"Images": ["a.png"]}, "has a value in the column Images"),
         (PAIR | {"weight": 0}, "rename or drop the column to train without it"),
         (dict.fromkeys("abcdefghij"), "has the columns a, b, c, d, e, f, g, h and 2 more; allowed: messages"),
-        (PAIR | CHAT, "has messages, prompt and response; keep messages, or prompt and response, or set data.format to messages"),
+        (
+            PAIR | CHAT,
+            "has messages, prompt and response; keep messages, or prompt and response, or set data.format to messages",
+        ),
         ({"messages": None, "prompt": None, "response": None}, "messages is null"),
         ([1], "is a list; must be an object"),
         (None, "is null; must be an object"),
@@ -175,7 +192,9 @@ def test_a_prompt_beside_messages_is_another_column(write_rows):
     assert dataset.ignored_columns == {"prompt": 1, "prompt_id": 1}
 
 
-@pytest.mark.parametrize(("form", "ignored"), [("messages", {"prompt": 1, "response": 1}), ("prompt-response", {"messages": 1})])
+@pytest.mark.parametrize(
+    ("form", "ignored"), [("messages", {"prompt": 1, "response": 1}), ("prompt-response", {"messages": 1})]
+)
 def test_of_a_row_of_both_forms_the_one_that_the_recipe_names_is_read(form, ignored, write_rows):
     dataset = read_dataset(str(write_rows(CHAT | PAIR)), format=form)
     assert (dataset.documents[0].messages, dataset.ignored_columns) == (AS_MESSAGES, ignored)
@@ -198,7 +217,10 @@ def test_a_column_that_would_change_the_row_but_says_nothing_is_ignored(nothing,
 
 def test_a_misspelt_column_in_a_later_row_is_refused_by_its_name(write_rows):
     text = refused(write_rows(PAIR | {"id": 1}, {"prompt": "a", "respnse": "b", "id": 2}))
-    assert "line 2: has the columns prompt, respnse, id (did you mean response?), but the rows before it are prompt-response" in text
+    assert (
+        "line 2: has the columns prompt, respnse, id (did you mean response?), but the rows before it are "
+        "prompt-response" in text
+    )
 
 
 def test_other_columns_of_a_table_are_counted_and_never_decoded(tmp_path):
@@ -219,7 +241,10 @@ def test_names_of_columns_can_stand_in_a_line_and_in_a_record(write_rows):
     odd = {"id": 1, "a\nb": 1, "": 1, "\ud800": 1, "[red]": 1}
     dataset = read_dataset(str(write_rows(PAIR | odd, PAIR | {"id": 2})))
     assert dataset.ignored_columns == {"id": 2, r"'a\nb'": 1, "''": 1, r"'\ud800'": 1, "[red]": 1}
-    assert describe_columns(dataset.ignored_columns) == r"id (2 rows), 'a\nb' (1 row), '' (1 row), '\ud800' (1 row), [red] (1 row)"
+    assert (
+        describe_columns(dataset.ignored_columns)
+        == r"id (2 rows), 'a\nb' (1 row), '' (1 row), '\ud800' (1 row), [red] (1 row)"
+    )
     assert r"has the columns 'a\nb'; allowed" in refused(write_rows({"a\nb": 1}))
 
 
@@ -228,11 +253,15 @@ def test_a_message_names_the_first_few_columns():
 
 
 def test_mixed_forms_are_refused(write_rows):
-    assert "line 2: has the columns messages, but the rows before it are prompt-response" in refused(write_rows(PAIR, CHAT))
+    assert "line 2: has the columns messages, but the rows before it are prompt-response" in refused(
+        write_rows(PAIR, CHAT)
+    )
 
 
 def test_another_form_than_the_recipe_names_is_refused(write_rows):
-    assert "line 1: has the columns prompt, response, but data.format is messages" in refused(write_rows(PAIR), format="messages")
+    assert "line 1: has the columns prompt, response, but data.format is messages" in refused(
+        write_rows(PAIR), format="messages"
+    )
 
 
 def test_a_damaged_parquet_file_is_refused(tmp_path):

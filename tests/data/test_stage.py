@@ -10,6 +10,7 @@ import pytest
 from gemsmith.data import prepare_data
 from gemsmith.data.batches import open_rows
 from gemsmith.errors import CheckpointError, DataError, MachineError, RecipeError
+from gemsmith.records import DataRecord
 from gemsmith.run import is_complete, read_record, write_record
 
 ROWS = [{"prompt": f"add {number}", "response": "wire " * (number + 1)} for number in range(30)]
@@ -23,7 +24,7 @@ def run(make_run, write_rows):
 def test_the_record_counts_what_the_arrays_hold(run):
     record = prepare_data(run)
     rows = open_rows(run)
-    assert read_record(run, "data") == record
+    assert read_record(run, DataRecord) == record
     assert is_complete(run, "data")
     assert record.rows == 30 and record.dropped == {}
     assert rows.tokens.shape == (record.packed_rows, 64)
@@ -63,7 +64,12 @@ def test_too_long_rows_are_dropped_counted_and_in_the_percentiles(make_run, writ
     kept = [length for length in lengths if length <= 32]
     assert record.rows == len(kept) and record.tokens == sum(kept)
     assert record.dropped == {"too_long": 30 - len(kept)}
-    assert record.length_percentiles == {"p50": lengths[14], "p90": lengths[26], "p99": lengths[29], "p100": lengths[29]}
+    assert record.length_percentiles == {
+        "p50": lengths[14],
+        "p90": lengths[26],
+        "p99": lengths[29],
+        "p100": lengths[29],
+    }
 
 
 def test_a_row_of_exactly_max_length_is_kept(make_run, write_rows):
@@ -78,7 +84,9 @@ def test_too_long_rows_are_an_error_where_the_recipe_says_so(make_run, write_row
 
 def test_no_row_left_is_an_error_and_leaves_no_record(make_run, write_rows):
     run = make_run(write_rows(*ROWS), {"max_length": 8})
-    with pytest.raises(DataError, match=r"each of its 30 rows has more than data.max_length = 8 tokens \(the longest 47\)"):
+    with pytest.raises(
+        DataError, match=r"each of its 30 rows has more than data.max_length = 8 tokens \(the longest 47\)"
+    ):
         prepare_data(run)
     assert not run.data.exists() and not run.record_file("data").exists()
 
@@ -114,7 +122,8 @@ def test_a_template_that_fails_is_refused_with_the_row_and_leaves_no_record(make
     own.write_text("\n{{ 1 / 0 }}")
     run = make_run(write_rows(*ROWS), {"template": str(own)})
     with pytest.raises(
-        DataError, match=r"rows.jsonl line 1: chat template .*own.jinja line 2 fails: ZeroDivisionError, division by zero; mend"
+        DataError,
+        match=r"rows.jsonl line 1: chat template .*own.jinja line 2 fails: ZeroDivisionError, division by zero; mend",
     ):
         prepare_data(run)
     assert not run.data.exists() and not run.record_file("data").exists()
@@ -146,7 +155,7 @@ def test_a_full_disk_is_said_and_leaves_what_was_there(run, monkeypatch):
     monkeypatch.setattr("gemsmith.data.stage.pack_rows", no_room)
     with pytest.raises(MachineError, match=re.escape("cannot be written (No space left on device)")):
         prepare_data(run)
-    assert read_record(run, "data") == before
+    assert read_record(run, DataRecord) == before
     assert sorted(file.name for file in run.data.iterdir()) == [
         "answers.npy",
         "loss_mask.npy",
@@ -177,9 +186,10 @@ def test_held_out_rows_that_are_trained_on_are_counted_and_said(make_run, write_
     assert record.held_out_also_trained == 2
     (notice,) = record.notices
     assert notice.startswith(
-        "data.eval: held-out rows whose prompt is also trained on: 2 of 3 (held.jsonl line 1, held.jsonl line 2), 1 of them with the same"
+        "data.eval: held-out rows whose prompt is also trained on: 2 of 3 (held.jsonl line 1, held.jsonl line 2), 1 of "
+        "them with the same"
     )
-    assert read_record(run, "data") == record and is_complete(run, "data")
+    assert read_record(run, DataRecord) == record and is_complete(run, "data")
 
 
 def test_a_row_dropped_for_its_length_is_not_trained_on(make_run, write_rows, tmp_path):
@@ -211,7 +221,7 @@ def test_columns_that_are_not_read_are_counted_and_said(make_run, write_rows, ca
     run = make_run(write_rows(*rows, name="more.jsonl"), name="more")
     record = prepare_data(run)
     assert record.ignored_columns == {"id": 30, "[/red]": 20} and not record.notices
-    assert read_record(run, "data") == record
+    assert read_record(run, DataRecord) == record
     assert "; ignored the columns id (30 rows), [/red] (20 rows)" in capsys.readouterr().err
     assert (record.rows_sha256, plain.ignored_columns) == (plain.rows_sha256, {})
 
@@ -219,7 +229,9 @@ def test_columns_that_are_not_read_are_counted_and_said(make_run, write_rows, ca
 @pytest.mark.parametrize("column", ["label", "split"])
 def test_a_column_that_may_mark_rows_not_to_train_on_is_a_notice(column, make_run, write_rows):
     record = prepare_data(make_run(write_rows(*(row | {column: "x"} for row in ROWS))))
-    assert record.notices == (f"data.train: the column {column} (30 rows) is ignored: every row is trained on, whatever its {column}",)
+    assert record.notices == (
+        f"data.train: the column {column} (30 rows) is ignored: every row is trained on, whatever its {column}",
+    )
 
 
 def test_a_record_made_before_columns_were_counted_still_opens(run):
@@ -228,7 +240,7 @@ def test_a_record_made_before_columns_were_counted_still_opens(run):
     values = json.loads(file.read_text())
     del values["ignored_columns"]
     file.write_text(json.dumps(values))
-    assert read_record(run, "data").ignored_columns == {}
+    assert read_record(run, DataRecord).ignored_columns == {}
 
 
 def test_other_held_out_rows_leave_the_prepared_data_complete(make_run, write_rows, tmp_path):

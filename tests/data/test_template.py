@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from gemsmith.checkpoint.tiny import make_tokenizer
 from gemsmith.data.limits import Limits, limited
 from gemsmith.data.template import TemplateFailure, compile_template, find_template
 from gemsmith.errors import CheckpointError, DataError
+from gemsmith.testing.tiny import make_tokenizer
 
 TURNS = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
 
@@ -31,7 +31,10 @@ def test_the_folders_own_template_renders_gemma_4s_form_and_its_hash_is_the_file
     template = load_template(tokenizer_folder)
     assert template.render(TURNS) == "<bos><|turn>user\nhi<turn|>\n<|turn>model\nhello<turn|>\n"
     assert template.render(TURNS[:1], generation_prompt=True) == "<bos><|turn>user\nhi<turn|>\n<|turn>model\n"
-    assert find_template(tokenizer_folder).sha256 == hashlib.sha256((tokenizer_folder / "chat_template.jinja").read_bytes()).hexdigest()
+    assert (
+        find_template(tokenizer_folder).sha256
+        == hashlib.sha256((tokenizer_folder / "chat_template.jinja").read_bytes()).hexdigest()
+    )
 
 
 @pytest.mark.parametrize("inside", ["{{ bos_token }}x", [{"name": "default", "template": "{{ bos_token }}x"}]])
@@ -44,7 +47,9 @@ def test_a_template_inside_the_tokenizers_config_is_found(inside, tokenizer_fold
 
 def test_named_templates_without_a_default_are_refused(tokenizer_folder):
     (tokenizer_folder / "chat_template.jinja").unlink()
-    (tokenizer_folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": [{"name": "rag", "template": "x"}]}))
+    (tokenizer_folder / "tokenizer_config.json").write_text(
+        json.dumps({"chat_template": [{"name": "rag", "template": "x"}]})
+    )
     with pytest.raises(CheckpointError, match=r"its chat templates are rag, none called default"):
         load_template(tokenizer_folder)
 
@@ -77,7 +82,8 @@ def test_json_in_a_template_is_written_without_escapes(tokenizer_folder):
 
 
 @pytest.mark.parametrize(
-    "text", ["{{ messages.append(1) }}", "{{ ''.__class__.mro() }}", "{{ strftime_now('%Y') }}", "{{ raise_exception('no') }}"]
+    "text",
+    ["{{ messages.append(1) }}", "{{ ''.__class__.mro() }}", "{{ strftime_now('%Y') }}", "{{ raise_exception('no') }}"],
 )
 def test_a_template_cannot_change_messages_leave_the_sandbox_or_read_the_clock(text, tokenizer_folder):
     template = use(tokenizer_folder, text)
@@ -94,15 +100,24 @@ FAILURES = [
     ("{% for x in 3 %}{% endfor %}", "line 1 fails: TypeError, 'int' object is not iterable; mend it"),
     ("{{ '%(a)s' % {} }}", "line 1 fails: KeyError, 'a'; mend it"),
     ("{% for i in range(10 ** 9) %}x{% endfor %}", "line 1 fails: OverflowError, Range too big"),
-    ("\n{{ raise_exception('no\nway') }}", "line 2 refuses it: no way; change the row, or set data.template to one that takes it"),
+    (
+        "\n{{ raise_exception('no\nway') }}",
+        "line 2 refuses it: no way; change the row, or set data.template to one that takes it",
+    ),
     ("{{ raise_exception('ab' * 10 ** 7) }}", "line 1 refuses it: ababab"),
     ("{{ strftime_now('%Y') }}", "line 1 fails: it writes today's date"),
-    ("{% include 'x' %}", "line 1 fails: it includes, imports or extends another template, and a chat template is a single file"),
+    (
+        "{% include 'x' %}",
+        "line 1 fails: it includes, imports or extends another template, and a chat template is a single file",
+    ),
     ("{% include 'x' ignore missing %}", "line 1 fails: it includes, imports or extends another template"),
     ("\n{% import 'x' as y %}", "line 2 fails: it includes, imports or extends another template"),
     ("{% extends ['x', 'y'] %}", "line 1 fails: it includes, imports or extends another template"),
     ("{{ '\\ud800' }}", "writes half of a surrogate pair, which is no text; mend it"),
-    ("{% macro again() %}\n{{ again() }}{% endmacro %}{{ again() }}", "line 2 calls itself without end, or nests too deep; mend it"),
+    (
+        "{% macro again() %}\n{{ again() }}{% endmacro %}{{ again() }}",
+        "line 2 calls itself without end, or nests too deep; mend it",
+    ),
     ("{% for x in [1] recursive %}{{ loop([1]) }}{% endfor %}", "line 1 calls itself without end"),
     ("{% block a %}{{ self.a() }}{% endblock %}", "line 1 calls itself without end"),
 ]
@@ -131,14 +146,17 @@ NOT_COMPILED = [
     ("{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}", "calls itself without end, or nests too deep"),
     ("{{ " + "[" * 400 + "]" * 400 + " }}", "calls itself without end, or nests too deep"),
     ("{{ " + "9" * 5000 + " }}", "fails: ValueError, Exceeds the limit"),
-    ("a\n{{ 1 | nosuch }}", "line 2: is not Jinja (No filter named 'nosuch'.); mend it, or set data.template to another"),
+    (
+        "a\n{{ 1 | nosuch }}",
+        "line 2: is not Jinja (No filter named 'nosuch'.); mend it, or set data.template to another",
+    ),
 ]
 
 # In a process of its own, which a limit that fails to hold cannot take the tests with.
 SCRIPT = """
 import json, sys
 from pathlib import Path
-from gemsmith.checkpoint.tiny import make_tokenizer
+from gemsmith.testing.tiny import make_tokenizer
 from gemsmith.data.limits import Limits, limited
 from gemsmith.data.template import TemplateFailure, compile_template, find_template
 folder = Path(sys.argv[1])
@@ -162,7 +180,9 @@ def said(tmp_path_factory):
     folder = tmp_path_factory.mktemp("templates")
     make_tokenizer(folder)
     texts = [text for text, _ in FAILURES + NOT_COMPILED] + MEMORY + TIME
-    done = subprocess.run([sys.executable, "-c", SCRIPT, folder], input=json.dumps(texts), capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, folder], input=json.dumps(texts), capture_output=True, text=True, check=True
+    )
     answers = dict(zip(texts, map(json.loads, done.stdout.splitlines()), strict=True))
 
     def look_up(text):
@@ -206,7 +226,10 @@ def test_a_template_that_is_no_text_file_is_refused(tokenizer_folder, tmp_path):
     large.write_text("x" * 1_000_001)
     latin.write_bytes(b"\xe9")
     os.mkfifo(tmp_path / "pipe.jinja")
-    for file, message in ((large, "1000001 bytes; a chat template has at most 1000000"), (latin, "cannot be read ('utf-8'")):
+    for file, message in (
+        (large, "1000001 bytes; a chat template has at most 1000000"),
+        (latin, "cannot be read ('utf-8'"),
+    ):
         with pytest.raises(DataError, match=re.escape(message)):
             find_template(tokenizer_folder, str(file))
         (tokenizer_folder / "chat_template.jinja").write_bytes(file.read_bytes())

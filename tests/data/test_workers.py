@@ -50,9 +50,11 @@ def test_few_rows_are_rendered_by_one_process(monkeypatch):
     assert count_processes(documents) == 3
 
 
-# Two lists that are equal but share nothing, each twice as large to walk as the one before: a single comparison for ever.
+# Two lists that are equal but share nothing, each twice as large to walk as the one before: a single comparison for
+# ever.
 TWINS = (
-    "{% set n = namespace(a=[1], b=[1]) %}{% for i in range(60) %}{% set n.a = [n.a, n.a] %}{% set n.b = [n.b, n.b] %}{% endfor %}"
+    "{% set n = namespace(a=[1], b=[1]) %}{% for i in range(60) %}{% set n.a = [n.a, n.a] %}{% set n.b = [n.b, n.b] "
+    "%}{% endfor %}"
     "{{ n.a == n.b }}"
 )
 
@@ -72,21 +74,29 @@ def for_the_bad_row(folder, body):
 
 
 def test_a_template_that_loops_over_one_row_alone_ends_there_with_its_name(tokenizer_folder, talks):
-    endless = for_the_bad_row(tokenizer_folder, "{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}")
+    endless = for_the_bad_row(
+        tokenizer_folder, "{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}"
+    )
     talks[7] = Document(messages=talks[7].messages, origin="rows.jsonl line 8")
-    with pytest.raises(DataError, match=r"rows.jsonl line 8: chat template .* line \d+ takes more than 1 s of CPU for one text"):
+    with pytest.raises(
+        DataError, match=r"rows.jsonl line 8: chat template .* line \d+ takes more than 1 s of CPU for one text"
+    ):
         render_with(tokenizer_folder, endless, talks, cpu_s=1)
 
 
 def test_a_single_step_without_end_is_ended_by_the_kernel(tokenizer_folder, talks):
     begin_s = time.monotonic()
-    with pytest.raises(DataError, match=r"chat template .* takes more than 1 s of CPU in one step, at one of rows.jsonl line 1"):
+    with pytest.raises(
+        DataError, match=r"chat template .* takes more than 1 s of CPU in one step, at one of rows.jsonl line 1"
+    ):
         render_with(tokenizer_folder, for_the_bad_row(tokenizer_folder, TWINS), talks, cpu_s=0.5)
     assert time.monotonic() - begin_s < 60
 
 
 def test_a_held_out_row_that_its_template_never_ends_with_is_refused_with_its_name(tokenizer_folder, talks):
-    endless = for_the_bad_row(tokenizer_folder, "{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}")
+    endless = for_the_bad_row(
+        tokenizer_folder, "{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}"
+    )
     (tokenizer_folder / "chat_template.jinja").write_text(endless)
     found, limits = find_template(tokenizer_folder), Limits(cpu_s=1)
     check_prompts_in_process(tokenizer_folder, found, [(talks[0], 1)], limits=limits)
@@ -96,7 +106,12 @@ def test_a_held_out_row_that_its_template_never_ends_with_is_refused_with_its_na
 
 def test_the_second_render_that_control_tokens_are_told_by_is_within_the_limits(tokenizer_folder, talks):
     loops = "{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}"
-    text = (tokenizer_folder / "chat_template.jinja").read_text() + "{% if messages[0].content == '.a.' %}" + loops + "{% endif %}"
+    text = (
+        (tokenizer_folder / "chat_template.jinja").read_text()
+        + "{% if messages[0].content == '.a.' %}"
+        + loops
+        + "{% endif %}"
+    )
     with pytest.raises(DataError, match=r"rows.jsonl line 1: chat template .* takes more than 1 s of CPU for one text"):
         render_with(tokenizer_folder, text, talks, cpu_s=1)
 
@@ -118,7 +133,9 @@ def test_a_worker_that_dies_is_said_and_leaves_no_process(number, tokenizer_fold
         return started[-1]
 
     monkeypatch.setattr(workers.subprocess, "Popen", start)
-    error, message = (MachineError, "was killed") if number == signal.SIGKILL else (DataError, r"crashes Python \(SIGSEGV\)")
+    error, message = (
+        (MachineError, "was killed") if number == signal.SIGKILL else (DataError, r"crashes Python \(SIGSEGV\)")
+    )
     with pytest.raises(error, match=message):
         render_with(tokenizer_folder, TWINS, talks)
     assert [process.poll() is not None for process in started] == [True]
@@ -147,7 +164,8 @@ def test_a_script_without_a_main_guard_can_render(tokenizer_folder, tmp_path):
         "from gemsmith.data.workers import render_in_processes\n"
         "turns = ({'role': 'user', 'content': 'a'}, {'role': 'assistant', 'content': 'b'})\n"
         "folder = Path(sys.argv[1])\n"
-        "print(len(list(render_in_processes(folder, find_template(folder), [Document(messages=turns, origin='x')], 1))))\n"
+        "print(len(list(render_in_processes(folder, find_template(folder), [Document(messages=turns, origin='x')], "
+        "1))))\n"
     )
     done = subprocess.run([sys.executable, script, tokenizer_folder], capture_output=True, text=True, check=True)
     assert done.stdout == "1\n"

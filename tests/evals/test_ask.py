@@ -1,4 +1,5 @@
-"""Every request ends, as an answer or as a failure with a reason, and all of them end at once when we are told to stop."""
+"""Every request ends, as an answer or as a failure with a reason, and all of them end at once when we are told to
+stop."""
 
 import asyncio
 import os
@@ -99,7 +100,9 @@ def test_no_more_requests_are_under_way_than_allowed(hostile: Any) -> None:
     ((200, b"<html>"), "not JSON", 1),
     ((200, b"[]"), "not an object", 1),
 ])  # fmt: skip
-def test_only_what_may_pass_is_tried_again_and_not_without_end(deed: Any, reason: str, tries: int, hostile: Any) -> None:
+def test_only_what_may_pass_is_tried_again_and_not_without_end(
+    deed: Any, reason: str, tries: int, hostile: Any
+) -> None:
     hostile.deed = lambda _asked: deed
     assert outcomes(hostile.server(), 1) == {0: reason}
     assert len(hostile.asked) == tries
@@ -112,7 +115,9 @@ def test_one_failure_that_passes_costs_nothing(deed: Any, hostile: Any) -> None:
 
 
 @pytest.mark.parametrize("deed", ["hang", "drip"])
-def test_a_request_that_hangs_or_drips_is_given_up_and_the_others_are_not(deed: str, hostile: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_that_hangs_or_drips_is_given_up_and_the_others_are_not(
+    deed: str, hostile: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(ask, "PROMPT_S", 0.2)
     monkeypatch.setattr(ask, "TOKEN_S", 0.01)
     hostile.deed = lambda asked: deed if asked["number"] == 1 else (200, b"{}")
@@ -124,7 +129,9 @@ def test_the_time_a_request_is_given_follows_from_the_tokens_that_it_may_write()
     assert Request(path="/", body={"max_tokens": 512}).timeout_s == pytest.approx(632)
 
 
-def test_a_connection_that_is_neither_made_nor_refused_is_given_up(deaf_url: str, hostile: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_connection_that_is_neither_made_nor_refused_is_given_up(
+    deaf_url: str, hostile: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(ask, "CONNECT_S", 0.1)
     hostile.url = deaf_url
     assert outcomes(hostile.server(), 1) == {0: "no connection"}

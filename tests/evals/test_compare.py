@@ -55,8 +55,10 @@ def test_rows_are_compared_in_pairs() -> None:
 
 
 @pytest.mark.parametrize(("counts", "says"), [
-    ((10, 3, 2, 185), "The score did not move beyond chance: base 12 of 200 right, tuned 13 of 200 (3 rows better, 2 worse; "),
-    ((10, 1, 1, 188), "The score did not move: base 11 of 200 right, tuned 11 of 200 (1 row better, 1 worse; exact McNemar test, p = 1); "),
+    ((10, 3, 2, 185), "The score did not move beyond chance: base 12 of 200 right, tuned 13 of 200 (3 rows better, 2 "
+                      "worse; "),
+    ((10, 1, 1, 188), "The score did not move: base 11 of 200 right, tuned 11 of 200 (1 row better, 1 worse; exact "
+                      "McNemar test, p = 1); "),
     ((12, 0, 0, 188), "whether the answers differ at all"),
     ((0, 0, 0, 200), "whether eval.scorer fits the answers"),
     ((200, 0, 0, 0), "these rows are too easy"),
@@ -81,7 +83,9 @@ def test_a_score_that_fell_is_a_grave_notice() -> None:
     found = comparison(both=11, better=1, worse=39, neither=149)
     assert unmoved_notices(found) == ()
     (notice,) = worse_notices(found)
-    assert notice.startswith("The tuned model scores lower than the base: base 50 of 200 right, tuned 12 of 200 (1 row better, 39 worse; ")
+    assert notice.startswith(
+        "The tuned model scores lower than the base: base 50 of 200 right, tuned 12 of 200 (1 row better, 39 worse; "
+    )
     assert "p < 0.001" in notice
 
 

@@ -26,7 +26,9 @@ def test_a_file_that_ends_anywhere_loses_one_answer_at_most_and_takes_the_next(t
     for size in range(len(whole) + 1):
         file.write_bytes(whole[:size])
         kept = read_kept(file)
-        assert kept == {key: reply for key, reply, end in (("a", ONE, first), ("b", OTHER, len(whole))) if size >= end - 1}
+        assert kept == {
+            key: reply for key, reply, end in (("a", ONE, first), ("b", OTHER, len(whole))) if size >= end - 1
+        }
         with appending(file) as stream:
             keep(stream, "c", OTHER)
         assert read_kept(file) == kept | {"c": OTHER}

@@ -6,7 +6,13 @@ from gemsmith.evals.scoring import is_right, score, wilson_interval
 # The first four: Newcombe, Statistics in Medicine 17 (1998) 857, table I, method 3. The last: n / (n + z²).
 @pytest.mark.parametrize(
     ("right", "n", "low", "high"),
-    [(81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0.0, 0.1611), (1, 29, 0.0061, 0.1718), (29, 29, 0.8830, 1.0)],
+    [
+        (81, 263, 0.2553, 0.3662),
+        (15, 148, 0.0624, 0.1605),
+        (0, 20, 0.0, 0.1611),
+        (1, 29, 0.0061, 0.1718),
+        (29, 29, 0.8830, 1.0),
+    ],
 )
 def test_the_interval_is_wilsons(right: int, n: int, low: float, high: float) -> None:
     assert wilson_interval(right, n) == pytest.approx((low, high), abs=5.1e-5)
@@ -27,7 +33,11 @@ def test_exact_ignores_white_space_at_the_ends_alone() -> None:
 
 def test_verilog_exact_ignores_spacing_and_comments_and_nothing_else() -> None:
     expected = "module m(input a, output y);\n  assign y = ~a;\nendmodule"
-    assert is_right("Here it is:\nmodule m( input a, output y );  // one\nassign y=~a; /* two */\nendmodule\n", expected, "verilog-exact")
+    assert is_right(
+        "Here it is:\nmodule m( input a, output y );  // one\nassign y=~a; /* two */\nendmodule\n",
+        expected,
+        "verilog-exact",
+    )
     assert not is_right(expected.replace("~a", "a"), expected, "verilog-exact")
     assert not is_right("", expected, "verilog-exact")
 

@@ -18,12 +18,11 @@ from gemsmith.data.rows import read_documents
 from gemsmith.errors import DataError, EngineError, RecipeError
 from gemsmith.evals.stage import ANSWERS, choose_examples, evaluate, read_questions
 from gemsmith.recipe import Made
-from gemsmith.records import EvalRecord
+from gemsmith.records import EvalRecord, ExportRecord
 from gemsmith.run import Run, read_record, write_record
 from gemsmith.serve.server import Server
 from gemsmith.serve.stage import Servers
-
-from .conftest import chat
+from gemsmith.testing.hostile import chat
 
 EVAL = {"scorer": "verilog-exact", "max_tokens": 64, "concurrency": 3}
 
@@ -34,17 +33,21 @@ def held_out(rows: int) -> dict[str, str]:
     return {document.messages[0]["content"]: document.messages[-1]["content"] for document in documents}
 
 
-def test_base_and_tuned_are_scored_on_the_same_rows(fake_vllm: Callable[..., Path], exported_run: Callable[..., Run]) -> None:
+def test_base_and_tuned_are_scored_on_the_same_rows(
+    fake_vllm: Callable[..., Path], exported_run: Callable[..., Run]
+) -> None:
     known = dict(list(held_out(4).items())[:3])
     fake_vllm(answers=known)
     run = exported_run({"eval": EVAL})
     with Servers(run) as servers:
         record = evaluate(run, servers)
-    assert record == read_record(run, "eval")
+    assert record == read_record(run, EvalRecord)
     assert (record.tuned.score, record.tuned.n, record.tuned.cut) == (0.75, 4, 1)
     assert (record.base.score, record.base.n, record.base.cut) == (0.0, 4, 0)
     assert (record.rows_better, record.rows_worse, record.p_value) == (3, 0, 0.25)
-    assert record.notices[0].startswith("The score did not move beyond chance: base 0 of 4 right, tuned 3 of 4 (3 rows better, 0 worse;")
+    assert record.notices[0].startswith(
+        "The score did not move beyond chance: base 0 of 4 right, tuned 3 of 4 (3 rows better, 0 worse;"
+    )
     rows = [json.loads(line) for line in (run.logs / "eval_rows.jsonl").read_text().splitlines()]
     assert [row["tuned_right"] for row in rows] == [True, True, True, False]
     assert [row["tuned_cut"] for row in rows] == [False, False, False, True]
@@ -73,8 +76,10 @@ def test_a_score_that_fell_is_a_grave_notice(
         monkeypatch.setattr(servers, "base", better)
         monkeypatch.setattr(servers, "tuned", worse)
         record = evaluate(run, servers)
-    assert record == read_record(run, "eval")
-    assert record.grave_notices[0].startswith("The tuned model scores lower than the base: base 8 of 8 right, tuned 0 of 8")
+    assert record == read_record(run, EvalRecord)
+    assert record.grave_notices[0].startswith(
+        "The tuned model scores lower than the base: base 8 of 8 right, tuned 0 of 8"
+    )
 
 
 def test_scored_rows_that_are_trained_on_are_counted_whatever_the_data_stage_was_given(
@@ -87,7 +92,9 @@ def test_scored_rows_that_are_trained_on_are_counted_whatever_the_data_stage_was
     with Servers(run) as servers:
         record = evaluate(run, servers)
     assert record.held_out_also_trained == 2
-    assert "2 of 3 (verilog held-out row 2, verilog held-out row 3), 2 of them with the same answer" in record.notices[1]
+    assert (
+        "2 of 3 (verilog held-out row 2, verilog held-out row 3), 2 of them with the same answer" in record.notices[1]
+    )
 
 
 def test_data_of_an_earlier_version_leaves_it_open_what_was_trained_on(
@@ -120,7 +127,9 @@ def test_everything_before_the_last_answer_is_the_question(exported_run: Callabl
     assert [(message["role"], message["content"]) for message in question.messages] == turns[:-1]
 
 
-def test_a_refused_request_is_an_error_that_names_the_row(fake_vllm: Callable[..., Path], exported_run: Callable[..., Run]) -> None:
+def test_a_refused_request_is_an_error_that_names_the_row(
+    fake_vllm: Callable[..., Path], exported_run: Callable[..., Run]
+) -> None:
     fake_vllm(status=400)
     run = exported_run({"eval": EVAL})
     with (
@@ -192,18 +201,27 @@ class TestWithAHostileServer:
         return rows
 
     def test_a_few_failed_rows_are_counted_by_reason_and_are_not_right(self, many: Run, hostile: Any) -> None:
-        deeds = {("demo", "3"): (500, b""), ("demo", "9"): (200, b"<html>"), ("demo-base", "9"): (200, b'{"choices": []}')}
+        deeds = {
+            ("demo", "3"): (500, b""),
+            ("demo", "9"): (200, b"<html>"),
+            ("demo-base", "9"): (200, b'{"choices": []}'),
+        }
         hostile.deed = lambda asked: deeds.get((asked["model"], asked["messages"][0]["content"]), chat("yes"))
         record = self.evaluate(many, hostile)
-        assert (record.tuned.n, record.tuned.score, record.tuned.failed) == (40, 38 / 40, {"http 500": 1, "not JSON": 1})
+        assert (record.tuned.n, record.tuned.score, record.tuned.failed) == (
+            40,
+            38 / 40,
+            {"http 500": 1, "not JSON": 1},
+        )
         assert (record.base.n, record.base.score, record.base.failed) == (40, 39 / 40, {"no choices": 1})
         assert record.notices[:2] == (
             "The base model's server gave no answer to 1 of 40 rows (1 no choices); they count as not right.",
-            "The tuned model's server gave no answer to 2 of 40 rows (1 http 500, 1 not JSON); they count as not right.",
+            "The tuned model's server gave no answer to 2 of 40 rows (1 http 500, 1 not JSON); "
+            "they count as not right.",
         )
         rows = [json.loads(line) for line in (many.logs / "eval_rows.jsonl").read_text().splitlines()]
         assert [row["row"] for row in rows if row["tuned_failed"]] == [4, 10] and rows[9]["base_failed"] == "no choices"
-        assert record == read_record(many, "eval")
+        assert record == read_record(many, EvalRecord)
 
     def test_answers_without_text_are_told(self, many: Run, hostile: Any) -> None:
         hostile.deed = lambda asked: chat(None if asked["model"] == "demo" else "yes", "length")
@@ -211,8 +229,12 @@ class TestWithAHostileServer:
         assert (record.tuned.score, record.tuned.cut, record.tuned.failed) == (0, 40, {})
         assert record.notices[0].startswith("40 of 40 answers of the tuned model are empty")
 
-    @pytest.mark.parametrize("deed", [(500, b"no"), (200, b"<html>"), (200, b"[]"), (200, b"{}"), chat(None), chat(["yes"]), "cut"])
-    def test_a_broken_server_is_one_line_soon_and_the_answers_before_it_are_kept(self, deed: Any, many: Run, hostile: Any) -> None:
+    @pytest.mark.parametrize(
+        "deed", [(500, b"no"), (200, b"<html>"), (200, b"[]"), (200, b"{}"), chat(None), chat(["yes"]), "cut"]
+    )
+    def test_a_broken_server_is_one_line_soon_and_the_answers_before_it_are_kept(
+        self, deed: Any, many: Run, hostile: Any
+    ) -> None:
         def broken_from_row_10(asked: dict[str, Any]) -> Any:
             if int(asked["messages"][0]["content"]) < 10:
                 return chat("yes")
@@ -220,7 +242,9 @@ class TestWithAHostileServer:
             return deed
 
         hostile.deed = broken_from_row_10
-        with pytest.raises(EngineError, match=r"^eval: demo: no answer to 3 of 40 rows, more than 5% \(3 [^)]*\): row 1\d: [^\n]*$"):
+        with pytest.raises(
+            EngineError, match=r"^eval: demo: no answer to 3 of 40 rows, more than 5% \(3 [^)]*\): row 1\d: [^\n]*$"
+        ):
             self.evaluate(many, hostile)
         assert not many.record_file("eval").exists() and len(hostile.asked) < 30
         hostile.forget()
@@ -231,15 +255,21 @@ class TestWithAHostileServer:
         assert self.questions(hostile) == list(range(10, 40))
         assert not (many.logs / ANSWERS).exists()
 
-    def test_a_timeout_says_what_makes_answers_faster(self, many: Run, hostile: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_timeout_says_what_makes_answers_faster(
+        self, many: Run, hostile: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr("gemsmith.evals.ask.PROMPT_S", 0.1)
         monkeypatch.setattr("gemsmith.evals.ask.TOKEN_S", 0.0)
         hostile.deed = lambda _asked: "hang"
-        with pytest.raises(EngineError, match=r"\(3 timeout\): row 1: timeout: no whole answer within 0 s; a lower eval\.concurrency"):
+        with pytest.raises(
+            EngineError, match=r"\(3 timeout\): row 1: timeout: no whole answer within 0 s; a lower eval\.concurrency"
+        ):
             self.evaluate(many, hostile)
 
     def stop_after(self, run: Run, hostile: Any, answered: int, model: str = "demo") -> None:
-        hostile.deed = lambda asked: chat("yes") if asked["model"] != model or len(hostile.asked) <= answered else (400, b"")
+        hostile.deed = lambda asked: (
+            chat("yes") if asked["model"] != model or len(hostile.asked) <= answered else (400, b"")
+        )
         with pytest.raises(EngineError):
             self.evaluate(run, hostile)
         hostile.forget()
@@ -255,13 +285,31 @@ class TestWithAHostileServer:
         self.stop_after(many, hostile, 10)
         file = many.logs / ANSWERS
         lines = file.read_bytes().splitlines(keepends=True)
-        garbled = [b"\xff\xfe\n", b"[]\n", b'{"digest": 1, "text": null, "cut": 0}\n', b"[" * 99_999 + b"\n", lines[1][:-20] + b"\n"]
+        garbled = [
+            b"\xff\xfe\n",
+            b"[]\n",
+            b'{"digest": 1, "text": null, "cut": 0}\n',
+            b"[" * 99_999 + b"\n",
+            lines[1][:-20] + b"\n",
+        ]
         file.write_bytes(b"".join([lines[0], *garbled, *lines[2:-1], lines[-1][:-9]]))
         assert self.evaluate(many, hostile).tuned.score == 1
         assert len(self.questions(hostile)) == 40 - len(lines) + 2
 
     @pytest.mark.parametrize(
-        "changed", ["export", "template", "data.template", "question", "max_tokens", "max_model_len", "arguments", "dtype", "seed", "vllm"]
+        "changed",
+        [
+            "export",
+            "template",
+            "data.template",
+            "question",
+            "max_tokens",
+            "max_model_len",
+            "arguments",
+            "dtype",
+            "seed",
+            "vllm",
+        ],
     )
     def test_answers_made_otherwise_are_never_gone_on_with(
         self, changed: str, many: Run, hostile: Any, fake_vllm: Callable[..., Path]
@@ -270,7 +318,7 @@ class TestWithAHostileServer:
         recipe = many.recipe
         match changed:
             case "export":
-                record = read_record(many, "export").model_copy(update={"step": 2})
+                record = read_record(many, ExportRecord).model_copy(update={"step": 2})
                 write_record(many, record)
             case "template":
                 (many.merged / "chat_template.jinja").write_text("{{ messages[0]['content'] }}")
@@ -280,7 +328,9 @@ class TestWithAHostileServer:
                 recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"template": str(own)})})
             case "question":
                 held = Path(str(recipe.data.eval))
-                held.write_text(held.read_text().replace('"role": "user", "content": "', '"role": "user", "content": "1'))
+                held.write_text(
+                    held.read_text().replace('"role": "user", "content": "', '"role": "user", "content": "1')
+                )
             case "max_tokens":
                 recipe = recipe.model_copy(update={"eval": recipe.eval.model_copy(update={"max_tokens": 9})})
             case "vllm":
@@ -300,7 +350,9 @@ class TestWithAHostileServer:
         with sorted(other.glob("*.safetensors"))[-1].open("rb+") as file:  # the last byte of the last tensor
             file.seek(-1, os.SEEK_END)
             file.write(b"\x11")
-        self.evaluate(dataclasses.replace(many, recipe=many.recipe.model_copy(update={"checkpoint": str(other)})), hostile)
+        self.evaluate(
+            dataclasses.replace(many, recipe=many.recipe.model_copy(update={"checkpoint": str(other)})), hostile
+        )
         assert len(hostile.asked) == 40 and {asked["model"] for asked in hostile.asked} == {"demo-base"}
 
     def test_what_answers_do_not_follow_from_may_change(self, many: Run, hostile: Any) -> None:
@@ -331,7 +383,10 @@ def test_examples_show_some_that_are_wrong_and_some_that_are_right() -> None:
 
 
 def test_a_row_without_an_answer_is_no_example() -> None:
-    rows = [{"row": number, "tuned_right": False, "base_failed": number == 1, "tuned_failed": number == 2} for number in range(1, 5)]
+    rows = [
+        {"row": number, "tuned_right": False, "base_failed": number == 1, "tuned_failed": number == 2}
+        for number in range(1, 5)
+    ]
     assert [row["row"] for row in choose_examples(rows)] == [3, 4]
 
 
@@ -342,12 +397,18 @@ def test_a_row_that_starts_with_its_answer_has_no_question(exported_run: Callabl
         read_questions(exported_run({"data": {"eval": str(file)}}))
 
 
-@pytest.mark.parametrize(("prompt", "response", "place"), [("a<|think|>", "b", "prompt"), ("a", "b<|tool_response>", "response")])
+@pytest.mark.parametrize(
+    ("prompt", "response", "place"), [("a<|think|>", "b", "prompt"), ("a", "b<|tool_response>", "response")]
+)
 def test_a_held_out_row_with_a_control_token_is_refused_before_a_server_starts(
     prompt: str, response: str, place: str, exported_run: Callable[..., Run], tmp_path: Path
 ) -> None:
     file = tmp_path / "held.jsonl"
-    rows = [{"prompt": "a", "response": "b"}, {"prompt": prompt, "response": response}, {"prompt": "<eos>", "response": "not asked"}]
+    rows = [
+        {"prompt": "a", "response": "b"},
+        {"prompt": prompt, "response": response},
+        {"prompt": "<eos>", "response": "not asked"},
+    ]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     run = exported_run({"data": {"eval": str(file)}, "eval": {"limit": 2}})
 
@@ -368,7 +429,12 @@ def test_columns_of_held_out_rows_that_are_not_read_are_counted_and_said(
 ) -> None:
     fake_vllm()
     file = tmp_path / "held.jsonl"
-    file.write_text(json.dumps({"prompt": "a", "response": "b", "id": 1}) + "\n" + json.dumps({"prompt": "a", "response": "b"}) + "\n")
+    file.write_text(
+        json.dumps({"prompt": "a", "response": "b", "id": 1})
+        + "\n"
+        + json.dumps({"prompt": "a", "response": "b"})
+        + "\n"
+    )
     run = exported_run({"data": {"eval": str(file)}, "eval": EVAL})
     with Servers(run) as servers:
         assert evaluate(run, servers).ignored_columns == {"id": 1}

@@ -1,4 +1,4 @@
-"""Runs whose training has ended: a tiny base and an Orbax checkpoint of a random adapter, in the layout that Tunix writes."""
+"""Trained runs; see gemsmith.testing.trained."""
 
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -6,63 +6,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gemsmith.checkpoint.adapter import Adapter, LowRank
-from gemsmith.recipe import build_recipe
-from gemsmith.resolve import resolve
-from gemsmith.run import Run, open_run
-from gemsmith.zoo import find_variant, lora_targets
-
-RANK, ALPHA = 4, 8.0
-
-
-def make_adapter(variant: str, *, seed: int = 0, rank: int = RANK, alpha: float = ALPHA) -> Adapter:
-    random = np.random.default_rng(seed)
-    modules = {}
-    for target in lora_targets(find_variant(variant)):
-        out, inner = target.shape
-        a = random.uniform(-1, 1, (rank, inner)) / np.sqrt(inner)
-        b = 0.1 * random.standard_normal((out, rank))
-        modules[target.module] = LowRank(a=a.astype(np.float32), b=b.astype(np.float32))
-    return Adapter(modules=modules, rank=rank, alpha=alpha)
-
-
-def save_steps(root: Path, steps: Mapping[int, Adapter], variant: str) -> None:
-    """Writes `<root>/<step>/model_params` with leaves `layers/<N>/<module>/kernel_lora_a/value`, as Tunix's CheckpointManager does."""
-    import orbax.checkpoint as ocp
-
-    handlers = {"model_params": ocp.PyTreeCheckpointHandler(), "optimizer_state": ocp.PyTreeCheckpointHandler()}
-    with ocp.CheckpointManager(root, item_handlers=handlers, options=ocp.CheckpointManagerOptions(max_to_keep=None)) as manager:
-        for step, adapter in steps.items():
-            manager.save(step, args=ocp.args.Composite(model_params=ocp.args.PyTreeSave(item=as_tree(adapter, variant))))
-
-
-def stacks_of(adapter: Adapter, variant: str) -> Iterator[tuple[int, list[str], np.ndarray, np.ndarray]]:
-    """Every stack's number, the words of a module in it, and A (layers, in, R) and B (layers, R, out); no stack that lacks a layer."""
-    prefix = "model.language_model.layers."
-    kinds = dict.fromkeys(name.removeprefix(prefix).partition(".")[2] for name in adapter.modules)
-    for number, layers in enumerate(find_variant(variant).stacks):
-        for kind in kinds:
-            pairs = [adapter.modules.get(f"{prefix}{layer}.{kind}") for layer in layers]
-            if all(pairs):
-                yield number, kind.split("."), *(np.stack([getattr(pair, side).T for pair in pairs]) for side in "ab")
-
-
-def as_tree(adapter: Adapter, variant: str) -> dict:
-    import jax.numpy as jnp
-
-    tree: dict = {}
-    for number, words, a, b in stacks_of(adapter, variant):
-        place = tree
-        for word in ("layers", str(number), *words):
-            place = place.setdefault(word, {})
-        place["kernel_lora_a"] = {"value": jnp.asarray(a)}
-        place["kernel_lora_b"] = {"value": jnp.asarray(b)}
-    return tree
+from gemsmith.checkpoint.adapter import Adapter
+from gemsmith.run import Run
+from gemsmith.testing.trained import make_adapter, make_trained_run, stacks_of
 
 
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> None:
-    """Tiny matrices gain nothing from a second thread, and on a busy machine torch's wait for each other by spinning: 4 s became 50."""
+    """Tiny matrices gain nothing from a second thread, and on a busy machine torch's wait for each other by spinning: 4
+    s became 50."""
     import torch
 
     torch.set_num_threads(1)
@@ -72,16 +24,11 @@ def one_thread() -> None:
 def make_run(tiny_checkpoint: Callable[..., Path], tmp_path: Path) -> Callable[..., Run]:
     """Returns a trained run: `make_run("tiny-e2b", "bfloat16")`; `steps` replaces the saved adapters."""
 
-    def make(variant: str = "tiny-12b", dtype: str = "bfloat16", steps: Mapping[int, Adapter] | None = None, **lora: object) -> Run:
-        values = {
-            "checkpoint": str(tiny_checkpoint(variant, dtype)),
-            "data": {"train": {"task": "verilog", "rows": 8}, "max_length": 256},
-            "lora": {"rank": RANK, "alpha": ALPHA, **lora},
-        }
-        recipe, derived = resolve(build_recipe(values))
-        run = open_run(tmp_path / "run", recipe, derived)
-        save_steps(run.checkpoints, steps if steps is not None else {20: make_adapter(variant)}, variant)
-        return run
+    def make(
+        variant: str = "tiny-12b", dtype: str = "bfloat16", steps: Mapping[int, Adapter] | None = None, **lora: object
+    ) -> Run:
+        steps = {20: make_adapter(variant)} if steps is None else steps
+        return make_trained_run(tmp_path / "run", tiny_checkpoint(variant, dtype), steps=steps, **lora)
 
     return make
 

@@ -6,11 +6,18 @@ import shutil
 import numpy as np
 import pytest
 
-from gemsmith.checkpoint.adapter import Adapter, LowRank, read_peft_adapter, shared_projections, target_pattern, write_peft_adapter
+from gemsmith.checkpoint.adapter import (
+    Adapter,
+    LowRank,
+    read_peft_adapter,
+    shared_projections,
+    target_pattern,
+    write_peft_adapter,
+)
 from gemsmith.checkpoint.saved import saved_steps
 from gemsmith.errors import CheckpointError, RunError
 from gemsmith.export.adapters import delta_norm, find_step, read_run_adapter
-from gemsmith.export.logits import load_model, load_peft
+from gemsmith.verify.logits import load_model, load_peft
 from gemsmith.zoo import VARIANTS, find_variant, lora_targets
 
 TINY = ("tiny-31b", "tiny-e2b", "tiny-26b-a4b", "tiny-12b")
@@ -26,7 +33,9 @@ def same(one: Adapter, other: Adapter) -> bool:
 
 
 def change(adapter: Adapter, module: str, **matrices: np.ndarray) -> Adapter:
-    return dataclasses.replace(adapter, modules={**adapter.modules, module: dataclasses.replace(adapter.modules[module], **matrices)})
+    return dataclasses.replace(
+        adapter, modules={**adapter.modules, module: dataclasses.replace(adapter.modules[module], **matrices)}
+    )
 
 
 def first(adapter: Adapter) -> str:
@@ -70,7 +79,9 @@ def test_the_last_complete_step_is_taken_and_a_half_written_one_never(make_run, 
         (run.checkpoints / name / "commit_success.txt").unlink()
     (run.checkpoints / "30" / "_CHECKPOINT_METADATA").unlink()
     metadata = json.loads((run.checkpoints / "40" / "_CHECKPOINT_METADATA").read_text())
-    (run.checkpoints / "40" / "_CHECKPOINT_METADATA").write_text(json.dumps(metadata | {"commit_timestamp_nsecs": None}))
+    (run.checkpoints / "40" / "_CHECKPOINT_METADATA").write_text(
+        json.dumps(metadata | {"commit_timestamp_nsecs": None})
+    )
     assert saved_steps(run.checkpoints) == [10, 20]
     assert same(read_run_adapter(run), late)
     assert same(read_run_adapter(run, 10), early)
@@ -87,7 +98,9 @@ def test_no_checkpoint_names_the_command_that_makes_one(make_run):
 def test_missing_and_extra_modules_are_listed(make_run, adapter_of):
     adapter = adapter_of("tiny-12b")
     stack = [f"layers.{layer}.self_attn.{kind}_proj" for layer in find_variant("tiny-12b").stacks[0] for kind in "kq"]
-    there = {name: pair for name, pair in adapter.modules.items() if name.removeprefix("model.language_model.") not in stack}
+    there = {
+        name: pair for name, pair in adapter.modules.items() if name.removeprefix("model.language_model.") not in stack
+    }
     less = dataclasses.replace(adapter, modules=there)
     with pytest.raises(CheckpointError, match=rf"{len(stack)} missing \({re.escape(', '.join(sorted(stack)))}\)"):
         read_run_adapter(make_run(steps={1: less}))
@@ -99,7 +112,9 @@ def test_modules_that_the_recipe_did_not_ask_for_are_listed(make_run):
 
 
 def test_a_rank_that_contradicts_the_recipe_is_refused(make_run):
-    with pytest.raises(CheckpointError, match=r"has A \[4, 128\] and B \[64, 4\]; rank 8 .* need \[8, 128\] and \[64, 8\]"):
+    with pytest.raises(
+        CheckpointError, match=r"has A \[4, 128\] and B \[64, 4\]; rank 8 .* need \[8, 128\] and \[64, 8\]"
+    ):
         read_run_adapter(make_run(rank=8))
 
 
@@ -152,7 +167,9 @@ def test_target_modules_matches_the_adapted_modules_of_both_classes_and_no_tower
     every = [target.module for target in lora_targets(find_variant(variant))]
     assert [name for name in every if re.fullmatch(pattern, name)] == modules
     text_only = [name.replace("language_model.", "") for name in every]
-    assert [name for name in text_only if re.fullmatch(pattern, name)] == [name.replace("language_model.", "") for name in modules]
+    assert [name for name in text_only if re.fullmatch(pattern, name)] == [
+        name.replace("language_model.", "") for name in modules
+    ]
     assert not re.fullmatch(pattern, "model.vision_tower.encoder.layers.0.self_attn.q_proj")
     assert not re.fullmatch(pattern, "model.vision_tower.encoder.layers.0.self_attn.q_proj.linear")
 
@@ -161,7 +178,9 @@ def test_target_modules_matches_the_adapted_modules_of_both_classes_and_no_tower
 def test_peft_puts_the_adapter_on_the_multimodal_class(tiny_checkpoint, adapter_of, tmp_path, variant, rslora):
     adapter = dataclasses.replace(adapter_of(variant), rslora=rslora)
     write_peft_adapter(adapter, tmp_path, "base")
-    tuned = load_peft(load_model(tiny_checkpoint(variant, "float32")), tmp_path, adapter)  # raises where a matrix differs
+    tuned = load_peft(
+        load_model(tiny_checkpoint(variant, "float32")), tmp_path, adapter
+    )  # raises where a matrix differs
     assert tuned.peft_config["default"].r == adapter.rank
     assert tuned.get_submodule(f"base_model.model.{first(adapter)}").scaling == {"default": adapter.scale}
 
@@ -200,17 +219,22 @@ def test_an_adapter_that_is_more_than_plain_lora_is_refused(adapter_of, tmp_path
 
 @pytest.mark.parametrize("start", ["pissa", "pissa_niter_4", "olora", "corda", "loftq", "lora_ga"])
 def test_an_adapter_whose_start_changed_the_base_is_refused(adapter_of, tmp_path, start):
-    """PEFT takes the first B A off the base, also when it loads such an adapter: W + scale * B A is not what was trained."""
+    """PEFT takes the first B A off the base, also when it loads such an adapter: W + scale * B A is not what was
+    trained."""
     write_peft_adapter(adapter_of("tiny-12b"), tmp_path, "base")
     config = json.loads((tmp_path / "adapter_config.json").read_text())
     (tmp_path / "adapter_config.json").write_text(json.dumps(config | {"init_lora_weights": "orthogonal"}))
     read_peft_adapter(tmp_path)
     (tmp_path / "adapter_config.json").write_text(json.dumps(config | {"init_lora_weights": start}))
-    with pytest.raises(CheckpointError, match=f'init_lora_weights = "{start}", which changed the base.*path_initial_model'):
+    with pytest.raises(
+        CheckpointError, match=f'init_lora_weights = "{start}", which changed the base.*path_initial_model'
+    ):
         read_peft_adapter(tmp_path)
 
 
-@pytest.mark.parametrize(("key", "value", "message"), [("r", 5, "says r = 5"), ("r", "4", "must be numbers"), ("peft_type", "IA3", "LORA")])
+@pytest.mark.parametrize(
+    ("key", "value", "message"), [("r", 5, "says r = 5"), ("r", "4", "must be numbers"), ("peft_type", "IA3", "LORA")]
+)
 def test_a_config_that_contradicts_the_tensors_is_refused(adapter_of, tmp_path, key, value, message):
     write_peft_adapter(adapter_of("tiny-12b"), tmp_path, "base")
     config = json.loads((tmp_path / "adapter_config.json").read_text())
@@ -223,7 +247,9 @@ def test_a_truncated_adapter_is_refused(adapter_of, tmp_path):
     write_peft_adapter(adapter_of("tiny-12b"), tmp_path, "base")
     file = tmp_path / "adapter_model.safetensors"
     file.write_bytes(file.read_bytes()[:-8])
-    with pytest.raises(CheckpointError, match=r"adapter_model\.safetensors: is \d+ bytes, its header says \d+; it is truncated"):
+    with pytest.raises(
+        CheckpointError, match=r"adapter_model\.safetensors: is \d+ bytes, its header says \d+; it is truncated"
+    ):
         read_peft_adapter(tmp_path)
 
 
@@ -252,14 +278,19 @@ def test_ranks_and_alphas_by_module_become_one_that_gives_the_same_deltas(tiny_c
     import torch
     from peft import LoraConfig, get_peft_model
 
-    names = {"rank_pattern": {"q_proj": 2, r"layers\.1\.mlp\.up_proj": 8}, "alpha_pattern": {"q_proj": 3, "down_proj": 20}}
+    names = {
+        "rank_pattern": {"q_proj": 2, r"layers\.1\.mlp\.up_proj": 8},
+        "alpha_pattern": {"q_proj": 3, "down_proj": 20},
+    }
     targets = r"model\.language_model\.layers\.\d+\.(self_attn\.(q|k)_proj|mlp\.(up|down)_proj)"
     config = LoraConfig(r=4, lora_alpha=6, target_modules=targets, init_lora_weights=False, use_rslora=rslora, **names)
     model = get_peft_model(load_model(tiny_checkpoint("tiny-12b", "float32")), config)
     model.save_pretrained(tmp_path)
     adapter = read_peft_adapter(tmp_path)
     layers = {
-        name.removeprefix("base_model.model."): module for name, module in model.named_modules() if hasattr(module, "get_delta_weight")
+        name.removeprefix("base_model.model."): module
+        for name, module in model.named_modules()
+        if hasattr(module, "get_delta_weight")
     }
     assert adapter.modules.keys() == layers.keys() and len(layers) == 16 and adapter.rank == 8
     for name, layer in layers.items():
@@ -292,7 +323,9 @@ def test_k_is_written_again_for_v_where_vllm_needs_it_and_nobody_else_sees_it(ti
     assert np.array_equal(tensors[f"{stem}v_proj.lora_B.weight"], tensors[f"{stem}k_proj.lora_B.weight"])
     assert len(tensors) == 2 * (len(adapter.modules) + 2)
     assert same(read_peft_adapter(tmp_path), adapter)
-    load_peft(load_model(tiny_checkpoint("tiny-31b", "float32")), tmp_path, adapter)  # raises where PEFT's modules are not the adapter's
+    load_peft(
+        load_model(tiny_checkpoint("tiny-31b", "float32")), tmp_path, adapter
+    )  # raises where PEFT's modules are not the adapter's
 
 
 def test_steps_of_the_trl_backend_are_peft_folders(make_run, adapter_of):

@@ -25,16 +25,20 @@ from gemsmith.export import folder as folder_module
 from gemsmith.export import merge as merge_module
 from gemsmith.export.folder import export_folder, export_peft
 from gemsmith.export.reverse import start_recipe
-from gemsmith.export.verify import verify_folder
-from gemsmith.recipe import load_recipe
+from gemsmith.recipe_file import load_recipe
 from gemsmith.records import ExportRecord
+from gemsmith.verify.stage import verify_folder
 
 Usage = namedtuple("Usage", "total used free")
 UP = "model.language_model.layers.1.mlp.up_proj"
 
 
 def contents(folder: Path) -> dict[str, str]:
-    return {str(file.relative_to(folder)): hashlib.sha256(file.read_bytes()).hexdigest() for file in folder.rglob("*") if file.is_file()}
+    return {
+        str(file.relative_to(folder)): hashlib.sha256(file.read_bytes()).hexdigest()
+        for file in folder.rglob("*")
+        if file.is_file()
+    }
 
 
 @pytest.fixture
@@ -70,13 +74,23 @@ def test_the_record_has_each_files_checksum_and_says_what_was_read(base, adapter
     recorded = {f"{part}/{file.name}": file.sha256 for part in ("adapter", "merged") for file in getattr(record, part)}
     assert recorded == {name: value for name, value in there.items() if name != "export.json"}
     assert record.base_sha256 == open_checkpoint(str(base)).fingerprint()
-    assert record.origin.made_from[str(adapter / "adapter_model.safetensors")] == contents(adapter)["adapter_model.safetensors"]
+    assert (
+        record.origin.made_from[str(adapter / "adapter_model.safetensors")]
+        == contents(adapter)["adapter_model.safetensors"]
+    )
 
 
 def test_what_is_exported_passes_every_check(base, adapter, tmp_path):
     export_peft(str(base), adapter, tmp_path / "out")
     record = verify_folder(tmp_path / "out")
-    assert [check.name for check in record.checks if check.passed] == ["files", "base", "tensors", "values", "norms", "logits"]
+    assert [check.name for check in record.checks if check.passed] == [
+        "files",
+        "base",
+        "tensors",
+        "values",
+        "norms",
+        "logits",
+    ]
     assert record.changed_tensors == record.expected_tensors == 40
     assert (tmp_path / "out" / "verify.json").is_file()
 
@@ -128,11 +142,14 @@ def test_every_linear_of_the_text_only_class_is_found_in_the_base(tiny_checkpoin
 def test_merging_loads_neither_jax_nor_torch(base, adapter, tmp_path):
     script = (
         "import sys; from gemsmith.cli import main\n"
-        f"sys.argv = ['gemsmith', 'export', '--base', {str(base)!r}, '--adapter', {str(adapter)!r}, '--out', {str(tmp_path / 'out')!r}]\n"
+        f"sys.argv = ['gemsmith', 'export', '--base', {str(base)!r}, '--adapter', {str(adapter)!r}, '--out', "
+        f"{str(tmp_path / 'out')!r}]\n"
         "try: main()\n"
         "except SystemExit as end: print(end.code, ' '.join({name.split('.')[0] for name in sys.modules}))"
     )
-    code, *loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
+    code, *loaded = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    ).stdout.split()
     assert code == "0"
     assert not set(loaded) & {"jax", "flax", "orbax", "tunix", "torch", "transformers", "peft", "safetensors"}
 
@@ -170,8 +187,12 @@ def test_an_export_that_a_killed_one_left_aside_is_put_back_and_refused(base, ad
 
 
 @pytest.mark.parametrize("moment", ["check_space", "write_merged"])
-@pytest.mark.parametrize(("overwrite", "message"), [(False, "is there already"), (True, "was not written by gemsmith export")])
-def test_what_appears_at_the_target_meanwhile_is_never_replaced(base, adapter, tmp_path, monkeypatch, moment, overwrite, message):
+@pytest.mark.parametrize(
+    ("overwrite", "message"), [(False, "is there already"), (True, "was not written by gemsmith export")]
+)
+def test_what_appears_at_the_target_meanwhile_is_never_replaced(
+    base, adapter, tmp_path, monkeypatch, moment, overwrite, message
+):
     function = getattr(folder_module, moment)
 
     def meanwhile(*arguments):
@@ -201,7 +222,9 @@ def test_a_run_and_whatever_else_lies_beside_an_export_are_never_replaced(base, 
     (out / "logs").mkdir()
     (out / name).write_text("years")
     before = contents(out)
-    with pytest.raises(RunError, match=f"out: holds {name}, which gemsmith export did not write, so it is not replaced; name another"):
+    with pytest.raises(
+        RunError, match=f"out: holds {name}, which gemsmith export did not write, so it is not replaced; name another"
+    ):
         export_peft(str(base), adapter, out, overwrite=True)
     assert contents(out) == before
     (out / name).unlink()
@@ -266,7 +289,9 @@ def test_a_target_that_cannot_be_written_is_one_line(gemsmith, base, adapter, tm
 def read_only(tmp_path):
     place = tmp_path / "read-only"
     place.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "ro,size=100k", "tmpfs", place], capture_output=True, check=False).returncode:
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "ro,size=100k", "tmpfs", place], capture_output=True, check=False
+    ).returncode:
         pytest.skip("mounting a tmpfs is not permitted here")
     yield place
     subprocess.run(["umount", place], check=True)
@@ -291,7 +316,9 @@ def test_another_base_than_the_one_trained_on_is_refused(base, adapter, tmp_path
 
 
 @pytest.mark.parametrize("variant", ["tiny-12b", "tiny-e2b", "tiny-26b-a4b"])
-def test_what_was_exported_is_not_that_of_another_variants_base(gemsmith, tiny_checkpoint, base, adapter, tmp_path, variant):
+def test_what_was_exported_is_not_that_of_another_variants_base(
+    gemsmith, tiny_checkpoint, base, adapter, tmp_path, variant
+):
     export_peft(str(base), adapter, tmp_path / "out")
     code, _, err = gemsmith("verify", tmp_path / "out", "--base", tiny_checkpoint(variant, "bfloat16"))
     last = err.splitlines()[-1]
@@ -344,7 +371,9 @@ def test_ranks_alphas_and_names_that_cannot_be_are_refused(base, adapter, tmp_pa
     assert "\n" not in str(raised.value)
 
 
-@pytest.mark.parametrize(("value", "message"), [(np.nan, "NaN or infinity in 1 modules"), (np.inf, "NaN or infinity in 1 modules")])
+@pytest.mark.parametrize(
+    ("value", "message"), [(np.nan, "NaN or infinity in 1 modules"), (np.inf, "NaN or infinity in 1 modules")]
+)
 def test_nan_in_an_adapter_is_refused(base, adapter, tmp_path, value, message):
     def spoil(modules: dict[str, LowRank]) -> dict[str, LowRank]:
         a = modules[UP].a.copy()
@@ -381,7 +410,10 @@ def test_links_out_of_the_adapters_folder_are_refused(base, adapter, tmp_path):
 
 
 def test_an_adapter_in_a_folder_of_a_hub_repository_is_read_from_the_cache(base, adapter, tmp_path):
-    folder, blobs = tmp_path / "models--a--b" / "snapshots" / "abc" / "checkpoint-500", tmp_path / "models--a--b" / "blobs"
+    folder, blobs = (
+        tmp_path / "models--a--b" / "snapshots" / "abc" / "checkpoint-500",
+        tmp_path / "models--a--b" / "blobs",
+    )
     shutil.move(adapter, blobs)
     folder.mkdir(parents=True)
     for file in blobs.iterdir():
@@ -390,7 +422,8 @@ def test_an_adapter_in_a_folder_of_a_hub_repository_is_read_from_the_cache(base,
 
 
 @pytest.mark.parametrize(
-    "name", ["base/model-00002-of-00002.safetensors", "adapter/adapter_model.safetensors", "adapter/adapter_config.json"]
+    "name",
+    ["base/model-00002-of-00002.safetensors", "adapter/adapter_model.safetensors", "adapter/adapter_config.json"],
 )
 @pytest.mark.parametrize("how", ["written", "shortened", "replaced", "deleted"])
 def test_what_is_changed_while_it_is_read_is_refused(base, adapter, tmp_path, monkeypatch, name, how):
@@ -426,7 +459,8 @@ def test_a_truncated_base_is_refused(base, adapter, tmp_path, name):
 
 
 def test_flipped_bits_in_headers_never_end_in_a_traceback_or_a_wrong_export(base, adapter, tmp_path):
-    """Whatever a bit of the header, index or config does, it is refused in one line or leaves the weights' meaning as it was."""
+    """Whatever a bit of the header, index or config does, it is refused in one line or leaves the weights' meaning as
+    it was."""
     chance = random.Random(0)
     expected = {name: open_checkpoint(str(base)).places[name] for name in open_checkpoint(str(base)).places}
     refused = 0
@@ -434,7 +468,9 @@ def test_flipped_bits_in_headers_never_end_in_a_traceback_or_a_wrong_export(base
         content = (base / name).read_bytes()
         for _ in range(60):
             place = chance.randrange(min(len(content), 2500))
-            (base / name).write_bytes(content[:place] + bytes([content[place] ^ (1 << chance.randrange(8))]) + content[place + 1 :])
+            (base / name).write_bytes(
+                content[:place] + bytes([content[place] ^ (1 << chance.randrange(8))]) + content[place + 1 :]
+            )
             try:
                 found = open_checkpoint(str(base)).places
             except CheckpointError:
@@ -481,12 +517,16 @@ folder.export_peft(base, Path(adapter), Path(out), overwrite=True)
 
 
 @pytest.mark.parametrize("moment", ["adapter", "middle", "record", "before", "between", "after"])
-def test_killed_at_any_moment_the_old_or_the_new_export_is_whole_and_the_next_starts_clean(base, adapter, adapter_of, tmp_path, moment):
+def test_killed_at_any_moment_the_old_or_the_new_export_is_whole_and_the_next_starts_clean(
+    base, adapter, adapter_of, tmp_path, moment
+):
     out = tmp_path / "out"
     export_peft(str(base), adapter, out)
     old = contents(out)
     write_peft_adapter(adapter_of("tiny-31b", seed=9), adapter, "base")
-    child = subprocess.run([sys.executable, "-c", _STOPPED_AT, moment, base, adapter, out], capture_output=True, check=False)
+    child = subprocess.run(
+        [sys.executable, "-c", _STOPPED_AT, moment, base, adapter, out], capture_output=True, check=False
+    )
     assert child.returncode == -signal.SIGKILL, child.stderr.decode()
     if moment == "between":
         assert contents(tmp_path / ".out.old") == old and not out.exists()
@@ -495,7 +535,10 @@ def test_killed_at_any_moment_the_old_or_the_new_export_is_whole_and_the_next_st
     else:
         assert contents(out) == old
     export_peft(str(base), adapter, out, overwrite=True)
-    assert verify_files(out) and contents(out)["adapter/adapter_model.safetensors"] != old["adapter/adapter_model.safetensors"]
+    assert (
+        verify_files(out)
+        and contents(out)["adapter/adapter_model.safetensors"] != old["adapter/adapter_model.safetensors"]
+    )
     assert sorted(path.name for path in tmp_path.iterdir()) == ["adapter", "base", "out"]
 
 
@@ -528,7 +571,10 @@ def test_killed_by_the_clock_nothing_half_written_has_the_targets_name(base, ada
         (["--base", "b", "--out", "o"], "one of --adapter and --from-tunix"),
         (["--base", "b", "--out", "o", "--adapter", "a", "--from-tunix", "t"], "one of --adapter and --from-tunix"),
         (["--base", "b", "--out", "o", "--adapter", "a", "--alpha", "2"], "--alpha: goes with --from-tunix"),
-        (["--base", "b", "--out", "o", "--adapter", "a", "--set", "seed=1"], "--run, --set and --force: go with SOURCE"),
+        (
+            ["--base", "b", "--out", "o", "--adapter", "a", "--set", "seed=1"],
+            "--run, --set and --force: go with SOURCE",
+        ),
         (["--base", "b", "--out", "o", "--adapter", "nothing"], "--adapter nothing: is not a folder"),
         (["--base", "b", "--out", "o", "--from-tunix", "nothing"], "--from-tunix nothing: is not a folder"),
         (["runs/my", "--out", "o"], "--out: goes without SOURCE"),
@@ -553,7 +599,12 @@ def test_an_imported_adapter_is_a_recipe_that_starts_from_it(gemsmith, base, ada
     code, out, _ = gemsmith("import", adapter, "--base", base, "--out", tmp_path / "on.yaml")
     assert (code, out) == (0, "")
     recipe = load_recipe(tmp_path / "on.yaml")
-    assert (recipe.lora.rank, recipe.lora.alpha, recipe.train.start_adapter, recipe.checkpoint) == (4, 8.0, str(adapter), str(base))
+    assert (recipe.lora.rank, recipe.lora.alpha, recipe.train.start_adapter, recipe.checkpoint) == (
+        4,
+        8.0,
+        str(adapter),
+        str(base),
+    )
     code, _, err = gemsmith("import", adapter, "--base", base, "--out", tmp_path / "on.yaml")
     assert code == 2 and "is there already" in err
 
@@ -564,7 +615,12 @@ def test_importing_keeps_the_other_keys_of_a_recipe(base, adapter, tmp_path):
     )
     (tmp_path / "on.yaml").write_text(start_recipe(str(base), adapter, recipe=tmp_path / "my.yaml"))
     recipe = load_recipe(tmp_path / "on.yaml")
-    assert (recipe.optimizer.learning_rate, recipe.lora.dropout, recipe.lora.rank, recipe.data.train) == (1e-5, 0.1, 4, "rows.jsonl")
+    assert (recipe.optimizer.learning_rate, recipe.lora.dropout, recipe.lora.rank, recipe.data.train) == (
+        1e-5,
+        0.1,
+        4,
+        "rows.jsonl",
+    )
 
 
 def test_importing_an_adapter_that_does_not_fit_is_refused(base, adapter, adapter_of, tmp_path):

@@ -18,8 +18,8 @@ from gemsmith.checkpoint import open_checkpoint
 from gemsmith.checkpoint.adapter import LowRank, write_peft_adapter
 from gemsmith.errors import CheckpointError, MachineError
 from gemsmith.export import merge as merge_module
-from gemsmith.export.logits import load_model, load_peft
-from gemsmith.run import replacing_folder
+from gemsmith.files import replacing_folder
+from gemsmith.verify.logits import load_model, load_peft
 
 TINY = ("tiny-31b", "tiny-e2b", "tiny-26b-a4b", "tiny-12b")
 Usage = namedtuple("Usage", "total used free")
@@ -56,7 +56,8 @@ def test_merged_weights_are_those_of_peft_bit_for_bit(tiny_checkpoint, adapter_o
         ours, theirs = merged.read(name), expected[name].view(torch.uint16).numpy()
         pair, weight = adapter.modules.get(name.removesuffix(".weight")), base.read(name)
         if pair and not np.array_equal(pair.b @ pair.a, (torch.from_numpy(pair.b) @ torch.from_numpy(pair.a)).numpy()):
-            # numpy's BLAS adds up in another order than torch's on this processor: some float32 sums differ, and few of their roundings.
+            # numpy's BLAS adds up in another order than torch's on this processor: some float32 sums differ, and few of
+            # their roundings.
             assert_nearest(ours, weight, pair, adapter.scale)
             assert (ours.view(np.uint16) != theirs).mean() < 1e-3, name
         else:
@@ -109,7 +110,9 @@ def test_the_folder_is_the_base_but_for_the_adapted_bytes(tiny_checkpoint, adapt
     assert after.keys() == before.keys() - {"pytorch_model.bin", "consolidated.safetensors", ".gitattributes"}
     assert {name for name in after if after[name] != before[name]} == shards
     assert {file.name: file.sha256 for file in result.files} == after
-    assert {file.name: file.bytes for file in result.files} == {name: (tmp_path / "merged" / name).stat().st_size for name in after}
+    assert {file.name: file.bytes for file in result.files} == {
+        name: (tmp_path / "merged" / name).stat().st_size for name in after
+    }
     assert (result.merged_tensors, result.copied_tensors) == (38, len(base.places) - 38)
     for shard in shards:
         header = 8 + int.from_bytes((source / shard).read_bytes()[:8], "little")
@@ -136,13 +139,17 @@ def test_links_to_files_are_followed_as_in_the_hub_cache(tiny_checkpoint, adapte
 
 
 @pytest.mark.parametrize("linked", [None, "model-00001-of-00002.safetensors", "config.json", "tokenizer.json"])
-def test_links_to_the_checkpoints_own_files_are_followed_wherever_they_lie(tiny_checkpoint, adapter_of, tmp_path, linked):
+def test_links_to_the_checkpoints_own_files_are_followed_wherever_they_lie(
+    tiny_checkpoint, adapter_of, tmp_path, linked
+):
     """All files lie elsewhere and in one folder, or only one does, under another name."""
     source, plain = tmp_path / "base", tiny_checkpoint("tiny-12b", "bfloat16")
     shutil.copytree(plain, source)
     for file in plain.iterdir():
         if linked in (None, file.name):
-            elsewhere = tmp_path / ("disk" if linked is None else file.stem) / (file.name if linked is None else "moved")
+            elsewhere = (
+                tmp_path / ("disk" if linked is None else file.stem) / (file.name if linked is None else "moved")
+            )
             elsewhere.parent.mkdir(exist_ok=True)
             (source / file.name).rename(elsewhere)
             (source / file.name).symlink_to(elsewhere)
@@ -190,7 +197,9 @@ def test_an_adapter_of_zeros_is_refused(tiny_checkpoint, adapter_of, tmp_path):
 
 def test_a_sum_that_overflows_the_base_is_refused_and_names_the_tensor(tiny_checkpoint, adapter_of, tmp_path):
     base = open_checkpoint(str(tiny_checkpoint("tiny-12b", "float16")))
-    with pytest.raises(CheckpointError, match=r"layers\.\d\.\w+\.\w+_proj\.weight with the adapter added has NaN or infinity in F16"):
+    with pytest.raises(
+        CheckpointError, match=r"layers\.\d\.\w+\.\w+_proj\.weight with the adapter added has NaN or infinity in F16"
+    ):
         merge(base, adapter_of("tiny-12b", alpha=1e9), tmp_path / "merged")
     assert list(tmp_path.iterdir()) == []
 
@@ -198,7 +207,11 @@ def test_a_sum_that_overflows_the_base_is_refused_and_names_the_tensor(tiny_chec
 def test_too_little_space_is_found_before_anything_is_written(tiny_checkpoint, adapter_of, tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(10**9, 10**9 - 1000, 1000))
     with pytest.raises(MachineError, match=r"need 0\.00 GB, 0\.00 GB are free") as raised:
-        merge(open_checkpoint(str(tiny_checkpoint("tiny-12b", "bfloat16"))), adapter_of("tiny-12b"), tmp_path / "run" / "merged")
+        merge(
+            open_checkpoint(str(tiny_checkpoint("tiny-12b", "bfloat16"))),
+            adapter_of("tiny-12b"),
+            tmp_path / "run" / "merged",
+        )
     assert "\n" not in str(raised.value)
     assert list(tmp_path.iterdir()) == []
 
@@ -211,11 +224,15 @@ def test_a_disk_that_becomes_full_leaves_the_old_folder(tiny_checkpoint, adapter
     (tmp_path / "merged" / "old").write_text("old")
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(MachineError, match="the disk became full"):
-        merge(open_checkpoint(str(tiny_checkpoint("tiny-12b", "bfloat16"))), adapter_of("tiny-12b"), tmp_path / "merged")
+        merge(
+            open_checkpoint(str(tiny_checkpoint("tiny-12b", "bfloat16"))), adapter_of("tiny-12b"), tmp_path / "merged"
+        )
     assert [path.name for path in tmp_path.rglob("*")] == ["merged", "old"]
 
 
-def test_a_small_disk_is_refused_or_becomes_full_and_keeps_nothing(tiny_checkpoint, adapter_of, small_disk, tmp_path, monkeypatch):
+def test_a_small_disk_is_refused_or_becomes_full_and_keeps_nothing(
+    tiny_checkpoint, adapter_of, small_disk, tmp_path, monkeypatch
+):
     disk = small_disk(tmp_path / "small", "300k")
     base, adapter = open_checkpoint(str(tiny_checkpoint("tiny-12b", "bfloat16"))), adapter_of("tiny-12b")
     with pytest.raises(MachineError, match=r"GB are free; make room"):
@@ -232,7 +249,7 @@ from pathlib import Path
 from gemsmith.checkpoint import open_checkpoint
 from gemsmith.checkpoint.adapter import read_peft_adapter
 from gemsmith.export import merge as module
-from gemsmith.run import replacing_folder
+from gemsmith.files import replacing_folder
 rows = module.merged_rows
 def slow(*arguments):
     Path(sys.argv[4]).touch()
@@ -244,8 +261,14 @@ with replacing_folder(Path(sys.argv[3])) as beside:
 """
 
 
-def test_killed_in_the_middle_the_old_folder_is_intact_and_the_next_merge_starts_clean(tiny_checkpoint, adapter_of, tmp_path):
-    source, old, new = tiny_checkpoint("tiny-12b", "bfloat16"), adapter_of("tiny-12b", seed=1), adapter_of("tiny-12b", seed=2)
+def test_killed_in_the_middle_the_old_folder_is_intact_and_the_next_merge_starts_clean(
+    tiny_checkpoint, adapter_of, tmp_path
+):
+    source, old, new = (
+        tiny_checkpoint("tiny-12b", "bfloat16"),
+        adapter_of("tiny-12b", seed=1),
+        adapter_of("tiny-12b", seed=2),
+    )
     base, target, begun = open_checkpoint(str(source)), tmp_path / "merged", tmp_path / "begun"
     merge(base, old, target)
     before = contents(target)
@@ -264,7 +287,11 @@ def test_killed_in_the_middle_the_old_folder_is_intact_and_the_next_merge_starts
 
 
 def test_the_index_names_the_shards_that_are_there(tiny_checkpoint, adapter_of, tmp_path):
-    merge(open_checkpoint(str(tiny_checkpoint("tiny-26b-a4b", "bfloat16"))), adapter_of("tiny-26b-a4b"), tmp_path / "merged")
+    merge(
+        open_checkpoint(str(tiny_checkpoint("tiny-26b-a4b", "bfloat16"))),
+        adapter_of("tiny-26b-a4b"),
+        tmp_path / "merged",
+    )
     index = json.loads((tmp_path / "merged" / "model.safetensors.index.json").read_text())
     assert set(index["weight_map"].values()) == {file.name for file in (tmp_path / "merged").glob("*.safetensors")}
     load_model(tmp_path / "merged")

@@ -7,23 +7,25 @@ import numpy as np
 import pytest
 
 from gemsmith.checkpoint.adapter import write_peft_adapter
-from gemsmith.export import logits
 from gemsmith.export.rounding import Rounding, rounding_notices
 from gemsmith.export.stage import export
-from gemsmith.export.verify import verify
+from gemsmith.records import VerifyRecord
 from gemsmith.run import read_record
+from gemsmith.verify import logits
+from gemsmith.verify.stage import verify
 
 DEMO = Path(__file__).parents[2] / "benchmarks" / "records" / "demo" / "verify.json"
 
 
 def verified(make_run, adapter_of, factor, dtype="bfloat16"):
-    """The record of a run whose adapter's B is so many times what it is in the other tests, where 1 moves logits by some units."""
+    """The record of a run whose adapter's B is so many times what it is in the other tests, where 1 moves logits by
+    some units."""
     adapter = adapter_of("tiny-12b")
     modules = {name: replace(pair, b=pair.b * np.float32(factor)) for name, pair in adapter.modules.items()}
     run = make_run("tiny-12b", dtype, steps={20: replace(adapter, modules=modules)})
     export(run)
     record = verify(run)
-    assert record == read_record(run, "verify") and record.passed
+    assert record == read_record(run, VerifyRecord) and record.passed
     return record
 
 
@@ -32,7 +34,9 @@ def test_an_adapter_that_rounding_takes_is_said(make_run, adapter_of):
     assert record.logits_rounding > 0.5 * record.logits_effect
     assert 0.5 < record.rounded_away <= 1
     (notice,) = record.notices
-    assert notice.startswith("Rounding to bfloat16 took much of the adapter out of the merged weights: the adapter moves logits by ")
+    assert notice.startswith(
+        "Rounding to bfloat16 took much of the adapter out of the merged weights: the adapter moves logits by "
+    )
     assert f"{100 * record.rounded_away:.0f} % of its changes of weights, by norm, are rounded away" in notice
     assert "Serve the base with adapter/" in notice
 

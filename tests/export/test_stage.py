@@ -74,5 +74,8 @@ def test_killed_between_renames_no_record_tells_of_other_files(trained_on, adapt
     monkeypatch.undo()
     export(trained_on)
     after = contents(trained_on)
-    assert after.keys() == before.keys() and after["adapter/adapter_model.safetensors"] != before["adapter/adapter_model.safetensors"]
+    assert (
+        after.keys() == before.keys()
+        and after["adapter/adapter_model.safetensors"] != before["adapter/adapter_model.safetensors"]
+    )
     assert not list(trained_on.path.glob(".*.partial")) + list(trained_on.path.glob(".*.old"))

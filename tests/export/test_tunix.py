@@ -1,4 +1,5 @@
-"""Checkpoints that Tunix and Qwix themselves made: Tunix's Gemma 4, Qwix's adapters with the published recipe's rule, Tunix's manager."""
+"""Checkpoints that Tunix and Qwix themselves made: Tunix's Gemma 4, Qwix's adapters with the published recipe's rule,
+Tunix's manager."""
 
 import json
 import shutil
@@ -9,15 +10,18 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from gemsmith.checkpoint.tiny import make_checkpoint
 from gemsmith.errors import CheckpointError
 from gemsmith.export.folder import export_tunix
-from gemsmith.export.logits import load_model
 from gemsmith.export.tunix import read_tunix_adapter
+from gemsmith.testing.tiny import make_checkpoint
+from gemsmith.verify.logits import load_model
 from gemsmith.zoo import Variant, find_variant
 
 # Tunix's own, of names that newer JAX and Flax have elsewhere.
-pytestmark = [pytest.mark.filterwarnings("ignore::DeprecationWarning"), pytest.mark.filterwarnings("ignore::UserWarning")]
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+]
 
 RANK, ALPHA = 4, 6.0
 # Of arXiv 2605.25645, and the same with the global layers' K.
@@ -77,15 +81,21 @@ def make_model(variant: Variant, rule: str) -> Any:
     def make() -> Any:
         model = tunix.Gemma4(tunix_config(variant), rngs=nnx.Rngs(0))
         provider = qwix.LoraProvider(module_path=rule, rank=RANK, alpha=ALPHA)
-        return qwix.apply_lora_to_model(model, provider, jnp.ones((1, 8), jnp.int32), attention_mask=jnp.ones((1, 8, 8), bool))
+        return qwix.apply_lora_to_model(
+            model, provider, jnp.ones((1, 8), jnp.int32), attention_mask=jnp.ones((1, 8, 8), bool)
+        )
 
     model, random = nnx.eval_shape(make), np.random.default_rng(1)
     state = nnx.state(model, nnx.LoRAParam)
-    nnx.update(model, jax.tree.map(lambda leaf: jnp.asarray(0.1 * random.standard_normal(leaf.shape, np.float32)), state))
+    nnx.update(
+        model, jax.tree.map(lambda leaf: jnp.asarray(0.1 * random.standard_normal(leaf.shape, np.float32)), state)
+    )
     return model
 
 
-def save(model: Any, root: Path, *, step: int = 7, only_lora: bool = True, metadata: dict[str, Any] | None = None) -> Path:
+def save(
+    model: Any, root: Path, *, step: int = 7, only_lora: bool = True, metadata: dict[str, Any] | None = None
+) -> Path:
     from tunix.sft.checkpoint_manager import CheckpointManager
 
     manager = CheckpointManager(str(root))
@@ -121,7 +131,9 @@ def test_merged_weights_give_the_logits_of_tunix(trained, base, tmp_path):
     tokens = np.random.default_rng(0).integers(108, 1000, (1, 48))
     mask = jnp.tril(jnp.ones((1, 48, 48), bool))
     graph, state = nnx.split(trained.model)
-    expected = jax.jit(lambda state, tokens: nnx.merge(graph, state)(tokens, attention_mask=mask)[0])(state, jnp.asarray(tokens))
+    expected = jax.jit(lambda state, tokens: nnx.merge(graph, state)(tokens, attention_mask=mask)[0])(
+        state, jnp.asarray(tokens)
+    )
     with torch.inference_mode():
         merged = load_model(tmp_path / "out" / "merged")(torch.from_numpy(tokens)).logits.numpy()
         plain = load_model(base)(torch.from_numpy(tokens)).logits.numpy()
@@ -135,14 +147,19 @@ def test_the_papers_rule_leaves_k_of_global_layers_alone_and_that_is_said(tmp_pa
     found = read_tunix_adapter(root, SHORT_31B, alpha=ALPHA)
     assert not any("layers.2.self_attn.k_proj" in module for module in found.adapter.modules)
     assert len(found.adapter.modules) == 19
-    assert found.notes == ("K of 1 global layers was not adapted: Tunix calls it k_einsum there, which the run's rule did not match",)
+    assert found.notes == (
+        "K of 1 global layers was not adapted: Tunix calls it k_einsum there, which the run's rule did not match",
+    )
 
 
 def test_layers_that_share_kv_need_none(tmp_path):
     model = make_model(SHORT_E2B, PAPERS_RULE)
     found = read_tunix_adapter(save(model, tmp_path / "root"), SHORT_E2B, alpha=ALPHA)
     assert not any(
-        f"layers.{layer}.self_attn.{kind}_proj" in module for layer in (2, 3) for kind in "kv" for module in found.adapter.modules
+        f"layers.{layer}.self_attn.{kind}_proj" in module
+        for layer in (2, 3)
+        for kind in "kv"
+        for module in found.adapter.modules
     )
 
 
@@ -188,7 +205,10 @@ def test_what_contradicts_the_checkpoint_is_refused(trained, given, variant, mes
 
 def test_layers_without_what_others_have_are_listed(trained):
     longer = replace(SHORT_31B, layers=4)
-    with pytest.raises(CheckpointError, match=r"6 weights of .* have no adapter although other layers' have \(layers\.3\.attn\.attn_vec"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"6 weights of .* have no adapter although other layers' have \(layers\.3\.attn\.attn_vec",
+    ):
         read_tunix_adapter(trained.root, longer, alpha=1.0)
 
 
@@ -220,11 +240,23 @@ def write_json(file: Path, **values: Any) -> None:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda step: (step / "_CHECKPOINT_METADATA").write_text("[1]"), "7: is damaged .* name another step with --step"),
-        (lambda step: (step / "model_params" / "_METADATA").write_text("[]"), "Orbax cannot read it, .*; export another step"),
-        (lambda step: write_json(step / "model_params" / "_METADATA", tree_metadata=[1]), "Orbax cannot read it, .*; export another step"),
+        (
+            lambda step: (step / "_CHECKPOINT_METADATA").write_text("[1]"),
+            "7: is damaged .* name another step with --step",
+        ),
+        (
+            lambda step: (step / "model_params" / "_METADATA").write_text("[]"),
+            "Orbax cannot read it, .*; export another step",
+        ),
+        (
+            lambda step: write_json(step / "model_params" / "_METADATA", tree_metadata=[1]),
+            "Orbax cannot read it, .*; export another step",
+        ),
         *(
-            (lambda step, custom=custom: write_json(step / "_CHECKPOINT_METADATA", custom_metadata=custom), "does not say alpha; give")
+            (
+                lambda step, custom=custom: write_json(step / "_CHECKPOINT_METADATA", custom_metadata=custom),
+                "does not say alpha; give",
+            )
             for custom in ([1], "x", {"alpha": True}, {"lora_config": [1]})
         ),
     ],

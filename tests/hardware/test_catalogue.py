@@ -58,13 +58,17 @@ def test_cpu_is_this_machine():
 
 def test_an_unknown_machine_names_the_key_and_a_near_one():
     with pytest.raises(
-        RecipeError, match=r"^hardware\.machines: 'v5p-16' is not in the catalogue \(did you mean v5p-8\?\); allowed: .*v6e-8"
+        RecipeError,
+        match=r"^hardware\.machines: 'v5p-16' is not in the catalogue \(did you mean v5p-8\?\); allowed: .*v6e-8",
     ):
         find_machine(load_catalogue(), "v5p-16")
 
 
 def test_own_prices_replace_the_shipped_ones_and_leave_the_chip(own):
-    file = own("machines: {v5p-8: {prices: [{provider: gcp, region: us-east5, usd_per_hour: 9, source: contract, date: '2026-11-01'}]}}")
+    file = own(
+        "machines: {v5p-8: {prices: [{provider: gcp, region: us-east5, usd_per_hour: 9, source: contract, date: "
+        "'2026-11-01'}]}}"
+    )
     machine = find_machine(load_catalogue(file), "v5p-8")
     assert [price.usd_per_hour for price in machine.prices] == [9.0]
     assert machine.chip == load_catalogue().chips["v5p"]
@@ -72,7 +76,8 @@ def test_own_prices_replace_the_shipped_ones_and_leave_the_chip(own):
 
 def test_own_chips_and_machines_are_added(own):
     file = own(
-        "chips: {x1: {kind: gpu, hbm_bytes: 64000000000, flops_per_s: 1e15, hbm_bytes_per_s: 2e12, efficiency_low: 0.2, "
+        "chips: {x1: {kind: gpu, hbm_bytes: 64000000000, flops_per_s: 1e15, hbm_bytes_per_s: 2e12, efficiency_low: "
+        "0.2, "
         "efficiency_high: 0.5, efficiency_source: guess, source: me, date: '2026-11-01'}}\n"
         "machines: {4xx1: {chip: x1, chips: 4, interconnect_bytes_per_s: 1e11, source: me, date: '2026-11-01'}}"
     )
@@ -89,12 +94,24 @@ def test_own_chips_and_machines_are_added(own):
         ("machines: [1]", "machines must map names to rows"),
         ("machines: {v5p-8: {chips: 8}}", "machines.v5p-8: must say source and date, since it gives chips"),
         ("machines: {v5p-8: {chip: v5, source: me, date: d}}", "chip: 'v5' is not in the catalogue"),
-        ("machines: {v5p-8: {chips: four, source: me, date: d}}", "machines.v5p-8.chips: 'four' was given; must be a whole number"),
-        ("machines: {v5p-8: {chips: 0, source: me, date: d}}", "machines.v5p-8.chips: 0 was given; must be a whole number above zero"),
-        ("machines: {v5p-8: {chips: true, source: me, date: d}}", "machines.v5p-8.chips: True was given; must be a whole number"),
+        (
+            "machines: {v5p-8: {chips: four, source: me, date: d}}",
+            "machines.v5p-8.chips: 'four' was given; must be a whole number",
+        ),
+        (
+            "machines: {v5p-8: {chips: 0, source: me, date: d}}",
+            "machines.v5p-8.chips: 0 was given; must be a whole number above zero",
+        ),
+        (
+            "machines: {v5p-8: {chips: true, source: me, date: d}}",
+            "machines.v5p-8.chips: True was given; must be a whole number",
+        ),
         ("machines: {v5p-8: {host: 4, source: me, date: d}}", "unknown key host (did you mean hosts?)"),
         ("machines: {new: {chip: v5p, source: me, date: d}}", "machines.new.chips is missing"),
-        ("machines: {new: {chip: v5p, chips: 2, source: me, date: d}}", "interconnect_bytes_per_s is missing; a machine of 2 devices"),
+        (
+            "machines: {new: {chip: v5p, chips: 2, source: me, date: d}}",
+            "interconnect_bytes_per_s is missing; a machine of 2 devices",
+        ),
         ("machines: {v5p-8: {prices: 3}}", "machines.v5p-8.prices: must be a list"),
         ("machines: {v5p-8: {prices: [{provider: gcp, region: r}]}}", "machines.v5p-8.prices[0].source is missing"),
         (
@@ -106,8 +123,14 @@ def test_own_chips_and_machines_are_added(own):
             "prices[0].usd_per_hour: -1 was given; must be above zero",
         ),
         ("chips: {v5p: {kind: fpga, source: me, date: d}}", "chips.v5p.kind: 'fpga' was given; allowed: tpu, gpu, cpu"),
-        ("chips: {v5p: {efficiency_low: 0.9, source: me, date: d}}", "efficiency_low and efficiency_high must be in order"),
-        ("chips: {v5p: {date: 2026-11-01, source: me}}", "chips.v5p.date: datetime.date(2026, 11, 1) was given; must be text; quote it"),
+        (
+            "chips: {v5p: {efficiency_low: 0.9, source: me, date: d}}",
+            "efficiency_low and efficiency_high must be in order",
+        ),
+        (
+            "chips: {v5p: {date: 2026-11-01, source: me}}",
+            "chips.v5p.date: datetime.date(2026, 11, 1) was given; must be text; quote it",
+        ),
         ("chips: {v5p: {", "is not YAML"),
     ],
 )

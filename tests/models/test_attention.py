@@ -27,7 +27,8 @@ def make_inputs(dtype=np.float32):
 
 
 def make_spans():
-    """In the first row a picture of 13 tokens, and another with the same number in the next document; in the second two side by side."""
+    """In the first row a picture of 13 tokens, and another with the same number in the next document; in the second two
+    side by side."""
     spans = np.zeros((2, LENGTH), int)
     spans[0, 4:17], spans[0, 20:24] = 1, 1
     spans[1, 8:21], spans[1, 21:34] = 1, 2
@@ -40,7 +41,9 @@ def plain_mask(positions, segments, window, spans=None):
     for row, here, there in np.ndindex(seen.shape):
         gap = positions[row, here] - positions[row, there]
         of_one_picture = spans is not None and spans[row, here] == spans[row, there] != 0
-        seen[row, here, there] = segments[row, here] == segments[row, there] and (0 <= gap < (window or LENGTH) or of_one_picture)
+        seen[row, here, there] = segments[row, here] == segments[row, there] and (
+            0 <= gap < (window or LENGTH) or of_one_picture
+        )
     return seen
 
 
@@ -65,7 +68,13 @@ def test_attention_and_its_gradients_are_those_of_the_plain_sum(monkeypatch, blo
     spans = make_spans() if with_spans else None
     seen = plain_mask(positions, segments, window, spans)
     weights = np.random.default_rng(1).standard_normal(tensors[0].shape) * (segments > 0)[..., None, None]
-    marks = {"positions": positions, "segments": segments, "window": window, "image_blocks": spans, "max_image_tokens": 13}
+    marks = {
+        "positions": positions,
+        "segments": segments,
+        "window": window,
+        "image_blocks": spans,
+        "max_image_tokens": 13,
+    }
 
     @partial(jax.jit, static_argnums=0)
     def value_and_gradients(attend, *tensors):
@@ -87,7 +96,12 @@ def test_a_picture_of_the_most_tokens_is_seen_whole_by_its_first_token():
     query, key, value = (jnp.asarray(random.standard_normal((1, length, 1, 4)), jnp.float32) for _ in range(3))
     spans = np.zeros((1, length), int)
     spans[0, place : place + module.MAX_IMAGE_TOKENS] = 1
-    inputs = {"positions": np.arange(length)[None], "segments": np.ones((1, length), int), "window": 16, "image_blocks": spans}
+    inputs = {
+        "positions": np.arange(length)[None],
+        "segments": np.ones((1, length), int),
+        "window": 16,
+        "image_blocks": spans,
+    }
     attended = jax.jit(partial(attention, **inputs))(query, key, value)
     picture = np.arange(place, place + module.MAX_IMAGE_TOKENS)
     for here, seen in ((place, np.r_[place - 15 : place, picture]), (picture[-1], picture)):

@@ -46,7 +46,9 @@ def value_and_gradients(ask, arrays, chosen):
 # Blocks of 4 rows: experts have several blocks, and some a part of one; of 64: one holds all.
 @pytest.mark.parametrize("rows", [4, 64])
 @pytest.mark.parametrize(
-    "chosen", [None, np.full((ROWS, LENGTH, ASKED), 0), np.full((ROWS, LENGTH, ASKED), 5)], ids=["uneven", "first", "last"]
+    "chosen",
+    [None, np.full((ROWS, LENGTH, ASKED), 0), np.full((ROWS, LENGTH, ASKED), 5)],
+    ids=["uneven", "first", "last"],
 )
 def test_answers_and_gradients_are_those_of_one_token_after_the_other(monkeypatch, rows, chosen):
     monkeypatch.setitem(module.ROWS, "cpu", rows)
@@ -66,21 +68,26 @@ def test_experts_have_a_gradient_where_one_is_asked_for():
     def gradients(ask, *experts):
         return jax.grad(lambda *experts: jnp.sin(ask(x, *experts, shares, chosen)).sum(), argnums=(0, 1))(*experts)
 
-    for array, reference in zip(gradients(mixture_of_experts, *experts), gradients(plain_answers, *experts), strict=True):
+    for array, reference in zip(
+        gradients(mixture_of_experts, *experts), gradients(plain_answers, *experts), strict=True
+    ):
         assert np.abs(array - reference).max() < 1e-5 * np.abs(reference).max()
 
 
 def test_frozen_experts_cost_no_products_for_gradients_of_their_own():
     assert lowered("tpu").count('"chlo.ragged_dot"(') == 4
     arrays, chosen = make_inputs()
-    jaxpr = jax.make_jaxpr(lambda *arrays: value_and_gradients(mixture_of_experts, arrays, jnp.asarray(chosen)))(*arrays)
+    jaxpr = jax.make_jaxpr(lambda *arrays: value_and_gradients(mixture_of_experts, arrays, jnp.asarray(chosen)))(
+        *arrays
+    )
     assert "rhs_group_dimensions=[]" not in str(jaxpr)
 
 
 def test_bfloat16_answers_are_close_to_float32():
     arrays, chosen = make_inputs()
     fine, coarse = (
-        jax.jit(mixture_of_experts)(*(jnp.asarray(x, dtype) for x in arrays), jnp.asarray(chosen)) for dtype in (jnp.float32, jnp.bfloat16)
+        jax.jit(mixture_of_experts)(*(jnp.asarray(x, dtype) for x in arrays), jnp.asarray(chosen))
+        for dtype in (jnp.float32, jnp.bfloat16)
     )
     assert coarse.dtype == jnp.bfloat16
     assert np.linalg.norm(coarse.astype(jnp.float32) - fine) < 0.01 * np.linalg.norm(fine)
@@ -88,7 +95,9 @@ def test_bfloat16_answers_are_close_to_float32():
 
 def lowered(platform):
     arrays, chosen = make_inputs()
-    traced = jax.jit(lambda *arrays: value_and_gradients(mixture_of_experts, arrays, jnp.asarray(chosen))).trace(*arrays)
+    traced = jax.jit(lambda *arrays: value_and_gradients(mixture_of_experts, arrays, jnp.asarray(chosen))).trace(
+        *arrays
+    )
     return traced.lower(lowering_platforms=(platform,)).as_text()
 
 
@@ -111,7 +120,10 @@ def test_ragged_products_are_the_same_as_those_in_blocks(monkeypatch):
     loads = jnp.array([3, 0, 9, 1, 4, 7])
     x = x.reshape(-1, WIDTH)
     for rows, transposed in ((x, False), (x @ gate_up[0], True)):
-        blocks, ragged = (make(rows, gate_up, loads, transposed=transposed) for make in (module._block_products, module._ragged_products))
+        blocks, ragged = (
+            make(rows, gate_up, loads, transposed=transposed)
+            for make in (module._block_products, module._ragged_products)
+        )
         assert np.abs(blocks - ragged).max() < 1e-5
 
 
@@ -128,7 +140,10 @@ def test_tp_splits_the_experts_of_a_layer():
     assert specs == dict.fromkeys(("gate_up_proj", "down_proj"), PartitionSpec("tp", None, None))
     x, shares, chosen = jnp.zeros((2, 8, variant.hidden)), jnp.ones((2, 8, 2)), jnp.zeros((2, 8, 2), jnp.int32)
     text = str(jax.make_jaxpr(partial(Experts(variant, dtype=jnp.dtype("float32")), mesh=mesh))(x, shares, chosen))
-    assert f"f32[4,{variant.hidden},{2 * variant.expert_ffn}]" in text and f"f32[4,{variant.expert_ffn},{variant.hidden}]" in text
+    assert (
+        f"f32[4,{variant.hidden},{2 * variant.expert_ffn}]" in text
+        and f"f32[4,{variant.expert_ffn},{variant.hidden}]" in text
+    )
 
 
 def main():

@@ -9,12 +9,14 @@ from flax import nnx
 from gemsmith.models import Execution, ImageTokens, abstract_model
 from gemsmith.models.heads import make_heads
 from gemsmith.recipe import Lora
-from gemsmith.train.lora import add_adapters
+from gemsmith.train.tunix.lora import add_adapters
 from gemsmith.zoo import Variant
 
-# Blocks of two layers, of which the last shares kv, with per-layer inputs and K = V, which no published variant has all of.
+# Blocks of two layers, of which the last shares kv, with per-layer inputs and K = V, which no published variant has all
+# of.
 VARIANT = Variant(
-    name="odd", layers=5, global_every=2, hidden=16, ffn=32, heads=2, kv_heads=1, global_kv_heads=1, head_dim=8, global_head_dim=16,
+    name="odd", layers=5, global_every=2, hidden=16, ffn=32, heads=2, kv_heads=1, global_kv_heads=1, head_dim=8,
+    global_head_dim=16,
     sliding_window=4, k_is_v=True, per_layer_input=4, kv_shared_layers=1, wide_shared_mlp=True, vocabulary=64,
 )  # fmt: skip
 WITH_EXPERTS = replace(VARIANT, layers=1, kv_shared_layers=0, experts=4, experts_per_token=2, expert_ffn=8)
@@ -92,9 +94,12 @@ def test_each_token_gets_its_own_experts_answers():
 
 
 def make_pictures(embeddings, spans=None):
-    """A picture of three tokens at 4 to 6 of the first row; the second row has one of two at 0 and 1, and an unused place."""
+    """A picture of three tokens at 4 to 6 of the first row; the second row has one of two at 0 and 1, and an unused
+    place."""
     spans = np.zeros((2, 12), int) if spans is None else spans
-    return ImageTokens(embeddings=jnp.asarray(embeddings), places=jnp.array([[4, 5, 6], [0, 1, 12]]), blocks=jnp.asarray(spans))
+    return ImageTokens(
+        embeddings=jnp.asarray(embeddings), places=jnp.array([[4, 5, 6], [0, 1, 12]]), blocks=jnp.asarray(spans)
+    )
 
 
 def test_a_picture_that_is_embedded_as_words_are_reads_as_those_words():
@@ -119,7 +124,9 @@ def test_per_layer_inputs_of_a_picture_are_those_of_token_0_and_of_its_own_embed
     expected_tokens[0, 4:7] = expected_tokens[1, :2] = 0
     expected_embedded[0, 4:7], expected_embedded[1, :2] = embeddings[0], embeddings[1, :2]
     np.testing.assert_allclose(embedded, expected_embedded, rtol=1e-6)
-    identity = np.asarray(model.embed_tokens_per_layer.embedding[...])[expected_tokens].reshape(2, 12, 5, width) * width**0.5
+    identity = (
+        np.asarray(model.embed_tokens_per_layer.embedding[...])[expected_tokens].reshape(2, 12, 5, width) * width**0.5
+    )
     context = expected_embedded @ np.asarray(model.per_layer_model_projection.kernel[...]) * 16**-0.5
     context = context.reshape(2, 12, 5, width)
     norm = context / np.sqrt((context**2).mean(-1, keepdims=True) + VARIANT.rms_eps)
@@ -149,11 +156,12 @@ def test_a_heads_norm_does_not_depend_on_the_rows_beside_it():
 
 
 @pytest.mark.parametrize(
-    ("remat", "kept", "turns"), [("layer", 2, [True] * 2), (("down",), 2 + 2, [True] * 2), (("o", "down"), 1 + 2 + 2, [False])]
+    ("remat", "kept", "turns"),
+    [("layer", 2, [True] * 2), (("down",), 2 + 2, [True] * 2), (("o", "down"), 1 + 2 + 2, [False])],
 )
 def test_where_o_and_down_are_kept_so_is_of_a_blocks_inputs_only_the_first(remat, kept, turns):
-    """Of two blocks of two layers, the forward loop hands on arrays of hidden's shape, one entry a block: inputs, o's, down's. Layers that
-    have inputs of their own are computed again in turn.
+    """Of two blocks of two layers, the forward loop hands on arrays of hidden's shape, one entry a block: inputs, o's,
+    down's. Layers that have inputs of their own are computed again in turn.
     """
     variant = replace(VARIANT, layers=4, kv_shared_layers=0, per_layer_input=0)
     base = abstract_model(variant, dtype=jnp.float32, execution=Execution(remat=remat))

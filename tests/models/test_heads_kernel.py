@@ -14,11 +14,16 @@ LENGTH, EPS = 256, 1e-6
 def make_case(heads, head_dim, dtype, *, weighted, rotated):
     random = np.random.default_rng(heads)
     x, slope = (
-        jnp.asarray(random.standard_normal(shape), dtype) for shape in ((2, LENGTH, heads * head_dim), (2, LENGTH, heads, head_dim))
+        jnp.asarray(random.standard_normal(shape), dtype)
+        for shape in ((2, LENGTH, heads * head_dim), (2, LENGTH, heads, head_dim))
     )
     positions = jnp.asarray(random.integers(0, 5000, (2, LENGTH)))
     weight = jnp.asarray(random.standard_normal(head_dim), dtype) if weighted else None
-    return x, slope, {"weight": weight, "angles": rope(positions, inverse_frequencies(head_dim, 1e4, 0.5)) if rotated else None}
+    return (
+        x,
+        slope,
+        {"weight": weight, "angles": rope(positions, inverse_frequencies(head_dim, 1e4, 0.5)) if rotated else None},
+    )
 
 
 def relative_error(actual, expected):

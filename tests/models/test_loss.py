@@ -111,7 +111,9 @@ def main():
         rows = NamedSharding(mesh, PartitionSpec(BATCH, "sequence"))
 
         def nll(hidden, table, tokens, mask, mesh=mesh):
-            split = SimpleNamespace(variant=VARIANT, execution=Execution(mesh=mesh), embed_tokens=SimpleNamespace(embedding=table))
+            split = SimpleNamespace(
+                variant=VARIANT, execution=Execution(mesh=mesh), embed_tokens=SimpleNamespace(embedding=table)
+            )
             return token_nll(split, hidden, tokens, mask, chunk=8)[0]
 
         laid_out, *others = jax.device_put((hidden, tokens, mask), rows)

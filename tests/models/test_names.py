@@ -19,7 +19,10 @@ def test_names_and_paths_are_each_others_inverse(name):
 @pytest.mark.parametrize("name", ["tiny-31b", "tiny-e2b", "tiny-26b-a4b", "tiny-12b"])
 def test_the_model_has_exactly_the_zoos_tensors(name):
     variant = find_variant(name)
-    leaves = [(path, leaf.get_value()) for path, leaf in nnx.to_flat_state(nnx.state(abstract_model(variant, dtype=jnp.bfloat16)))]
+    leaves = [
+        (path, leaf.get_value())
+        for path, leaf in nnx.to_flat_state(nnx.state(abstract_model(variant, dtype=jnp.bfloat16)))
+    ]
     expected = {}
     for tensor in text_tensors(variant):
         repeats = () if tensor.layer is None else (len(hf_names_of(variant, path_of(variant, tensor))),)

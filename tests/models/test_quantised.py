@@ -1,4 +1,5 @@
-"""A base of codes and scales: what it stores, that training on it is training on the matrices it stands for, and how it lies on a mesh."""
+"""A base of codes and scales: what it stores, that training on it is training on the matrices it stands for, and how it
+lies on a mesh."""
 
 import math
 from dataclasses import replace
@@ -17,7 +18,7 @@ from gemsmith.models import Execution, abstract_model, load_model, token_nll
 from gemsmith.models.quantised import LEVELS, Quantised, dequantise, dequantise_state, holds_quantised, quantise
 from gemsmith.models.sharding import AXES
 from gemsmith.recipe import Lora
-from gemsmith.train.lora import add_adapters
+from gemsmith.train.tunix.lora import add_adapters
 from gemsmith.zoo import LORA_KINDS, find_variant
 
 
@@ -36,7 +37,8 @@ def test_nf4_is_that_of_qwix():
 
 
 def test_nf4_is_that_of_bitsandbytes():
-    """Blocks of 64 in a row of HF's [out, in], each by its largest magnitude, every value on the nearest of the 16 levels."""
+    """Blocks of 64 in a row of HF's [out, in], each by its largest magnitude, every value on the nearest of the 16
+    levels."""
     weight = normal(128, 24)
     turned = np.asarray(weight).T.reshape(-1, 64)
     scale = np.abs(turned).max(axis=1, keepdims=True)
@@ -48,7 +50,8 @@ def test_nf4_is_that_of_bitsandbytes():
 @pytest.mark.parametrize(("kind", "low", "high"), [("nf4", 0.088, 0.094), ("int8", 0.005, 0.009)])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_round_trip_of_normal_weights_has_the_known_error(kind, low, high, dtype):
-    """QLoRA's NF4 leaves 9 % of a normal weight's norm, absmax int8 over 1024 values 1/127 * 3.2 sigma / sqrt(12) = 0.7 %."""
+    """QLoRA's NF4 leaves 9 % of a normal weight's norm, absmax int8 over 1024 values 1/127 * 3.2 sigma / sqrt(12) = 0.7
+    %."""
     weight = normal(1024, 256, dtype=dtype)
     back = dequantise(quantise(weight, kind))
     assert back.dtype == weight.dtype
@@ -96,7 +99,15 @@ def make_leaf(path, shape):
 
 SMALL = {"layers": 2, "hidden": 32, "ffn": 64, "heads": 2, "vocabulary": 256}
 VARIANTS = {
-    "dense": replace(find_variant("tiny-31b"), **SMALL, kv_heads=2, global_kv_heads=1, head_dim=16, global_head_dim=32, global_every=2),
+    "dense": replace(
+        find_variant("tiny-31b"),
+        **SMALL,
+        kv_heads=2,
+        global_kv_heads=1,
+        head_dim=16,
+        global_head_dim=32,
+        global_every=2,
+    ),
     "experts": replace(find_variant("tiny-26b-a4b"), **SMALL, global_every=2),
     "shared kv": replace(find_variant("tiny-e2b"), **SMALL | {"layers": 4}, global_every=2, kv_shared_layers=2),
 }
@@ -115,7 +126,10 @@ VARIANTS = {
 def test_gradients_are_those_over_the_matrices_that_the_codes_stand_for(name, kind, remat, targets):
     variant = VARIANTS[name]
     model = add_adapters(
-        abstract_model(variant, dtype="float32", execution=Execution(remat=remat)), variant, Lora(rank=4, targets=targets), seed=0
+        abstract_model(variant, dtype="float32", execution=Execution(remat=remat)),
+        variant,
+        Lora(rank=4, targets=targets),
+        seed=0,
     )
     graph, state = nnx.split(model)
     state = [(path, leaf.replace(make_leaf(path, leaf.shape))) for path, leaf in nnx.to_flat_state(state)]
@@ -123,7 +137,10 @@ def test_gradients_are_those_over_the_matrices_that_the_codes_stand_for(name, ki
     like = nnx.to_flat_state(nnx.state(abstract_model(variant, dtype="float32", quantised=kind)))
     held = {path for path, leaf in like if isinstance(leaf.get_value(), Quantised)}
     codes = nnx.from_flat_state(
-        [(path, leaf.replace(quantise(leaf[...], kind)) if path in held else leaf) for path, leaf in nnx.to_flat_state(exact)]
+        [
+            (path, leaf.replace(quantise(leaf[...], kind)) if path in held else leaf)
+            for path, leaf in nnx.to_flat_state(exact)
+        ]
     )
     assert holds_quantised(codes) and not holds_quantised(dequantise_state(codes))
     loss, gradients = loss_and_gradients(graph, trained, codes)
@@ -138,7 +155,8 @@ def test_gradients_are_those_over_the_matrices_that_the_codes_stand_for(name, ki
 
 @pytest.mark.parametrize(("remat", "kept"), [("none", True), ("layer", False)])
 def test_no_plain_weight_waits_for_the_backward_pass(remat, kept):
-    """Loops hand to the backward pass what they keep of each layer: with remat none a gelu's (B, L, F), but never the MLP's (E, F)."""
+    """Loops hand to the backward pass what they keep of each layer: with remat none a gelu's (B, L, F), but never the
+    MLP's (E, F)."""
     variant = find_variant("tiny-31b")
     base = abstract_model(variant, dtype=jnp.float32, quantised="nf4", execution=Execution(remat=remat))
     model = add_adapters(base, variant, Lora(rank=4, targets=("q",)), seed=0)
@@ -194,7 +212,9 @@ def test_big_matrices_take_four_or_eight_bits_and_the_rest_stays(tiny_checkpoint
 )
 def test_codes_and_scales_are_split_like_the_matrices(sizes, scale):
     variant = replace(find_variant("gemma4-31b"), layers=6)
-    model = abstract_model(variant, dtype=jnp.bfloat16, quantised="nf4", execution=Execution(mesh=AbstractMesh(sizes, AXES)))
+    model = abstract_model(
+        variant, dtype=jnp.bfloat16, quantised="nf4", execution=Execution(mesh=AbstractMesh(sizes, AXES))
+    )
     up = arrays_of(model, "up_proj")
     assert up.qvalue.sharding.spec == PartitionSpec(None, ("fsdp", "sequence"), "tp")
     assert up.scale.sharding.spec == scale
@@ -208,7 +228,8 @@ def test_why_qwix_does_not_convert_nf4_here():
 
 
 def test_why_codes_of_four_bits_are_packed_here():
-    """A function compiled ahead refuses arrays of uint4 on a mesh. Once it takes them, codes can be a QArray of Qwix."""
+    """A function compiled ahead refuses arrays of uint4 on a mesh. Once it takes them, codes can be a QArray of
+    Qwix."""
     mesh = Mesh(np.array(jax.devices()[:1]), ("fsdp",))
     codes = jax.device_put(jnp.zeros((64, 8), jnp.uint4), NamedSharding(mesh, PartitionSpec()))
     compiled = jax.jit(lambda codes: codes.astype(jnp.float32)).lower(codes).compile()

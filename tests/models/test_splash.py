@@ -14,7 +14,8 @@ LENGTH = 256
 def make_case(heads, kv_heads, head_dim=8):
     random = np.random.default_rng(heads)
     query, key, value, slope = (
-        random.standard_normal((2, LENGTH, count, head_dim)).astype(np.float32) for count in (heads, kv_heads, kv_heads, heads)
+        random.standard_normal((2, LENGTH, count, head_dim)).astype(np.float32)
+        for count in (heads, kv_heads, kv_heads, heads)
     )
     # The first row: three documents; the second: one, and padding.
     sizes = ((100, 30, 126), (200,))

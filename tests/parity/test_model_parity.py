@@ -9,8 +9,8 @@ from flax import nnx
 from transformers import AutoModelForImageTextToText
 
 from gemsmith.checkpoint import open_checkpoint
-from gemsmith.checkpoint.tiny import make_tokenizer, write_checkpoint
 from gemsmith.models import hf_names_of, load_model
+from gemsmith.testing.tiny import make_tokenizer, write_checkpoint
 from gemsmith.zoo import find_variant, text_tensors
 
 TINY = ("tiny-31b", "tiny-e2b", "tiny-26b-a4b", "tiny-12b")
@@ -20,7 +20,8 @@ LENGTH, SHORT = 168, 40
 
 @pytest.fixture(autouse=True, scope="module")
 def quick_compiles():
-    """Compiling is most of these tests' time; without optimisations it takes half as long, and the numbers are as exact."""
+    """Compiling is most of these tests' time; without optimisations it takes half as long, and the numbers are as
+    exact."""
     jax.config.update("jax_disable_most_optimizations", True)
     yield
     jax.config.update("jax_disable_most_optimizations", False)
@@ -33,9 +34,13 @@ def models(request, tmp_path_factory):
     variant = find_variant(request.param)
     random = np.random.default_rng(7)
     folder = tmp_path_factory.mktemp("parity") / variant.name
-    write_checkpoint(variant, {tensor.name: make_weight(tensor, random) for tensor in text_tensors(variant)}, folder, dtype="float32")
+    write_checkpoint(
+        variant, {tensor.name: make_weight(tensor, random) for tensor in text_tensors(variant)}, folder, dtype="float32"
+    )
     make_tokenizer(folder)
-    reference = AutoModelForImageTextToText.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32).eval()
+    reference = AutoModelForImageTextToText.from_pretrained(
+        folder, attn_implementation="eager", dtype=torch.float32
+    ).eval()
     model = load_model(open_checkpoint(str(folder)), dtype="float32")
     return model, nnx.jit(type(model).__call__), reference
 
@@ -44,7 +49,8 @@ def make_weight(tensor, random):
     noise = random.standard_normal(tensor.shape).astype(np.float32)
     if len(tensor.shape) > 1:
         return noise / np.sqrt(tensor.shape[-1])
-    # Queries of norm 1 make attention so sharp that transformers' own fp32 is 4e-4 from its fp64; at a quarter it is 1e-5.
+    # Queries of norm 1 make attention so sharp that transformers' own fp32 is 4e-4 from its fp64; at a quarter it is
+    # 1e-5.
     return (0.25 if "q_norm" in tensor.name else 0.9) + 0.1 * noise
 
 
@@ -73,7 +79,8 @@ def test_logits_agree_beyond_the_window_and_within_it(models):
 
 
 def test_padded_and_packed_rows_agree_with_each_document_alone(models):
-    """First row: two documents, one longer than the window, then padding. Second row: one short document, then padding."""
+    """First row: two documents, one longer than the window, then padding. Second row: one short document, then
+    padding."""
     model, run, reference = models
     tokens = make_tokens(2, LENGTH)
     positions, segments = np.zeros_like(tokens), np.zeros_like(tokens)

@@ -4,7 +4,8 @@ import pytest
 
 from gemsmith.hardware import find_machine, load_catalogue
 from gemsmith.plan.mesh import allowed_tp, choose_mesh
-from gemsmith.recipe import Mesh, build_recipe
+from gemsmith.recipe import Mesh
+from gemsmith.recipe_file import build_recipe
 from gemsmith.sizing import work_of
 from gemsmith.zoo import find_variant
 
@@ -12,7 +13,9 @@ from gemsmith.zoo import find_variant
 def choose(machine, *, model="gemma4-31b", mesh="auto", rows=8, **train):
     recipe = build_recipe({"checkpoint": "x", "data": {"train": "x"}, "train": {"rows_per_step": rows, **train}})
     work = work_of(recipe, find_variant(model))
-    return choose_mesh(work, find_machine(load_catalogue(), machine), mesh, remat=recipe.train.remat, backend=recipe.train.backend)
+    return choose_mesh(
+        work, find_machine(load_catalogue(), machine), mesh, remat=recipe.train.remat, backend=recipe.train.backend
+    )
 
 
 @pytest.mark.parametrize(
@@ -49,29 +52,46 @@ def test_what_trl_has_not_is_no_plan_for_it(machine, train, expected):
     assert expected in choose(machine, backend="trl", **train).problems[0]
 
 
-@pytest.mark.parametrize(("machine", "dtype"), [("2xh100", "bfloat16"), ("8xh100", "bfloat16"), ("8xh200", "bfloat16"), ("1xh100", "nf4")])
+@pytest.mark.parametrize(
+    ("machine", "dtype"), [("2xh100", "bfloat16"), ("8xh100", "bfloat16"), ("8xh200", "bfloat16"), ("1xh100", "nf4")]
+)
 def test_trl_splits_by_fsdp_alone_and_computes_whole_layers_again(machine, dtype):
     choice = choose(machine, backend="trl", dtype=dtype)
     assert not choice.problems
-    assert (choice.mesh.fsdp, choice.mesh.sequence, choice.mesh.tp) == (find_machine(load_catalogue(), machine).devices, 1, 1)
+    assert (choice.mesh.fsdp, choice.mesh.sequence, choice.mesh.tp) == (
+        find_machine(load_catalogue(), machine).devices,
+        1,
+        1,
+    )
     assert choice.remat == "layer"
 
 
 def test_tp_that_splits_kv_heads_and_leaves_a_rest_is_not_allowed():
-    assert allowed_tp(replace(find_variant("gemma4-31b"), heads=24, kv_heads=6, global_kv_heads=6)) == [1, 2, 3, 6, 12, 24]
+    assert allowed_tp(replace(find_variant("gemma4-31b"), heads=24, kv_heads=6, global_kv_heads=6)) == [
+        1,
+        2,
+        3,
+        6,
+        12,
+        24,
+    ]
 
 
 def test_devices_that_rows_do_not_fill_split_their_positions_or_heads():
     mesh = choose("v6e-8", rows=2).mesh
     assert mesh.fsdp == 2 and mesh.sequence * mesh.tp == 4
-    assert "train.rows_per_step is 2; replica x fsdp = 8 needs a multiple of it" in choose("v6e-8", rows=2, mesh=Mesh(fsdp=8)).problems
+    assert (
+        "train.rows_per_step is 2; replica x fsdp = 8 needs a multiple of it"
+        in choose("v6e-8", rows=2, mesh=Mesh(fsdp=8)).problems
+    )
     problems = choose("v6e-8", mesh=Mesh(fsdp=2, sequence=3)).problems
     assert "data.max_length is 4096; train.mesh.sequence 3 needs a multiple of it" in problems
 
 
 def test_a_mesh_that_splits_positions_splits_weights_and_activations():
     rows, parts, copies = (
-        choose("v5p-8", mesh=mesh, remat="layer").memory for mesh in (Mesh(fsdp=4), Mesh(fsdp=2, sequence=2), Mesh(replica=2, fsdp=2))
+        choose("v5p-8", mesh=mesh, remat="layer").memory
+        for mesh in (Mesh(fsdp=4), Mesh(fsdp=2, sequence=2), Mesh(replica=2, fsdp=2))
     )
     assert parts.base == rows.base == copies.base / 2
     assert parts.kept == rows.kept == copies.kept
@@ -81,7 +101,8 @@ def test_a_wanted_mesh_is_taken_and_its_faults_are_said():
     assert choose("v5p-8", mesh=Mesh(fsdp=1, tp=4)).mesh == Mesh(fsdp=1, tp=4)
     assert choose("v5p-8", mesh=Mesh(fsdp=1, tp=4)).problems == ()
     assert (
-        "is 4 devices (replica 1 x fsdp 1 x sequence 1 x tp 4); this machine has 8" in choose("v6e-8", mesh=Mesh(fsdp=1, tp=4)).problems[0]
+        "is 4 devices (replica 1 x fsdp 1 x sequence 1 x tp 4); this machine has 8"
+        in choose("v6e-8", mesh=Mesh(fsdp=1, tp=4)).problems[0]
     )
     assert "gemma4-31b's heads allow 1, 2, 4, 8, 16, 32" in choose("v6e-8", mesh=Mesh(fsdp=1, tp=3)).problems[1]
 
@@ -92,7 +113,9 @@ def test_keeping_every_activation_does_not_fit_v5p():
 
 
 def test_names_of_what_is_kept_need_less_than_all_and_more_than_nothing():
-    nothing, named, all_of_it = (choose("v5p-8", remat=remat).memory.kept for remat in ("layer", ("q", "attended", "lora"), "none"))
+    nothing, named, all_of_it = (
+        choose("v5p-8", remat=remat).memory.kept for remat in ("layer", ("q", "attended", "lora"), "none")
+    )
     assert nothing < named < all_of_it
 
 

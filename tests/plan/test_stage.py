@@ -7,7 +7,8 @@ import pytest
 
 from gemsmith.errors import RecipeError
 from gemsmith.plan import plan, plan_only, print_plan
-from gemsmith.recipe import build_recipe, load_recipe
+from gemsmith.recipe_file import build_recipe, load_recipe
+from gemsmith.records import PlanRecord
 from gemsmith.resolve import resolve
 from gemsmith.run import is_complete, open_run, read_record
 from gemsmith.zoo import VARIANTS
@@ -17,7 +18,9 @@ RECIPES = Path(__file__).parents[2] / "recipes"
 
 def recipe(model="gemma4-31b", *, machines=("v5p-8", "v6e-8", "2xh100"), catalogue=None, **train):
     hardware = {"machines": machines, "catalogue": catalogue}
-    return build_recipe({"checkpoint": "x/y", "model": model, "data": {"train": "x"}, "train": train, "hardware": hardware})
+    return build_recipe(
+        {"checkpoint": "x/y", "model": model, "data": {"train": "x"}, "train": train, "hardware": hardware}
+    )
 
 
 def test_every_shipped_recipe_is_planned():
@@ -101,7 +104,10 @@ def test_an_unknown_machine_is_refused_by_key():
 
 def test_a_users_prices_are_used_and_their_file_is_in_the_record(tmp_path):
     own = tmp_path / "own.yaml"
-    own.write_text("machines: {v5p-8: {prices: [{provider: gcp, region: r, usd_per_hour: 10, source: contract, date: '2026-11-01'}]}}")
+    own.write_text(
+        "machines: {v5p-8: {prices: [{provider: gcp, region: r, usd_per_hour: 10, source: contract, date: "
+        "'2026-11-01'}]}}"
+    )
     record = plan_only(recipe(optimizer_steps=360, catalogue=str(own)))
     assert record.machines[0].usd == pytest.approx([10 * hours for hours in record.machines[0].hours])
     assert len(record.origin.made_from["catalogue"]) == 64
@@ -110,7 +116,7 @@ def test_a_users_prices_are_used_and_their_file_is_in_the_record(tmp_path):
 def test_the_stage_writes_its_record_and_is_complete(tmp_path):
     run = open_run(tmp_path / "run", recipe())
     record = plan(run)
-    assert read_record(run, "plan") == record and is_complete(run, "plan")
+    assert read_record(run, PlanRecord) == record and is_complete(run, "plan")
 
 
 def test_the_table_has_a_line_for_every_machine():
@@ -130,7 +136,7 @@ def test_the_table_shows_every_axis_that_is_used():
 
 def test_planning_imports_no_numerics():
     code = (
-        "import sys; from gemsmith.recipe import build_recipe; from gemsmith.plan import plan_only;"
+        "import sys; from gemsmith.recipe_file import build_recipe; from gemsmith.plan import plan_only;"
         "plan_only(build_recipe({'checkpoint': 'x', 'model': 'gemma4-31b', 'data': {'train': 'x'}}));"
         "print(sorted({'numpy', 'jax', 'torch', 'transformers', 'rich'} & set(sys.modules)))"
     )

@@ -1,7 +1,7 @@
 import json
 
 from gemsmith.plan.steps import count_steps
-from gemsmith.recipe import build_recipe
+from gemsmith.recipe_file import build_recipe
 from gemsmith.records import DataRecord, Machine, Origin
 
 
@@ -14,7 +14,13 @@ def data_record(steps):
     machine = Machine(system="s", processor="p", cores=1, memory_bytes=1)
     origin = Origin(started="t", duration_s=0, gemsmith="0", versions={}, machine=machine, seed=0, made_from={})
     counts = {"rows": 9, "packed_rows": 7, "tokens": 1, "supervised_tokens": 1, "steps": steps}
-    rest = {"dropped": {}, "packing_efficiency": 1, "length_percentiles": {}, "template_sha256": "a", "rows_sha256": "b"}
+    rest = {
+        "dropped": {},
+        "packing_efficiency": 1,
+        "length_percentiles": {},
+        "template_sha256": "a",
+        "rows_sha256": "b",
+    }
     return DataRecord(origin=origin, **counts, **rest)
 
 

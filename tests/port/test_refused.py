@@ -7,14 +7,20 @@ import pytest
 import yaml
 
 from gemsmith.cli import main
-from gemsmith.recipe import load_recipe
+from gemsmith.recipe_file import load_recipe
 
 SETTINGS = {
     "base_model": "google/gemma-4-31B-it", "adapter": "lora", "lora_r": 8, "lora_alpha": 8, "lora_target_linear": True,
     "datasets": [{"path": "rows.jsonl", "type": "chat_template"}], "sequence_len": 1024, "micro_batch_size": 2,
     "gradient_accumulation_steps": 2, "learning_rate": "1e-4", "warmup_steps": 5,
 }  # fmt: skip
-ADAPTER = {"peft_type": "LORA", "r": 8, "lora_alpha": 8, "target_modules": ["q_proj"], "base_model_name_or_path": "google/gemma-4-31B-it"}
+ADAPTER = {
+    "peft_type": "LORA",
+    "r": 8,
+    "lora_alpha": 8,
+    "target_modules": ["q_proj"],
+    "base_model_name_or_path": "google/gemma-4-31B-it",
+}
 
 
 def run(*arguments: object) -> int:
@@ -59,15 +65,19 @@ def settings(folder: Path, **changed: object) -> Path:
         ("a.json", json.dumps(ADAPTER | {"lora_dropout": 1.5}), "lora.dropout: 1.5 was given"),
         ("a.json", json.dumps(ADAPTER | {"target_modules": "(q_proj"}), "not a regular expression"),
         ("a.json", json.dumps(ADAPTER | {"base_model_name_or_path": "meta/Llama-3"}), "not known as a Gemma 4"),
-        ("a.json", json.dumps(ADAPTER | {"base_model_name_or_path": "a/gemma-4-12b-it-bnb-4bit"}), "checkpoint=google/gemma-4-12B-it"),
-        ("a.yaml", "base_model: google/gemma-4-31B-it\nlearning_rate: .inf", "learning_rate is inf; it must be a finite number"),
+        ("a.json", json.dumps(ADAPTER | {"base_model_name_or_path": "a/gemma-4-12b-it-bnb-4bit"}),
+         "checkpoint=google/gemma-4-12B-it"),
+        ("a.yaml", "base_model: google/gemma-4-31B-it\nlearning_rate: .inf", "learning_rate is inf; it must be a "
+                                                                             "finite number"),
         ("a.yaml", "base_model: google/gemma-4-31B-it\nlearning_rate: [1]", "it must be a finite number"),
         ("a.yaml", "base_model: google/gemma-4-31B-it\nsample_packing: maybe", "it must be true or false"),
         ("a.yaml", "stage: dpo\nmodel_name_or_path: google/gemma-4-31B-it", "stage is 'dpo'"),
         ("a.yaml", "base_model: google/gemma-4-31B-it\nrl: grpo", "rl is 'grpo'"),
         ("a.yaml", "output_dir: o\nlearning_rate: 1e-6\nbeta: 0.1", "beta is 0.1"),
-        ("a.yaml", "output_dir: o\nlearning_rate: 1e-6\nmax_length: 512\ncenter_rewards_coefficient: null", "a reward model's"),
-        ("a.yaml", "base_model: [google/gemma-4-31B-it]\nadapter: lora", "base_model is ['google/gemma-4-31B-it']; it must be one hub id"),
+        ("a.yaml", "output_dir: o\nlearning_rate: 1e-6\nmax_length: 512\ncenter_rewards_coefficient: null",
+         "a reward model's"),
+        ("a.yaml", "base_model: [google/gemma-4-31B-it]\nadapter: lora", "base_model is ['google/gemma-4-31B-it']; it "
+                                                                         "must be one hub id"),
         ("a.json", '{"r": ' + "1" * 5000 + "}", "is not JSON"),
     ],
 )  # fmt: skip

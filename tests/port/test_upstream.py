@@ -45,7 +45,9 @@ def test_every_key_of_trls_configs_has_a_rule(trl):
 
 def test_defaults_are_those_of_trl_and_transformers(trl):
     transformers = pytest.importorskip("transformers")
-    model, arguments, sft = (fields_of(kind) for kind in (trl.ModelConfig, transformers.TrainingArguments, trl.SFTConfig))
+    model, arguments, sft = (
+        fields_of(kind) for kind in (trl.ModelConfig, transformers.TrainingArguments, trl.SFTConfig)
+    )
     # None there, and made true unless fp16 is asked for.
     assert sft.pop("bf16") is None
     defaults = dict(trainer.SFT_DEFAULTS)

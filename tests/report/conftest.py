@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from gemsmith.recipe import Derived, build_recipe
+from gemsmith.recipe import Derived
+from gemsmith.recipe_file import build_recipe
 from gemsmith.records import (
-    RECORDS,
     BenchCell,
     BenchRecord,
     Check,
@@ -32,12 +32,29 @@ from gemsmith.records import (
     VerifyRecord,
 )
 from gemsmith.run import Run, made_from, open_run, write_record
+from gemsmith.stages import STAGES
 
 HOSTILE = '<script>alert("x")</script>&amp; \' ${1+1} {{ 7*7 }} \u202egnp.exe\u202c \x00\x1b[31m 漢字 العربية 🦊'
-STARTED = {stage: f"2026-05-01T{9 + index:02}:{7 * index:02}:00+00:00" for index, stage in enumerate(RECORDS)}
-SECONDS = {"plan": 0.21, "data": 14.3, "train": 236.4, "export": 6.2, "verify": 9.8, "serve": 58.4, "bench": 96.1, "eval": 44.7}
+STARTED = {stage: f"2026-05-01T{9 + index:02}:{7 * index:02}:00+00:00" for index, stage in enumerate(STAGES)}
+SECONDS = {
+    "plan": 0.21,
+    "data": 14.3,
+    "train": 236.4,
+    "export": 6.2,
+    "verify": 9.8,
+    "serve": 58.4,
+    "bench": 96.1,
+    "eval": 44.7,
+}
 VERSIONS = {
-    "train": {"python": "3.11.2", "jax": "0.10.0", "flax": "0.12.1", "google-tunix": "0.1.7", "qwix": "0.1.8", "optax": "0.2.8"},
+    "train": {
+        "python": "3.11.2",
+        "jax": "0.10.0",
+        "flax": "0.12.1",
+        "google-tunix": "0.1.7",
+        "qwix": "0.1.8",
+        "optax": "0.2.8",
+    },
     "bench": {"python": "3.11.2", "vllm": "0.32.0"},
 }
 
@@ -61,7 +78,12 @@ def origin(run: Run, stage: str) -> Origin:
 def wilson(score: float, n: int) -> Score:
     z = 1.959964
     middle, width = score + z * z / (2 * n), z * math.sqrt(score * (1 - score) / n + z * z / (4 * n * n))
-    return Score(score=score, low=max(0.0, (middle - width) / (1 + z * z / n)), high=min(1.0, (middle + width) / (1 + z * z / n)), n=n)
+    return Score(
+        score=score,
+        low=max(0.0, (middle - width) / (1 + z * z / n)),
+        high=min(1.0, (middle + width) / (1 + z * z / n)),
+        n=n,
+    )
 
 
 def plan_record(run: Run, model: str) -> PlanRecord:
@@ -84,7 +106,9 @@ def plan_record(run: Run, model: str) -> PlanRecord:
                 hours=hours if fits else None,
                 usd=(hours[0] * rate, hours[1] * rate) if fits else None,
                 mesh={"fsdp": chips, "tp": 1},
-                notes=() if fits else ("does not fit: lower data.max_length or train.rows_per_step, or take a larger slice",),
+                notes=()
+                if fits
+                else ("does not fit: lower data.max_length or train.rows_per_step, or take a larger slice",),
             )
         )
     return PlanRecord(
@@ -96,7 +120,11 @@ def plan_record(run: Run, model: str) -> PlanRecord:
         priced_steps=311,
         tokens_per_step=32_768,
         machines=tuple(machines),
-        assumptions=("bf16 base, fp32 adapters and moments", "every layer recomputed in the backward pass", "40 to 65 % of peak FLOP/s"),
+        assumptions=(
+            "bf16 base, fp32 adapters and moments",
+            "every layer recomputed in the backward pass",
+            "40 to 65 % of peak FLOP/s",
+        ),
     )
 
 
@@ -124,7 +152,8 @@ def train_steps(steps: int) -> list[TrainStep]:
             step=step,
             loss=0.31 + 1.4 * math.exp(-step / (0.12 * steps + 1)) + 0.06 * draw.gauss(0, 1) * math.exp(-step / steps),
             grad_norm=abs(0.35 + 2.2 * math.exp(-step / (0.05 * steps + 1)) + 0.09 * draw.gauss(0, 1)),
-            learning_rate=1e-4 * min((step - 1) / 30, 0.5 * (1 + math.cos(math.pi * max(0, step - 31) / max(1, steps - 30)))),
+            learning_rate=1e-4
+            * min((step - 1) / 30, 0.5 * (1 + math.cos(math.pi * max(0, step - 31) / max(1, steps - 30)))),
             real_tokens=31_000 + draw.randrange(1_200),
             step_s=(9.5 if step == 1 else 0.68) * (1 + 0.04 * draw.random()),
         )
@@ -155,7 +184,9 @@ def export_record(run: Run, step: int) -> ExportRecord:
         origin=origin(run, "export"),
         step=step,
         adapter=(FileSum(name="adapter_model.safetensors", bytes=1_941_962_752, sha256=digest("adapter")),),
-        merged=tuple(FileSum(name=name, bytes=31_270_000_000 >> (8 * i), sha256=digest(name)) for i, name in enumerate(names)),
+        merged=tuple(
+            FileSum(name=name, bytes=31_270_000_000 >> (8 * i), sha256=digest(name)) for i, name in enumerate(names)
+        ),
         merged_tensors=410,
         copied_tensors=422,
     )
@@ -167,7 +198,11 @@ def verify_record(run: Run, passed: bool) -> VerifyRecord:
         origin=origin(run, "verify"),
         passed=passed,
         checks=(
-            Check(name="tensors", passed=True, detail="the merged files hold the base's 832 tensors, same names, shapes and dtypes"),
+            Check(
+                name="tensors",
+                passed=True,
+                detail="the merged files hold the base's 832 tensors, same names, shapes and dtypes",
+            ),
             Check(name="changed", passed=True, detail="410 tensors differ from the base, all of them adapted ones"),
             Check(
                 name="logits",
@@ -244,9 +279,21 @@ def eval_record(run: Run, hostile: bool) -> EvalRecord:
         for bits in (4, 8, 12)
     ]
     if hostile:
-        examples.append({"prompt": HOSTILE + "long " * 20_000, "expected": "x" * 9_000, "base": "", "tuned": HOSTILE, "tuned_right": False})
+        examples.append(
+            {
+                "prompt": HOSTILE + "long " * 20_000,
+                "expected": "x" * 9_000,
+                "base": "",
+                "tuned": HOSTILE,
+                "tuned_right": False,
+            }
+        )
     return EvalRecord(
-        origin=origin(run, "eval"), scorer="verilog-exact", base=wilson(0.03, 200), tuned=wilson(0.94, 200), examples=tuple(examples)
+        origin=origin(run, "eval"),
+        scorer="verilog-exact",
+        base=wilson(0.03, 200),
+        tuned=wilson(0.94, 200),
+        examples=tuple(examples),
     )
 
 
@@ -271,7 +318,10 @@ def build_run(
             "data": {"train": "rows.jsonl", "eval": {"task": "verilog", "rows": 200, "split": "held-out"}},
         }
     )
-    derived = [Derived("serve.port", None, "a free one is taken when the server starts"), Derived("model", None, "what the checkpoint is")]
+    derived = [
+        Derived("serve.port", None, "a free one is taken when the server starts"),
+        Derived("model", None, "what the checkpoint is"),
+    ]
     run = open_run(folder, recipe, derived)
     model = HOSTILE if hostile else model
     made: dict[str, Callable[[], Record]] = {

@@ -10,10 +10,11 @@ import sys
 import pytest
 from rich.console import Console
 
-from gemsmith.records import RECORDS, EvalRecord, Score
+from gemsmith.records import BenchRecord, EvalRecord, PlanRecord, Score
 from gemsmith.report import charts, findings, numbers, page
 from gemsmith.report.summary import print_summary, summary_table
 from gemsmith.run import read_record, write_record
+from gemsmith.stages import STAGES
 
 
 @pytest.mark.parametrize("module", [numbers, charts, page])
@@ -28,19 +29,21 @@ def test_examples_in_the_docstrings_hold(module):
     ((512,), (4.0,), (512, 4.0)),
 ])  # fmt: skip
 def test_the_middle_cell_is_one_that_was_measured(make_run, lengths, rates, expected):
-    cell = findings.middle_cell(read_record(make_run(steps=2, lengths=lengths, rates=rates), "bench"))
+    cell = findings.middle_cell(read_record(make_run(steps=2, lengths=lengths, rates=rates), BenchRecord))
     assert (cell.input_tokens, cell.request_rate) == expected
 
 
 def test_cells_without_a_completed_request_are_never_the_headline(make_run):
-    bench = read_record(make_run(steps=2, lengths=(512,), rates=(1.0, 4.0), failed_requests=128), "bench")
+    bench = read_record(make_run(steps=2, lengths=(512,), rates=(1.0, 4.0), failed_requests=128), BenchRecord)
     assert findings.middle_cell(bench).request_rate == findings.fastest_cell(bench).request_rate == 1.0
 
 
 def test_the_cheapest_machine_fits_and_has_a_price(make_run):
-    plan = read_record(make_run(steps=2), "plan")
+    plan = read_record(make_run(steps=2), PlanRecord)
     assert findings.cheapest_machine(plan).name == "v5p-8"
-    none = plan.model_copy(update={"machines": tuple(machine.model_copy(update={"fits": False}) for machine in plan.machines)})
+    none = plan.model_copy(
+        update={"machines": tuple(machine.model_copy(update={"fits": False}) for machine in plan.machines)}
+    )
     assert findings.cheapest_machine(none) is None
 
 
@@ -122,15 +125,18 @@ def test_the_table_shows_failures_and_what_is_missing(make_run):
     text = rendered(summary_table(make_run(steps=2, verified=False, without=("bench", "plan"))))
     assert "3 passed, 1 failed: logits" in text
     assert text.count("no record") == 2
-    assert rendered(summary_table(make_run("none", without=tuple(RECORDS)))).count("no record") == len(RECORDS)
+    assert rendered(summary_table(make_run("none", without=tuple(STAGES)))).count("no record") == len(STAGES)
 
 
 def test_the_table_counts_requests_that_ended_early_and_rows_without_an_answer(make_run):
     run = make_run(steps=2)
-    bench, scores = read_record(run, "bench"), read_record(run, "eval")
+    bench, scores = read_record(run, BenchRecord), read_record(run, EvalRecord)
     cells = (bench.cells[0].model_copy(update={"cut": 7}), *bench.cells[1:])
     write_record(run, bench.model_copy(update={"cells": cells}))
-    write_record(run, scores.model_copy(update={"base": scores.base.model_copy(update={"failed": {"timeout": 2, "http 500": 1}})}))
+    write_record(
+        run,
+        scores.model_copy(update={"base": scores.base.model_copy(update={"failed": {"timeout": 2, "http 500": 1}})}),
+    )
     text = rendered(summary_table(run))
     assert re.search(r"requests that ended early +7\b", text)
     assert re.search(r"base rows without answer +3 \(2 timeout, 1 http 500\)", text) and "tuned rows" not in text
@@ -149,11 +155,14 @@ def test_the_summary_ends_with_the_path_of_the_page(make_run, capsys):
 
 def test_the_summary_loads_no_plotting():
     code = "import sys, gemsmith.report.summary; print({'matplotlib', 'numpy', 'jinja2'} & set(sys.modules))"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "set()"
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+        == "set()"
+    )
 
 
 def told(run, stage, **notices):
-    write_record(run, read_record(run, stage).model_copy(update=notices))
+    write_record(run, read_record(run, STAGES[stage].record).model_copy(update=notices))
     return findings.find_notices(findings.read_findings(run))
 
 
@@ -175,7 +184,9 @@ def test_what_eval_says_of_held_out_rows_stands_for_what_the_data_stage_said(mak
     early, own = "data.eval: held-out rows whose prompt is also trained on: 9 of 9", "too few rows"
     for without, expected in ((("eval",), [early, own]), ((), [own])):
         run = make_run(f"run{len(without)}", steps=2, without=without)
-        assert [notice.text for notice in told(run, "data", notices=(early, own)) if notice.text in (early, own)] == expected
+        assert [
+            notice.text for notice in told(run, "data", notices=(early, own)) if notice.text in (early, own)
+        ] == expected
 
 
 def test_the_summary_shows_the_notices_below_its_table(make_run, capsys):
@@ -185,7 +196,9 @@ def test_the_summary_shows_the_notices_below_its_table(make_run, capsys):
     print_summary(run)
     lines = capsys.readouterr().out.splitlines()
     assert "warning: The loss rose." in lines and "notice: The score did not move: [/a] 12 of 200." in lines
-    assert lines.index("warning: The loss rose.") > max(number for number, line in enumerate(lines) if line.strip().startswith("all "))
+    assert lines.index("warning: The loss rose.") > max(
+        number for number, line in enumerate(lines) if line.strip().startswith("all ")
+    )
     assert lines[-1] == str(run.report)
     assert "verdict" not in "".join(lines)
 

@@ -14,13 +14,15 @@ from xml.etree import ElementTree
 import pytest
 
 from gemsmith.errors import MachineError
-from gemsmith.recipe import Optimizer, build_recipe
-from gemsmith.records import RECORDS, Check, TrainRecord, TrainStep
+from gemsmith.recipe import Optimizer
+from gemsmith.recipe_file import build_recipe
+from gemsmith.records import BenchRecord, Check, EvalRecord, TrainRecord, TrainStep
 from gemsmith.report import charts
 from gemsmith.report.findings import find_notices, read_findings
 from gemsmith.report.page import _warmup, render_page
 from gemsmith.report.stage import report
 from gemsmith.run import Run, open_run, read_record, write_record
+from gemsmith.stages import STAGES
 
 MakeRun = Callable[..., Run]
 VOID = {"meta", "link", "br", "img", "input", "hr"}
@@ -73,7 +75,7 @@ def page(make_run: MakeRun, undrawn: None) -> Callable[..., Outline]:
 
 def rewrite(run: Run, stage: str, **fields: Any) -> None:
     values = json.loads(run.record_file(stage).read_text())
-    write_record(run, RECORDS[stage].model_validate(values | fields))
+    write_record(run, STAGES[stage].record.model_validate(values | fields))
 
 
 def test_report_writes_the_page_and_returns_its_path(make_run, undrawn):
@@ -118,7 +120,8 @@ def test_every_picture_and_table_can_be_read_without_seeing_it(page):
     assert all(attributes.get("scope") for tag, attributes in outline.tags if tag == "th")
     tables = sum(tag == "table" for tag, _ in outline.tags)
     assert tables == sum(
-        "wide" in (attributes.get("class") or "").split() and bool(attributes.get("aria-label")) for _, attributes in outline.tags
+        "wide" in (attributes.get("class") or "").split() and bool(attributes.get("aria-label"))
+        for _, attributes in outline.tags
     )
 
 
@@ -142,13 +145,19 @@ def test_other_records_give_another_page(make_run, undrawn):
 
 def test_the_headline_is_what_the_records_say(page):
     text = page().text
-    for words in ("0.030 → 0.940", "0.014–0.064 and 0.898–0.965", "200 held-out rows", "52.2 ms", "512 tokens in, 256 out, 4 requests/s"):
+    for words in (
+        "0.030 → 0.940",
+        "0.014–0.064 and 0.898–0.965",
+        "200 held-out rows",
+        "52.2 ms",
+        "512 tokens in, 256 out, 4 requests/s",
+    ):
         assert words in text, words
     assert re.search(r"Final loss 0\.\d+ step 311; 1\.66 at step 1", text)
     assert re.search(r"Training cost modelled \$4\.50–7\.20 311 steps on v5p-8, the cheapest that fits", text)
 
 
-@pytest.mark.parametrize("stage", list(RECORDS))
+@pytest.mark.parametrize("stage", list(STAGES))
 def test_a_missing_record_is_said_to_be_missing(page, stage):
     text = page(steps=3, without=(stage,)).text
     assert f"No {stage}.json in this run: gemsmith {stage} makes it." in text
@@ -156,9 +165,9 @@ def test_a_missing_record_is_said_to_be_missing(page, stage):
 
 
 def test_a_run_without_any_record_still_renders(page):
-    text = page(without=tuple(RECORDS)).text
+    text = page(without=tuple(STAGES)).text
     assert "No stage has left a record." in text
-    assert text.count("makes it.") == len(RECORDS)
+    assert text.count("makes it.") == len(STAGES)
 
 
 def test_an_unreadable_record_is_named_and_the_rest_is_shown(make_run, undrawn):
@@ -178,7 +187,9 @@ def test_an_evaluation_that_the_recipe_leaves_out_is_no_missing_record(tmp_path)
 
 def test_a_failed_verification_stands_at_the_top(page):
     outline = page(steps=40, verified=False)
-    assert outline.text.index("Verification failed: logits. Do not use these weights.") < outline.text.index("Final loss")
+    assert outline.text.index("Verification failed: logits. Do not use these weights.") < outline.text.index(
+        "Final loss"
+    )
     assert "✕ fail" in outline.text and "3 passed, 1 failed" in outline.text
 
 
@@ -203,7 +214,7 @@ def test_failed_requests_and_cells_without_an_answer_are_told(page):
 
 def test_requests_that_ended_early_are_in_the_table_and_among_those_asked(make_run, undrawn):
     run = make_run(steps=3, failed_requests=28, lengths=(512,), rates=(4.0,))
-    (cell,) = read_record(run, "bench").cells
+    (cell,) = read_record(run, BenchRecord).cells
     rewrite(run, "bench", cells=(cell.model_copy(update={"completed": 90, "cut": 10}).model_dump(),))
     text = Outline(render_page(run)).text
     assert "28 of 128 requests of the load test failed" in text
@@ -213,10 +224,12 @@ def test_requests_that_ended_early_are_in_the_table_and_among_those_asked(make_r
 def test_rows_without_an_answer_are_told_beside_the_scores(make_run, undrawn):
     run = make_run(steps=3)
     assert "not answered" not in Outline(render_page(run)).text
-    tuned = read_record(run, "eval").tuned.model_copy(update={"failed": {"http 500": 2, "<b>not JSON": 1}})
+    tuned = read_record(run, EvalRecord).tuned.model_copy(update={"failed": {"http 500": 2, "<b>not JSON": 1}})
     rewrite(run, "eval", tuned=tuned.model_dump())
     text = Outline(render_page(run)).text
-    assert "Of the tuned model’s rows these were not answered and count as not right: 2 http 500, 1 <b>not JSON." in text
+    assert (
+        "Of the tuned model’s rows these were not answered and count as not right: 2 http 500, 1 <b>not JSON." in text
+    )
     assert "Of the base model’s rows" not in text
 
 
@@ -233,9 +246,12 @@ def test_a_failed_verification_of_the_weights_that_are_there_is_not_stale(make_r
 
 def test_answers_that_were_cut_are_told(make_run, undrawn):
     run = make_run(steps=3)
-    tuned = read_record(run, "eval").tuned.model_copy(update={"cut": 7})
+    tuned = read_record(run, EvalRecord).tuned.model_copy(update={"cut": 7})
     rewrite(run, "eval", tuned=tuned.model_dump())
-    assert "7 answers reached eval.max_tokens before they had ended (7 of the tuned model)." in Outline(render_page(run)).text
+    assert (
+        "7 answers reached eval.max_tokens before they had ended (7 of the tuned model)."
+        in Outline(render_page(run)).text
+    )
 
 
 def test_hostile_texts_stay_texts(make_run, undrawn):
@@ -279,22 +295,26 @@ def test_a_loss_that_is_not_finite_is_told():
     values = {"grad_norm": 1.0, "learning_rate": 1e-4, "real_tokens": 10, "step_s": 1.0}
     losses = (2.0, math.nan, math.inf, 1.0)
     steps = tuple(TrainStep.model_construct(step=number, loss=loss, **values) for number, loss in enumerate(losses, 1))
-    train = RECORDS["train"].model_construct(steps=steps, resumed_at=())
+    train = STAGES["train"].record.model_construct(steps=steps, resumed_at=())
     assert not losses_are_finite(train)
     assert "2.00 at step 1, 1.00 at step 4" in charts.training_charts(train, 1.0)[0].alt
 
 
 def test_a_long_run_and_a_wide_sweep_stay_small(make_run):
-    html = render_page(make_run(steps=30_000, lengths=(128, 512, 1024, 4096, 8192, 16384, 32768), rates=(1, 2, 4, 8, 16, 32, 64)))
+    html = render_page(
+        make_run(steps=30_000, lengths=(128, 512, 1024, 4096, 8192, 16384, 32768), rates=(1, 2, 4, 8, 16, 32, 64))
+    )
     assert len(html.encode()) < 1_000_000
     assert "24 of the 30,000 steps" in html
 
 
 def test_a_missing_library_is_one_sentence_that_names_the_command(make_run, monkeypatch):
     find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "matplotlib" else find(name, *rest))
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *rest: None if name == "matplotlib" else find(name, *rest)
+    )
     with pytest.raises(MachineError, match=r"matplotlib is not installed; run: pip install 'gemsmith\[train\]'"):
-        render_page(make_run(without=tuple(RECORDS)))
+        render_page(make_run(without=tuple(STAGES)))
 
 
 def luminance(colour: str) -> float:
@@ -313,7 +333,10 @@ def contrast(one: str, other: str) -> float:
 
 def test_colours_stand_out_in_light_and_dark():
     css = (Path(str(importlib.util.find_spec("gemsmith.report").origin)).parent / "page.css").read_text()
-    themes = [dict(re.findall(r"--([\w-]+): (#[0-9a-f]{3,6})\b", block)) for block in re.findall(r":root \{(.*?)\}", css, re.DOTALL)]
+    themes = [
+        dict(re.findall(r"--([\w-]+): (#[0-9a-f]{3,6})\b", block))
+        for block in re.findall(r":root \{(.*?)\}", css, re.DOTALL)
+    ]
     light, dark = themes[0], themes[0] | themes[1]
     for theme in (light, dark, themes[0] | themes[2]):
         for text in ("ink", "muted", "good", "bad", "mild", *(f"s{index}" for index in range(1, 7))):
@@ -333,16 +356,25 @@ def test_colours_stand_out_in_light_and_dark():
     ("marks", "expected"),
     [
         ({"skipped": (7,), "spikes": ()}, ["The updates of step 7 were left out"]),
-        ({"skipped": (7,), "spikes": (7, 9)}, ["The updates of step 7 were left out", "The loss had a spike at step 9."]),
+        (
+            {"skipped": (7,), "spikes": (7, 9)},
+            ["The updates of step 7 were left out", "The loss had a spike at step 9."],
+        ),
         ({"skipped": (), "spikes": (3, 4, 9)}, ["The loss had a spike at steps 3, 4 and 9."]),
         ({"skipped": (), "spikes": tuple(range(1, 9))}, ["The loss had a spike at 8 steps (1, 2, 3, 4, 5, …)."]),
     ],
 )
 def test_spikes_and_skipped_steps_are_told_before_the_numbers(make_run, marks, expected):
     run = make_run(steps=12)
-    write_record(run, read_record(run, "train").model_copy(update=marks))
-    notices = [notice.text for notice in find_notices(read_findings(run)) if "step" in notice.text and "settings" not in notice.text]
-    assert [text.startswith(start) for text, start in zip(notices, expected, strict=True)] == [True] * len(expected), notices
+    write_record(run, read_record(run, TrainRecord).model_copy(update=marks))
+    notices = [
+        notice.text
+        for notice in find_notices(read_findings(run))
+        if "step" in notice.text and "settings" not in notice.text
+    ]
+    assert [text.startswith(start) for text, start in zip(notices, expected, strict=True)] == [True] * len(expected), (
+        notices
+    )
 
 
 @pytest.mark.parametrize(
@@ -356,5 +388,9 @@ def test_spikes_and_skipped_steps_are_told_before_the_numbers(make_run, marks, e
     ],
 )
 def test_warmup_is_what_training_made_of_it(keys, trained, expected):
-    record = None if trained is None else TrainRecord.model_construct(warmup_steps=trained if isinstance(trained, int) else None)
+    record = (
+        None
+        if trained is None
+        else TrainRecord.model_construct(warmup_steps=trained if isinstance(trained, int) else None)
+    )
     assert _warmup(Optimizer(**keys), record) == expected

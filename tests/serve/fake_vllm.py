@@ -1,10 +1,11 @@
 """Stands in for the Python of an environment that holds vLLM. What it does is told by $FAKE_VLLM, a JSON object:
 
-die: print this many lines and end with code 3 · hang: never answer · status: what chats are answered with · body: what they are answered
-with, as text · hang_chats: never answer those · die_after: end with code 3 once this many are answered · answers: prompt -> answer ·
-results: what the bench client saves for each cell · beats: how often, each 0.3 s, it first tells that tokens came · stall: then never
-tell or save more, and ignore SIGTERM · pids: a file for the ids of all processes · models: what goes over the wire for each GET
-/v1/models in turn, null for the names that are served, which is also what follows · drip_s: between each two bytes of that.
+die: print this many lines and end with code 3 · hang: never answer · status: what chats are answered with · body: what
+they are answered with, as text · hang_chats: never answer those · die_after: end with code 3 once this many are
+answered · answers: prompt -> answer · results: what the bench client saves for each cell · beats: how often, each 0.3
+s, it first tells that tokens came · stall: then never tell or save more, and ignore SIGTERM · pids: a file for the ids
+of all processes · models: what goes over the wire for each GET /v1/models in turn, null for the names that are served,
+which is also what follows · drip_s: between each two bytes of that.
 """
 
 import itertools
@@ -20,7 +21,9 @@ from typing import Any
 
 TOLD: dict[str, Any] = json.loads(os.environ.get("FAKE_VLLM", "{}"))
 NAMES: list[str] = []
-STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready', flush=True); time.sleep(600)"
+STUBBORN = (
+    "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready', flush=True); time.sleep(600)"
+)
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -29,7 +32,9 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         wire = TOLD["models"].pop(0) if self.path == "/v1/models" and TOLD.get("models") else None
         if wire is None:
-            self.reply(200, {"object": "list", "data": [{"id": name} for name in NAMES]} if self.path == "/v1/models" else {})
+            self.reply(
+                200, {"object": "list", "data": [{"id": name} for name in NAMES]} if self.path == "/v1/models" else {}
+            )
             return
         self.close_connection = True
         for byte in wire.encode():
@@ -52,7 +57,11 @@ class Handler(BaseHTTPRequestHandler):
             self.reply(200, TOLD["body"])
             return
         tuned = not asked["model"].endswith("-base")
-        answer = TOLD.get("answers", {}).get(asked["messages"][-1]["content"], "I do not know") if tuned else "module nothing;endmodule"
+        answer = (
+            TOLD.get("answers", {}).get(asked["messages"][-1]["content"], "I do not know")
+            if tuned
+            else "module nothing;endmodule"
+        )
         reason = "length" if answer == "I do not know" else "stop"
         self.reply(200, {"asked": asked, "choices": [{"message": {"content": answer}, "finish_reason": reason}]})
 
@@ -72,7 +81,12 @@ def serve(arguments: list[str]) -> None:
     if pids:
         Path(TOLD["pids"]).write_text(json.dumps(pids))
     if TOLD.get("die"):
-        print("\n".join(f"line {number}" for number in range(TOLD["die"])), "RuntimeError: no memory for the cache", sep="\n", flush=True)
+        print(
+            "\n".join(f"line {number}" for number in range(TOLD["die"])),
+            "RuntimeError: no memory for the cache",
+            sep="\n",
+            flush=True,
+        )
         sys.exit(3)
     if TOLD.get("hang"):
         time.sleep(600)

@@ -9,7 +9,9 @@ from gemsmith.serve.chat import Failure, Reply, read_chat, read_object
 
 
 def chat(content: Any, finish_reason: Any = "stop", **message: Any) -> dict[str, Any]:
-    return {"choices": [{"message": {"role": "assistant", "content": content} | message, "finish_reason": finish_reason}]}
+    return {
+        "choices": [{"message": {"role": "assistant", "content": content} | message, "finish_reason": finish_reason}]
+    }
 
 
 @pytest.mark.parametrize(("found", "reply"), [

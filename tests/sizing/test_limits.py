@@ -1,7 +1,7 @@
 import pytest
 
 from gemsmith.errors import RecipeError
-from gemsmith.recipe import build_recipe
+from gemsmith.recipe_file import build_recipe
 from gemsmith.sizing.limits import check_training
 from gemsmith.zoo import find_variant
 
@@ -19,14 +19,42 @@ def check(model: str, *overrides: str) -> None:
             r"train\.rows_per_step: 8 rows do not divide over micro_batches 3 .* set a multiple of 3",
         ),
         ("gemma4-31b", ["train.mesh.fsdp=16"], r"train\.rows_per_step: 8 rows do not divide over replica × fsdp = 16"),
-        ("gemma4-31b", ["train.mesh.sequence=3"], r"data\.max_length: 4096 does not divide over 3 devices of a row \(sequence 3\)"),
+        (
+            "gemma4-31b",
+            ["train.mesh.sequence=3"],
+            r"data\.max_length: 4096 does not divide over 3 devices of a row \(sequence 3\)",
+        ),
         ("gemma4-31b", ["train.mesh.tp=3"], r"train\.mesh\.tp: 3 does not divide the 32 heads"),
-        ("tiny-31b", ["train.attention=splash"], r"train\.attention: the splash kernel takes heads in multiples of 128"),
-        ("gemma4-31b", ["train.attention=splash", "data.max_length=1000"], r"data\.max_length: .* multiples of 128 positions .*set 1024,"),
-        ("gemma4-31b", ["train.backend=trl", "train.mesh.tp=2"], r"train\.mesh: train\.backend trl splits by replica and fsdp only"),
-        ("gemma4-31b", ["train.backend=trl", "train.micro_batches=3"], r"train\.rows_per_step: 8 cannot be split over 1 processes × 3"),
-        ("gemma4-31b", ["train.backend=trl", "train.dtype=nf4", "train.mesh.fsdp=2"], r"train\.dtype: nf4 trains in one process, 2 were"),
-        ("gemma4-26b-a4b", ["train.backend=trl", "train.dtype=nf4"], r"train\.dtype: nf4 was given, but bitsandbytes leaves the experts"),
+        (
+            "tiny-31b",
+            ["train.attention=splash"],
+            r"train\.attention: the splash kernel takes heads in multiples of 128",
+        ),
+        (
+            "gemma4-31b",
+            ["train.attention=splash", "data.max_length=1000"],
+            r"data\.max_length: .* multiples of 128 positions .*set 1024,",
+        ),
+        (
+            "gemma4-31b",
+            ["train.backend=trl", "train.mesh.tp=2"],
+            r"train\.mesh: train\.backend trl splits by replica and fsdp only",
+        ),
+        (
+            "gemma4-31b",
+            ["train.backend=trl", "train.micro_batches=3"],
+            r"train\.rows_per_step: 8 cannot be split over 1 processes × 3",
+        ),
+        (
+            "gemma4-31b",
+            ["train.backend=trl", "train.dtype=nf4", "train.mesh.fsdp=2"],
+            r"train\.dtype: nf4 trains in one process, 2 were",
+        ),
+        (
+            "gemma4-26b-a4b",
+            ["train.backend=trl", "train.dtype=nf4"],
+            r"train\.dtype: nf4 was given, but bitsandbytes leaves the experts",
+        ),
     ],
 )
 def test_what_no_machine_can_train_is_refused_without_one(model, overrides, expected):

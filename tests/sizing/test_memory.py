@@ -6,7 +6,8 @@ import pytest
 from flax import nnx
 
 from gemsmith.models import abstract_model, base_kinds
-from gemsmith.recipe import Mesh, build_recipe
+from gemsmith.recipe import Mesh
+from gemsmith.recipe_file import build_recipe
 from gemsmith.sizing import on_chips
 from gemsmith.sizing.memory import memory_of
 from gemsmith.sizing.work import work_of
@@ -16,7 +17,11 @@ GIB = 2**30
 
 
 def work(model="gemma4-31b", *, rows=8, length=4096, attention="blocked", **train):
-    values = {"checkpoint": "x", "data": {"train": "x", "max_length": length}, "train": {"rows_per_step": rows, **train}}
+    values = {
+        "checkpoint": "x",
+        "data": {"train": "x", "max_length": length},
+        "train": {"rows_per_step": rows, **train},
+    }
     return work_of(build_recipe(values), find_variant(model), attention=attention)
 
 
@@ -31,8 +36,16 @@ def test_jax_on_cpu_holds_one_row_at_a_time():
     jax_recipe, trl_recipe = (build_recipe(values | {"train": {"backend": backend}}) for backend in ("tunix", "trl"))
     eight, four_times_two = work(rows=8), work(rows=8, micro_batches=4)
     one = memory_of(on_chips(work(rows=1), "cpu", jax_recipe), Mesh())
-    assert memory_of(on_chips(eight, "cpu", jax_recipe), Mesh()) == memory_of(on_chips(four_times_two, "cpu", jax_recipe), Mesh()) == one
-    assert memory_of(on_chips(eight, "cpu", trl_recipe), Mesh()) == memory_of(on_chips(eight, "gpu", jax_recipe), Mesh()) != one
+    assert (
+        memory_of(on_chips(eight, "cpu", jax_recipe), Mesh())
+        == memory_of(on_chips(four_times_two, "cpu", jax_recipe), Mesh())
+        == one
+    )
+    assert (
+        memory_of(on_chips(eight, "cpu", trl_recipe), Mesh())
+        == memory_of(on_chips(eight, "gpu", jax_recipe), Mesh())
+        != one
+    )
 
 
 def test_base_and_adapters_are_those_of_the_zoo():
@@ -72,7 +85,8 @@ RECORDS = Path(__file__).parents[2] / "benchmarks" / "records" / "tpu_compile"
 
 
 CASES = (
-    "31b-v5p", "31b-v6e", "31b-v5p-published", "31b-v5p-published-splash", "31b-v5p-fsdp-dense", "31b-v5p-fsdp", "31b-v5p-async-8",
+    "31b-v5p", "31b-v6e", "31b-v5p-published", "31b-v5p-published-splash", "31b-v5p-fsdp-dense", "31b-v5p-fsdp",
+    "31b-v5p-async-8",
     "31b-v5p-8192", "31b-v6e-tp", "26b-a4b-v6e", "26b-a4b-v6e-32", "e4b-v6e", "31b-32k", "31b-128k",
 )  # fmt: skip
 
@@ -83,7 +97,12 @@ def test_memory_is_near_what_xla_reserves_for_the_step_that_training_runs(case):
     record = json.loads((RECORDS / f"{case}.json").read_text())
     settings = record["settings"]
     train = {"rows_per_step": settings["rows"], **settings["train"], "remat": record["remat"]}
-    values = {"checkpoint": "x", "data": {"train": "x", "max_length": settings["length"]}, "lora": settings["lora"], "train": train}
+    values = {
+        "checkpoint": "x",
+        "data": {"train": "x", "max_length": settings["length"]},
+        "lora": settings["lora"],
+        "train": train,
+    }
     recipe = build_recipe(values)
     ours = on_chips(work_of(recipe, find_variant(settings["variant"])), "tpu", recipe)
     assert 0.93 < memory_of(ours, recipe.train.mesh).total / record["memory_per_chip"]["peak_bytes"] < 1.19

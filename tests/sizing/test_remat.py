@@ -2,7 +2,8 @@ from dataclasses import replace
 
 import pytest
 
-from gemsmith.recipe import Mesh, build_recipe
+from gemsmith.recipe import Mesh
+from gemsmith.recipe_file import build_recipe
 from gemsmith.sizing import choose_remat, memory_of, work_of
 from gemsmith.sizing.remat import ORDER
 from gemsmith.zoo import find_variant

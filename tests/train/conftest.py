@@ -10,10 +10,11 @@ from typing import Any
 import jax
 import pytest
 
-from gemsmith.checkpoint.tiny import make_checkpoint
 from gemsmith.data import prepare_data
-from gemsmith.recipe import Recipe, build_recipe
+from gemsmith.recipe import Recipe
+from gemsmith.recipe_file import build_recipe
 from gemsmith.run import Run, open_run
+from gemsmith.testing.tiny import make_checkpoint
 from gemsmith.zoo import find_variant
 
 SMALL = replace(
@@ -32,7 +33,8 @@ SMALL = replace(
 
 @pytest.fixture(scope="session", autouse=True)
 def compiled_steps(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Runs of the same recipe compile the same step: JAX keeps it from one test to the next, and for processes that tests start."""
+    """Runs of the same recipe compile the same step: JAX keeps it from one test to the next, and for processes that
+    tests start."""
     folder, seconds = str(tmp_path_factory.mktemp("compiled")), 0.5
     jax.config.update("jax_compilation_cache_dir", folder)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", seconds)

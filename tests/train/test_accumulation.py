@@ -14,13 +14,13 @@ from flax import nnx
 
 from gemsmith.checkpoint import open_checkpoint
 from gemsmith.errors import RecipeError
-from gemsmith.recipe import build_recipe
-from gemsmith.train.hosts import place
-from gemsmith.train.mesh import make_mesh, mesh_sizes, micro_batches_on
-from gemsmith.train.optimizer import make_optimizer
-from gemsmith.train.step import input_shapes, make_step, place_moments
-from gemsmith.train.tunix import adapted_model
-from gemsmith.train.xla import COMPILER_OPTIONS
+from gemsmith.recipe_file import build_recipe
+from gemsmith.train.tunix.backend import adapted_model
+from gemsmith.train.tunix.hosts import place
+from gemsmith.train.tunix.mesh import make_mesh, mesh_sizes, micro_batches_on
+from gemsmith.train.tunix.optimizer import make_optimizer
+from gemsmith.train.tunix.step import input_shapes, make_step, place_moments
+from gemsmith.train.tunix.xla import COMPILER_OPTIONS
 from gemsmith.zoo import find_variant
 
 ROWS, LENGTH = 16, 128
@@ -47,7 +47,9 @@ def start_updates(checkpoint, micro_batches, mesh="auto", dropout=0.0, *, as_tra
     for path, leaf in nnx.to_flat_state(nnx.state(model, nnx.LoRAParam)):
         if path[-1] == "kernel_lora_b":  # B = 0 would leave A without a gradient
             start = 0.1 * random.standard_normal(leaf.shape).astype(np.float32)
-            nnx.update(model, nnx.from_flat_state([(path, leaf.replace(jax.device_put(start, leaf.get_value().sharding)))]))
+            nnx.update(
+                model, nnx.from_flat_state([(path, leaf.replace(jax.device_put(start, leaf.get_value().sharding)))])
+            )
     optimizer = nnx.Optimizer(model, make_optimizer(recipe.optimizer), wrt=nnx.LoRAParam)
     nnx.update(optimizer, place_moments(nnx.state(optimizer), model))
     slices = micro_batches_on(recipe, opened.variant, devices) if as_trained else micro_batches
@@ -57,23 +59,32 @@ def start_updates(checkpoint, micro_batches, mesh="auto", dropout=0.0, *, as_tra
     compiled = step.update.lower(*given).compile(compiler_options=COMPILER_OPTIONS["cpu"])
 
     def update(targets=None):
-        """Adam's first moments after an update, which are 0.1 of the clipped gradient, its loss and the gradient's norm: name -> array."""
-        trained, moments = jax.tree.map(jnp.copy, (step.trained, step.moments))  # the step takes the memory of what it is given
+        """Adam's first moments after an update, which are 0.1 of the clipped gradient, its loss and the gradient's
+        norm: name -> array."""
+        trained, moments = jax.tree.map(
+            jnp.copy, (step.trained, step.moments)
+        )  # the step takes the memory of what it is given
         _, moments, metrics = compiled(trained, moments, step.frozen, make_inputs(devices, targets))
-        found = {"/".join(map(str, path)): np.asarray(leaf[...]) for path, leaf in nnx.to_flat_state(moments) if "mu" in path}
+        found = {
+            "/".join(map(str, path)): np.asarray(leaf[...]) for path, leaf in nnx.to_flat_state(moments) if "mu" in path
+        }
         return found | {"loss": np.asarray(metrics["loss"]), "norm": np.asarray(metrics["grad_norm"])}
 
     return update
 
 
 def make_inputs(mesh, targets=None):
-    """Rows with uneven numbers of targets; with `targets`, eight rows twice, each time with or without their targets."""
+    """Rows with uneven numbers of targets; with `targets`, eight rows twice, each time with or without their
+    targets."""
     random = np.random.default_rng(0)
     tokens = random.integers(108, 1024, (ROWS, LENGTH))
     mask = random.random((ROWS, LENGTH)) < np.linspace(0, 1, ROWS)[:, None]  # from none to all of a row's tokens
     mask[:, 0] = False
     if targets:
-        tokens, mask = np.tile(tokens[: ROWS // 2], (2, 1)), np.concatenate([mask[ROWS // 2 :] & bool(on) for on in targets])
+        tokens, mask = (
+            np.tile(tokens[: ROWS // 2], (2, 1)),
+            np.concatenate([mask[ROWS // 2 :] & bool(on) for on in targets]),
+        )
     values = {
         "tokens": tokens,
         "segments": np.ones_like(tokens),
@@ -109,22 +120,33 @@ def test_micro_batches_give_the_update_of_the_whole(small_checkpoint, whole, mic
     ("variant", "micro_batches"),
     [
         ("tiny-e2b", 2),
-        *(pytest.param(*case, marks=pytest.mark.slow) for case in product(("tiny-12b", "tiny-31b", "tiny-e2b", "tiny-26b-a4b"), (4, 16))),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in product(("tiny-12b", "tiny-31b", "tiny-e2b", "tiny-26b-a4b"), (4, 16))
+        ),
     ],
 )
 def test_as_they_are_trained_on_cpu_they_give_it_to_the_bit(tiny_checkpoint, variant, micro_batches):
-    """In deep models, too, where queries are of norm 1 and errors grow: 2e-5 were rows not taken one by one (benchmarks/splits.py)."""
+    """In deep models, too, where queries are of norm 1 and errors grow: 2e-5 were rows not taken one by one
+    (benchmarks/splits.py)."""
     whole, split = (start_updates(tiny_checkpoint(variant), count, as_trained=True)() for count in (1, micro_batches))
     assert split.keys() == whole.keys()
     assert [name for name, value in whole.items() if not np.array_equal(split[name], value)] == []
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("variant", "bound"), [("tiny-12b", 1e-6), ("tiny-31b", 1e-6), ("tiny-e2b", 1e-6), ("tiny-26b-a4b", 1.5e-6)])
+@pytest.mark.parametrize(
+    ("variant", "bound"), [("tiny-12b", 1e-6), ("tiny-31b", 1e-6), ("tiny-e2b", 1e-6), ("tiny-26b-a4b", 1.5e-6)]
+)
 def test_as_they_are_trained_four_cpu_devices_give_the_update_of_one(tiny_checkpoint, tmp_path, variant, bound):
-    """XLA adds up by the number of its threads, which is at least that of its devices: so one device has four of them, too."""
+    """XLA adds up by the number of its threads, which is at least that of its devices: so one device has four of them,
+    too."""
     for devices in (1, 4):
-        flags = {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}", "JAX_PLATFORMS": "cpu", "PJRT_NPROC": "4"}
+        flags = {
+            "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+            "JAX_PLATFORMS": "cpu",
+            "PJRT_NPROC": "4",
+        }
         command = [sys.executable, __file__, tiny_checkpoint(variant), tmp_path, str(devices)]
         subprocess.run(command, env=os.environ | flags, check=True)
     one, four = (dict(np.load(tmp_path / f"{devices}.npz")) for devices in (1, 4))
@@ -132,7 +154,8 @@ def test_as_they_are_trained_four_cpu_devices_give_the_update_of_one(tiny_checkp
 
 
 def test_every_micro_batch_draws_masks_of_its_own(small_checkpoint):
-    """Of two micro-batches with the same rows, the loss of both would be that of the first, were their masks the same."""
+    """Of two micro-batches with the same rows, the loss of both would be that of the first, were their masks the
+    same."""
     with_dropout, without = make_updates(small_checkpoint, 2, dropout=0.5), make_updates(small_checkpoint, 2)
     both, first = (float(with_dropout(targets)["loss"]) for targets in ([1, 1], [1, 0]))
     assert abs(both - first) > 1e-4
@@ -151,18 +174,30 @@ def test_four_devices_give_the_update_of_one(small_checkpoint, whole, tmp_path):
 
 
 def test_rows_that_do_not_divide_are_refused(small_checkpoint):
-    with pytest.raises(RecipeError, match=r"train\.rows_per_step: 6 rows do not divide over micro_batches 4 × replica × fsdp = 4"):
+    with pytest.raises(
+        RecipeError, match=r"train\.rows_per_step: 6 rows do not divide over micro_batches 4 × replica × fsdp = 4"
+    ):
         mesh_sizes(recipe_of(small_checkpoint, 4, rows=6), find_variant("tiny-12b"), devices=1, kind="cpu")
-    with pytest.raises(RecipeError, match=r"16 rows do not divide over micro_batches 8 × replica × fsdp = 32; set a multiple of 32"):
+    with pytest.raises(
+        RecipeError, match=r"16 rows do not divide over micro_batches 8 × replica × fsdp = 32; set a multiple of 32"
+    ):
         mesh_sizes(recipe_of(small_checkpoint, 8, {"fsdp": 4}), find_variant("tiny-12b"), devices=4, kind="cpu")
     assert mesh_sizes(recipe_of(small_checkpoint, 8), find_variant("tiny-12b"), devices=4, kind="cpu")["fsdp"] == 2
 
 
 def main():
     if len(sys.argv) == 4:
-        np.savez(f"{sys.argv[2]}/{sys.argv[3]}.npz", **start_updates(sys.argv[1], 1, {"fsdp": int(sys.argv[3])}, as_trained=True)())
+        np.savez(
+            f"{sys.argv[2]}/{sys.argv[3]}.npz",
+            **start_updates(sys.argv[1], 1, {"fsdp": int(sys.argv[3])}, as_trained=True)(),
+        )
         return
-    for micro_batches, mesh in ((1, {"fsdp": 4}), (2, {"replica": 2, "fsdp": 2}), (4, {"fsdp": 4}), (4, {"fsdp": 2, "sequence": 2})):
+    for micro_batches, mesh in (
+        (1, {"fsdp": 4}),
+        (2, {"replica": 2, "fsdp": 2}),
+        (4, {"fsdp": 4}),
+        (4, {"fsdp": 2, "sequence": 2}),
+    ):
         name = f"{micro_batches}-{'-'.join(mesh)}.npz"
         np.savez(f"{sys.argv[2]}/{name}", **start_updates(sys.argv[1], micro_batches, mesh)())
 

@@ -56,11 +56,19 @@ def test_a_loss_that_is_no_number_before_any_update_is_not_blamed_on_the_learnin
         asked = Train(dtype="bfloat16", start_adapter="earlier", on_nonfinite="stop" if len(losses) == 1 else "skip")
         with pytest.raises(EngineError) as error:
             refuse_to_go_on(run, steps(*losses), asked, None)
-        ways = f"set train.dtype to float32, name another train.start_adapter, or look at the rows with: gemsmith data {run.path} --show 3"
+        ways = (
+            "set train.dtype to float32, name another train.start_adapter, or look at the rows with: gemsmith data "
+            f"{run.path} --show 3"
+        )
         assert str(error.value).endswith(f"there is no checkpoint yet; {ways}")
-    with pytest.raises(EngineError, match=f"no checkpoint yet; look at the rows with: gemsmith data {run.path} --show 3"):
+    with pytest.raises(
+        EngineError, match=f"no checkpoint yet; look at the rows with: gemsmith data {run.path} --show 3"
+    ):
         refuse_to_go_on(run, steps(1.0, grad_norm=math.inf), Train(dtype="float32"), None)
-    with pytest.raises(EngineError, match=r"checkpoints/1; lower optimizer\.learning_rate, let such steps be skipped, or look at the rows"):
+    with pytest.raises(
+        EngineError,
+        match=r"checkpoints/1; lower optimizer\.learning_rate, let such steps be skipped, or look at the rows",
+    ):
         refuse_to_go_on(run, steps(1.0, math.nan), Train(), 1)
 
 
@@ -101,11 +109,15 @@ def test_open_warmup_that_was_a_hundred_steps_is_not_changed_on_the_way(saved):
     with pytest.raises(RunError) as refusal:
         kept_steps(run, "checkpoints/6", metadata, None)
     assert str(refusal.value) == (
-        "checkpoints/6: was trained with another schedule: step 2 had the learning rate 0.0001, with a warm-up of 2 steps it has 0.005; "
+        "checkpoints/6: was trained with another schedule: step 2 had the learning rate 0.0001, with a warm-up of 2 "
+        "steps it has 0.005; "
         f"--set optimizer.warmup_steps=100 goes on with it, or start again with: gemsmith train {run.path} --force"
     )
     assert len(kept_steps(with_warmup(run, 100), "checkpoints/6", metadata, None)) == 6
-    with pytest.raises(RunError, match=r"step 2 had the learning rate 0.0001, with a warm-up of 7 steps it has .*warmup_steps=100 goes on"):
+    with pytest.raises(
+        RunError,
+        match=r"step 2 had the learning rate 0.0001, with a warm-up of 7 steps it has .*warmup_steps=100 goes on",
+    ):
         kept_steps(with_warmup(run, 7), "checkpoints/6", metadata, None)
 
 

@@ -12,11 +12,12 @@ from jax.extend.core import jaxprs_in_params
 from gemsmith.checkpoint import open_checkpoint
 from gemsmith.models.sharding import AXES
 from gemsmith.plan.time import attention_flops, matmul_flops
-from gemsmith.recipe import Mesh, build_recipe
+from gemsmith.recipe import Mesh
+from gemsmith.recipe_file import build_recipe
 from gemsmith.sizing import memory_of, on_chips, work_of
-from gemsmith.train.optimizer import make_optimizer
-from gemsmith.train.step import input_shapes, make_step
-from gemsmith.train.tunix import adapted_model
+from gemsmith.train.tunix.backend import adapted_model
+from gemsmith.train.tunix.optimizer import make_optimizer
+from gemsmith.train.tunix.step import input_shapes, make_step
 
 ROWS, LENGTH = 2, 512
 
@@ -49,7 +50,9 @@ def stepped(tiny_checkpoint):
         mesh = jax.make_mesh((1,) * 4, AXES, axis_types=(jax.sharding.AxisType.Auto,) * 4, devices=jax.devices()[:1])
         checkpoint = open_checkpoint(str(folder))
         model = adapted_model(recipe, checkpoint, mesh)
-        step = make_step(model, nnx.Optimizer(model, make_optimizer(recipe.optimizer), wrt=nnx.LoRAParam), lora=recipe.lora, seed=0)
+        step = make_step(
+            model, nnx.Optimizer(model, make_optimizer(recipe.optimizer), wrt=nnx.LoRAParam), lora=recipe.lora, seed=0
+        )
         return model, step, on_chips(work_of(recipe, checkpoint.variant), "cpu", recipe)
 
     return make
@@ -78,7 +81,8 @@ def test_the_formulas_count_the_flops_and_bytes_of_the_step(stepped, variant, re
 
 
 def saved_bytes(model) -> int:
-    """What the layers of one row save for the backward pass: all that the scans over layers stack up, beside their carry."""
+    """What the layers of one row save for the backward pass: all that the scans over layers stack up, beside their
+    carry."""
     graph, trained, frozen = nnx.split(model, nnx.LoRAParam, ...)
     row = jax.ShapeDtypeStruct((1, LENGTH), jnp.int32)
 

@@ -1,4 +1,5 @@
-"""Damage to a saved step, to the rows and to records: found before it does harm, told in one line, and the advice works when followed."""
+"""Damage to a saved step, to the rows and to records: found before it does harm, told in one line, and the advice works
+when followed."""
 
 import json
 import random
@@ -15,15 +16,16 @@ from gemsmith.checkpoint import open_checkpoint
 from gemsmith.data import prepare_data
 from gemsmith.errors import DamageError
 from gemsmith.export.adapters import read_run_adapter
+from gemsmith.records import ExportRecord, TrainRecord, VerifyRecord
 from gemsmith.resolve import resolve
 from gemsmith.run import Run, is_complete, open_run, read_record
-from gemsmith.train.checksums import checksums
-from gemsmith.train.mesh import make_mesh
-from gemsmith.train.optimizer import make_optimizer
 from gemsmith.train.stage import train
-from gemsmith.train.step import place_moments
-from gemsmith.train.tunix import adapted_model
-from gemsmith.train.upstream import Checkpoints, Trainer
+from gemsmith.train.tunix.backend import adapted_model
+from gemsmith.train.tunix.checksums import checksums
+from gemsmith.train.tunix.mesh import make_mesh
+from gemsmith.train.tunix.optimizer import make_optimizer
+from gemsmith.train.tunix.step import place_moments
+from gemsmith.train.tunix.upstream import Checkpoints, Trainer
 
 FLIPS = 40
 RANK = 16  # Orbax writes smaller arrays than these into its index, which has checksums of its own
@@ -54,7 +56,8 @@ def trainer(whole):
 
 
 def flips(folder: Path, count: int):
-    """Flips a bit or replaces a byte somewhere in the folder, the same places each time; it is mended before the next."""
+    """Flips a bit or replaces a byte somewhere in the folder, the same places each time; it is mended before the
+    next."""
     chosen, files = random.Random(0), sorted(file for file in folder.rglob("*") if file.is_file())
     for _ in range(count):
         file = chosen.choices(files, [file.stat().st_size ** 0.5 for file in files])[0]
@@ -90,7 +93,10 @@ def test_damage_to_a_step_is_found_or_the_adapter_is_the_same(trained):
             found.append(str(error))
             continue
         for name, pair in good.modules.items():
-            assert pair.a.tobytes() == adapter.modules[name].a.tobytes() and pair.b.tobytes() == adapter.modules[name].b.tobytes(), what
+            assert (
+                pair.a.tobytes() == adapter.modules[name].a.tobytes()
+                and pair.b.tobytes() == adapter.modules[name].b.tobytes()
+            ), what
     assert len(found) > 20
     assert all(error.startswith(f"{trained.checkpoints}/6: is damaged (") and "\n" not in error for error in found)
 
@@ -138,7 +144,7 @@ def test_an_export_of_a_damaged_step_offers_the_last_good_one(trained, gemsmith)
     assert advised(error) == f"export {trained.path} --set export.step=2 --force".split()
     code, _, error = gemsmith(*advised(error))
     assert code == 0, error
-    assert read_record(trained, "export").step == 2 and read_record(trained, "export").notices == ()
+    assert read_record(trained, ExportRecord).step == 2 and read_record(trained, ExportRecord).notices == ()
 
 
 def test_an_export_without_a_good_step_says_so_and_leaves_the_earlier_export(trained, gemsmith):
@@ -146,7 +152,10 @@ def test_an_export_without_a_good_step_says_so_and_leaves_the_earlier_export(tra
     for step in (2, 4, 6):
         (trained.checkpoints / str(step) / "_CHECKPOINT_METADATA").unlink()
     code, _, error = gemsmith("export", trained.path, "--force")
-    assert code == 2 and "6: is damaged (its _CHECKPOINT_METADATA is missing); no other step is good: train again with: " in error
+    assert (
+        code == 2
+        and "6: is damaged (its _CHECKPOINT_METADATA is missing); no other step is good: train again with: " in error
+    )
     assert is_complete(trained, "export") and (trained.adapter / "adapter_model.safetensors").exists()
     assert gemsmith(*advised(error))[0] == 0
 
@@ -155,7 +164,7 @@ def test_a_step_that_is_damaged_after_its_export_is_no_failure_of_the_export(tra
     assert gemsmith("export", trained.path)[0] == 0
     damage_arrays(trained, 6)
     assert gemsmith("verify", trained.path)[0] == 0
-    check = next(check for check in read_record(trained, "verify").checks if check.name == "adapter")
+    check = next(check for check in read_record(trained, VerifyRecord).checks if check.name == "adapter")
     assert check.passed is None and "not compared: " in check.detail and "6: is damaged" in check.detail
 
 
@@ -167,18 +176,24 @@ def test_training_goes_on_from_the_last_good_step_once_the_damaged_ones_are_dele
     trained.record_file("train").unlink()
     code, _, error = gemsmith("train", trained.path)
     root = trained.checkpoints
-    assert code == 2 and f"{root}/6: is damaged (" in error and f"); step 2 is good: delete {root}/6 and {root}/4, then" in error
+    assert (
+        code == 2
+        and f"{root}/6: is damaged (" in error
+        and f"); step 2 is good: delete {root}/6 and {root}/4, then" in error
+    )
     assert sorted(folder.name for folder in root.iterdir()) == ["2", "4", "6"]
     for step in (4, 6):
         shutil.rmtree(root / str(step))
     code, _, error = gemsmith(*advised(error))
     assert code == 0, error
-    assert read_record(trained, "train").resumed_at == (2,)
+    assert read_record(trained, TrainRecord).resumed_at == (2,)
     assert sums(trained, 6) == sums(whole, 6)
 
 
 def sums(run: Run, step: int) -> dict:
-    return json.loads((run.checkpoints / str(step) / "_CHECKPOINT_METADATA").read_text())["custom_metadata"]["checksums"]
+    return json.loads((run.checkpoints / str(step) / "_CHECKPOINT_METADATA").read_text())["custom_metadata"][
+        "checksums"
+    ]
 
 
 def test_training_whose_steps_are_all_damaged_starts_again_as_advised(trained, gemsmith):
@@ -186,7 +201,11 @@ def test_training_whose_steps_are_all_damaged_starts_again_as_advised(trained, g
         truncate(trained.checkpoints / str(step) / "_CHECKPOINT_METADATA")
     trained.record_file("train").unlink()
     code, _, error = gemsmith("train", trained.path)
-    assert code == 2 and "6: is damaged (its _CHECKPOINT_METADATA is damaged); no earlier step is good, so start again with: " in error
+    assert (
+        code == 2
+        and "6: is damaged (its _CHECKPOINT_METADATA is damaged); no earlier step is good, so start again with: "
+        in error
+    )
     assert gemsmith(*advised(error))[0] == 0
 
 
@@ -200,10 +219,13 @@ def test_a_step_of_an_earlier_version_still_opens_and_both_stages_say_so(trained
     trained.record_file("train").unlink()
     code, _, error = gemsmith("train", trained.path)
     assert code == 0 and "train: notice: " in error
-    notice = f"{trained.checkpoints}/4 was saved by an earlier version, without checksums: damage to its values would go unseen."
-    assert read_record(trained, "train").notices == (notice,)
+    notice = (
+        f"{trained.checkpoints}/4 was saved by an earlier version, without checksums: damage to its values would go "
+        "unseen."
+    )
+    assert read_record(trained, TrainRecord).notices == (notice,)
     assert gemsmith("export", trained.path, "--set", "export.step=4")[0] == 0
-    assert read_record(trained, "export").notices == (notice,)
+    assert read_record(trained, ExportRecord).notices == (notice,)
 
 
 def test_arrays_have_the_checksums_on_devices_that_numpy_finds(trainer):

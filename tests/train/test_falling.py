@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from gemsmith.recipe import build_recipe
+from gemsmith.recipe_file import build_recipe
 from gemsmith.records import TrainRecord, TrainStep
 from gemsmith.train.falling import risen_notices, unfallen_notices
 
@@ -12,12 +12,16 @@ DEMO = Path(__file__).parents[2] / "benchmarks" / "records" / "demo" / "train.js
 
 
 def recipe(**sections):
-    return build_recipe({"checkpoint": "base", "data": {"train": "rows.jsonl"}, "optimizer": {"warmup_steps": 0}} | sections)
+    return build_recipe(
+        {"checkpoint": "base", "data": {"train": "rows.jsonl"}, "optimizer": {"warmup_steps": 0}} | sections
+    )
 
 
 def steps(losses, *, skipped=(), rate=1e-4):
     return [
-        TrainStep(step=step, loss=loss, grad_norm=1.0, learning_rate=rate, real_tokens=1, step_s=1.0, skipped=step in skipped)
+        TrainStep(
+            step=step, loss=loss, grad_norm=1.0, learning_rate=rate, real_tokens=1, step_s=1.0, skipped=step in skipped
+        )
         for step, loss in enumerate(losses, start=1)
     ]
 
@@ -55,7 +59,9 @@ def test_a_fall_too_small_to_count_is_said_also_where_there_is_no_noise():
 
 def test_a_fall_within_the_noise_is_said():
     (notice,), _ = both(steps([1.0, 0.7, 1.3, 0.95, 1.25, 0.8, 0.95, 1.3, 0.7]))
-    assert notice.startswith("The loss fell no further than its noise: median 1 in the first 3 steps, 0.95 in the last 3; ")
+    assert notice.startswith(
+        "The loss fell no further than its noise: median 1 in the first 3 steps, 0.95 in the last 3; "
+    )
 
 
 @pytest.mark.parametrize("level", [
@@ -72,7 +78,9 @@ def test_a_loss_that_fell_is_no_notice(level):
 def test_a_loss_that_rose_is_a_grave_notice():
     unfallen, (notice,) = both(noisy(lambda share: 2 + 2 * share, 50, noise=0.02))
     assert unfallen == ()
-    assert notice.startswith("The loss rose: median 2.") and "optimizer.learning_rate, 0.0001, may be too high" in notice
+    assert (
+        notice.startswith("The loss rose: median 2.") and "optimizer.learning_rate, 0.0001, may be too high" in notice
+    )
 
 
 def test_few_steps_say_nothing():
@@ -94,7 +102,8 @@ def test_steps_without_a_loss_or_an_update_are_left_out():
     ({}, [0.0] * 20, (), "it was low from the start"),
     ({"train": {"start_adapter": "mine"}}, [2.5] * 20, (), "training went on from train.start_adapter"),
     ({}, [2.5] * 20, tuple(range(1, 13)), "the updates of 12 of 20 steps were left out"),
-    ({"optimizer": {"learning_rate": 1e-9, "warmup_steps": 2}}, [2.5] * 20, (), "optimizer.learning_rate, 1e-09, is too low, or 20 steps"),
+    ({"optimizer": {"learning_rate": 1e-9, "warmup_steps": 2}}, [2.5] * 20, (), "optimizer.learning_rate, 1e-09, is "
+                                                                                "too low, or 20 steps"),
 ])  # fmt: skip
 def test_the_notice_names_a_likely_reason(sections, losses, skipped, reason):
     (notice,), _ = both(steps(losses, skipped=skipped), recipe(**sections))

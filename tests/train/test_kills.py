@@ -1,4 +1,5 @@
-"""Training killed again and again, at random moments and in the middle of saves, ends with the adapter of one that nothing stopped."""
+"""Training killed again and again, at random moments and in the middle of saves, ends with the adapter of one that
+nothing stopped."""
 
 import random
 import subprocess
@@ -10,13 +11,14 @@ import pytest
 from gemsmith.export.adapters import read_run_adapter
 from gemsmith.train.stage import train
 
-# Imports once, and for each line that it reads starts a training in a process of its own, whose number it prints, and then its end.
+# Imports once, and for each line that it reads starts a training in a process of its own, whose number it prints, and
+# then its end.
 TRAININGS = """
 import os, sys, time
 from pathlib import Path
 from gemsmith.data import Batches
 from gemsmith.run import Run, find_run
-from gemsmith.train import tunix
+from gemsmith.train.tunix import backend as tunix
 path, batch = Path(sys.argv[1]), Batches.batch
 def slowly(self, step, rows):
     time.sleep(0.05)

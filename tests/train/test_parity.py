@@ -1,4 +1,5 @@
-"""A training step here and in transformers + PEFT + torch, from the same base and the same start, fp32, without dropout."""
+"""A training step here and in transformers + PEFT + torch, from the same base and the same start, fp32, without
+dropout."""
 
 import re
 from dataclasses import replace
@@ -12,16 +13,16 @@ import transformers
 from flax import nnx
 
 from gemsmith.checkpoint import open_checkpoint
-from gemsmith.checkpoint.tiny import make_tokenizer, write_checkpoint
 from gemsmith.execution import SAVED
 from gemsmith.models import hf_names_of
-from gemsmith.recipe import build_recipe
-from gemsmith.train.hosts import place
-from gemsmith.train.mesh import make_mesh
-from gemsmith.train.optimizer import make_optimizer
+from gemsmith.recipe_file import build_recipe
+from gemsmith.testing.tiny import make_tokenizer, write_checkpoint
 from gemsmith.train.schedule import learning_rate
-from gemsmith.train.step import input_shapes, make_step, place_moments
-from gemsmith.train.tunix import adapted_model
+from gemsmith.train.tunix.backend import adapted_model
+from gemsmith.train.tunix.hosts import place
+from gemsmith.train.tunix.mesh import make_mesh
+from gemsmith.train.tunix.optimizer import make_optimizer
+from gemsmith.train.tunix.step import input_shapes, make_step, place_moments
 from gemsmith.zoo import find_variant, lora_targets, text_tensors
 
 # Beyond the tiny variants' window of 64.
@@ -30,7 +31,8 @@ ROWS, LENGTH, UPDATES = 2, 80, 20
 
 @pytest.fixture(autouse=True, scope="module")
 def quick_compiles():
-    """Compiling is most of these tests' time; without optimisations it takes half as long, and the numbers are as exact."""
+    """Compiling is most of these tests' time; without optimisations it takes half as long, and the numbers are as
+    exact."""
     jax.config.update("jax_disable_most_optimizations", True)
     yield
     jax.config.update("jax_disable_most_optimizations", False)
@@ -58,7 +60,9 @@ class Pair:
         self.start = self.by_name(self.flat)
         self.zeros = jax.tree.map(np.array, self.step.moments)
         self.places = jax.tree.map(lambda value: value.sharding, self.step.moments)
-        base = transformers.AutoModelForImageTextToText.from_pretrained(checkpoint, attn_implementation="eager", dtype=torch.float32)
+        base = transformers.AutoModelForImageTextToText.from_pretrained(
+            checkpoint, attn_implementation="eager", dtype=torch.float32
+        )
         names = "|".join(re.escape(target.module) for target in self.targets)
         self.reference = peft.get_peft_model(base, peft.LoraConfig(r=4, lora_alpha=8.0, target_modules=f"({names})"))
         self.weights = {
@@ -79,7 +83,11 @@ class Pair:
 
     def by_name(self, flat):
         """{module.A: (in, R), module.B: (R, out)} of what is stacked for the model's layers."""
-        return {name: value for path, leaf in flat for name, value in zip(self.names_of(path), np.array(leaf[...]), strict=True)}
+        return {
+            name: value
+            for path, leaf in flat
+            for name, value in zip(self.names_of(path), np.array(leaf[...]), strict=True)
+        }
 
     def names_of(self, path):
         """("layers", 3, "mlp", "up_proj", "kernel_lora_a") -> [model.language_model.layers.3.mlp.up_proj.A, …]"""
@@ -96,7 +104,9 @@ class Pair:
             for name, weight in self.weights.items():
                 weight.copy_(torch.tensor(start[name].T))
         optimizer = self.recipe.optimizer
-        self.optimizer = torch.optim.AdamW(self.weights.values(), lr=optimizer.learning_rate, weight_decay=optimizer.weight_decay)
+        self.optimizer = torch.optim.AdamW(
+            self.weights.values(), lr=optimizer.learning_rate, weight_decay=optimizer.weight_decay
+        )
         self.scheduler = transformers.get_cosine_schedule_with_warmup(self.optimizer, optimizer.warmup_steps, UPDATES)
 
     def update(self, number):
@@ -138,7 +148,9 @@ def pair(request, tmp_path_factory):
     torch.set_num_threads(2)
     variant, random = find_variant(request.param), np.random.default_rng(7)
     folder = tmp_path_factory.mktemp("parity") / variant.name
-    write_checkpoint(variant, {tensor.name: make_weight(tensor, random) for tensor in text_tensors(variant)}, folder, dtype="float32")
+    write_checkpoint(
+        variant, {tensor.name: make_weight(tensor, random) for tensor in text_tensors(variant)}, folder, dtype="float32"
+    )
     make_tokenizer(folder)
     return Pair(variant.name, folder)
 
@@ -171,7 +183,8 @@ def test_loss_and_every_gradient_agree(pair):
     start = {name: value + noise[name] if name.endswith(".B") else value for name, value in pair.start.items()}
     pair.reset(start)
     losses, norms = pair.update(0)
-    # Measured over the four: loss 1.2e-7, norm 6e-7, gradients 2.8e-6 to 6.4e-6, adapters after twenty updates 3e-6 to 8e-6.
+    # Measured over the four: loss 1.2e-7, norm 6e-7, gradients 2.8e-6 to 6.4e-6, adapters after twenty updates 3e-6 to
+    # 8e-6.
     assert losses[0] == pytest.approx(losses[1], rel=1e-6)
     assert norms[0] == pytest.approx(norms[1], rel=1e-5)
     moments = first_moments(pair, pair.moments)
@@ -180,11 +193,16 @@ def test_loss_and_every_gradient_agree(pair):
 
 
 @pytest.mark.parametrize(
-    ("pair", "remat"), [("tiny-31b", SAVED), ("tiny-e2b", "layer"), ("tiny-e2b", ("attended", "lora"))], indirect=["pair"]
+    ("pair", "remat"),
+    [("tiny-31b", SAVED), ("tiny-e2b", "layer"), ("tiny-e2b", ("attended", "lora"))],
+    indirect=["pair"],
 )
 def test_what_is_computed_again_gives_the_same_gradients(pair, remat):
     random = np.random.default_rng(5)
-    start = {name: value + 0.05 * random.standard_normal(value.shape).astype(np.float32) for name, value in pair.start.items()}
+    start = {
+        name: value + 0.05 * random.standard_normal(value.shape).astype(np.float32)
+        for name, value in pair.start.items()
+    }
     results = []
     for step in (pair.step, pair.make_step(remat)):
         pair.reset(start)

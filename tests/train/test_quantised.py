@@ -7,11 +7,11 @@ import jax
 import numpy as np
 import pytest
 
+from gemsmith.aot.compiled import lower_step
 from gemsmith.data import Batches
 from gemsmith.errors import Preempted, RunError
 from gemsmith.export.adapters import read_run_adapter
-from gemsmith.plan.compiled import lower_step
-from gemsmith.recipe import build_recipe
+from gemsmith.recipe_file import build_recipe
 from gemsmith.run import open_run
 from gemsmith.train.stage import train
 
@@ -46,6 +46,9 @@ def test_a_run_on_nf4_learns_and_goes_on_with_the_same_bytes(prepare, tmp_path, 
 def test_a_step_on_codes_is_lowered_with_no_weights(dtype, codes):
     """As a plan compiles it; the loop over layers takes codes."""
     values = {"model": "tiny-26b-a4b", "checkpoint": "x", "data": {"train": "x", "max_length": 64}}
-    recipe = build_recipe(values | {"train": {"rows_per_step": 1, "dtype": dtype, "remat": "layer"}, "lora": {"rank": 4, "targets": ["q"]}})
+    recipe = build_recipe(
+        values
+        | {"train": {"rows_per_step": 1, "dtype": dtype, "remat": "layer"}, "lora": {"rank": 4, "targets": ["q"]}}
+    )
     text = lower_step(recipe, jax.devices()[:1])[0].as_text()
     assert codes in text.split("while")[0]

@@ -3,7 +3,8 @@ import torch
 import transformers
 
 from gemsmith.errors import RecipeError
-from gemsmith.recipe import Optimizer, build_recipe
+from gemsmith.recipe import Optimizer
+from gemsmith.recipe_file import build_recipe
 from gemsmith.train.schedule import learning_rate
 
 
@@ -19,7 +20,9 @@ def test_every_rate_is_that_of_transformers(schedule, warmup, updates):
     scheduler = make(torch_optimizer, warmup, updates)
     settings = Optimizer(learning_rate=3e-4, schedule=schedule, warmup_steps=warmup)
     for update in range(updates):
-        assert learning_rate(settings, update=update, updates=updates) == pytest.approx(scheduler.get_last_lr()[0], rel=1e-12, abs=1e-18)
+        assert learning_rate(settings, update=update, updates=updates) == pytest.approx(
+            scheduler.get_last_lr()[0], rel=1e-12, abs=1e-18
+        )
         torch_optimizer.step()
         scheduler.step()
 
@@ -32,7 +35,10 @@ def test_a_ratio_gives_the_steps_that_transformers_makes_of_it(ratio, updates):
 
 def test_steps_and_a_ratio_are_refused_together():
     values = {"checkpoint": "x", "data": {"train": "x"}, "optimizer": {"warmup_steps": 3, "warmup_ratio": 0.1}}
-    with pytest.raises(RecipeError, match=r"warmup_steps: 3 was given, and optimizer.warmup_ratio 0.1; set one of them, the other null$"):
+    with pytest.raises(
+        RecipeError,
+        match=r"warmup_steps: 3 was given, and optimizer.warmup_ratio 0.1; set one of them, the other null$",
+    ):
         build_recipe(values)
     assert build_recipe(values, ["optimizer.warmup_steps=null"]).optimizer.warmup(20) == 2
     assert [Optimizer().warmup(updates) for updates in (1, 5, 19, 1000, 9000)] == [0, 0, 1, 100, 100]

@@ -48,7 +48,11 @@ def test_a_loss_that_stays_high_is_no_spike_any_more():
         ({"loss": math.nan, "skipped": True}, {"on_nonfinite": "skip"}, None),
         ({"loss": 9.0, "spike": True}, {}, None),
         ({"loss": 9.0, "spike": True, "skipped": True}, {"on_spike": "skip"}, None),
-        ({"loss": 9.0, "spike": True}, {"on_spike": "stop"}, r"step 1 has loss 9, over 3 × the median .*train.on_spike is stop"),
+        (
+            {"loss": 9.0, "spike": True},
+            {"on_spike": "stop"},
+            r"step 1 has loss 9, over 3 × the median .*train.on_spike is stop",
+        ),
     ],
 )
 def test_the_recipe_says_what_training_stops_at(step, train, reason):

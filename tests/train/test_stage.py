@@ -9,6 +9,7 @@ import pytest
 from gemsmith.errors import RunError
 from gemsmith.export.adapters import read_run_adapter
 from gemsmith.lock import LOCK
+from gemsmith.records import TrainRecord
 from gemsmith.run import open_run, read_record
 from gemsmith.train.stage import train
 
@@ -49,15 +50,28 @@ def wait_for_a_save(process, folder):
     assert json.loads((folder / LOCK).read_text())["pid"] == process.pid
 
 
-def test_a_second_command_leaves_a_training_alone_and_once_that_is_killed_goes_on(prepare, start, tmp_path, gemsmith, capfd):
+def test_a_second_command_leaves_a_training_alone_and_once_that_is_killed_goes_on(
+    prepare, start, tmp_path, gemsmith, capfd
+):
     whole, shared = (prepare(tmp_path / name, **KEYS) for name in ("whole", "shared"))
     train(whole)
     first = start("train", shared.path)
     wait_for_a_save(first, shared.checkpoints)
     capfd.readouterr()
-    for verb in (["train"], ["train", "--force"], ["run"], ["export"], ["report"], ["data", "--force", "--set", "data.max_length=128"]):
+    for verb in (
+        ["train"],
+        ["train", "--force"],
+        ["run"],
+        ["export"],
+        ["report"],
+        ["data", "--force", "--set", "data.max_length=128"],
+    ):
         code, _, err = gemsmith(*verb, shared.path)
-        assert code == 2 and err.count("\n") == 1 and f"is in use by `gemsmith train {shared.path}` (process {first.pid} on" in err, verb
+        assert (
+            code == 2
+            and err.count("\n") == 1
+            and f"is in use by `gemsmith train {shared.path}` (process {first.pid} on" in err
+        ), verb
     assert "<turn|>" in gemsmith("data", shared.path, "--show", 1)[1]
     assert first.poll() is None, "it has ended too early to be disturbed"
     first.kill()
@@ -65,7 +79,7 @@ def test_a_second_command_leaves_a_training_alone_and_once_that_is_killed_goes_o
     second = start("train", shared.path)
     _, err = second.communicate(timeout=120)
     assert second.returncode == 0, err
-    assert read_record(shared, "train").resumed_at
+    assert read_record(shared, TrainRecord).resumed_at
     found, wanted = (read_run_adapter(run, 12).modules for run in (shared, whole))
     for name, pair in wanted.items():
         assert (found[name].a.tobytes(), found[name].b.tobytes()) == (pair.a.tobytes(), pair.b.tobytes()), name
@@ -79,15 +93,23 @@ def test_two_runs_do_not_save_to_one_folder_at_a_time(prepare, start, tmp_path):
     for fresh in (False, True):
         with pytest.raises(RunError) as error:
             train(second, fresh=fresh)
-        expected = f"train.checkpoint_folder {tmp_path / 'saves'}: is in use by `gemsmith train {first.path}` (process {training.pid} on"
+        expected = (
+            f"train.checkpoint_folder {tmp_path / 'saves'}: is in use by `gemsmith train {first.path}` (process "
+            f"{training.pid} on"
+        )
         assert expected in str(error.value)
     assert not second.record_file("train").exists()
     _, err = training.communicate(timeout=120)
-    assert training.returncode == 0 and len(read_record(first, "train").steps) == 12, err
+    assert training.returncode == 0 and len(read_record(first, TrainRecord).steps) == 12, err
 
 
 def test_a_folder_that_holds_only_a_lock_was_not_trained_in(prepared_run):
     run = prepared_run()
     run.checkpoints.mkdir()
     (run.checkpoints / LOCK).touch()
-    assert open_run(run.path, run.recipe.model_copy(update={"lora": run.recipe.lora.model_copy(update={"rank": 2})})).recipe.lora.rank == 2
+    assert (
+        open_run(
+            run.path, run.recipe.model_copy(update={"lora": run.recipe.lora.model_copy(update={"rank": 2})})
+        ).recipe.lora.rank
+        == 2
+    )

@@ -1,7 +1,8 @@
 import pytest
 
 from gemsmith.errors import RecipeError
-from gemsmith.recipe import Optimizer, build_recipe
+from gemsmith.recipe import Optimizer
+from gemsmith.recipe_file import build_recipe
 from gemsmith.run import Run
 from gemsmith.train.steps import check_export_step, say_schedule, schedule_notices
 
@@ -12,22 +13,28 @@ def run_of(folder, *overrides: str) -> Run:
 
 def test_a_rate_that_is_never_reached_is_told_before_the_first_step_and_in_the_record(capsys):
     recipe = build_recipe({"checkpoint": "x", "data": {"train": "x"}}, ["optimizer.warmup_steps=100"])
-    notice = "Training has 19 steps and warm-up takes 100, so no step gets optimizer.learning_rate, 0.0001: the last one gets 1.8e-05."
+    notice = (
+        "Training has 19 steps and warm-up takes 100, so no step gets optimizer.learning_rate, 0.0001: the last one "
+        "gets 1.8e-05."
+    )
     assert schedule_notices(recipe.optimizer, 19)[0].startswith(notice)
     say_schedule(recipe, 19)
     said = capsys.readouterr().err
     assert "train: 19 steps, warm-up of 100 to the learning rate 0.0001\n" in said and notice in said
 
 
-@pytest.mark.parametrize(("warmup", "steps", "told"), [(18, 19, False), (19, 19, True), (0, 1, False), (1, 1, True), (None, 1, False)])
+@pytest.mark.parametrize(
+    ("warmup", "steps", "told"), [(18, 19, False), (19, 19, True), (0, 1, False), (1, 1, True), (None, 1, False)]
+)
 def test_one_step_at_the_full_rate_is_enough(warmup, steps, told):
     assert bool(schedule_notices(Optimizer(warmup_steps=warmup), steps)) == told
 
 
 def test_open_warmup_is_said_with_its_reason(capsys):
     say_schedule(build_recipe({"checkpoint": "x", "data": {"train": "x"}}), 19)
-    assert "19 steps, warm-up of 1 to the learning rate 0.0001 (a tenth of the steps, at most 100: optimizer.warmup_steps is not set)" in (
-        capsys.readouterr().err
+    assert (
+        "19 steps, warm-up of 1 to the learning rate 0.0001 (a tenth of the steps, at most 100: optimizer.warmup_steps "
+        "is not set)" in (capsys.readouterr().err)
     )
 
 
@@ -37,7 +44,9 @@ def test_a_step_that_will_not_be_kept_cannot_be_exported(tmp_path, step, kept):
     run = run_of(tmp_path, f"export.step={step}", "train.checkpoint_every=5", "train.keep_checkpoints=4")
     if kept:
         return check_export_step(run, 25)
-    with pytest.raises(RecipeError, match=rf"^export\.step: {step} was given; .* 10, 15, 20, 25 kept; set one of those or null"):
+    with pytest.raises(
+        RecipeError, match=rf"^export\.step: {step} was given; .* 10, 15, 20, 25 kept; set one of those or null"
+    ):
         check_export_step(run, 25)
     return None
 

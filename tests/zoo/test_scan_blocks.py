@@ -28,7 +28,17 @@ def test_published_variants_are_one_block_again_and_again(name, expected):
 def test_an_irregular_end_is_a_block_of_its_own():
     variant = replace(find_variant("gemma4-31b"), layers=15)
     assert scans(variant) == [(0, 6, 2), (12, 3, 1)]
-    assert [list(layers) for layers in variant.stacks] == [[0, 6], [1, 7], [2, 8], [3, 9], [4, 10], [5, 11], [12], [13], [14]]
+    assert [list(layers) for layers in variant.stacks] == [
+        [0, 6],
+        [1, 7],
+        [2, 8],
+        [3, 9],
+        [4, 10],
+        [5, 11],
+        [12],
+        [13],
+        [14],
+    ]
 
 
 def test_a_block_in_which_sharing_of_kv_begins_stands_alone():

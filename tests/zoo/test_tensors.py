@@ -20,7 +20,8 @@ def adapter_count(targets, rank):
 
 @pytest.mark.parametrize(("name", "billions"), PUBLISHED_BILLIONS.items())
 def test_the_tensors_add_up_to_the_published_count(name, billions):
-    """The files of E2B and E4B carry k, v and k_norm in layers that share another's, and the published counts include them."""
+    """The files of E2B and E4B carry k, v and k_norm in layers that share another's, and the published counts include
+    them."""
     count = parameter_count(text_tensors(find_variant(name), optional=True))
     assert round(count / 1e9, 2) == billions
 
@@ -30,7 +31,8 @@ def test_the_31b_counted_exactly():
 
 
 def test_lora_on_every_projection_of_the_31b_and_the_published_recipes_count():
-    """489.7 M; the published recipe had none on K of the global layers, and one A for K and V of the local ones: 467.8 M."""
+    """489.7 M; the published recipe had none on K of the global layers, and one A for K and V of the local ones: 467.8
+    M."""
     variant = find_variant("gemma4-31b")
     targets = lora_targets(variant)
     assert adapter_count(targets, 64) == 489_717_760

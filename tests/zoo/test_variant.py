@@ -26,7 +26,13 @@ def test_a_variant_reads_back_from_its_own_config(name):
 
 @pytest.mark.parametrize(
     ("name", "layers", "global_layers"),
-    [("gemma4-e2b", 35, 7), ("gemma4-e4b", 42, 7), ("gemma4-12b", 48, 8), ("gemma4-26b-a4b", 30, 5), ("gemma4-31b", 60, 10)],
+    [
+        ("gemma4-e2b", 35, 7),
+        ("gemma4-e4b", 42, 7),
+        ("gemma4-12b", 48, 8),
+        ("gemma4-26b-a4b", 30, 5),
+        ("gemma4-31b", 60, 10),
+    ],
 )
 def test_global_layers_are_as_many_as_published(name, layers, global_layers):
     kinds = find_variant(name).layer_types
@@ -38,9 +44,16 @@ def test_a_config_that_gives_the_global_heads_by_layer_is_read(config):
     text = config["text_config"]
     del text["global_head_dim"], text["num_global_key_value_heads"]
     of_global = {"head_dim": 512, "num_key_value_heads": 4}
-    text["per_layer_config"] = {str(layer): dict(of_global) for layer, kind in enumerate(text["layer_types"]) if kind == "full_attention"}
+    text["per_layer_config"] = {
+        str(layer): dict(of_global) for layer, kind in enumerate(text["layer_types"]) if kind == "full_attention"
+    }
     assert differing_fields(read_variant(config), find_variant("gemma4-31b")) == []
-    for layer, entry in (("0", {"head_dim": 128}), ("5", {"head_dim": 128}), ("5", {"sliding_window": 8}), ("full_attention", {})):
+    for layer, entry in (
+        ("0", {"head_dim": 128}),
+        ("5", {"head_dim": 128}),
+        ("5", {"sliding_window": 8}),
+        ("full_attention", {}),
+    ):
         bad = copy.deepcopy(config)
         bad["text_config"]["per_layer_config"][layer] = entry
         with pytest.raises(CheckpointError, match="per_layer_config must"):
@@ -65,7 +78,10 @@ def test_a_config_that_gives_the_global_heads_by_layer_is_read(config):
         ({"attention_dropout": 0.1}, "attention_dropout = 0.1"),
         ({"num_kv_shared_layers": 60}, "none before them is sliding_attention"),
         ({"num_kv_shared_layers": 55}, "none before them is full_attention"),
-        ({"enable_moe_block": True, "num_experts": 4, "moe_intermediate_size": 8, "top_k_experts": 5}, "top_k_experts = 5"),
+        (
+            {"enable_moe_block": True, "num_experts": 4, "moe_intermediate_size": 8, "top_k_experts": 5},
+            "top_k_experts = 5",
+        ),
         ({"enable_moe_block": True}, "num_experts = None"),
         ({"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 9}, "vocab_size_per_layer_input = 9"),
     ],
@@ -87,7 +103,11 @@ def test_a_config_that_is_no_gemma_4_is_refused_by_the_key(config, change, messa
     [
         ("full_attention", {"factor": 8.0}, "rope_parameters.full_attention.factor = 8.0"),
         ("full_attention", {"rope_type": "yarn"}, "rope_parameters.full_attention.rope_type = 'yarn'"),
-        ("sliding_attention", {"rope_type": "linear", "factor": 4.0}, "rope_parameters.sliding_attention.rope_type = 'linear'"),
+        (
+            "sliding_attention",
+            {"rope_type": "linear", "factor": 4.0},
+            "rope_parameters.sliding_attention.rope_type = 'linear'",
+        ),
     ],
 )
 def test_another_rotation_than_gemma_4s_is_refused(config, kind, change, message):

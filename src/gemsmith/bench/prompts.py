@@ -1,7 +1,8 @@
 """Random prompts of an exact number of tokens.
 
-vLLM's own `random` prompts drift: they decode random ids, and where a token is half a character, what comes back is longer (128 asked, 192
-sent with a tokenizer of 1,024 tokens; requests over max_model_len then fail). These are made of tokens that survive the round trip.
+vLLM's own `random` prompts drift: they decode random ids, and where a token is half a character, what comes back is
+longer (128 asked, 192 sent with a tokenizer of 1,024 tokens; requests over max_model_len then fail). These are made of
+tokens that survive the round trip.
 """
 
 import random
@@ -43,7 +44,9 @@ def count_tokens(tokenizer: "Tokenizer", text: str) -> int:
 
 
 def _plain_tokens(tokenizer: "Tokenizer", source: random.Random) -> list[str]:
-    """Texts that are one token each, also behind a word: no special tokens, no signs that begin one, no halves of characters."""
+    """Texts that are one token each, also behind a word: no special tokens, no signs that begin one, no halves of
+    characters.
+    """
     bare = count_tokens(tokenizer, "a")
     added = tokenizer.get_added_tokens_decoder()
     # Neighbours could otherwise spell a special token between them, such as `<` and `eos>`.
@@ -61,7 +64,8 @@ def _plain_tokens(tokenizer: "Tokenizer", source: random.Random) -> list[str]:
             break
     if not pool:
         raise CheckpointError(
-            "tokenizer.json: has no token that decodes to printable text, so bench cannot make prompts; is it the model's own?"
+            "tokenizer.json: has no token that decodes to printable text, so bench cannot make prompts; is it the "
+            "model's own?"
         )
     return pool
 

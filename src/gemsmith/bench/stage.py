@@ -15,8 +15,10 @@ from rich.text import Text
 from gemsmith.bench.cells import Ask, notices_of, plan_cells, read_cell
 from gemsmith.bench.prompts import make_prompts
 from gemsmith.errors import EngineError
+from gemsmith.files import write_text
+from gemsmith.provenance import start_clock
 from gemsmith.records import BenchCell, BenchRecord
-from gemsmith.run import Run, start_clock, write_record, write_text
+from gemsmith.run import Run, write_record
 from gemsmith.serve.engine import KEY_VARIABLE, clean_environment
 from gemsmith.serve.process import guarded, last_lines, refuse_full_disk
 from gemsmith.serve.server import Server
@@ -49,7 +51,9 @@ def bench(run: Run, servers: Servers) -> BenchRecord:
         write_text(folder / ask.prompts_file, _prompt_rows(server.folder, ask))
     cells = [client_arguments(server, ask, folder) for ask in asks]
     write_text(folder / "cells.json", json.dumps(cells, indent=1))
-    measured = _run_client(server, [str(server.python), str(CLIENT), str(folder / "cells.json"), str(folder / HEARD)], asks, folder)
+    measured = _run_client(
+        server, [str(server.python), str(CLIENT), str(folder / "cells.json"), str(folder / HEARD)], asks, folder
+    )
     record = BenchRecord(
         origin=origin_with_engine(run, "bench", clock, server),
         cells=tuple(measured),
@@ -109,18 +113,24 @@ def _run_client(server: Server, command: Sequence[str], asks: Sequence[Ask], fol
         console.status("") as status,
     ):
         for ask in asks:
-            status.update(f"bench {ask.number}/{len(asks)}: {ask.input_tokens} tokens in, {ask.request_rate:g} requests/s")
+            status.update(
+                f"bench {ask.number}/{len(asks)}: {ask.input_tokens} tokens in, {ask.request_rate:g} requests/s"
+            )
             result = _wait_for(ask, folder, process, server)
             try:
                 cells.append(read_cell(ask, result))
             except EngineError as error:
-                raise EngineError(f"{error}; the end of the client's output:\n{_failures(log) or last_lines(log)}") from None
+                raise EngineError(
+                    f"{error}; the end of the client's output:\n{_failures(log) or last_lines(log)}"
+                ) from None
             console.print(_describe(cells[-1]))
     return cells
 
 
 def _wait_for(ask: Ask, folder: Path, process: subprocess.Popen[bytes], server: Server) -> Any:
-    """The cell's result once it is there whole. Raises EngineError where the client or the server ends, or no token comes any more."""
+    """The cell's result once it is there whole. Raises EngineError where the client or the server ends, or no token
+    comes any more.
+    """
     log, heard, heard_s = folder / "client.log", None, time.monotonic()
     while True:
         ended = process.poll() is not None  # asked first: what a client that has ended wrote is all there
@@ -131,13 +141,15 @@ def _wait_for(ask: Ask, folder: Path, process: subprocess.Popen[bytes], server: 
             if ended:
                 refuse_full_disk(log)
                 raise EngineError(
-                    f"bench: {ask}: vLLM's bench client failed (exit code {process.returncode}); the end of its output:\n{last_lines(log)}"
+                    f"bench: {ask}: vLLM's bench client failed (exit code {process.returncode}); the end of its "
+                    f"output:\n{last_lines(log)}"
                 ) from None
         if (touched := _touched(folder / HEARD)) != heard:
             heard, heard_s = touched, time.monotonic()
         if time.monotonic() - heard_s > ask.quiet_s:
             raise EngineError(
-                f"bench: {ask}: no token has come for {ask.quiet_s:.0f} s: a stream has stalled, or the server hangs; see {server.log} "
+                f"bench: {ask}: no token has come for {ask.quiet_s:.0f} s: a stream has stalled, or the server hangs; "
+                f"see {server.log} "
                 f"and {log}; the cells before it are in {folder}"
             )
         time.sleep(POLL_S)
@@ -153,7 +165,11 @@ def _touched(file: Path) -> int | None:
 
 def _failures(log: Path) -> str:
     """The client's own lines on why requests failed."""
-    return "\n".join(line[:300] for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.startswith("Error "))
+    return "\n".join(
+        line[:300]
+        for line in log.read_text(encoding="utf-8", errors="replace").splitlines()
+        if line.startswith("Error ")
+    )
 
 
 def _client_environment() -> dict[str, str]:

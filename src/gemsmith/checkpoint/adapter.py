@@ -19,7 +19,8 @@ from gemsmith.zoo import Tensor, Variant
 from gemsmith.zoo.tensors import PREFIX
 
 WEIGHTS = "adapter_model.safetensors"
-# In the metadata of adapter_model.safetensors: SHA-256 of its tensors, and the fingerprint of the base that was trained on.
+# In the metadata of adapter_model.safetensors: SHA-256 of its tensors, and the fingerprint of the base that was trained
+# on.
 SHA256_KEY, BASE_KEY = "gemsmith_sha256", "gemsmith_base"
 # Also there: the modules v_proj that no model has, and that hold K's matrices again for vLLM.
 _COPIES_KEY = "gemsmith_v_of_k"
@@ -78,8 +79,14 @@ def check_fit(adapter: Adapter, targets: Iterable[Tensor], *, source: str) -> No
     expected = {target.module: target.shape for target in targets}
     missing, extra = sorted(expected.keys() - adapter.modules.keys()), sorted(adapter.modules.keys() - expected.keys())
     if missing or extra:
-        parts = [f"{len(names)} {word} ({some(names)})" for word, names in (("missing", missing), ("not asked for", extra)) if names]
-        raise CheckpointError(f"adapter {source}: its modules are not those of model and lora.targets: {'; '.join(parts)}")
+        parts = [
+            f"{len(names)} {word} ({some(names)})"
+            for word, names in (("missing", missing), ("not asked for", extra))
+            if names
+        ]
+        raise CheckpointError(
+            f"adapter {source}: its modules are not those of model and lora.targets: {'; '.join(parts)}"
+        )
     for name, (a, b) in adapter.shapes.items():
         out, inner = expected[name]
         if a != (adapter.rank, inner) or b != (out, adapter.rank):
@@ -91,26 +98,33 @@ def check_fit(adapter: Adapter, targets: Iterable[Tensor], *, source: str) -> No
 
 def check_finite(adapter: Adapter, *, source: str, otherwise: str) -> None:
     """Raises CheckpointError, with what to do `otherwise`, where an adapter would break the model."""
-    refuse_broken([name for name, pair in adapter.modules.items() if not pair.finite], source=source, otherwise=otherwise)
+    refuse_broken(
+        [name for name, pair in adapter.modules.items() if not pair.finite], source=source, otherwise=otherwise
+    )
 
 
 def refuse_broken(modules: Sequence[str], *, source: str, otherwise: str) -> None:
     if modules:
-        raise CheckpointError(f"adapter {source}: NaN or infinity in {len(modules)} modules ({some(modules)}); {otherwise}")
+        raise CheckpointError(
+            f"adapter {source}: NaN or infinity in {len(modules)} modules ({some(modules)}); {otherwise}"
+        )
 
 
 def read_peft_adapter(folder: Path) -> Adapter:
-    """The plain LoRA adapter in a PEFT folder, of the multimodal class or the text-only one; modules get the multimodal names.
+    """The plain LoRA adapter in a PEFT folder, of the multimodal class or the text-only one; modules get the multimodal
+    names.
 
-    Where modules have ranks or alphas of their own, matrices are padded with zeros to the largest rank, and B is scaled so that one alpha
-    holds for all. Raises CheckpointError where a file is missing, damaged or lies elsewhere, or the adapter is not plain LoRA.
+    Where modules have ranks or alphas of their own, matrices are padded with zeros to the largest rank, and B is scaled
+    so that one alpha holds for all. Raises CheckpointError where a file is missing, damaged or lies elsewhere, or the
+    adapter is not plain LoRA.
     """
     config = read_peft_config(folder)
     for name in (CONFIG, WEIGHTS):
         refuse_outside(folder / name, folder)
     if not (folder / WEIGHTS).exists() and (folder / "adapter_model.bin").exists():
         raise CheckpointError(
-            f"adapter {folder}: holds adapter_model.bin, a pickle, which is not read here; save it with PEFT as safetensors"
+            f"adapter {folder}: holds adapter_model.bin, a pickle, which is not read here; save it with PEFT as "
+            "safetensors"
         )
     places, metadata = read_header(folder / WEIGHTS)
     copies = metadata.get(_COPIES_KEY, "").split()
@@ -122,22 +136,33 @@ def read_peft_adapter(folder: Path) -> Adapter:
     base_sha256 = metadata.get(BASE_KEY)
     if len(ranks | {config.rank}) == 1 and len(scales | {config.scale}) == 1:
         pairs = _Pairs(sides, {})
-        return Adapter(modules=pairs, rank=config.rank, alpha=config.alpha, rslora=config.rslora, base_sha256=base_sha256)
+        return Adapter(
+            modules=pairs, rank=config.rank, alpha=config.alpha, rslora=config.rslora, base_sha256=base_sha256
+        )
     rank, scale = max(ranks), config.scale if config.scale in scales or not scales else max(scales)
     factors = {module: (rank, config.scale_of(original) / scale) for module, (original, _) in sides.items()}
     return Adapter(modules=_Pairs(sides, factors), rank=rank, alpha=scale * rank, base_sha256=base_sha256)
 
 
 def write_peft_adapter(
-    adapter: Adapter, folder: Path, base_name: str, *, dropout: float = 0.0, prefix: str = PREFIX, v_of_k: Mapping[str, str] | None = None
+    adapter: Adapter,
+    folder: Path,
+    base_name: str,
+    *,
+    dropout: float = 0.0,
+    prefix: str = PREFIX,
+    v_of_k: Mapping[str, str] | None = None,
 ) -> dict[str, Written]:
-    """Writes adapter_config.json and adapter_model.safetensors for PEFT and vLLM; returns the size and checksum of each.
+    """Writes adapter_config.json and adapter_model.safetensors for PEFT and vLLM; returns the size and checksum of
+    each.
 
-    The default names fit Gemma4ForConditionalGeneration and its unified twin; `prefix="model."` those of a text-only Gemma4ForCausalLM,
-    whose modules lack `language_model`. target_modules fits both, and no tower: PEFT cannot wrap the towers' clipped linears.
+    The default names fit Gemma4ForConditionalGeneration and its unified twin; `prefix="model."` those of a text-only
+    Gemma4ForCausalLM, whose modules lack `language_model`. target_modules fits both, and no tower: PEFT cannot wrap the
+    towers' clipped linears.
 
-    Where V is K's projection, vLLM 0.32 computes V from a copy of K's weight, which it gives no adapter unless the file has one for
-    v_proj. `v_of_k` names those: v_proj -> k_proj. PEFT leaves them out, since its model has no such module.
+    Where V is K's projection, vLLM 0.32 computes V from a copy of K's weight, which it gives no adapter unless the file
+    has one for v_proj. `v_of_k` names those: v_proj -> k_proj. PEFT leaves them out, since its model has no such
+    module.
     """
     folder.mkdir(parents=True, exist_ok=True)
     copies = {v: k for v, k in (v_of_k or {}).items() if k in adapter.modules}
@@ -163,7 +188,9 @@ def write_peft_adapter(
     }
     shapes = adapter.shapes
     stems = {_PEFT_PREFIX + prefix + name.removeprefix(PREFIX): source for name, source in sources.items()}
-    entries = {f"{stem}.lora_{side}.weight": shapes[name]["AB".index(side)] for stem, name in stems.items() for side in "AB"}
+    entries = {
+        f"{stem}.lora_{side}.weight": shapes[name]["AB".index(side)] for stem, name in stems.items() for side in "AB"
+    }
 
     # A and B of a module follow each other, and are read once.
     pair_of = functools.lru_cache(maxsize=1)(adapter.modules.__getitem__)
@@ -182,13 +209,16 @@ def write_peft_adapter(
 
 
 def shared_projections(variant: Variant) -> dict[str, str]:
-    """v_proj -> k_proj of the layers where V is K's projection, by their full names; no weight has the former's name."""
+    """v_proj -> k_proj of the layers where V is K's projection, by their full names; no weight has the former's
+    name.
+    """
     layers = [layer for layer in range(variant.layers) if not variant.has_v(layer) and not variant.shares_kv(layer)]
     return {f"{PREFIX}layers.{layer}.self_attn.v_proj": f"{PREFIX}layers.{layer}.self_attn.k_proj" for layer in layers}
 
 
 def target_pattern(modules: Iterable[str]) -> str:
-    r"""The regular expression for PEFT's target_modules that matches these modules, with and without `language_model`, and no other.
+    r"""The regular expression for PEFT's target_modules that matches these modules, with and without `language_model`,
+    and no other.
 
     >>> print(target_pattern([f"model.language_model.layers.{n}.mlp.up_proj" for n in (0, 1)]))
     model\.(?:language_model\.)?layers\.(?:(?:0|1)\.mlp\.up_proj)
@@ -201,7 +231,9 @@ def target_pattern(modules: Iterable[str]) -> str:
         if match:
             layers.setdefault(match[2], []).append(match[1])
         else:
-            others.append(either + re.escape(module.removeprefix(PREFIX)) if module.startswith(PREFIX) else re.escape(module))
+            others.append(
+                either + re.escape(module.removeprefix(PREFIX)) if module.startswith(PREFIX) else re.escape(module)
+            )
     kinds = [f"(?:{'|'.join(numbers)})\\.{re.escape(name)}" for name, numbers in layers.items()]
     pattern = rf"{either}layers\.(?:{'|'.join(kinds)})"
     return "|".join([*([pattern] if kinds else []), *others])
@@ -218,7 +250,9 @@ def some(names: Sequence[str]) -> str:
 
 
 def refuse_outside(file: Path, folder: Path) -> None:
-    """Raises CheckpointError where a file is a symbolic link out of its folder; links into the hub cache's own blobs are none."""
+    """Raises CheckpointError where a file is a symbolic link out of its folder; links into the hub cache's own blobs
+    are none.
+    """
     target, home = file.resolve(), folder.resolve()
     blobs = next((parent.parent / "blobs" for parent in home.parents if parent.name == "snapshots"), home)
     if not (target.is_relative_to(home) or target.is_relative_to(blobs)):
@@ -231,7 +265,8 @@ def _full_name(module: str) -> str:
 
 
 class _Pairs(Mapping[str, LowRank]):
-    """The matrices in a file, each pair read when it is asked for: module -> its name in the file, and the places of A and B.
+    """The matrices in a file, each pair read when it is asked for: module -> its name in the file, and the places of A
+    and B.
 
     `factors`: module -> the rank to pad to, and what to multiply B by.
     """
@@ -281,7 +316,8 @@ def _sides(places: Mapping[str, TensorPlace], folder: Path) -> _Sides:
     if halves := [_full_name(module) for module, sides in found.items() if len(sides) != 2]:
         raise CheckpointError(f"adapter {folder}: has only one of lora_A and lora_B for {some(halves)}")
     return {
-        _full_name(name): (name, (sides["A"], sides["B"])) for name, sides in sorted(found.items(), key=lambda item: _in_order(item[0]))
+        _full_name(name): (name, (sides["A"], sides["B"]))
+        for name, sides in sorted(found.items(), key=lambda item: _in_order(item[0]))
     }
 
 
@@ -298,10 +334,13 @@ def _check_ranks(sides: _Sides, config: PeftConfig, folder: Path) -> None:
             if (a.shape[0], b.shape[1]) != (config.rank_of(original), config.rank_of(original))
         ]
     except re.error as error:
-        raise CheckpointError(f"{folder / CONFIG}: rank_pattern or alpha_pattern is no regular expression ({error})") from None
+        raise CheckpointError(
+            f"{folder / CONFIG}: rank_pattern or alpha_pattern is no regular expression ({error})"
+        ) from None
     if wrong:
         a, b = sides[wrong[0]][1]
         raise CheckpointError(
-            f"adapter {folder}: {CONFIG} says r = {config.rank_of(sides[wrong[0]][0])}, the tensors of {some(wrong)} do not have it "
+            f"adapter {folder}: {CONFIG} says r = {config.rank_of(sides[wrong[0]][0])}, the tensors of {some(wrong)} "
+            "do not have it "
             f"(A {list(a.shape)}, B {list(b.shape)})"
         )

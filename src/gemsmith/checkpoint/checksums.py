@@ -1,9 +1,11 @@
-"""A checksum of a tensor's bits that can be computed where its parts lie, split over devices and hosts, and from numpy alike.
+"""A checksum of a tensor's bits that can be computed where its parts lie, split over devices and hosts, and from numpy
+alike.
 
     mixed = mix(bits, place)    sums modulo 2**32 over all places: mixed, and mixed · (2 place + 1)
 
-For a given place, mix is a bijection of the bits and 2 place + 1 is odd, so one value that has changed always changes both sums. As its
-place goes in, so do values that have changed places. Sums of integers do not depend on their order, hence not on the mesh.
+For a given place, mix is a bijection of the bits and 2 place + 1 is odd, so one value that has changed always changes
+both sums. As its place goes in, so do values that have changed places. Sums of integers do not depend on their order,
+hence not on the mesh.
 """
 
 from collections.abc import Sequence

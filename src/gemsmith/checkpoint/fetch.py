@@ -28,10 +28,14 @@ def fetch_folder(source: str) -> Path:
 
 
 def check_source(source: str) -> None:
-    """Raises CheckpointError for what is neither a folder that is there nor a name or address to fetch one from; nothing is fetched."""
+    """Raises CheckpointError for what is neither a folder that is there nor a name or address to fetch one from;
+    nothing is fetched.
+    """
     check_scheme(source)
     if "://" not in source and not Path(source).expanduser().is_dir() and not is_hub_id(source):
-        raise CheckpointError(f"checkpoint {source!r}: is not a folder, a Hugging Face hub id (owner/name) or gs://bucket/folder")
+        raise CheckpointError(
+            f"checkpoint {source!r}: is not a folder, a Hugging Face hub id (owner/name) or gs://bucket/folder"
+        )
 
 
 def is_hub_id(source: str) -> bool:
@@ -43,7 +47,9 @@ def check_scheme(source: str) -> None:
     """Raises CheckpointError for an address of a kind that cannot be fetched."""
     scheme, mark, _ = source.partition("://")
     if mark and scheme not in ("gs", "file"):
-        raise CheckpointError(f"checkpoint {source}: {scheme}:// is not known; allowed: gs://bucket/folder, a hub id, a folder")
+        raise CheckpointError(
+            f"checkpoint {source}: {scheme}:// is not known; allowed: gs://bucket/folder, a hub id, a folder"
+        )
 
 
 def _fetch_hub(hub_id: str) -> Path:
@@ -55,7 +61,8 @@ def _fetch_hub(hub_id: str) -> Path:
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
         first_line = (str(error).splitlines() or [type(error).__name__])[0]
         raise CheckpointError(
-            f"checkpoint {hub_id}: is no folder here and could not be downloaded from the Hugging Face hub ({first_line}); "
+            f"checkpoint {hub_id}: is no folder here and could not be downloaded from the Hugging Face hub "
+            f"({first_line}); "
             "check the name, accept the model's licence and set HF_TOKEN, or give a local folder"
         ) from None
 

@@ -50,8 +50,8 @@ class Checkpoint:
 def open_checkpoint(source: str, *, variant: Variant | None = None) -> Checkpoint:
     """The checkpoint at a folder, a Hugging Face hub id, or gs://bucket/folder.
 
-    Raises CheckpointError where a file is missing or damaged, the tensors are not those that the config describes, or the config is not
-    `variant`'s (where one is given).
+    Raises CheckpointError where a file is missing or damaged, the tensors are not those that the config describes, or
+    the config is not `variant`'s (where one is given).
     """
     folder = fetch_folder(source)
     config = read_config(folder)
@@ -65,7 +65,8 @@ def open_checkpoint(source: str, *, variant: Variant | None = None) -> Checkpoin
     _check_tensors(folder, found, places)
     if (folder / CONFIG).exists():
         raise CheckpointError(
-            f"checkpoint {source}: holds {CONFIG}, so that transformers would put that adapter on the weights; move it away"
+            f"checkpoint {source}: holds {CONFIG}, so that transformers would put that adapter on the weights; move it "
+            "away"
         )
     if not (folder / "tokenizer.json").is_file():
         raise CheckpointError(f"checkpoint {source}: has no tokenizer.json; copy it from where the weights came from")
@@ -78,7 +79,9 @@ def read_config(folder: Path) -> dict[str, Any]:
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise CheckpointError(f"checkpoint {folder}: has no config.json; give a folder that holds a Hugging Face checkpoint") from None
+        raise CheckpointError(
+            f"checkpoint {folder}: has no config.json; give a folder that holds a Hugging Face checkpoint"
+        ) from None
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{file}: cannot be read as JSON ({error})") from None
     if not isinstance(config, dict):
@@ -103,16 +106,24 @@ def _read_places(folder: Path) -> dict[str, TensorPlace]:
     if outside := [shard for shard in shards if Path(shard).name != shard]:
         raise CheckpointError(f"{index}: names {outside[0]}, which lies outside the folder")
     if missing := [shard for shard in shards if not (folder / shard).exists()]:
-        raise CheckpointError(f"checkpoint {folder}: shard {missing[0]} is missing ({len(missing)} of {len(shards)}); copy it again")
+        raise CheckpointError(
+            f"checkpoint {folder}: shard {missing[0]} is missing ({len(missing)} of {len(shards)}); copy it again"
+        )
     places = {name: place for shard in shards for name, place in _places_of(folder / shard).items()}
-    if lost := sorted(name for name, shard in weight_map.items() if name not in places or places[name].file.name != shard):
-        raise CheckpointError(f"checkpoint {folder}: {weight_map[lost[0]]} lacks {lost[0]}, which the index places there")
+    if lost := sorted(
+        name for name, shard in weight_map.items() if name not in places or places[name].file.name != shard
+    ):
+        raise CheckpointError(
+            f"checkpoint {folder}: {weight_map[lost[0]]} lacks {lost[0]}, which the index places there"
+        )
     return places
 
 
 def _places_of(file: Path) -> dict[str, TensorPlace]:
     if not file.exists():
-        raise CheckpointError(f"checkpoint {file.parent}: has neither {file.name} nor {INDEX}; give a folder with safetensors weights")
+        raise CheckpointError(
+            f"checkpoint {file.parent}: has neither {file.name} nor {INDEX}; give a folder with safetensors weights"
+        )
     return read_header(file)[0]
 
 
@@ -123,17 +134,24 @@ def _check_tensors(folder: Path, variant: Variant, places: Mapping[str, TensorPl
     if missing:
         other = "model." + missing[0].removeprefix(PREFIX)  # not just any that ends so: the towers have layers, too
         hint = (
-            f"; {other} is another class's name for it: save the model with its ForConditionalGeneration class" if other in places else ""
+            f"; {other} is another class's name for it: save the model with its ForConditionalGeneration class"
+            if other in places
+            else ""
         )
         raise CheckpointError(
-            f"checkpoint {folder}: config.json describes {len(missing)} tensors that are not there, such as {missing[0]}{hint}"
+            f"checkpoint {folder}: config.json describes {len(missing)} tensors that are not there, such as "
+            f"{missing[0]}{hint}"
         )
     for name, place in places.items():
         if name in expected and place.shape != expected[name].shape:
-            raise CheckpointError(f"checkpoint {folder}: {name} is {list(place.shape)}, config.json describes {list(expected[name].shape)}")
+            raise CheckpointError(
+                f"checkpoint {folder}: {name} is {list(place.shape)}, config.json describes "
+                f"{list(expected[name].shape)}"
+            )
         if name.startswith(PREFIX) and name not in expected:
             raise CheckpointError(f"checkpoint {folder}: holds {name}, which config.json does not describe")
         if name in expected and place.dtype not in ("BF16", "F16", "F32"):
             raise CheckpointError(
-                f"checkpoint {folder}: {name} is {place.dtype}; allowed: BF16, F16, F32 (give the weights before quantisation)"
+                f"checkpoint {folder}: {name} is {place.dtype}; allowed: BF16, F16, F32 (give the weights before "
+                "quantisation)"
             )

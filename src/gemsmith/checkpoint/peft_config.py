@@ -29,14 +29,16 @@ _PLAIN: Mapping[str, tuple[Any, ...]] = {
     "monteclora_config": (None,),
     "velora_config": (None,),
 }
-# Ways to begin that leave the base's weights as they are; all others (PiSSA, OLoRA, CorDA, LoftQ, LoRA-GA) take the first B A off them,
-# so that what was trained does not fit the base itself.
+# Ways to begin that leave the base's weights as they are; all others (PiSSA, OLoRA, CorDA, LoftQ, LoRA-GA) take the
+# first B A off them, so that what was trained does not fit the base itself.
 _PLAIN_STARTS = (True, False, None, "gaussian", "eva", "orthogonal", "mica")
 
 
 @dataclass(frozen=True, kw_only=True)
 class PeftConfig:
-    """`r`, `lora_alpha` and what may differ from them by module; names of modules are those of the class that was trained."""
+    """`r`, `lora_alpha` and what may differ from them by module; names of modules are those of the class that was
+    trained.
+    """
 
     rank: int
     alpha: float
@@ -56,7 +58,9 @@ class PeftConfig:
         return lora_scale(rank=self.rank_of(module), alpha=alpha, rslora=self.rslora)
 
     def targets(self, module: str) -> bool | None:
-        """Whether PEFT would put an adapter on a module of that name; None where the config does not say it by names."""
+        """Whether PEFT would put an adapter on a module of that name; None where the config does not say it by
+        names.
+        """
         wanted, excluded = self.values.get("target_modules"), self.values.get("exclude_modules")
         if not wanted or wanted == "all-linear":
             return None
@@ -73,7 +77,9 @@ class PeftConfig:
 
 
 def read_peft_config(folder: Path) -> PeftConfig:
-    """The folder's adapter_config.json. Raises CheckpointError where it is missing or damaged, or is not plain LoRA's."""
+    """The folder's adapter_config.json. Raises CheckpointError where it is missing or damaged, or is not plain
+    LoRA's.
+    """
     file = folder / CONFIG
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
@@ -85,10 +91,13 @@ def read_peft_config(folder: Path) -> PeftConfig:
         raise CheckpointError(f"{file}: must be a LoRA adapter's (peft_type LORA)")
     for key, plain in _PLAIN.items():
         if key in config and config[key] not in plain:
-            raise CheckpointError(f"{file}: has {key} = {json.dumps(config[key])}; only plain LoRA is known here ({key} = {plain[0]!r})")
+            raise CheckpointError(
+                f"{file}: has {key} = {json.dumps(config[key])}; only plain LoRA is known here ({key} = {plain[0]!r})"
+            )
     if (start := config.get("init_lora_weights")) not in _PLAIN_STARTS:
         raise CheckpointError(
-            f"{file}: has init_lora_weights = {json.dumps(start)}, which changed the base's weights before training; save the adapter for "
+            f"{file}: has init_lora_weights = {json.dumps(start)}, which changed the base's weights before training; "
+            "save the adapter for "
             "the base itself with PEFT's save_pretrained(..., path_initial_model_for_weight_conversion=...)"
         )
     rank, alpha = config.get("r"), config.get("lora_alpha")
@@ -97,7 +106,9 @@ def read_peft_config(folder: Path) -> PeftConfig:
     for key in ("rank_pattern", "alpha_pattern"):
         patterns = config.get(key) or {}
         if not isinstance(patterns, dict) or not all(_is_positive(value) for value in patterns.values()):
-            raise CheckpointError(f"{file}: has {key} = {json.dumps(patterns)}; it must map names of modules to numbers above 0")
+            raise CheckpointError(
+                f"{file}: has {key} = {json.dumps(patterns)}; it must map names of modules to numbers above 0"
+            )
     rslora, dropout = bool(config.get("use_rslora")), float(config.get("lora_dropout") or 0.0)
     return PeftConfig(rank=rank, alpha=float(alpha or 0), rslora=rslora, dropout=dropout, values=config)
 

@@ -1,8 +1,8 @@
 """Where each tensor lies in a safetensors file, from its header alone.
 
-The format: 8 bytes of little-endian header length, the header as JSON, then the tensors' bytes. The safetensors library reads
-tensors, but gives neither their byte ranges nor bfloat16 as numpy; both are needed to load and merge one tensor at a time.
-Source: https://github.com/huggingface/safetensors#format
+The format: 8 bytes of little-endian header length, the header as JSON, then the tensors' bytes. The safetensors library
+reads tensors, but gives neither their byte ranges nor bfloat16 as numpy; both are needed to load and merge one tensor
+at a time. Source: https://github.com/huggingface/safetensors#format
 """
 
 import hashlib
@@ -33,7 +33,16 @@ _ITEM_BYTES = {
     "F8_E4M3": 1,
     "F8_E5M2": 1,
 }
-_NUMPY = {"F16": "float16", "F32": "float32", "F64": "float64", "I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8", "U8": "uint8"}
+_NUMPY = {
+    "F16": "float16",
+    "F32": "float32",
+    "F64": "float64",
+    "I64": "int64",
+    "I32": "int32",
+    "I16": "int16",
+    "I8": "int8",
+    "U8": "uint8",
+}
 _NUMPY |= {"BOOL": "bool", "BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}
 _LONGEST_HEADER_BYTES = 100_000_000
 _PIECE_BYTES = 4 * 2**20
@@ -59,7 +68,8 @@ class TensorPlace:
         return self._typed(np.memmap(self.file, np.uint8, mode="r", offset=self.begin, shape=(self.end - self.begin,)))
 
     def copy(self) -> "np.ndarray":
-        """The tensor, in memory of its own: a file that is shortened meanwhile is an error here, and in a map the process's end.
+        """The tensor, in memory of its own: a file that is shortened meanwhile is an error here, and in a map the
+        process's end.
 
         Raises CheckpointError where the file has become shorter, OSError where it is gone.
         """
@@ -76,7 +86,9 @@ class TensorPlace:
 
         # A view of bytes, since neither np.memmap nor np.fromfile knows bfloat16.
         name = _NUMPY[self.dtype]
-        return content.view(np.dtype(getattr(ml_dtypes, name) if hasattr(ml_dtypes, name) else name)).reshape(self.shape)
+        return content.view(np.dtype(getattr(ml_dtypes, name) if hasattr(ml_dtypes, name) else name)).reshape(
+            self.shape
+        )
 
 
 def read_header(file: Path) -> tuple[dict[str, TensorPlace], Mapping[str, str]]:
@@ -104,9 +116,13 @@ def read_header(file: Path) -> tuple[dict[str, TensorPlace], Mapping[str, str]]:
     places = {name: _place(file, name, entry, 8 + length) for name, entry in header.items()}
     end = max((place.end for place in places.values()), default=8 + length)
     if sum(place.end - place.begin for place in places.values()) != end - 8 - length and end == size_bytes:
-        raise CheckpointError(f"{file}: its safetensors header is damaged: tensors overlap or leave gaps; copy it again")
+        raise CheckpointError(
+            f"{file}: its safetensors header is damaged: tensors overlap or leave gaps; copy it again"
+        )
     if end != size_bytes:
-        raise CheckpointError(f"{file}: is {size_bytes} bytes, its header says {end}; it is truncated or damaged, copy it again")
+        raise CheckpointError(
+            f"{file}: is {size_bytes} bytes, its header says {end}; it is truncated or damaged, copy it again"
+        )
     return places, metadata
 
 
@@ -126,7 +142,9 @@ def write_tensors(
     metadata: Mapping[str, str],
     sha256_key: str,
 ) -> Written:
-    """Writes float32 tensors, one in memory at a time, with the digest of them all under `sha256_key` of the metadata."""
+    """Writes float32 tensors, one in memory at a time, with the digest of them all under `sha256_key` of the
+    metadata.
+    """
     header: dict[str, Any] = {"__metadata__": {**metadata, sha256_key: "0" * 64}}
     end = 0
     for name in sorted(shapes):
@@ -170,7 +188,8 @@ def check_digest(places: Mapping[str, TensorPlace], metadata: Mapping[str, str],
 
 
 def fingerprint(places: Mapping[str, TensorPlace]) -> str:
-    """SHA-256 over names, dtypes, shapes and the first, middle and last bytes of the tensors: two bases differ in it, two copies do not.
+    """SHA-256 over names, dtypes, shapes and the first, middle and last bytes of the tensors: two bases differ in it,
+    two copies do not.
 
     It reads 10 MB of a 62 GB checkpoint, and how tensors lie in files does not matter.
     """
@@ -179,7 +198,9 @@ def fingerprint(places: Mapping[str, TensorPlace]) -> str:
         place = places[name]
         total.update(f"{name} {place.dtype} {list(place.shape)}\n".encode())
         with place.file.open("rb") as stream:
-            for begin in sorted({place.begin, (place.begin + place.end) // 2, max(place.begin, place.end - _SAMPLE_BYTES)}):
+            for begin in sorted(
+                {place.begin, (place.begin + place.end) // 2, max(place.begin, place.end - _SAMPLE_BYTES)}
+            ):
                 stream.seek(begin)
                 total.update(stream.read(min(_SAMPLE_BYTES, place.end - begin)))
     return total.hexdigest()
@@ -197,9 +218,13 @@ def _place(file: Path, name: str, entry: Any, base: int) -> TensorPlace:
         expected = math.prod(shape) * _ITEM_BYTES[dtype]
         ordered = 0 <= begin <= end and all(isinstance(size, int) and size >= 0 for size in (*shape, begin, end))
     except (KeyError, TypeError, ValueError):
-        raise CheckpointError(f"{file}: its entry for {name} is damaged or of an unknown dtype; copy it again") from None
+        raise CheckpointError(
+            f"{file}: its entry for {name} is damaged or of an unknown dtype; copy it again"
+        ) from None
     if not ordered:
         raise CheckpointError(f"{file}: its entry for {name} is damaged; copy it again")
     if end - begin != expected:
-        raise CheckpointError(f"{file}: {name} has {end - begin} bytes, its shape {list(shape)} in {dtype} needs {expected}")
+        raise CheckpointError(
+            f"{file}: {name} has {end - begin} bytes, its shape {list(shape)} in {dtype} needs {expected}"
+        )
     return TensorPlace(file=file, dtype=dtype, shape=shape, begin=base + begin, end=base + end)

@@ -1,7 +1,8 @@
 """Whether a saved step is still what training saved.
 
-    checkpoints/<step>/_CHECKPOINT_METADATA  model_params/  optimizer_state/                                         of Orbax
-    checkpoints/<step>/training.json  adapter_config.json  adapter_model.safetensors  moments.safetensors            of the TRL backend
+    Orbax             checkpoints/<step>/_CHECKPOINT_METADATA  model_params/  optimizer_state/
+    the TRL backend   checkpoints/<step>/training.json  adapter_config.json  adapter_model.safetensors
+                                         moments.safetensors
 
 Either has metadata: what training says of the step, `checksums` of what lies beside it, and the `sha256` of all that.
 """
@@ -30,7 +31,9 @@ _LISTED, _LONGEST_REASON = 3, 200
 
 
 def saved_steps(checkpoints: Path) -> list[int]:
-    """The steps that training saved, in order, damaged ones among them; not those that it was stopped in the middle of saving."""
+    """The steps that training saved, in order, damaged ones among them; not those that it was stopped in the middle of
+    saving.
+    """
     if not checkpoints.is_dir():
         return []
     folders = [folder for folder in checkpoints.iterdir() if folder.name.isdecimal() and folder.is_dir()]
@@ -58,7 +61,9 @@ def seal(metadata: Mapping[str, Any], checksums: Mapping[str, Any]) -> dict[str,
 
 
 def unseal(sealed: Any) -> dict[str, Any]:
-    """What `seal` was given; of a step of an earlier version, its metadata as it is. Raises DamageError where it has changed."""
+    """What `seal` was given; of a step of an earlier version, its metadata as it is. Raises DamageError where it has
+    changed.
+    """
     if not isinstance(sealed, dict):
         raise DamageError("its metadata is damaged")
     content = {key: value for key, value in sealed.items() if key != _SHA256}
@@ -88,7 +93,9 @@ def no_checksums(place: object) -> str:
 
 
 def compare_checksums(metadata: Mapping[str, Any], item: str, found: Mapping[str, str]) -> None:
-    """Raises DamageError where an item's tensors are not those saved; metadata without checksums says nothing of them."""
+    """Raises DamageError where an item's tensors are not those saved; metadata without checksums says nothing of
+    them.
+    """
     if not has_checksums(metadata):
         return
     saved: Mapping[str, str] = metadata[_CHECKSUMS].get(item, {})
@@ -119,7 +126,9 @@ def read_json(file: Path) -> Any:
 
 
 def read_or_damage(read: Callable[[], ResultT], *, but: type[Exception] = MemoryError) -> ResultT:
-    """What `read` returns; raises DamageError in one line where Orbax trips over a damaged file, whatever it raises but `but`."""
+    """What `read` returns; raises DamageError in one line where Orbax trips over a damaged file, whatever it raises but
+    `but`.
+    """
     unmute = _mute_abandoned_reads()
     try:
         result = read()
@@ -135,7 +144,8 @@ def read_or_damage(read: Callable[[], ResultT], *, but: type[Exception] = Memory
 
 
 def _mute_abandoned_reads() -> Callable[[], None]:
-    """Where one of its reads fails Orbax leaves the others to themselves, and Python prints what becomes of each, whenever that is.
+    """Where one of its reads fails Orbax leaves the others to themselves, and Python prints what becomes of each,
+    whenever that is.
 
     Returns what undoes it, for where none has failed.
     """

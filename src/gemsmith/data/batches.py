@@ -1,4 +1,6 @@
-"""Batches of packed rows: the batch of a step follows from the recipe and the step alone, so a run continues where it stopped."""
+"""Batches of packed rows: the batch of a step follows from the recipe and the step alone, so a run continues where it
+stopped.
+"""
 
 import hashlib
 import math
@@ -12,8 +14,10 @@ import numpy as np
 
 from gemsmith.data.pack import ARRAYS, PackedRows
 from gemsmith.errors import DataError, RunError
+from gemsmith.files import sha256_file
 from gemsmith.recipe import Train
-from gemsmith.run import Run, read_record, sha256_file
+from gemsmith.records import DataRecord
+from gemsmith.run import Run, read_record
 
 if TYPE_CHECKING:
     import grain
@@ -21,7 +25,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Batch:
-    """Rows of one optimizer step, all or some: arrays of shape (rows, L), as in `gemsmith.data.pack`; rows of zeros are padding."""
+    """Rows of one optimizer step, all or some: arrays of shape (rows, L), as in `gemsmith.data.pack`; rows of zeros are
+    padding.
+    """
 
     tokens: np.ndarray
     segments: np.ndarray
@@ -31,7 +37,9 @@ class Batch:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Batches:
-    """`steps` batches. Each epoch has every row once, in an order of its own; a batch may hold the end of one and the start of the next."""
+    """`steps` batches. Each epoch has every row once, in an order of its own; a batch may hold the end of one and the
+    start of the next.
+    """
 
     steps: int
     rows_per_step: int
@@ -57,19 +65,22 @@ def count_steps(train: Train, packed_rows: int) -> int:
 def load_batches(run: Run) -> Batches:
     """The batches of the run's data stage.
 
-    Raises RunError where that has not run, or its files are not what its record says; DataError for too few rows for one step.
+    Raises RunError where that has not run, or its files are not what its record says; DataError for too few rows for
+    one step.
     """
-    record = read_record(run, "data")
+    record = read_record(run, DataRecord)
     train = run.recipe.train
     if record.packed_rows < train.rows_per_step:
         raise DataError(
-            f"train.rows_per_step: {train.rows_per_step} is more than all data makes, {record.packed_rows} packed rows of "
+            f"train.rows_per_step: {train.rows_per_step} is more than all data makes, {record.packed_rows} packed rows "
+            "of "
             f"{run.recipe.data.max_length}; set {record.packed_rows} or less, or lower data.max_length"
         )
     rows, shape = open_rows(run), (record.packed_rows, run.recipe.data.max_length)
     if rows.tokens.shape != shape:
         raise RunError(
-            f"{run.record_file('data')}: is damaged: it says rows of shape {shape}, the arrays are {rows.tokens.shape}; write both again "
+            f"{run.record_file('data')}: is damaged: it says rows of shape {shape}, the arrays are "
+            f"{rows.tokens.shape}; write both again "
             f"with: gemsmith data {run.path} --force"
         )
     steps = count_steps(train, record.packed_rows)
@@ -93,8 +104,10 @@ def shuffled_order(rows: int, seed: int) -> "grain.MapDataset[int]":
 
 
 def open_rows(run: Run) -> PackedRows:
-    """The run's packed rows, mapped from their files. Raises RunError where one is gone, or not what the data stage wrote."""
-    record = read_record(run, "data")
+    """The run's packed rows, mapped from their files. Raises RunError where one is gone, or not what the data stage
+    wrote.
+    """
+    record = read_record(run, DataRecord)
     remedy = f"write it again with: gemsmith data {run.path} --force"
     files = {name: run.data / f"{name}.npy" for name in ARRAYS}
     found = {}
@@ -107,7 +120,10 @@ def open_rows(run: Run) -> PackedRows:
         if record.files and found[name] != record.files.get(name):
             raise RunError(f"{file}: is damaged: its SHA-256 is not the one in {run.record_file('data')}; {remedy}")
     if rows_sha256(found.values()) != record.rows_sha256:
-        raise RunError(f"{run.data}: is damaged: its arrays are not those that {run.record_file('data')} was written with; {remedy}")
+        raise RunError(
+            f"{run.data}: is damaged: its arrays are not those that {run.record_file('data')} was written with; "
+            f"{remedy}"
+        )
     return PackedRows(**{name: np.load(file, mmap_mode="r") for name, file in files.items()})
 
 

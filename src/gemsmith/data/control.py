@@ -1,7 +1,9 @@
-"""Control tokens: those that end turns, open thoughts and call tools. The chat template writes them; a row's text may not.
+"""Control tokens: those that end turns, open thoughts and call tools. The chat template writes them; a row's text may
+not.
 
-The text is searched before it is rendered. The ids that it comes to are looked at as well, for a control token can also arise where text
-meets what the template writes (`<|` before `turn>`), where two texts meet, or where the tokenizer normalises (a fullwidth `＜` to `<`).
+The text is searched before it is rendered. The ids that it comes to are looked at as well, for a control token can also
+arise where text meets what the template writes (`<|` before `turn>`), where two texts meet, or where the tokenizer
+normalises (a fullwidth `＜` to `<`).
 """
 
 import re
@@ -16,12 +18,12 @@ from gemsmith.data.rows import Document
 from gemsmith.errors import DataError
 
 SPECIAL_IDS = {"<pad>": 0, "<eos>": 1, "<bos>": 2, "<|turn>": 105, "<turn|>": 106}
-# Pictures and sounds take their place, and transformers computes them as padding where there are none. Refused with any tokenizer, since a
-# server may know them where tokenizer.json does not.
+# Pictures and sounds take their place, and transformers computes them as padding where there are none. Refused with any
+# tokenizer, since a server may know them where tokenizer.json does not.
 PLACEHOLDERS = ("<|image|>", "<|audio|>", "<|video|>")
 EMPTY_THOUGHT = "<|channel>thought\n<channel|>"
-# How Gemma 4 spells control tokens; such a token counts even where tokenizer.json does not flag it special. HTML tags, runs of line
-# feeds and <unused7> are added tokens as well, and stay text.
+# How Gemma 4 spells control tokens; such a token counts even where tokenizer.json does not flag it special. HTML tags,
+# runs of line feeds and <unused7> are added tokens as well, and stay text.
 _SPELLING = re.compile(r"<\|[^<|>]+\|?>|<[^<|>]+\|>")
 # Around a text, it parts what the template writes from it; no white space, which templates trim, and no part of a word.
 _GUARD = "."
@@ -30,7 +32,9 @@ _REMEDY = "a control token that only the chat template may write; take it out, o
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ControlTokens:
-    """A tokenizer's control tokens: their texts by id, what finds one in a text, and bool by id, False behind the highest."""
+    """A tokenizer's control tokens: their texts by id, what finds one in a text, and bool by id, False behind the
+    highest.
+    """
 
     texts: Mapping[int, str]
     pattern: re.Pattern[str]
@@ -50,11 +54,15 @@ def find_control_tokens(tokenizer: Tokenizer) -> ControlTokens:
     }
     marks = np.zeros(max(added, default=0) + 2, bool)
     marks[list(added)] = True
-    return ControlTokens(texts={number: token.content for number, token in added.items()}, pattern=_find_any(added.values()), marks=marks)
+    return ControlTokens(
+        texts={number: token.content for number, token in added.items()}, pattern=_find_any(added.values()), marks=marks
+    )
 
 
 def refuse_control_tokens(control: ControlTokens, document: Document) -> None:
-    """Raises DataError where a message's text holds a control token: it would forge a turn, or train the model to stop in the middle."""
+    """Raises DataError where a message's text holds a control token: it would forge a turn, or train the model to stop
+    in the middle.
+    """
     for index, message in enumerate(document.messages):
         if found := control.pattern.search(_words(message)):
             raise DataError(f"{document.origin}: {document.name(index)} holds {found.group()}, {_REMEDY}")
@@ -64,8 +72,8 @@ def refuse_control_tokens(control: ControlTokens, document: Document) -> None:
 class BorderCheck:
     """Finds control tokens that a row's text makes only when it is rendered and tokenised.
 
-    What the template writes itself is told by rendering the row once more, each text guarded; rows of the same turns whose ids show the
-    same control tokens are known from then on.
+    What the template writes itself is told by rendering the row once more, each text guarded; rows of the same turns
+    whose ids show the same control tokens are known from then on.
     """
 
     tokenizer: Tokenizer
@@ -73,20 +81,28 @@ class BorderCheck:
     _known: set[tuple[object, ...]] = field(default_factory=set)
 
     def refuse_made(self, document: Document, ids: np.ndarray, again: Callable[[Document], np.ndarray]) -> None:
-        """Raises DataError where `ids` hold other control tokens than the template's own; `again` makes the ids of a guarded document."""
+        """Raises DataError where `ids` hold other control tokens than the template's own; `again` makes the ids of a
+        guarded document.
+        """
         found = self.control.among(ids)
         shape = (*(message["role"] for message in document.messages), found.tobytes())
         if shape in self._known:
             return
         for index, message in enumerate(document.messages):
-            alone = self.control.among(np.array(self.tokenizer.encode(_words(message), add_special_tokens=False).ids, np.int32))
+            alone = self.control.among(
+                np.array(self.tokenizer.encode(_words(message), add_special_tokens=False).ids, np.int32)
+            )
             if len(alone):
-                raise DataError(f"{document.origin}: {document.name(index)} is tokenised to {self.control.texts[int(alone[0])]}, {_REMEDY}")
+                raise DataError(
+                    f"{document.origin}: {document.name(index)} is tokenised to {self.control.texts[int(alone[0])]}, "
+                    f"{_REMEDY}"
+                )
         own = self.control.among(again(_guard(document)))
         odd = next((one if one is not None else other for one, other in zip_longest(found, own) if one != other), None)
         if odd is not None:
             raise DataError(
-                f"{document.origin}: a text in it and what the chat template writes next to it make {self.control.texts[int(odd)]}, "
+                f"{document.origin}: a text in it and what the chat template writes next to it make "
+                f"{self.control.texts[int(odd)]}, "
                 "a control token; change how that text begins or ends"
             )
         self._known.add(shape)
@@ -94,13 +110,18 @@ class BorderCheck:
 
 def _find_any(tokens: Iterable[AddedToken]) -> re.Pattern[str]:
     words = dict.fromkeys(PLACEHOLDERS, False) | {token.content: token.single_word for token in tokens}
-    patterns = {text: rf"(?<!\w){re.escape(text)}(?!\w)" if single_word else re.escape(text) for text, single_word in words.items()}
+    patterns = {
+        text: rf"(?<!\w){re.escape(text)}(?!\w)" if single_word else re.escape(text)
+        for text, single_word in words.items()
+    }
     # The longest first, as the tokenizer matches.
     return re.compile("|".join(patterns[text] for text in sorted(patterns, key=len, reverse=True)))
 
 
 def _words(message: Mapping[str, str]) -> str:
-    """The message's text, without the empty thought that an answer may begin with: the larger models are prompted with it."""
+    """The message's text, without the empty thought that an answer may begin with: the larger models are prompted with
+    it.
+    """
     content = message["content"]
     if message["role"] == "assistant" and (stripped := content.lstrip()).startswith(EMPTY_THOUGHT):
         return stripped.removeprefix(EMPTY_THOUGHT)
@@ -110,4 +131,7 @@ def _words(message: Mapping[str, str]) -> str:
 def _guard(document: Document) -> Document:
     texts = (message["content"] for message in document.messages)
     guarded = (f"{_GUARD}{text}{_GUARD}" if text.strip() else text for text in texts)
-    return replace(document, messages=tuple({**message, "content": text} for message, text in zip(document.messages, guarded, strict=True)))
+    return replace(
+        document,
+        messages=tuple({**message, "content": text} for message, text in zip(document.messages, guarded, strict=True)),
+    )

@@ -1,6 +1,8 @@
-"""Bounds on the CPU and the memory that somebody else's code may use in this process. The kernel keeps them; Linux only.
+"""Bounds on the CPU and the memory that somebody else's code may use in this process. The kernel keeps them; Linux
+only.
 
-Counting in the code itself would not hold: one comparison of nested lists, or one power, is a single step that can take for ever.
+Counting in the code itself would not hold: one comparison of nested lists, or one power, is a single step that can take
+for ever.
 """
 
 import resource
@@ -26,7 +28,9 @@ class Limits:
 
 
 class OutOfTime(BaseException):
-    """The CPU limit is reached. Not an Exception: Jinja takes each of those for an expression that it cannot compute in advance."""
+    """The CPU limit is reached. Not an Exception: Jinja takes each of those for an expression that it cannot compute in
+    advance.
+    """
 
 
 _current: Limits | None = None
@@ -34,7 +38,9 @@ _current: Limits | None = None
 
 @contextmanager
 def limited(limits: Limits | None, *, extra_bytes: int = 0) -> Iterator[None]:
-    """Inside, too much memory is a MemoryError and too much CPU an OutOfTime, or else SIGVTALRM. Main thread only; None: no limits."""
+    """Inside, too much memory is a MemoryError and too much CPU an OutOfTime, or else SIGVTALRM. Main thread only;
+    None: no limits.
+    """
     global _current  # noqa: PLW0603 - the kernel's timers and limits are the process's, too
     if limits is None:
         yield
@@ -42,7 +48,9 @@ def limited(limits: Limits | None, *, extra_bytes: int = 0) -> Iterator[None]:
     handler = signal.signal(signal.SIGPROF, _raise_out_of_time)
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     wanted = _address_space_bytes() + limits.memory_bytes + extra_bytes
-    resource.setrlimit(resource.RLIMIT_AS, (min([wanted, *(limit for limit in (soft, hard) if limit != resource.RLIM_INFINITY)]), hard))
+    resource.setrlimit(
+        resource.RLIMIT_AS, (min([wanted, *(limit for limit in (soft, hard) if limit != resource.RLIM_INFINITY)]), hard)
+    )
     _current = limits
     restart_clock()
     try:

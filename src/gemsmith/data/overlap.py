@@ -1,6 +1,7 @@
 """Rows that are held out and trained on as well: a score on them does not show what the model does with new ones.
 
-Compared are hashes, so that a million rows take seconds, and evaluation needs neither data.train nor what was dropped from it.
+Compared are hashes, so that a million rows take seconds, and evaluation needs neither data.train nor what was dropped
+from it.
 """
 
 import hashlib
@@ -22,7 +23,9 @@ _NAMED = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Overlap:
-    """Of so many held-out rows, how many have a prompt that is trained on, how many of those the same answer, and the first ones."""
+    """Of so many held-out rows, how many have a prompt that is trained on, how many of those the same answer, and the
+    first ones.
+    """
 
     rows: int
     prompts: int
@@ -38,7 +41,9 @@ def write_answers(folder: Path, documents: Iterable[Document]) -> np.ndarray:
 
 
 def read_answers(folder: Path) -> np.ndarray | None:
-    """The hashes of the answers that a run is trained on; None where its data stage left none. Raises RunError for a damaged file."""
+    """The hashes of the answers that a run is trained on; None where its data stage left none. Raises RunError for a
+    damaged file.
+    """
     file = folder / FILE
     try:
         found = np.load(file, allow_pickle=False)
@@ -47,19 +52,26 @@ def read_answers(folder: Path) -> np.ndarray | None:
     except (ValueError, EOFError):
         found = None
     if found is None or found.dtype != np.uint64 or found.ndim != 2 or found.shape[1] != 2:
-        raise RunError(f"{file}: is damaged; copy it again, or delete it, and eval does not tell which held-out rows were trained on")
+        raise RunError(
+            f"{file}: is damaged; copy it again, or delete it, and eval does not tell which held-out rows were trained "
+            "on"
+        )
     return np.asarray(found)
 
 
 def hash_answers(documents: Iterable[Document]) -> np.ndarray:
-    """uint64 of shape (answers, 2): of each assistant turn a hash of all before it, and one with it; white space is made alike."""
+    """uint64 of shape (answers, 2): of each assistant turn a hash of all before it, and one with it; white space is
+    made alike.
+    """
     hashes = b"".join(digest for document in documents for pair in _hash_turns(document.messages) for digest in pair)
     return np.frombuffer(hashes, np.uint64).reshape(-1, 2)
 
 
 def find_overlap(trained: np.ndarray, held_out: Sequence[Document]) -> Overlap:
     """What of the held-out rows' last answers is among the trained ones, which are as hash_answers gives them."""
-    asked = np.frombuffer(b"".join(digest for row in held_out for digest in _hash_turns(row.messages)[-1]), np.uint64).reshape(-1, 2)
+    asked = np.frombuffer(
+        b"".join(digest for row in held_out for digest in _hash_turns(row.messages)[-1]), np.uint64
+    ).reshape(-1, 2)
     prompts, answers = np.isin(asked[:, 0], trained[:, 0]), np.isin(asked[:, 1], trained[:, 1])
     first = tuple(held_out[row].origin for row in np.flatnonzero(prompts)[:_NAMED])
     return Overlap(rows=len(held_out), prompts=int(prompts.sum()), answers=int(answers.sum()), first=first)
@@ -68,7 +80,10 @@ def find_overlap(trained: np.ndarray, held_out: Sequence[Document]) -> Overlap:
 def overlap_notices(overlap: Overlap | None) -> tuple[str, ...]:
     """What a reader must know of held-out rows that are trained on, if any are; or that it is not known."""
     if overlap is None:
-        return (f"data.eval: whether held-out rows are also trained on is not known, because the run's data folder has no {FILE}",)
+        return (
+            "data.eval: whether held-out rows are also trained on is not known, because the run's data folder has no "
+            f"{FILE}",
+        )
     if not overlap.prompts:
         return ()
     named = ", ".join(overlap.first) + (", …" if overlap.prompts > len(overlap.first) else "")

@@ -36,7 +36,8 @@ class PackedRows:
 def assign_rows(lengths: Sequence[int], max_length: int, *, packing: bool = True) -> list[list[int]]:
     """The documents of each row, by index: best-fit decreasing, or one document a row.
 
-    Each document, the longest first, goes into the row where it leaves the least room; ties go to the earlier document and the later row.
+    Each document, the longest first, goes into the row where it leaves the least room; ties go to the earlier document
+    and the later row.
 
     >>> assign_rows([2, 5, 4, 3], 6)
     [[1], [2, 0], [3]]

@@ -1,10 +1,12 @@
-r"""Documents rendered to token ids, each token marked as trained or not: the loss mask is decided here and nowhere else.
+r"""Documents rendered to token ids, each token marked as trained or not: the loss mask is decided here and nowhere
+else.
 
     <bos><|turn>user\nhi<turn|>\n<|turn>model\nhello<turn|>\n
     .......................................^^^^^^^^^^^^..        ^ trained: the answer, and the token that ends the turn
 
-What comes before an answer must be, letter for letter, what a server would prompt the model with; that is checked for every turn. Prompt
-and answer are tokenised apart and joined, as they are when the model answers: a token over the border would be one it never has to write.
+What comes before an answer must be, letter for letter, what a server would prompt the model with; that is checked for
+every turn. Prompt and answer are tokenised apart and joined, as they are when the model answers: a token over the
+border would be one it never has to write.
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,10 +18,24 @@ from typing import NamedTuple
 import numpy as np
 from tokenizers import Tokenizer
 
-from gemsmith.data.control import EMPTY_THOUGHT, SPECIAL_IDS, BorderCheck, ControlTokens, find_control_tokens, refuse_control_tokens
+from gemsmith.data.control import (
+    EMPTY_THOUGHT,
+    SPECIAL_IDS,
+    BorderCheck,
+    ControlTokens,
+    find_control_tokens,
+    refuse_control_tokens,
+)
 from gemsmith.data.limits import Limits, OutOfTime, limited
 from gemsmith.data.rows import Document
-from gemsmith.data.template import ChatTemplate, TemplateFailure, TemplateText, compile_template, explain_failure, find_template
+from gemsmith.data.template import (
+    ChatTemplate,
+    TemplateFailure,
+    TemplateText,
+    compile_template,
+    explain_failure,
+    find_template,
+)
 from gemsmith.errors import CheckpointError, DataError
 
 TURN_END = "<turn|>"
@@ -80,10 +96,14 @@ def open_tokenizer(folder: Path) -> Tokenizer:
     try:
         tokenizer = Tokenizer.from_file(str(file))
     except Exception as error:  # noqa: BLE001 (tokenizers raises plain Exception)
-        raise CheckpointError(f"{file}: cannot be read ({error}); copy it again from where the weights came from") from None
+        raise CheckpointError(
+            f"{file}: cannot be read ({error}); copy it again from where the weights came from"
+        ) from None
     for token, expected in SPECIAL_IDS.items():
         if (found := tokenizer.token_to_id(token)) != expected:
-            raise CheckpointError(f"{file}: {token} is id {found}, Gemma 4's is {expected}; give Gemma 4's own tokenizer")
+            raise CheckpointError(
+                f"{file}: {token} is id {found}, Gemma 4's is {expected}; give Gemma 4's own tokenizer"
+            )
         if tokenizer.encode(token, add_special_tokens=False).ids != [expected]:
             raise CheckpointError(f"{file}: does not read {token} in a text as one token; give Gemma 4's own tokenizer")
     tokenizer.no_truncation()
@@ -92,9 +112,11 @@ def open_tokenizer(folder: Path) -> Tokenizer:
 
 
 def render_documents(renderer: Renderer, documents: Sequence[Document]) -> list[Rendered]:
-    """Every document in tokens, in order; one whose turns cannot stand in one sequence gives one for each assistant turn.
+    """Every document in tokens, in order; one whose turns cannot stand in one sequence gives one for each assistant
+    turn.
 
-    Raises DataError naming the row where the mask cannot be decided exactly, or its text holds or makes a control token.
+    Raises DataError naming the row where the mask cannot be decided exactly, or its text holds or makes a control
+    token.
     """
     sequences: list[_Sequence] = []
     with limited(renderer.limits, extra_bytes=sum(map(_text_bytes, documents))):
@@ -106,7 +128,9 @@ def render_documents(renderer: Renderer, documents: Sequence[Document]) -> list[
 
 
 def _text_bytes(document: Document) -> int:
-    """At most what its texts take where every turn is rendered twice with all that comes before it, at 4 bytes a character."""
+    """At most what its texts take where every turn is rendered twice with all that comes before it, at 4 bytes a
+    character.
+    """
     return 8 * (len(document.messages) + 1) * sum(len(message["content"]) for message in document.messages)
 
 
@@ -118,10 +142,12 @@ def _split_within_limits(template: ChatTemplate, document: Document) -> list[tup
 
 
 def split_document(template: ChatTemplate, document: Document) -> list[tuple[Piece, ...]]:
-    r"""The document's text cut into trained and untrained pieces, as one sequence or, with some templates, one for each assistant turn.
+    r"""The document's text cut into trained and untrained pieces, as one sequence or, with some templates, one for each
+    assistant turn.
 
-    Some templates put an empty thought channel before an answer only when the model is to write it, not when it is history. A sequence
-    with several answers could then not be what the model sees when serving, so each answer gets its own: prompt with channel, answer.
+    Some templates put an empty thought channel before an answer only when the model is to write it, not when it is
+    history. A sequence with several answers could then not be what the model sees when serving, so each answer gets its
+    own: prompt with channel, answer.
 
         [("<bos><|turn>user\nhi<turn|>\n<|turn>model\n", False), ("hello<turn|>", True), ("\n", False)]
     """
@@ -160,7 +186,8 @@ def _cut_turn(document: Document, index: int, prompt: str, upto: str) -> _Turn:
     if not upto.startswith(shared):
         raise DataError(
             f"{where}: the chat template's generation prompt {_tail(prompt)} is not how the rendered row goes on "
-            f"({_tail(upto[: len(prompt)])}), so the mask cannot be decided; let user and assistant take turns, or set data.template"
+            f"({_tail(upto[: len(prompt)])}), so the mask cannot be decided; let user and assistant take turns, or set "
+            "data.template"
         )
     answer = upto[len(shared) :]
     if not apart and answer.startswith(EMPTY_THOUGHT) and not content.lstrip().startswith(EMPTY_THOUGHT):
@@ -168,10 +195,13 @@ def _cut_turn(document: Document, index: int, prompt: str, upto: str) -> _Turn:
         answer = answer.removeprefix(EMPTY_THOUGHT)
     body, end, rest = answer.rpartition(TURN_END)
     if not end or rest.strip():
-        raise DataError(f"{where}: the chat template does not end the answer with {TURN_END} ({_tail(answer)}); set data.template")
+        raise DataError(
+            f"{where}: the chat template does not end the answer with {TURN_END} ({_tail(answer)}); set data.template"
+        )
     if body.strip() != content.strip():
         raise DataError(
-            f"{where}: the chat template changes the answer {_tail(content)} to {_tail(body)} (it takes thoughts out, for one); "
+            f"{where}: the chat template changes the answer {_tail(content)} to {_tail(body)} (it takes thoughts out, "
+            "for one); "
             "write the answer as it is to be trained"
         )
     return _Turn(prompt, body + end, rest, apart)
@@ -185,7 +215,8 @@ def _join_turns(full: str, turns: Sequence[_Turn], document: Document) -> tuple[
         if not full.startswith(turn.prompt + turn.answer):
             raise DataError(
                 f"{document.origin}: the chat template renders an earlier turn otherwise once later ones follow "
-                f"({_tail(turn.answer)}), so one sequence cannot train all answers; set data.template, or keep one answer a row"
+                f"({_tail(turn.answer)}), so one sequence cannot train all answers; set data.template, or keep one "
+                "answer a row"
             )
         pieces += [Piece(turn.prompt[done:], False), Piece(turn.answer, True)]
         done = len(turn.prompt) + len(turn.answer)
@@ -195,7 +226,9 @@ def _join_turns(full: str, turns: Sequence[_Turn], document: Document) -> tuple[
 
 
 def check_prompts(renderer: Renderer, rows: Iterable[tuple[Document, int]]) -> None:
-    """Raises DataError, naming row and token, where a row holds a control token, or the prompt of its first so many messages makes one."""
+    """Raises DataError, naming row and token, where a row holds a control token, or the prompt of its first so many
+    messages makes one.
+    """
     borders = BorderCheck(tokenizer=renderer.tokenizer, control=renderer.control)
     for document, count in rows:
         refuse_control_tokens(renderer.control, document)
@@ -242,7 +275,10 @@ def _check_ids(rendered: Rendered) -> Rendered:
     """The same document. Raises DataError where it is not <bos> … with a turn's end in what is trained."""
     ids, trained = rendered.ids, rendered.trained
     if ids[0] != SPECIAL_IDS["<bos>"] or np.count_nonzero(ids == SPECIAL_IDS["<bos>"]) != 1:
-        raise DataError(f"{rendered.origin}: the chat template does not write <bos> once, at the start; set data.template to Gemma 4's")
+        raise DataError(
+            f"{rendered.origin}: the chat template does not write <bos> once, at the start; set data.template to Gemma "
+            "4's"
+        )
     if not trained.any():
         raise DataError(f"{rendered.origin}: no token of it is trained; take the row out")
     assert ids[trained][-1] == SPECIAL_IDS[TURN_END]

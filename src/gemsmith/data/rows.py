@@ -1,4 +1,6 @@
-"""Rows of a dataset, read and checked: JSONL, parquet, a folder of either, a Hugging Face dataset folder, or rows made from a seed."""
+"""Rows of a dataset, read and checked: JSONL, parquet, a folder of either, a Hugging Face dataset folder, or rows made
+from a seed.
+"""
 
 import hashlib
 import json
@@ -48,7 +50,9 @@ class Document:
 
 @dataclass(frozen=True, kw_only=True)
 class Dataset:
-    """Every row of a source, in order, and its other columns: name -> rows that have a value there. Those are not read."""
+    """Every row of a source, in order, and its other columns: name -> rows that have a value there. Those are not
+    read.
+    """
 
     documents: list[Document]
     ignored_columns: Mapping[str, int]
@@ -94,14 +98,20 @@ def source_sha256(source: str | Made) -> str:
 
 
 def find_files(source: str) -> tuple[Path, ...]:
-    """The files that hold the source's rows, in reading order. Raises DataError where there are none, or of more than one split."""
+    """The files that hold the source's rows, in reading order. Raises DataError where there are none, or of more than
+    one split.
+    """
     path = Path(source).expanduser()
     if path.is_dir():
         return _files_of_folder(path)
     if not path.exists():
-        raise DataError(f"{source}: is not there; set data.train or data.eval to a JSONL or parquet file or a dataset folder")
+        raise DataError(
+            f"{source}: is not there; set data.train or data.eval to a JSONL or parquet file or a dataset folder"
+        )
     if path.suffix not in _SUFFIXES:
-        raise DataError(f"{source}: is a {path.suffix or 'nameless'} file; allowed: .jsonl, .parquet, or a folder of them")
+        raise DataError(
+            f"{source}: is a {path.suffix or 'nameless'} file; allowed: .jsonl, .parquet, or a folder of them"
+        )
     return (path,)
 
 
@@ -129,12 +139,19 @@ def _files_of_folder(folder: Path) -> tuple[Path, ...]:
     files = tuple(sorted(file for file in folder.iterdir() if file.suffix in _SUFFIXES))
     if not files:
         inner = next((inner for inner in sorted(folder.iterdir()) if inner.is_dir()), None)
-        hint = f"did you mean {inner}?" if inner else "save one with datasets' save_to_disk, or put .jsonl or .parquet files there"
+        hint = (
+            f"did you mean {inner}?"
+            if inner
+            else "save one with datasets' save_to_disk, or put .jsonl or .parquet files there"
+        )
         raise DataError(f"{folder}: holds no .jsonl, .parquet or saved Hugging Face dataset; {hint}")
     # The hub names files SPLIT-00000-of-00001.parquet; training on its test split by accident must not be possible.
     splits = {file.name.split("-")[0] for file in files if "-of-" in file.name}
     if len(splits) > 1 or len({file.suffix for file in files}) > 1:
-        raise DataError(f"{folder}: mixes {', '.join(file.name for file in files[:4])}; name one file, or a folder of one kind and split")
+        raise DataError(
+            f"{folder}: mixes {', '.join(file.name for file in files[:4])}; name one file, or a folder of one kind and "
+            "split"
+        )
     return files
 
 
@@ -149,7 +166,10 @@ def _files_of_saved_dataset(folder: Path) -> tuple[Path, ...]:
     files = tuple(folder / entry["filename"] for entry in entries)
     missing = [file.name for file in files if not file.exists()]
     if missing or not files:
-        raise DataError(f"{folder}: its data file {missing[0] if missing else ''} is missing; save the dataset again with save_to_disk")
+        raise DataError(
+            f"{folder}: its data file {missing[0] if missing else ''} is missing; save the dataset again with "
+            "save_to_disk"
+        )
     return files
 
 
@@ -173,7 +193,9 @@ def _jsonl_rows(file: Path) -> Iterator[tuple[str, Any]]:
             try:
                 yield origin, json.loads(text.rstrip())
             except json.JSONDecodeError as error:
-                raise DataError(f"{origin}, column {error.colno}: is not JSON ({error.msg}); {file} needs one JSON object a line") from None
+                raise DataError(
+                    f"{origin}, column {error.colno}: is not JSON ({error.msg}); {file} needs one JSON object a line"
+                ) from None
             except RecursionError:
                 raise DataError(f"{origin}: is nested too deeply; a row is one flat JSON object") from None
             except ValueError as error:  # a number of more digits than Python reads
@@ -226,22 +248,29 @@ def _first_line(error: Exception) -> str:
 
 
 def _check_form(row: Any, origin: str, form: str | None, *, chosen: bool) -> str:
-    """The form of the row, `messages` or `prompt-response`: the one that earlier rows or the recipe set, or else what its columns say."""
+    """The form of the row, `messages` or `prompt-response`: the one that earlier rows or the recipe set, or else what
+    its columns say.
+    """
     if not isinstance(row, Mapping):
-        raise DataError(f'{origin}: is {_kind(row)}; must be an object {{"messages": [...]}} or {{"prompt": ..., "response": ...}}')
+        raise DataError(
+            f'{origin}: is {_kind(row)}; must be an object {{"messages": [...]}} or {{"prompt": ..., "response": ...}}'
+        )
     fitting = [name for name, columns in _FORMS.items() if set(columns) <= set(row)]
     if len(fitting) > 1 and not chosen:
         # Tables of both forms fill the columns of the other one with null.
         fitting = [name for name in fitting if all(row[column] is not None for column in _FORMS[name])] or fitting[:1]
     if len(fitting) > 1 and not chosen:
         raise DataError(
-            f"{origin}: has messages, prompt and response; keep messages, or prompt and response, or set data.format to messages "
+            f"{origin}: has messages, prompt and response; keep messages, or prompt and response, or set data.format "
+            "to messages "
             "or prompt-response"
         )
     if form in fitting:
         return str(form)
     has = f"{origin}: has the columns {_first_few([_in_line(name) for name in row]) or 'none'}"
-    hints = "".join(nearest(column, [known for known in _COLUMNS if known not in row]) for column in row if column not in _COLUMNS)
+    hints = "".join(
+        nearest(column, [known for known in _COLUMNS if known not in row]) for column in row if column not in _COLUMNS
+    )
     if form is not None:
         why = f"data.format is {form}" if chosen else f"the rows before it are {form}"
         raise DataError(f"{has}{hints}, but {why}; all rows must have one form")
@@ -251,13 +280,16 @@ def _check_form(row: Any, origin: str, form: str | None, *, chosen: bool) -> str
 
 
 def _other_columns(row: Mapping[str, Any], origin: str, form: str) -> list[str]:
-    """The names of columns with a value that the form does not read. Raises DataError where one of them changes what the row says."""
+    """The names of columns with a value that the form does not read. Raises DataError where one of them changes what
+    the row says.
+    """
     others = [column for column, value in row.items() if value is not None and column not in _FORMS[form]]
     for column in others:
         remedy = _MEANINGFUL.get(column.strip().lower())
         if remedy and row[column] not in ("", [], {}):
             raise DataError(
-                f"{origin}: has a value in the column {_in_line(column)}, which changes what a row says and which Gemsmith does not read; "
+                f"{origin}: has a value in the column {_in_line(column)}, which changes what a row says and which "
+                "Gemsmith does not read; "
                 f"{remedy}, or rename or drop the column to train without it"
             )
     return [_in_line(column) for column in others]
@@ -279,7 +311,12 @@ def _read_messages(row: Mapping[str, Any], origin: str, form: str) -> tuple[Mapp
     if roles[0] == "assistant":
         raise DataError(f"{origin}: begins with an assistant turn; put what it answers before it")
     empty = next(
-        (name for name, turn in zip(names, messages, strict=True) if turn["role"] == "assistant" and not turn["content"].strip()), None
+        (
+            name
+            for name, turn in zip(names, messages, strict=True)
+            if turn["role"] == "assistant" and not turn["content"].strip()
+        ),
+        None,
     )
     if empty:
         raise DataError(f"{origin}: {empty} is an empty answer; fill it, or take the row out")
@@ -313,7 +350,9 @@ def _read_content(content: Any, where: str) -> str:
         try:
             content.encode()
         except UnicodeEncodeError as error:
-            raise DataError(f"{where} holds half a surrogate pair at character {error.start + 1}; it is no Unicode text") from None
+            raise DataError(
+                f"{where} holds half a surrogate pair at character {error.start + 1}; it is no Unicode text"
+            ) from None
     return content
 
 
@@ -334,5 +373,13 @@ def _in_line(name: str) -> str:
 
 
 def _kind(value: Any) -> str:
-    names = {str: "text", bool: "a boolean", int: "a number", float: "a number", list: "a list", dict: "an object", type(None): "null"}
+    names = {
+        str: "text",
+        bool: "a boolean",
+        int: "a number",
+        float: "a number",
+        list: "a list",
+        dict: "an object",
+        type(None): "null",
+    }
     return names.get(type(value), type(value).__name__)

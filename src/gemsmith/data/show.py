@@ -32,7 +32,10 @@ def row_text(rows: PackedRows, row: int, tokenizer: Tokenizer, *, coloured: bool
     segments = np.asarray(rows.segments[row])
     padding = int(np.count_nonzero(segments == 0))
     text = Text()
-    text.append(f"\n━━ row {row + 1}: {segments.max()} documents, {int(rows.loss_mask[row].sum())} trained tokens\n", style="bold")
+    text.append(
+        f"\n━━ row {row + 1}: {segments.max()} documents, {int(rows.loss_mask[row].sum())} trained tokens\n",
+        style="bold",
+    )
     for segment in range(1, int(segments.max()) + 1):
         chosen = segments == segment
         tokens, trained = rows.tokens[row][chosen], rows.loss_mask[row][chosen] != 0

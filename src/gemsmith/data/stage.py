@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
-from typing import cast
 
 import numpy as np
 
@@ -15,9 +14,11 @@ from gemsmith.data.rows import Dataset, describe_columns, read_dataset, read_doc
 from gemsmith.data.template import TemplateText, find_template
 from gemsmith.data.workers import count_processes, render_in_processes
 from gemsmith.errors import CheckpointError, DataError, MachineError, RunError
+from gemsmith.files import replacing_folder, sha256_file
 from gemsmith.lengths import check_lengths
+from gemsmith.provenance import Clock, start_clock
 from gemsmith.records import DataRecord
-from gemsmith.run import Clock, Run, make_origin, read_record, replacing_folder, sha256_file, start_clock, write_record
+from gemsmith.run import Run, make_origin, read_record, write_record
 from gemsmith.terminal import open_console, track
 from gemsmith.zoo import VARIANTS
 
@@ -29,7 +30,8 @@ _MARKING = ("label", "split")
 def prepare_data(run: Run) -> DataRecord:
     """The record of the packed rows, which are written to the run's data folder.
 
-    Raises DataError for rows that cannot be used, CheckpointError for a checkpoint without a usable tokenizer or template.
+    Raises DataError for rows that cannot be used, CheckpointError for a checkpoint without a usable tokenizer or
+    template.
     """
     clock = start_clock()
     console = open_console(soft_wrap=False)
@@ -64,18 +66,22 @@ def _check_tokenizer(checkpoint: Checkpoint) -> None:
     highest = max(open_tokenizer(checkpoint.folder).get_vocab().values())
     if highest >= checkpoint.variant.vocabulary:
         raise CheckpointError(
-            f"checkpoint {checkpoint.source}: its tokenizer has the id {highest}, its embedding {checkpoint.variant.vocabulary} rows; "
+            f"checkpoint {checkpoint.source}: its tokenizer has the id {highest}, its embedding "
+            f"{checkpoint.variant.vocabulary} rows; "
             "give the tokenizer that the weights came with"
         )
 
 
 def _keep_fitting(rendered: Sequence[Rendered], max_length: int, *, too_long: str) -> list[Rendered]:
-    """The documents of at most max_length tokens. Raises DataError where none is left, or one is too long and that is an error."""
+    """The documents of at most max_length tokens. Raises DataError where none is left, or one is too long and that is
+    an error.
+    """
     kept = [document for document in rendered if len(document.ids) <= max_length]
     longest = max(rendered, key=lambda document: len(document.ids))
     if too_long == "error" and len(kept) < len(rendered):
         raise DataError(
-            f"{longest.origin}: has {len(longest.ids)} tokens, data.max_length is {max_length}; raise it, or set data.too_long to drop"
+            f"{longest.origin}: has {len(longest.ids)} tokens, data.max_length is {max_length}; raise it, or set "
+            "data.too_long to drop"
         )
     if not kept:
         raise DataError(
@@ -88,13 +94,15 @@ def _keep_fitting(rendered: Sequence[Rendered], max_length: int, *, too_long: st
 def _earlier(run: Run) -> DataRecord | None:
     """The record that is about to be replaced, where it can be read."""
     try:
-        return cast(DataRecord, read_record(run, "data"))
+        return read_record(run, DataRecord)
     except RunError:
         return None
 
 
 def _same_rows(before: DataRecord, record: DataRecord) -> bool:
-    """Whether the same rows were made from the same sources again: then the record stays, and with it what was made from it since."""
+    """Whether the same rows were made from the same sources again: then the record stays, and with it what was made
+    from it since.
+    """
     return (before.rows_sha256, before.origin.made_from) == (record.rows_sha256, record.origin.made_from)
 
 
@@ -108,7 +116,11 @@ def _write_rows(run: Run, chunks: Iterable[PackedRows], shape: tuple[int, int]) 
             with ExitStack() as stack:
                 files = {name: stack.enter_context((beside / f"{name}.npy").open("wb")) for name in ARRAYS}
                 for name, file in files.items():
-                    header = {"descr": np.lib.format.dtype_to_descr(ARRAYS[name]), "fortran_order": False, "shape": shape}
+                    header = {
+                        "descr": np.lib.format.dtype_to_descr(ARRAYS[name]),
+                        "fortran_order": False,
+                        "shape": shape,
+                    }
                     np.lib.format.write_array_header_1_0(file, header)
                 for chunk in chunks:
                     for name, file in files.items():
@@ -172,17 +184,23 @@ def _make_record(
 
 
 def _with_overlap(record: DataRecord, overlap: Overlap) -> DataRecord:
-    return record.model_copy(update={"held_out_also_trained": overlap.prompts, "notices": (*record.notices, *overlap_notices(overlap))})
+    return record.model_copy(
+        update={"held_out_also_trained": overlap.prompts, "notices": (*record.notices, *overlap_notices(overlap))}
+    )
 
 
 def _summary(record: DataRecord, run: Run) -> str:
     data, per_step = run.recipe.data, run.recipe.train.rows_per_step
     text = (
-        f"data: {record.rows:,} rows, {record.tokens:,} tokens ({record.supervised_tokens:,} trained), in {record.packed_rows:,} rows of "
+        f"data: {record.rows:,} rows, {record.tokens:,} tokens ({record.supervised_tokens:,} trained), in "
+        f"{record.packed_rows:,} rows of "
         f"{data.max_length} ({record.packing_efficiency:.0%} full), {record.steps:,} steps"
     )
     if record.dropped:
-        text += f"; dropped {sum(record.dropped.values()):,} longer than {data.max_length} (longest {record.length_percentiles['p100']:,})"
+        text += (
+            f"; dropped {sum(record.dropped.values()):,} longer than {data.max_length} (longest "
+            f"{record.length_percentiles['p100']:,})"
+        )
     if record.ignored_columns:
         text += f"; ignored the columns {describe_columns(record.ignored_columns)}"
     if record.packed_rows < per_step:

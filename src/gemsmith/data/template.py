@@ -1,4 +1,6 @@
-"""The chat template: found beside the weights or in a file, and rendered the way Hugging Face's tokenizers render it."""
+"""The chat template: found beside the weights or in a file, and rendered the way Hugging Face's tokenizers render
+it.
+"""
 
 import hashlib
 import json
@@ -24,7 +26,9 @@ _MEND = "mend it, or set data.template to another"
 
 @dataclass(frozen=True, kw_only=True)
 class TemplateText:
-    """A template as it was found, not yet compiled. `names` are the tokenizer's named tokens that it may write, such as bos_token."""
+    """A template as it was found, not yet compiled. `names` are the tokenizer's named tokens that it may write, such as
+    bos_token.
+    """
 
     source: str
     text: str
@@ -45,7 +49,9 @@ class ChatTemplate:
     compiled: jinja2.Template
 
     def render(self, messages: Sequence[Mapping[str, str]], *, generation_prompt: bool = False) -> str:
-        """The conversation as one text, ended by the beginning of the model's turn where wanted. Raises TemplateFailure."""
+        """The conversation as one text, ended by the beginning of the model's turn where wanted. Raises
+        TemplateFailure.
+        """
         restart_clock()
         try:
             text = self.compiled.render(
@@ -67,7 +73,9 @@ def find_template(folder: Path, file: str | None = None) -> TemplateText:
     try:
         sha256 = hashlib.sha256(text.encode()).hexdigest()
     except UnicodeEncodeError:  # JSON can spell half of a character
-        raise CheckpointError(f"chat template {source}: holds half of a surrogate pair, which is no text; {_MEND}") from None
+        raise CheckpointError(
+            f"chat template {source}: holds half of a surrogate pair, which is no text; {_MEND}"
+        ) from None
     return TemplateText(source=source, text=text, sha256=sha256, names=_named_tokens(config))
 
 
@@ -83,7 +91,9 @@ def check_template(file: str) -> None:
 
 
 def compile_template(found: TemplateText) -> ChatTemplate:
-    """The template, ready to render. Raises DataError with the line where it is not Jinja, or takes more than its limits to compile."""
+    """The template, ready to render. Raises DataError with the line where it is not Jinja, or takes more than its
+    limits to compile.
+    """
     restart_clock()
     try:
         compiled = _make_environment().from_string(found.text)
@@ -100,7 +110,10 @@ def explain_failure(source: str, error: BaseException) -> str:
     template = f"chat template {source}" + (f" line {line}" if line else "")
     match error:
         case _Refusal():
-            return f"{template} refuses it: {_one_line(str(error))}; change the row, or set data.template to one that takes it"
+            return (
+                f"{template} refuses it: {_one_line(str(error))}; change the row, or set data.template to one that "
+                "takes it"
+            )
         case OutOfTime():
             reason = f"takes more than {error} of CPU for one text: it loops without end, or computes something huge"
         case MemoryError():
@@ -158,20 +171,24 @@ def _find_in_folder(folder: Path, config: Mapping[str, Any]) -> tuple[str, str]:
         try:
             return str(file), _read_text(file)
         except (OSError, ValueError) as error:
-            raise CheckpointError(f"{file}: cannot be read ({error}); copy it again from where the weights came from") from None
+            raise CheckpointError(
+                f"{file}: cannot be read ({error}); copy it again from where the weights came from"
+            ) from None
     inside = config.get("chat_template")
     if isinstance(inside, list):
         named = {entry.get("name"): entry.get("template") for entry in inside if isinstance(entry, Mapping)}
         if "default" not in named:
             raise CheckpointError(
-                f"checkpoint {folder}: its chat templates are {', '.join(map(str, named))}, none called default; write the one to use to a "
+                f"checkpoint {folder}: its chat templates are {', '.join(map(str, named))}, none called default; write "
+                "the one to use to a "
                 "file and set data.template to it"
             )
         inside = named["default"]
     if isinstance(inside, str):
         return str(folder / "tokenizer_config.json"), inside
     raise CheckpointError(
-        f"checkpoint {folder}: has no chat template (base models ship none); set data.template to a template file, such as the "
+        f"checkpoint {folder}: has no chat template (base models ship none); set data.template to a template file, "
+        "such as the "
         "chat_template.jinja of the instruction-tuned checkpoint of the same size"
     )
 
@@ -181,21 +198,29 @@ def _read_tokenizer_config(folder: Path) -> dict[str, Any]:
     try:
         return dict(json.loads(file.read_text(encoding="utf-8")))
     except FileNotFoundError:
-        raise CheckpointError(f"checkpoint {folder}: has no tokenizer_config.json; copy it from where the weights came from") from None
+        raise CheckpointError(
+            f"checkpoint {folder}: has no tokenizer_config.json; copy it from where the weights came from"
+        ) from None
     except (ValueError, TypeError, RecursionError) as error:
-        raise CheckpointError(f"{file}: is not a JSON object ({error}); copy it again from where the weights came from") from None
+        raise CheckpointError(
+            f"{file}: is not a JSON object ({error}); copy it again from where the weights came from"
+        ) from None
 
 
 def _named_tokens(config: Mapping[str, Any]) -> dict[str, str]:
     """`bos_token` and the like, which templates write by name; each is given as text or as {"content": text}."""
     texts = {
-        name: value.get("content") if isinstance(value, Mapping) else value for name, value in config.items() if name.endswith("_token")
+        name: value.get("content") if isinstance(value, Mapping) else value
+        for name, value in config.items()
+        if name.endswith("_token")
     }
     return {name: text for name, text in texts.items() if isinstance(text, str)}
 
 
 class _Generation(Extension):
-    """Accepts `{% generation %} … {% endgeneration %}` and renders what is inside: where to train is not left to the template."""
+    """Accepts `{% generation %} … {% endgeneration %}` and renders what is inside: where to train is not left to the
+    template.
+    """
 
     tags = {"generation"}  # noqa: RUF012 (Jinja's interface)
 
@@ -225,7 +250,9 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         raise  # noqa: PLE0704 - Jinja calls this where it has caught something
 
     def get_template(self, *_: Any, **__: Any) -> NoReturn:
-        raise jinja2.TemplateError("it includes, imports or extends another template, and a chat template is a single file")
+        raise jinja2.TemplateError(
+            "it includes, imports or extends another template, and a chat template is a single file"
+        )
 
     select_template = get_template
 

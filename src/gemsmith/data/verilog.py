@@ -1,7 +1,8 @@
 """A small family of hardware specifications with one canonical Verilog module each, made from a seed.
 
-The demo trains on it and scores by exact match of the normalised module, so it needs no simulator. Which split a specification
-belongs to is a function of its own text alone: the two splits share none, whatever the seed and the number of rows.
+The demo trains on it and scores by exact match of the normalised module, so it needs no simulator. Which split a
+specification belongs to is a function of its own text alone: the two splits share none, whatever the seed and the
+number of rows.
 """
 
 import hashlib
@@ -11,8 +12,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 WORDS = tuple(
-    "alu bus bit byte chip clock code core data edge fast fifo gate half hold host iron jump keep lane latch link logic lower "
-    "main mask mem mix mode net next node pack path pin pipe port pulse quick read ring route scan shift side slow stage state "
+    "alu bus bit byte chip clock code core data edge fast fifo gate half hold host iron jump keep lane latch link "
+    "logic lower "
+    "main mask mem mix mode net next node pack path pin pipe port pulse quick read ring route scan shift side slow "
+    "stage state "
     "sync tap tiny top track unit upper vec wide wire word zero".split()
 )
 PORTS = tuple("a b c d e f g h k m n p r s t u v w x y z left right first second value item arg op lhs rhs".split())
@@ -87,7 +90,9 @@ def describe_behaviour(spec: Spec, result: str) -> str:
         "compare": lambda: f"{result} is 1 when {names[0]} is {spec.operator} {names[1]}.",
         "shift": lambda: f"{result} is {names[0]} shifted {spec.operator} by {spec.amount}.",
         "select": lambda: f"{result} is {names[1]} when {names[0]} is 1, otherwise {names[2]}.",
-        "register": lambda: f"{result} takes {names[2]} at each rising edge of {names[0]} and is cleared when {names[1]} is 1.",
+        "register": lambda: (
+            f"{result} takes {names[2]} at each rising edge of {names[0]} and is cleared when {names[1]} is 1."
+        ),
     }[spec.form]()
 
 
@@ -110,7 +115,10 @@ def write_module(spec: Spec) -> str:
     ports = ", ".join(f"input {_range(width)}{name}" for name, width in spec.inputs)
     name, width = spec.output
     if spec.form != "register":
-        return f"module {spec.name}({ports}, output {_range(width)}{name});\n  assign {name} = {expression(spec)};\nendmodule"
+        return (
+            f"module {spec.name}({ports}, output {_range(width)}{name});\n  assign {name} = "
+            f"{expression(spec)};\nendmodule"
+        )
     clock, reset, data = spec.operands
     return (
         f"module {spec.name}({ports}, output reg {_range(width)}{name});\n  always @(posedge {clock})\n"
@@ -153,7 +161,14 @@ def _draw_spec(source: random.Random) -> Spec:
     if form in ("not", "shift"):
         direction = source.choice(("left", "right")) if form == "shift" else ""
         amount = source.randint(1, 7) if form == "shift" else 0
-        return Spec(name=name, inputs=((ports[0], width),), output=(ports[1], width), form=form, operator=direction, amount=amount)
+        return Spec(
+            name=name,
+            inputs=((ports[0], width),),
+            output=(ports[1], width),
+            form=form,
+            operator=direction,
+            amount=amount,
+        )
     operators = {"bitwise": BITWISE, "arithmetic": ARITHMETIC, "compare": COMPARISONS}[form]
     output = (ports[2], 1 if form == "compare" else width)
     pair = ((ports[0], width), (ports[1], width))

@@ -1,7 +1,7 @@
 """What a process does that renders rows for another, which asks over stdin and is answered over stdout.
 
-It reads one Opening, then requests until there are no more, each in pickle: a list of documents is answered by its Packed rows, Prompts
-by None, and either by the error that is the user's to read.
+It reads one Opening, then requests until there are no more, each in pickle: a list of documents is answered by its
+Packed rows, Prompts by None, and either by the error that is the user's to read.
 """
 
 import pickle
@@ -72,4 +72,6 @@ def _answer(renderer: Renderer, request: Sequence[Document] | Prompts) -> Packed
         return None
     rendered = render_documents(renderer, request)
     ids, trained = (np.concatenate([getattr(document, name) for document in rendered]) for name in ("ids", "trained"))
-    return Packed(ids, trained, [len(document.ids) for document in rendered], [document.origin for document in rendered])
+    return Packed(
+        ids, trained, [len(document.ids) for document in rendered], [document.origin for document in rendered]
+    )

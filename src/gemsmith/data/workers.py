@@ -1,6 +1,7 @@
 """Rendering in processes of their own: a template is a program, which must not bring down or hold up this one.
 
-Several of them where there is much to render: a template renders in Python, whose lock lets only one thread do so at a time.
+Several of them where there is much to render: a template renders in Python, whose lock lets only one thread do so at a
+time.
 """
 
 import os
@@ -42,7 +43,8 @@ def count_processes(documents: Sequence[Document]) -> int:
 def render_in_processes(
     folder: Path, template: TemplateText, documents: Iterable[Document], processes: int, *, limits: Limits | None = None
 ) -> Iterator[Rendered]:
-    """What render_documents gives, in its order, made by so many processes; raises what it raises, for the first such document.
+    """What render_documents gives, in its order, made by so many processes; raises what it raises, for the first such
+    document.
 
     Raises DataError where the template needs more than the limits, or crashes.
     """
@@ -99,7 +101,9 @@ def _render(idle: "SimpleQueue[subprocess.Popen[bytes]]", opening: Opening, docu
 
 
 def _ask(worker: subprocess.Popen[bytes], opening: Opening, request: object, documents: Sequence[Document]) -> Any:
-    """The worker's answer. Raises what it answers with, or why it ended instead; `documents` are those of the request."""
+    """The worker's answer. Raises what it answers with, or why it ended instead; `documents` are those of the
+    request.
+    """
     try:
         _send(worker, request)
         assert worker.stdout is not None, "asked for"
@@ -124,7 +128,9 @@ def _why_it_ended(code: int, opening: Opening, documents: Sequence[Document]) ->
         seconds = f"{opening.limits.killed_after_s:g} s of CPU"
         return DataError(f"{template} takes more than {seconds} in one step, at one of {rows}; {mend}")
     if code == -signal.SIGKILL:
-        return MachineError(f"{rows}: the process that rendered them was killed; where memory ran out, free some and run it again")
+        return MachineError(
+            f"{rows}: the process that rendered them was killed; where memory ran out, free some and run it again"
+        )
     if code < 0:
         return DataError(f"{template} crashes Python ({signal.Signals(-code).name}), at one of {rows}; {mend}")
     return RuntimeError(f"{' '.join(_COMMAND)} ended with {code}; its traceback is above")

@@ -1,6 +1,8 @@
-"""Requests to a server that may hang, drip, break off or answer with rubbish: each ends as an answer or as a counted failure.
+"""Requests to a server that may hang, drip, break off or answer with rubbish: each ends as an answer or as a counted
+failure.
 
-In one event loop, not in threads: a thread that waits for a server cannot be stopped, so Ctrl-C would have to wait with it.
+In one event loop, not in threads: a thread that waits for a server cannot be stopped, so Ctrl-C would have to wait with
+it.
 """
 
 import asyncio
@@ -22,9 +24,9 @@ from gemsmith.serve.server import Server
 CONNECT_S = 10.0
 # Before the second, third and fourth try, and none after that.
 WAITS_S = (0.5, 1.0, 2.0)
-# A request is given up after PROMPT_S, in which the prompts of all requests under way are read, and TOKEN_S for each token that it
-# may write. The server is on this machine, so what takes time is the model; one that writes less than a token a second in each of
-# its streams is not evaluated but debugged.
+# A request is given up after PROMPT_S, in which the prompts of all requests under way are read, and TOKEN_S for each
+# token that it may write. The server is on this machine, so what takes time is the model; one that writes less than a
+# token a second in each of its streams is not evaluated but debugged.
 PROMPT_S, TOKEN_S = 120.0, 1.0
 
 
@@ -41,12 +43,18 @@ class Request:
 
 
 def ask_all(
-    server: Server, requests: Sequence[Request], heard: Callable[[int, dict[str, Any] | Failure], None], *, concurrency: int
+    server: Server,
+    requests: Sequence[Request],
+    heard: Callable[[int, dict[str, Any] | Failure], None],
+    *,
+    concurrency: int,
 ) -> None:
-    """Calls `heard` with each request's index and the JSON object that it was answered with, in the order in which they come.
+    """Calls `heard` with each request's index and the JSON object that it was answered with, in the order in which they
+    come.
 
-    Ends at once at Ctrl-C, at SIGTERM, and where `heard` raises. Raises EngineError where the server has died. A request that cannot
-    connect, breaks off, or is answered with 429 or 5xx is tried again a few times; one that takes too long is not.
+    Ends at once at Ctrl-C, at SIGTERM, and where `heard` raises. Raises EngineError where the server has died. A
+    request that cannot connect, breaks off, or is answered with 429 or 5xx is tried again a few times; one that takes
+    too long is not.
     """
     _run_until_stopped(_ask_all(server, iter(enumerate(requests)), heard, concurrency))
 
@@ -62,8 +70,12 @@ async def _ask_all(
             heard(number, await _ask(client, server, request))
 
     limits = httpx.Limits(max_connections=concurrency, max_keepalive_connections=concurrency)
-    timeout = httpx.Timeout(None, connect=CONNECT_S)  # the whole request's is kept in _post: a read's would not end a server that drips
-    client = httpx.AsyncClient(base_url=server.url, headers=api_headers(), timeout=timeout, limits=limits, trust_env=False)
+    timeout = httpx.Timeout(
+        None, connect=CONNECT_S
+    )  # the whole request's is kept in _post: a read's would not end a server that drips
+    client = httpx.AsyncClient(
+        base_url=server.url, headers=api_headers(), timeout=timeout, limits=limits, trust_env=False
+    )
     async with client:
         workers = [asyncio.create_task(work()) for _ in range(concurrency)]
         try:
@@ -90,7 +102,9 @@ async def _post(client: httpx.AsyncClient, request: Request) -> tuple[dict[str, 
     try:
         async with asyncio.timeout(request.timeout_s):
             # json.dumps, since httpx's own refuses texts with half a surrogate pair.
-            response = await client.post(request.path, content=json.dumps(request.body), headers={"Content-Type": "application/json"})
+            response = await client.post(
+                request.path, content=json.dumps(request.body), headers={"Content-Type": "application/json"}
+            )
     except TimeoutError:
         return Failure(reason="timeout", detail=f"no whole answer within {request.timeout_s:.0f} s"), False
     except httpx.HTTPError as error:
@@ -100,9 +114,11 @@ async def _post(client: httpx.AsyncClient, request: Request) -> tuple[dict[str, 
 
 
 def _run_until_stopped(work: Coroutine[Any, Any, None]) -> None:
-    """Runs a coroutine; at Ctrl-C or SIGTERM it is cancelled, and what they raise elsewhere is raised once it has ended.
+    """Runs a coroutine; at Ctrl-C or SIGTERM it is cancelled, and what they raise elsewhere is raised once it has
+    ended.
 
-    asyncio does that for Ctrl-C alone. What a handler of SIGTERM raises inside the loop would be lost in whatever callback it met.
+    asyncio does that for Ctrl-C alone. What a handler of SIGTERM raises inside the loop would be lost in whatever
+    callback it met.
     """
     told: list[int] = []
 

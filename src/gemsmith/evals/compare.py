@@ -1,4 +1,6 @@
-"""Whether the tuned model scores otherwise than the base. Both answer the same rows, so only the rows in which they differ count."""
+"""Whether the tuned model scores otherwise than the base. Both answer the same rows, so only the rows in which they
+differ count.
+"""
 
 import math
 from collections.abc import Sequence
@@ -37,10 +39,12 @@ def compare(base: Sequence[bool], tuned: Sequence[bool]) -> Comparison:
 
 
 def mcnemar_p_value(better: int, worse: int) -> float:
-    """The two-sided p-value of the exact McNemar test: how likely a fair coin splits the differing rows at least this unevenly.
+    """The two-sided p-value of the exact McNemar test: how likely a fair coin splits the differing rows at least this
+    unevenly.
 
-    With n = better + worse: min(1, 2 Σ C(n, k) / 2ⁿ) for k from 0 to min(better, worse); 1 where no row differs. McNemar, Psychometrika 12
-    (1947) 153; exact: Fagerland, Lydersen and Laake, BMC Medical Research Methodology 13 (2013) 91.
+    With n = better + worse: min(1, 2 Σ C(n, k) / 2ⁿ) for k from 0 to min(better, worse); 1 where no row differs.
+    McNemar, Psychometrika 12 (1947) 153; exact: Fagerland, Lydersen and Laake, BMC Medical Research Methodology 13
+    (2013) 91.
 
     >>> mcnemar_p_value(3, 2), mcnemar_p_value(0, 6)
     (1.0, 0.03125)
@@ -51,7 +55,9 @@ def mcnemar_p_value(better: int, worse: int) -> float:
     if n < 1000:
         return 2 * sum(math.comb(n, k) for k in range(fewer + 1)) / 2**n
     # In logarithms: such a binomial has hundreds of digits.
-    logarithms = (math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1) - n * math.log(2) for k in range(fewer + 1))
+    logarithms = (
+        math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1) - n * math.log(2) for k in range(fewer + 1)
+    )
     return min(1.0, 2 * math.fsum(math.exp(logarithm) for logarithm in logarithms))
 
 

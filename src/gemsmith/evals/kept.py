@@ -1,4 +1,6 @@
-"""Answers as they come, in a file that a second start goes on from: a line an answer, under a digest of all that it follows from."""
+"""Answers as they come, in a file that a second start goes on from: a line an answer, under a digest of all that it
+follows from.
+"""
 
 import contextlib
 import hashlib
@@ -9,7 +11,8 @@ from pathlib import Path
 from typing import IO
 
 from gemsmith.data.template import find_template
-from gemsmith.run import Run, sha256_file
+from gemsmith.files import sha256_file
+from gemsmith.run import Run
 from gemsmith.serve.chat import Reply
 from gemsmith.serve.engine import find_engine
 
@@ -18,12 +21,16 @@ _READ_BY_VLLM = (".json", ".jinja", ".model")
 
 
 def digest_model(run: Run, folder: Path, weights_sha256: str) -> str:
-    """SHA-256 of what a model's answers follow from but the question: weights, template, tokenizer, vLLM and its settings."""
+    """SHA-256 of what a model's answers follow from but the question: weights, template, tokenizer, vLLM and its
+    settings.
+    """
     recipe, engine = run.recipe, find_engine(run.recipe.serve.python)
     return _sha256(
         {
             "weights": weights_sha256,
-            "files": {file.name: sha256_file(file) for file in sorted(folder.iterdir()) if file.suffix in _READ_BY_VLLM},
+            "files": {
+                file.name: sha256_file(file) for file in sorted(folder.iterdir()) if file.suffix in _READ_BY_VLLM
+            },
             "template": find_template(folder, recipe.data.template).sha256,
             "vllm": f"{engine.package} {engine.version}",
             "max_tokens": recipe.eval.max_tokens,
@@ -41,7 +48,9 @@ def digest_question(model: str, messages: Sequence[Mapping[str, str]]) -> str:
 
 
 def read_kept(file: Path) -> dict[str, Reply]:
-    """Digest -> answer. A line that cannot be read, such as one that a killed process was at, is as if it were not there."""
+    """Digest -> answer. A line that cannot be read, such as one that a killed process was at, is as if it were not
+    there.
+    """
     kept = {}
     for line in file.read_bytes().splitlines() if file.exists() else ():
         with contextlib.suppress(ValueError, RecursionError):

@@ -29,7 +29,8 @@ def is_right(answer: str, expected: str, scorer: str) -> bool:
 def score(right: Sequence[bool], *, cut: int = 0, failed: Mapping[str, int] | None = None) -> Score:
     """The share of right answers with its 95 % interval.
 
-    `cut`: how many answers reached the limit of tokens; `failed`: how many of those not right are no answers, by reason.
+    `cut`: how many answers reached the limit of tokens; `failed`: how many of those not right are no answers, by
+    reason.
     """
     low, high = wilson_interval(sum(right), len(right))
     return Score(score=sum(right) / len(right), low=low, high=high, n=len(right), cut=cut, failed=dict(failed or {}))

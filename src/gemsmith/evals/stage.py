@@ -18,8 +18,10 @@ from gemsmith.evals.ask import Request, ask_all
 from gemsmith.evals.compare import compare, unmoved_notices, worse_notices
 from gemsmith.evals.kept import appending, digest_model, digest_question, keep, read_kept
 from gemsmith.evals.scoring import is_right, score
-from gemsmith.records import EvalRecord, Score
-from gemsmith.run import Run, read_record, replacing, sha256_file, start_clock, write_record
+from gemsmith.files import replacing, sha256_file
+from gemsmith.provenance import start_clock
+from gemsmith.records import EvalRecord, ExportRecord, Score
+from gemsmith.run import Run, read_record, write_record
 from gemsmith.serve.chat import Failure, Reply, read_chat
 from gemsmith.serve.server import Server
 from gemsmith.serve.stage import Servers, origin_with_engine
@@ -27,7 +29,8 @@ from gemsmith.terminal import open_console, open_progress
 
 ANSWERS = "eval_answers.jsonl"
 EXAMPLES = 5
-# Of all rows. A row without an answer counts as not right, and with more of them a score is the server's and not the model's.
+# Of all rows. A row without an answer counts as not right, and with more of them a score is the server's and not the
+# model's.
 MOST_FAILED = 0.05
 
 
@@ -42,7 +45,9 @@ class Question:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What a model answered. `cut`: it reached eval.max_tokens before it had ended. `failed`: why there is no answer, and so no text."""
+    """What a model answered. `cut`: it reached eval.max_tokens before it had ended. `failed`: why there is no answer,
+    and so no text.
+    """
 
     text: str
     right: bool
@@ -55,8 +60,8 @@ def evaluate(run: Run, servers: Servers) -> EvalRecord:
 
     Answers are kept in logs/eval_answers.jsonl as they come, and a second start asks for the others only.
 
-    Raises RecipeError where data.eval is not given, DataError where a row has no answer to compare with, EngineError where the server dies
-    or more than MOST_FAILED of the rows fail.
+    Raises RecipeError where data.eval is not given, DataError where a row has no answer to compare with, EngineError
+    where the server dies or more than MOST_FAILED of the rows fail.
     """
     clock = start_clock()
     dataset = _read_rows(run)
@@ -66,7 +71,7 @@ def evaluate(run: Run, servers: Servers) -> EvalRecord:
     questions = _choose_questions(run, dataset.documents)
     overlap = _find_trained(questions, run)
     # Tuned first: its server is often still up from serve or bench, so that servers change once.
-    read_record(run, "export")
+    read_record(run, ExportRecord)
     servers.check_verified()  # also where all answers are there from an earlier start
     model = digest_model(run, run.merged, sha256_file(run.record_file("export")))
     tuned = answer_all(run, questions, "tuned", digest=model, start=servers.tuned)
@@ -81,7 +86,9 @@ def evaluate(run: Run, servers: Servers) -> EvalRecord:
     comparison = compare([one.right for one, _ in answered], [other.right for _, other in answered])
     asked = json.dumps([(question.messages, question.expected) for question in questions])
     record = EvalRecord(
-        origin=origin_with_engine(run, "eval", clock, server, sources={"questions": hashlib.sha256(asked.encode()).hexdigest()}),
+        origin=origin_with_engine(
+            run, "eval", clock, server, sources={"questions": hashlib.sha256(asked.encode()).hexdigest()}
+        ),
         notices=(
             *servers.notices,
             *_notices("base", base),
@@ -108,7 +115,8 @@ def evaluate(run: Run, servers: Servers) -> EvalRecord:
 def read_questions(run: Run) -> list[Question]:
     """The held-out rows, the first eval.limit of them.
 
-    Raises RecipeError where data.eval is not given, DataError where a row has no answer to compare with, or its text would forge turns.
+    Raises RecipeError where data.eval is not given, DataError where a row has no answer to compare with, or its text
+    would forge turns.
     """
     return _choose_questions(run, _read_rows(run).documents)
 
@@ -116,12 +124,16 @@ def read_questions(run: Run) -> list[Question]:
 def _read_rows(run: Run) -> Dataset:
     recipe = run.recipe
     if recipe.data.eval is None:
-        raise RecipeError("data.eval: names no held-out rows, so there is nothing to score; name a file, a folder, or rows to make")
+        raise RecipeError(
+            "data.eval: names no held-out rows, so there is nothing to score; name a file, a folder, or rows to make"
+        )
     return read_dataset(recipe.data.eval, format=recipe.data.format, seed=recipe.seed)
 
 
 def check_rows(run: Run) -> None:
-    """Raises what read_questions does of rows that have no form or no answer; needs no checkpoint, so that nothing is fetched for it."""
+    """Raises what read_questions does of rows that have no form or no answer; needs no checkpoint, so that nothing is
+    fetched for it.
+    """
     _questions_of(run, _read_rows(run).documents)
 
 
@@ -141,8 +153,11 @@ def _choose_questions(run: Run, documents: Sequence[Document]) -> list[Question]
     return asked
 
 
-def answer_all(run: Run, questions: Sequence[Question], model: str, *, digest: str, start: Callable[[], Server]) -> list[Answer]:
-    """The model's greedy answer to each question, in order; those kept from an earlier start under `digest` are not asked for again.
+def answer_all(
+    run: Run, questions: Sequence[Question], model: str, *, digest: str, start: Callable[[], Server]
+) -> list[Answer]:
+    """The model's greedy answer to each question, in order; those kept from an earlier start under `digest` are not
+    asked for again.
 
     The server is started only where answers are missing.
     """
@@ -160,7 +175,9 @@ def answer_all(run: Run, questions: Sequence[Question], model: str, *, digest: s
 
 
 def choose_examples(rows: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], ...]:
-    """A few rows in order, of those that both have answered: up to two that the tuned model got wrong, the first others."""
+    """A few rows in order, of those that both have answered: up to two that the tuned model got wrong, the first
+    others.
+    """
     rows = [row for row in rows if not row.get("base_failed") and not row.get("tuned_failed")]
     wrong = [row for row in rows if not row["tuned_right"]][:2]
     others = [row for row in rows if row not in wrong][: EXAMPLES - len(wrong)]
@@ -172,7 +189,10 @@ def _question(document: Document, number: int) -> Question:
     messages = document.messages
     last = next((index for index in reversed(range(len(messages))) if messages[index]["role"] == "assistant"), None)
     if not last:
-        raise DataError(f"data.eval: row {number} has no assistant turn that follows another, so nothing to compare with; take the row out")
+        raise DataError(
+            f"data.eval: row {number} has no assistant turn that follows another, so nothing to compare with; take the "
+            "row out"
+        )
     before = tuple(dict(message) for message in messages[:last])
     return Question(messages=before, expected=messages[last]["content"], origin=document.origin)
 
@@ -184,7 +204,8 @@ def _find_trained(questions: Sequence[Question], run: Run) -> Overlap | None:
         return None
     answers = ({"role": "assistant", "content": question.expected} for question in questions)
     rows = [
-        Document(messages=(*question.messages, answer), origin=question.origin) for question, answer in zip(questions, answers, strict=True)
+        Document(messages=(*question.messages, answer), origin=question.origin)
+        for question, answer in zip(questions, answers, strict=True)
     ]
     return find_overlap(trained, rows)
 
@@ -192,7 +213,9 @@ def _find_trained(questions: Sequence[Question], run: Run) -> Overlap | None:
 def _ask_missing(
     run: Run, server: Server, questions: Sequence[Question], *, keys: Sequence[str], replies: dict[int, Reply | Failure]
 ) -> None:
-    """Adds the replies that are not there yet, and keeps each under its key; eval.concurrency requests are under way at a time."""
+    """Adds the replies that are not there yet, and keeps each under its key; eval.concurrency requests are under way at
+    a time.
+    """
     settings = run.recipe.eval
     missing = [number for number in range(len(questions)) if number not in replies]
     requests = [_request(server, questions[number], settings.max_tokens) for number in missing]
@@ -234,8 +257,10 @@ def _refuse_many_failures(server: Server, replies: Mapping[int, Reply | Failure]
     number, first = next(iter(failures.items()))
     slower = "; a lower eval.concurrency makes each answer faster" if reasons["timeout"] else ""
     raise EngineError(
-        f"eval: {server.model}: no answer to {len(failures)} of {rows} rows, more than {MOST_FAILED:.0%} ({_counted(reasons)}): "
-        f"row {number + 1}: {first.reason}: {first.detail}{slower}; see {server.log}. The same command asks only for what is missing"
+        f"eval: {server.model}: no answer to {len(failures)} of {rows} rows, more than {MOST_FAILED:.0%} "
+        f"({_counted(reasons)}): "
+        f"row {number + 1}: {first.reason}: {first.detail}{slower}; see {server.log}. The same command asks only for "
+        "what is missing"
     )
 
 
@@ -250,7 +275,9 @@ def _notices(model: str, answers: Sequence[Answer]) -> list[str]:
     empty = sum(not answer.text and not answer.failed for answer in answers)
     notices = []
     if failed:
-        text = f"The {model} model's server gave no answer to {failed.total()} of {len(answers)} rows ({_counted(failed)})"
+        text = (
+            f"The {model} model's server gave no answer to {failed.total()} of {len(answers)} rows ({_counted(failed)})"
+        )
         notices.append(f"{text}; they count as not right.")
     if empty:
         text = f"{empty} of {len(answers)} answers of the {model} model are empty"

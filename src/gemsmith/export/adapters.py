@@ -1,6 +1,7 @@
 """LoRA adapters out of a run's Orbax checkpoint.
 
-training: kernel_lora_a (layers, in, R), kernel_lora_b (layers, R, out)   PEFT and here: A (R, in), B (out, R), W + scale * B A
+training:       kernel_lora_a (layers, in, R), kernel_lora_b (layers, R, out)
+PEFT and here:  A (R, in), B (out, R), W + scale * B A
 """
 
 import contextlib
@@ -41,7 +42,10 @@ def find_step(run: Run, step: int | None = None) -> int:
         raise RunError(f"{run.checkpoints}: holds no complete checkpoint; run first: gemsmith train {run.path}{again}")
     if step is not None and step not in steps:
         there = ", ".join(map(str, steps))
-        raise RunError(f"export.step: {step} was given, {run.checkpoints} holds {there}; allowed: one of those, or null for the last")
+        raise RunError(
+            f"export.step: {step} was given, {run.checkpoints} holds {there}; allowed: one of those, or null for the "
+            "last"
+        )
     return steps[-1] if step is None else step
 
 
@@ -57,8 +61,8 @@ def good_step(run: Run, *, but: int) -> int | None:
 def read_run_adapter(run: Run, step: int | None = None) -> Adapter:
     """The adapter of a run's saved step (default: the last one), float32, read without a model.
 
-    Raises DamageError where the step is not what was saved, RunError or CheckpointError where it is not there, modules are missing or too
-    many, shapes contradict the recipe, a value is not finite, or a module's B is all zero.
+    Raises DamageError where the step is not what was saved, RunError or CheckpointError where it is not there, modules
+    are missing or too many, shapes contradict the recipe, a value is not finite, or a module's B is all zero.
     """
     folder = run.checkpoints / str(find_step(run, step))
     variant, lora = recipe_variant(run.recipe), run.recipe.lora
@@ -67,11 +71,15 @@ def read_run_adapter(run: Run, step: int | None = None) -> Adapter:
         if is_peft_step(folder):
             adapter = _read_peft(folder, metadata)
         else:
-            adapter = Adapter(modules=_read_orbax(folder, metadata, variant), rank=lora.rank, alpha=lora.alpha, rslora=lora.rslora)
+            adapter = Adapter(
+                modules=_read_orbax(folder, metadata, variant), rank=lora.rank, alpha=lora.alpha, rslora=lora.rslora
+            )
     except DamageError as error:
         raise DamageError(f"{folder}: is damaged ({error})") from None
     if (adapter.rank, adapter.alpha, adapter.rslora) != (lora.rank, lora.alpha, lora.rslora):
-        raise CheckpointError(f"{folder}: has rank {adapter.rank} and alpha {adapter.alpha:g}, the recipe {lora.rank} and {lora.alpha:g}")
+        raise CheckpointError(
+            f"{folder}: has rank {adapter.rank} and alpha {adapter.alpha:g}, the recipe {lora.rank} and {lora.alpha:g}"
+        )
     check_adapter(adapter, lora_targets(variant, lora.targets), source=str(folder))
     return adapter
 
@@ -93,7 +101,9 @@ def _read_orbax(folder: Path, metadata: Mapping[str, Any], variant: Variant) -> 
     for path in list(stacks):
         (modules, side), stack = _modules_of(path, variant), stacks.pop(path)
         if len(stack) != len(modules):
-            raise CheckpointError(f"{folder}: {'.'.join(path)} holds {len(stack)} layers, {variant.name} has {len(modules)} there")
+            raise CheckpointError(
+                f"{folder}: {'.'.join(path)} holds {len(stack)} layers, {variant.name} has {len(modules)} there"
+            )
         for module, value in zip(modules, stack, strict=True):
             sides.setdefault(module, {})[side] = contiguous(value.T)
     if halves := [module for module, found in sides.items() if len(found) != 2]:
@@ -102,7 +112,9 @@ def _read_orbax(folder: Path, metadata: Mapping[str, Any], variant: Variant) -> 
 
 
 def check_adapter(adapter: Adapter, targets: Iterable[Tensor], *, source: str) -> None:
-    """Raises CheckpointError unless the adapter has exactly the targets' modules, in their shapes, finite and not zero."""
+    """Raises CheckpointError unless the adapter has exactly the targets' modules, in their shapes, finite and not
+    zero.
+    """
     check_fit(adapter, targets, source=source)
     check_values(adapter, source=source)
 
@@ -118,7 +130,8 @@ def check_values(adapter: Adapter, *, source: str) -> None:
     refuse_broken(broken, source=source, otherwise="export an earlier step")
     if idle:
         raise CheckpointError(
-            f"adapter {source}: is all zero in {len(idle)} of {len(adapter.modules)} modules ({some(idle)}), so it would change nothing "
+            f"adapter {source}: is all zero in {len(idle)} of {len(adapter.modules)} modules ({some(idle)}), so it "
+            "would change nothing "
             "there; train for more steps"
         )
 
@@ -130,9 +143,11 @@ def delta_norm(pair: LowRank, scale: float) -> float:
 
 
 def restore_lora(folder: Path) -> Iterator[tuple[tuple[str, ...], np.ndarray]]:
-    """Every LoRA matrix of an Orbax tree, by its path, as float32 numpy; nothing else of it is read, and none is kept here.
+    """Every LoRA matrix of an Orbax tree, by its path, as float32 numpy; nothing else of it is read, and none is kept
+    here.
 
-    As numpy, because arrays of jax would be put where the checkpoint's sharding says, on chips that may not be here. Raises DamageError.
+    As numpy, because arrays of jax would be put where the checkpoint's sharding says, on chips that may not be here.
+    Raises DamageError.
     """
     for keys, value in _leaves(read_or_damage(lambda: _restore_lora(folder))):
         if _is_lora(keys):
@@ -144,7 +159,8 @@ def _restore_lora(folder: Path) -> Any:
     import orbax.checkpoint as ocp
     from etils import epath
 
-    # The handler, not its Checkpointer: that one looks for a step's metadata in an item's folder, and warns that there is none.
+    # The handler, not its Checkpointer: that one looks for a step's metadata in an item's folder, and warns that there
+    # is none.
     handler, path = ocp.PyTreeCheckpointHandler(), epath.Path(folder.absolute())
     tree = handler.metadata(path).tree
     wanted = _map_leaves(tree, lambda keys, leaf: leaf if _is_lora(keys) else ocp.PLACEHOLDER)
@@ -179,7 +195,8 @@ def _modules_of(path: Sequence[str], variant: Variant) -> tuple[list[str], str]:
     match = re.fullmatch(r"(?:.+\.)?layers\.(\d+)\.(.+)\.kernel_lora_([ab])(?:\.value)?", ".".join(path))
     if not match or int(match[1]) >= len(variant.stacks):
         raise CheckpointError(
-            f"checkpoint leaf {'.'.join(path)}: is not layers.<N>.<module>.kernel_lora_a or _b of {variant.name}; was Gemsmith the trainer?"
+            f"checkpoint leaf {'.'.join(path)}: is not layers.<N>.<module>.kernel_lora_a or _b of {variant.name}; was "
+            "Gemsmith the trainer?"
         )
     return [f"{PREFIX}layers.{layer}.{match[2]}" for layer in variant.stacks[int(match[1])]], match[3]
 

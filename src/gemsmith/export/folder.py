@@ -15,7 +15,14 @@ from typing import Any
 
 from gemsmith import __version__
 from gemsmith.checkpoint import Checkpoint, open_checkpoint
-from gemsmith.checkpoint.adapter import WEIGHTS, Adapter, read_peft_adapter, shared_projections, some, write_peft_adapter
+from gemsmith.checkpoint.adapter import (
+    WEIGHTS,
+    Adapter,
+    read_peft_adapter,
+    shared_projections,
+    some,
+    write_peft_adapter,
+)
 from gemsmith.checkpoint.peft_config import CONFIG, PeftConfig, read_peft_config
 from gemsmith.errors import CheckpointError, InputError, RunError
 from gemsmith.export.merge import (
@@ -28,8 +35,9 @@ from gemsmith.export.merge import (
     unchanged,
     write_merged,
 )
+from gemsmith.files import replacing_folder, sha256_file, write_text
+from gemsmith.provenance import Clock, start_clock, this_machine
 from gemsmith.records import ExportRecord, FileSum, Origin
-from gemsmith.run import Clock, replacing_folder, sha256_file, start_clock, this_machine, write_text
 from gemsmith.terminal import open_console
 from gemsmith.zoo import text_tensors
 from gemsmith.zoo.tensors import PREFIX
@@ -49,9 +57,13 @@ def export_folder(
 ) -> ExportRecord:
     """What the command line's options ask for. Raises InputError where they do not go together."""
     if of_a_run:
-        raise InputError("--run, --set and --force: go with SOURCE, a recipe or run directory; give one, or leave them out")
+        raise InputError(
+            "--run, --set and --force: go with SOURCE, a recipe or run directory; give one, or leave them out"
+        )
     if not base or out is None or (adapter is None) == (from_tunix is None):
-        raise InputError("export: give a recipe or run directory; or --base, --out, and one of --adapter and --from-tunix")
+        raise InputError(
+            "export: give a recipe or run directory; or --base, --out, and one of --adapter and --from-tunix"
+        )
     if from_tunix is not None:
         return export_tunix(base, from_tunix, out, **options)
     if odd := [name for name in ("step", "rank", "alpha") if name in options]:
@@ -75,7 +87,9 @@ def export_peft(base_source: str, adapter_folder: Path, out: Path, *, overwrite:
     base = open_checkpoint(base_source)
     check_base(adapter, base, source=str(adapter_folder))
     check_modules(adapter, config, base, source=str(adapter_folder))
-    return _write(base, adapter, out, clock, check_target, source=str(adapter_folder), dropout=config.dropout, read=before)
+    return _write(
+        base, adapter, out, clock, check_target, source=str(adapter_folder), dropout=config.dropout, read=before
+    )
 
 
 def export_tunix(
@@ -88,12 +102,16 @@ def export_tunix(
     alpha: float | None = None,
     overwrite: bool = False,
 ) -> ExportRecord:
-    """Writes the adapter of an ordinary Tunix run and the base with it merged in to `out`, and records what is in them."""
+    """Writes the adapter of an ordinary Tunix run and the base with it merged in to `out`, and records what is in
+    them.
+    """
     from gemsmith.export.tunix import read_tunix_adapter
 
     clock = start_clock()
     if not checkpoint.is_dir():
-        raise CheckpointError(f"--from-tunix {checkpoint}: is not a folder; give the root of the run's checkpoints, or one step's folder")
+        raise CheckpointError(
+            f"--from-tunix {checkpoint}: is not a folder; give the root of the run's checkpoints, or one step's folder"
+        )
     check_target = partial(_check_target, out, overwrite=overwrite, sources=(Path(base_source), checkpoint))
     check_target()
     base = open_checkpoint(base_source)
@@ -101,20 +119,25 @@ def export_tunix(
     for note in found.notes:
         open_console().print(f"note: {note}")
     packages = (*_PACKAGES, "orbax-checkpoint")
-    return _write(base, found.adapter, out, clock, check_target, source=str(checkpoint), step=found.step, packages=packages)
+    return _write(
+        base, found.adapter, out, clock, check_target, source=str(checkpoint), step=found.step, packages=packages
+    )
 
 
 def check_base(adapter: Adapter, base: Checkpoint, *, source: str) -> None:
     """Raises CheckpointError where the adapter says which base it was trained on, and this is another."""
     if adapter.base_sha256 is not None and adapter.base_sha256 != (found := base.fingerprint()):
         raise CheckpointError(
-            f"checkpoint {base.source}: is not the base that {source} was trained on (fingerprint {found[:12]}…, trained on "
+            f"checkpoint {base.source}: is not the base that {source} was trained on (fingerprint {found[:12]}…, "
+            "trained on "
             f"{adapter.base_sha256[:12]}…); give that one"
         )
 
 
 def check_modules(adapter: Adapter, config: PeftConfig, base: Checkpoint, *, source: str) -> None:
-    """Raises CheckpointError unless the adapter has exactly the modules of the base that its config names, as PEFT would."""
+    """Raises CheckpointError unless the adapter has exactly the modules of the base that its config names, as PEFT
+    would.
+    """
     unused = {tensor.module for tensor in text_tensors(base.variant, optional=True) if tensor.optional}
     missing: list[str] = []
     extra: list[str] = []
@@ -127,10 +150,18 @@ def check_modules(adapter: Adapter, config: PeftConfig, base: Checkpoint, *, sou
             if wanted is not None and wanted != (module in adapter.modules):
                 (missing if wanted else extra).append(module)
     except re.error as error:
-        raise CheckpointError(f"adapter {source}: target_modules in {CONFIG} is no regular expression ({error})") from None
+        raise CheckpointError(
+            f"adapter {source}: target_modules in {CONFIG} is no regular expression ({error})"
+        ) from None
     if missing or extra:
-        parts = [f"{len(names)} {word} ({some(names)})" for word, names in (("missing", missing), ("not named there", extra)) if names]
-        raise CheckpointError(f"adapter {source}: its modules are not those that target_modules in {CONFIG} names: {'; '.join(parts)}")
+        parts = [
+            f"{len(names)} {word} ({some(names)})"
+            for word, names in (("missing", missing), ("not named there", extra))
+            if names
+        ]
+        raise CheckpointError(
+            f"adapter {source}: its modules are not those that target_modules in {CONFIG} names: {'; '.join(parts)}"
+        )
 
 
 def _any_name(targets: Callable[[str], bool | None], module: str) -> bool | None:
@@ -145,20 +176,32 @@ def _check_target(out: Path, *, overwrite: bool, sources: tuple[Path, ...]) -> N
     place = out.absolute()
     for source in (entry for folder in sources for entry in (folder, *_links_in(folder.expanduser()))):
         read = source.expanduser().resolve()
-        if read.exists() and (place.resolve() == read or place.resolve().is_relative_to(read) or read.is_relative_to(place.resolve())):
+        if read.exists() and (
+            place.resolve() == read or place.resolve().is_relative_to(read) or read.is_relative_to(place.resolve())
+        ):
             raise RunError(f"--out {out}: lies in {source}, which is read, or holds it; name another folder")
     if out.name in ("", ".."):
-        raise RunError(f"--out {out}: has no name that a new folder could take; name the folder itself ({out.resolve()})")
+        raise RunError(
+            f"--out {out}: has no name that a new folder could take; name the folder itself ({out.resolve()})"
+        )
     if out.is_symlink():
         raise RunError(f"--out {out}: is a symbolic link; name the folder itself ({out.resolve()})")
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
     if not overwrite:
-        raise RunError(f"--out {out}: is there already; name another, or add --overwrite, which replaces it once the new one is complete")
+        raise RunError(
+            f"--out {out}: is there already; name another, or add --overwrite, which replaces it once the new one is "
+            "complete"
+        )
     if not (out / RECORD).is_file():
-        raise RunError(f"--out {out}: was not written by gemsmith export (it holds no {RECORD}), so it is not replaced; name another")
+        raise RunError(
+            f"--out {out}: was not written by gemsmith export (it holds no {RECORD}), so it is not replaced; name "
+            "another"
+        )
     if foreign := sorted({file.name for file in out.iterdir()} - {RECORD, VERIFIED, ADAPTER, MERGED, LOGS}):
-        raise RunError(f"--out {out}: holds {foreign[0]}, which gemsmith export did not write, so it is not replaced; name another")
+        raise RunError(
+            f"--out {out}: holds {foreign[0]}, which gemsmith export did not write, so it is not replaced; name another"
+        )
 
 
 def _links_in(folder: Path) -> list[Path]:
@@ -178,19 +221,26 @@ def _write(
     read: FileStates = MappingProxyType({}),
     packages: tuple[str, ...] = _PACKAGES,
 ) -> ExportRecord:
-    """Writes both folders and the record; the small files are written and hashed beside the merge, which uses every core.
+    """Writes both folders and the record; the small files are written and hashed beside the merge, which uses every
+    core.
 
     `read`: the adapter's files, as they were before they were read.
 
-    The target is checked again once no other export can write it, and right before it is replaced: another may have finished there, one
-    that was killed between its renames is put back, and a merge takes minutes.
+    The target is checked again once no other export can write it, and right before it is replaced: another may have
+    finished there, one that was killed between its renames is put back, and a merge takes minutes.
     """
     check_mergeable(base, adapter)
     check_space(out, merged_bytes(base) + adapter.float32_bytes)
     fingerprint = base.fingerprint()
     with no_space_named(out), replacing_folder(out) as beside, unchanged(read), ThreadPoolExecutor(1) as aside:
         check_target()
-        known = Adapter(modules=adapter.modules, rank=adapter.rank, alpha=adapter.alpha, rslora=adapter.rslora, base_sha256=fingerprint)
+        known = Adapter(
+            modules=adapter.modules,
+            rank=adapter.rank,
+            alpha=adapter.alpha,
+            rslora=adapter.rslora,
+            base_sha256=fingerprint,
+        )
         copies = shared_projections(base.variant)
         writing = aside.submit(write_peft_adapter, known, beside / ADAPTER, base.source, dropout=dropout, v_of_k=copies)
         hashing = aside.submit(lambda: {str(file): sha256_file(file) for file in read})
@@ -203,7 +253,9 @@ def _write(
             step=step,
             base=str(base.folder.absolute()) if Path(base.source).expanduser().is_dir() else base.source,
             base_sha256=fingerprint,
-            adapter=tuple(FileSum(name=name, bytes=file.bytes, sha256=file.sha256) for name, file in sorted(written.items())),
+            adapter=tuple(
+                FileSum(name=name, bytes=file.bytes, sha256=file.sha256) for name, file in sorted(written.items())
+            ),
             merged=merged.files,
             merged_tensors=merged.merged_tensors,
             copied_tensors=merged.copied_tensors,
@@ -212,7 +264,8 @@ def _write(
         check_target()
     total_bytes = sum(file.bytes for file in merged.files)
     open_console().print(
-        f"{merged.merged_tensors} tensors merged, {merged.copied_tensors} copied, {total_bytes / 1e9:.2f} GB in {clock.elapsed_s():.1f} s "
+        f"{merged.merged_tensors} tensors merged, {merged.copied_tensors} copied, {total_bytes / 1e9:.2f} GB in "
+        f"{clock.elapsed_s():.1f} s "
         f"-> {out / MERGED}, {out / ADAPTER}"
     )
     return record

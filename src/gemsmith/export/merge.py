@@ -1,10 +1,11 @@
 """Merged weights: W + scale * B A in float32, rounded once to the base's dtype, straight from file to file.
 
-The base and the result have the same dtypes and shapes, so each shard keeps its size, its header and every byte that no adapter touches:
-a merge is a copy in which some ranges are computed. PEFT's merge does the same arithmetic in the same order; where its `safe_merge` is
-asked for, it rounds B A to the base's dtype before adding, and differs. So do a few in 100 000 weights, in the last bit, of
-modules whose own alpha or rank (alpha_pattern, rank_pattern) makes the scale another one, and not by a power of two: their B is scaled
-first, so that one alpha holds for all; and of all modules, where numpy's BLAS adds up in another order than torch's on a processor.
+The base and the result have the same dtypes and shapes, so each shard keeps its size, its header and every byte that no
+adapter touches: a merge is a copy in which some ranges are computed. PEFT's merge does the same arithmetic in the same
+order; where its `safe_merge` is asked for, it rounds B A to the base's dtype before adding, and differs. So do a few in
+100 000 weights, in the last bit, of modules whose own alpha or rank (alpha_pattern, rank_pattern) makes the scale
+another one, and not by a power of two: their B is scaled first, so that one alpha holds for all; and of all modules,
+where numpy's BLAS adds up in another order than torch's on a processor.
 """
 
 import errno
@@ -73,12 +74,20 @@ def write_merged(base: Checkpoint, adapter: Adapter, folder: Path) -> Merged:
     weights = {f"{module}.weight": module for module in adapter.modules}
     threads = max(1, len(os.sched_getaffinity(0)))
     buffers, before = _Buffers(), file_states(files_to_write(base))
-    with unchanged(before), one_blas_thread(), ExitStack() as opened, ThreadPoolExecutor(threads) as pool, FileWriter() as writer:
+    with (
+        unchanged(before),
+        one_blas_thread(),
+        ExitStack() as opened,
+        ThreadPoolExecutor(threads) as pool,
+        FileWriter() as writer,
+    ):
 
         def blocks() -> Iterator[tuple[Path, Future[np.ndarray]]]:
             for file in before:
                 here = {name: place for name, place in base.places.items() if place.file == file and name in weights}
-                changes = [(name, here[name], weights[name]) for name in sorted(here, key=lambda name: here[name].begin)]
+                changes = [
+                    (name, here[name], weights[name]) for name in sorted(here, key=lambda name: here[name].begin)
+                ]
                 source = _Source(descriptor=opened.enter_context(file.open("rb")).fileno(), buffers=buffers)
                 yield from ((file, block) for block in _blocks(source, changes, adapter, pool))
 
@@ -98,11 +107,15 @@ def write_merged(base: Checkpoint, adapter: Adapter, folder: Path) -> Merged:
 def files_to_write(base: Checkpoint) -> list[Path]:
     """The base's files that a merged folder has: its shards, and whatever is beside them but weights in other forms.
 
-    Links are followed to the checkpoint's own files, wherever these lie. Raises CheckpointError for one that leads to something else: the
-    merged folder, which may be published, would hold a copy of it.
+    Links are followed to the checkpoint's own files, wherever these lie. Raises CheckpointError for one that leads to
+    something else: the merged folder, which may be published, would hold a copy of it.
     """
     shards = {place.file for place in base.places.values()}
-    beside = [file for file in base.folder.iterdir() if not file.name.startswith(".") and (file.is_file() or file.is_symlink())]
+    beside = [
+        file
+        for file in base.folder.iterdir()
+        if not file.name.startswith(".") and (file.is_file() or file.is_symlink())
+    ]
     files = sorted(shards | {file for file in beside if file.suffix not in _OTHER_WEIGHTS and not file.is_dir()})
     # To open the checkpoint, these were read, and found to be a checkpoint's.
     known = {*shards, base.folder / "config.json", *(file for file in files if file.name == INDEX)}
@@ -140,7 +153,9 @@ def file_states(files: Iterable[Path]) -> FileStates:
 
 @contextmanager
 def unchanged(before: FileStates) -> Iterator[None]:
-    """Raises CheckpointError at the end where a file is not as it was before, also in place of an error that came of it."""
+    """Raises CheckpointError at the end where a file is not as it was before, also in place of an error that came of
+    it.
+    """
     try:
         yield
     finally:
@@ -153,7 +168,9 @@ def merged_bytes(base: Checkpoint) -> int:
 
 
 def merged_rows(weight: np.ndarray, a: np.ndarray, b: np.ndarray, scale: float) -> np.ndarray:
-    """W + scale * B A of some rows, in the weight's dtype: one rounding, to nearest even. The weight's own memory holds the result."""
+    """W + scale * B A of some rows, in the weight's dtype: one rounding, to nearest even. The weight's own memory holds
+    the result.
+    """
     delta, wide = _scratch.arrays(weight.shape)
     np.matmul(b, a, out=delta)
     if scale != 1:
@@ -217,7 +234,8 @@ def check_space(folder: Path, need_bytes: int) -> None:
     free_bytes = shutil.disk_usage(there).free
     if free_bytes < need_bytes:
         raise MachineError(
-            f"{folder}: the merged weights need {need_bytes / 1e9:.2f} GB, {free_bytes / 1e9:.2f} GB are free; make room, or name a place "
+            f"{folder}: the merged weights need {need_bytes / 1e9:.2f} GB, {free_bytes / 1e9:.2f} GB are free; make "
+            "room, or name a place "
             "on another disk"
         )
 
@@ -229,7 +247,9 @@ def no_space_named(folder: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        raise MachineError(f"{folder}: the disk became full while merged weights were written; make room and run export again") from None
+        raise MachineError(
+            f"{folder}: the disk became full while merged weights were written; make room and run export again"
+        ) from None
 
 
 def _check_fit(base: Checkpoint, adapter: Adapter) -> None:
@@ -237,10 +257,13 @@ def _check_fit(base: Checkpoint, adapter: Adapter) -> None:
         name = f"{module}.weight"
         place = base.places.get(name)
         if place is None:
-            raise CheckpointError(f"checkpoint {base.folder}: has no {name}, which the adapter changes; is it another variant's adapter?")
+            raise CheckpointError(
+                f"checkpoint {base.folder}: has no {name}, which the adapter changes; is it another variant's adapter?"
+            )
         if place.shape != (b[0], a[1]):
             raise CheckpointError(
-                f"checkpoint {base.folder}: {name} is {list(place.shape)}, the adapter is for {[b[0], a[1]]}; is it another variant's?"
+                f"checkpoint {base.folder}: {name} is {list(place.shape)}, the adapter is for {[b[0], a[1]]}; is it "
+                "another variant's?"
             )
         if place.dtype not in DTYPES:
             raise CheckpointError(f"checkpoint {base.folder}: {name} is {place.dtype}; allowed: {', '.join(DTYPES)}")
@@ -285,7 +308,9 @@ class _Source:
         return block
 
 
-def _merged_block(source: _Source, name: str, place: TensorPlace, rows: slice, pair: LowRank, scale: float) -> np.ndarray:
+def _merged_block(
+    source: _Source, name: str, place: TensorPlace, rows: slice, pair: LowRank, scale: float
+) -> np.ndarray:
     dtype, width = numpy_dtype(place.dtype), place.shape[1]
     begin = place.begin + rows.start * width * dtype.itemsize
     block = source.read(begin, (rows.stop - rows.start) * width * dtype.itemsize)
@@ -293,7 +318,9 @@ def _merged_block(source: _Source, name: str, place: TensorPlace, rows: slice, p
     unsigned, size_bits, infinity = SIZE_BITS[place.dtype]
     if (merged.view(unsigned) & size_bits).max() >= infinity:
         if count_nonfinite(place):
-            raise CheckpointError(f"{place.file}: {name} holds NaN or infinity before the adapter is added; copy the file again")
+            raise CheckpointError(
+                f"{place.file}: {name} holds NaN or infinity before the adapter is added; copy the file again"
+            )
         raise CheckpointError(f"{place.file}: {name} with the adapter added has NaN or infinity in {place.dtype}")
     return block
 

@@ -9,17 +9,19 @@ from gemsmith.checkpoint import open_checkpoint
 from gemsmith.checkpoint.adapter import Adapter, check_finite, check_fit, read_peft_adapter
 from gemsmith.errors import CheckpointError, RunError
 from gemsmith.export.folder import check_base
-from gemsmith.recipe import build_recipe, load_recipe
-from gemsmith.run import write_text
+from gemsmith.files import write_text
+from gemsmith.recipe_file import build_recipe, load_recipe
 from gemsmith.zoo import Variant, lora_targets
 
 _FILL_IN = "FILL-IN.jsonl"
 
 
 def start_recipe(base_source: str, adapter_folder: Path, *, recipe: Path | None = None, out: Path | None = None) -> str:
-    """The text of a recipe that trains on from the adapter: train.start_adapter, and lora as the adapter has it; written to `out` if given.
+    """The text of a recipe that trains on from the adapter: train.start_adapter, and lora as the adapter has it;
+    written to `out` if given.
 
-    Raises InputError where the adapter is damaged, does not fit the base, or has modules that no choice of lora.targets gives.
+    Raises InputError where the adapter is damaged, does not fit the base, or has modules that no choice of lora.targets
+    gives.
     """
     if out is not None and out.exists():
         raise RunError(f"--out {out}: is there already; name another")
@@ -30,12 +32,20 @@ def start_recipe(base_source: str, adapter_folder: Path, *, recipe: Path | None 
     check_fit(adapter, lora_targets(base.variant, targets), source=str(adapter_folder))
     check_finite(adapter, source=str(adapter_folder), otherwise="start from another")
     values: dict[str, Any] = (
-        {"data": {"train": _FILL_IN}} if recipe is None else load_recipe(recipe).model_dump(mode="json", exclude_unset=True)
+        {"data": {"train": _FILL_IN}}
+        if recipe is None
+        else load_recipe(recipe).model_dump(mode="json", exclude_unset=True)
     )
     values["checkpoint"] = str(Path(base_source).absolute()) if Path(base_source).is_dir() else base_source
     values.pop("model", None)
     lora = values.get("lora") or {}
-    values["lora"] = {**lora, "rank": adapter.rank, "alpha": adapter.alpha, "rslora": adapter.rslora, "targets": list(targets)}
+    values["lora"] = {
+        **lora,
+        "rank": adapter.rank,
+        "alpha": adapter.alpha,
+        "rslora": adapter.rslora,
+        "targets": list(targets),
+    }
     values["train"] = {**(values.get("train") or {}), "start_adapter": str(adapter_folder.absolute())}
     build_recipe(values, source=f"recipe {recipe}" if recipe else "recipe")
     text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
@@ -49,5 +59,7 @@ def _targets(adapter: Adapter, variant: Variant, folder: Path) -> tuple[str, ...
     by_module = {target.module: target.role for target in lora_targets(variant)}
     kinds = tuple(dict.fromkeys(by_module[module] for module in adapter.modules if module in by_module))
     if not kinds:
-        raise CheckpointError(f"adapter {folder}: none of its modules is one that can be trained here; is it another model's adapter?")
+        raise CheckpointError(
+            f"adapter {folder}: none of its modules is one that can be trained here; is it another model's adapter?"
+        )
     return kinds

@@ -8,15 +8,19 @@ from gemsmith.checkpoint.saved import has_checksums, no_checksums, read_step_met
 from gemsmith.errors import CheckpointError, DamageError
 from gemsmith.export.adapters import find_step, good_step, read_run_adapter
 from gemsmith.export.merge import check_mergeable, check_space, merged_bytes, no_space_named, write_merged
-from gemsmith.records import ExportRecord, FileSum
-from gemsmith.run import Run, make_origin, read_record, replacing_folder, start_clock, write_record
+from gemsmith.files import replacing_folder
+from gemsmith.provenance import start_clock
+from gemsmith.records import DataRecord, ExportRecord, FileSum
+from gemsmith.run import Run, make_origin, read_record, write_record
 from gemsmith.terminal import open_console
 
 PACKAGES = ("numpy", "orbax-checkpoint", "safetensors")
 
 
 def export(run: Run) -> ExportRecord:
-    """Writes adapter/ and merged/ of the run from a saved step (export.step, or the last) and records what is in them."""
+    """Writes adapter/ and merged/ of the run from a saved step (export.step, or the last) and records what is in
+    them.
+    """
     clock = start_clock()
     console = open_console()
     step = find_step(run, run.recipe.export.step)
@@ -24,7 +28,11 @@ def export(run: Run) -> ExportRecord:
     base = open_checkpoint(run.recipe.checkpoint)
     fingerprint = base.fingerprint()
     _check_base(run, base, fingerprint)
-    with no_space_named(run.merged), replacing_folder(run.adapter) as beside, replacing_folder(run.merged) as merged_beside:
+    with (
+        no_space_named(run.merged),
+        replacing_folder(run.adapter) as beside,
+        replacing_folder(run.merged) as merged_beside,
+    ):
         adapter = replace(_read_saved(run, step), base_sha256=fingerprint)
         copies, dropout = shared_projections(base.variant), run.recipe.lora.dropout
         written = write_peft_adapter(adapter, beside, run.recipe.checkpoint, dropout=dropout, v_of_k=copies)
@@ -34,7 +42,8 @@ def export(run: Run) -> ExportRecord:
         check_mergeable(base, adapter)
         check_space(run.merged, merged_bytes(base))
         merged = write_merged(base, adapter, merged_beside)
-        # Both folders are replaced now; killed in between, there is no record of what they held, rather than one that lies.
+        # Both folders are replaced now; killed in between, there is no record of what they held, rather than one that
+        # lies.
         run.record_file("export").unlink(missing_ok=True)
     total_bytes = sum(file.bytes for file in merged.files)
     record = ExportRecord(
@@ -43,7 +52,9 @@ def export(run: Run) -> ExportRecord:
         step=step,
         base=run.recipe.checkpoint,
         base_sha256=fingerprint,
-        adapter=tuple(FileSum(name=name, bytes=file.bytes, sha256=file.sha256) for name, file in sorted(written.items())),
+        adapter=tuple(
+            FileSum(name=name, bytes=file.bytes, sha256=file.sha256) for name, file in sorted(written.items())
+        ),
         merged=merged.files,
         merged_tensors=merged.merged_tensors,
         copied_tensors=merged.copied_tensors,
@@ -63,17 +74,22 @@ def _read_saved(run: Run, step: int) -> Adapter:
     except DamageError as error:
         good = good_step(run, but=step)
         if good is None:
-            raise CheckpointError(f"{error}; no other step is good: train again with: gemsmith train {run.path} --force") from None
-        raise CheckpointError(f"{error}; step {good} is good: gemsmith export {run.path} --set export.step={good} --force") from None
+            raise CheckpointError(
+                f"{error}; no other step is good: train again with: gemsmith train {run.path} --force"
+            ) from None
+        raise CheckpointError(
+            f"{error}; step {good} is good: gemsmith export {run.path} --set export.step={good} --force"
+        ) from None
 
 
 def _check_base(run: Run, base: Checkpoint, fingerprint: str) -> None:
     """Raises CheckpointError where the run was begun with another base than is there now."""
     if not run.record_file("data").exists():
         return
-    trained_on = read_record(run, "data").origin.made_from.get("checkpoint")
+    trained_on = read_record(run, DataRecord).origin.made_from.get("checkpoint")
     if trained_on not in (None, fingerprint):
         raise CheckpointError(
-            f"checkpoint {base.source}: is not the base that {run.path} was trained on (fingerprint {fingerprint[:12]}…, trained on "
+            f"checkpoint {base.source}: is not the base that {run.path} was trained on (fingerprint "
+            f"{fingerprint[:12]}…, trained on "
             f"{trained_on[:12]}…); put that one back"
         )

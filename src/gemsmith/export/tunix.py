@@ -52,10 +52,11 @@ class TunixAdapter:
 def read_tunix_adapter(
     folder: Path, variant: Variant, *, step: int | None = None, rank: int | None = None, alpha: float | None = None
 ) -> TunixAdapter:
-    """The adapter in a Tunix checkpoint: its root (the last complete step, or `step`), a step's folder, or a model_params folder.
+    """The adapter in a Tunix checkpoint: its root (the last complete step, or `step`), a step's folder, or a
+    model_params folder.
 
-    Raises CheckpointError where nothing is there, leaves are not the variant's, layers lack what others have, the rank is not the one
-    given, alpha is neither given nor in the checkpoint's metadata, or values are not finite or all zero.
+    Raises CheckpointError where nothing is there, leaves are not the variant's, layers lack what others have, the rank
+    is not the one given, alpha is neither given nor in the checkpoint's metadata, or values are not finite or all zero.
     """
     place = _find_params(folder, step)
     sides: dict[tuple[int, str], dict[str, np.ndarray]] = {}
@@ -63,7 +64,9 @@ def read_tunix_adapter(
         layer, name, side = _parse(path, variant, place)
         sides.setdefault((layer, name), {})[side] = value
     if not sides:
-        raise CheckpointError(f"{place}: holds no LoRA parameters; was the run saved with its adapter, and Qwix's rule matched?")
+        raise CheckpointError(
+            f"{place}: holds no LoRA parameters; was the run saved with its adapter, and Qwix's rule matched?"
+        )
     used = {key: found for key, found in sides.items() if not (key[1] in _KEY_AND_VALUE and variant.shares_kv(key[0]))}
     found_rank = _rank(sides, place, rank)
     alpha = alpha if alpha is not None else _read_alpha(place)
@@ -89,12 +92,19 @@ def _find_params(folder: Path, step: int | None) -> Path:
         return folder / MODEL
     steps = saved_steps(folder)
     if not steps:
-        raise CheckpointError(f"{folder}: holds no complete Tunix checkpoint; give the checkpoint root, <root>/<step>, or its model_params")
+        raise CheckpointError(
+            f"{folder}: holds no complete Tunix checkpoint; give the checkpoint root, <root>/<step>, or its "
+            "model_params"
+        )
     if step is not None and step not in steps:
-        raise CheckpointError(f"--step {step}: {folder} holds the steps {', '.join(map(str, steps))}; allowed: one of those")
+        raise CheckpointError(
+            f"--step {step}: {folder} holds the steps {', '.join(map(str, steps))}; allowed: one of those"
+        )
     chosen = folder / str(steps[-1] if step is None else step)
     if not _step_metadata(chosen) or not (chosen / MODEL / "_METADATA").is_file():
-        raise CheckpointError(f"{chosen}: is damaged (its {ORBAX} or {MODEL} cannot be read); name another step with --step")
+        raise CheckpointError(
+            f"{chosen}: is damaged (its {ORBAX} or {MODEL} cannot be read); name another step with --step"
+        )
     return chosen / MODEL
 
 
@@ -121,14 +131,16 @@ def _parse(path: tuple[str, ...], variant: Variant, place: Path) -> tuple[int, s
     if not match or match[2] not in _MODULES:
         known = ", ".join(name.rpartition(".")[0] for name in _MODULES)
         raise CheckpointError(
-            f"{place}: {text} has no counterpart among the weights that an adapter can change here; allowed in a layer: {known}"
+            f"{place}: {text} has no counterpart among the weights that an adapter can change here; allowed in a "
+            f"layer: {known}"
         )
     layer, name = int(match[1]), match[2]
     if layer >= variant.layers or (
         name in _KEY_AND_VALUE and not variant.shares_kv(layer) and (name == _KEY_AND_VALUE[1]) != variant.has_v(layer)
     ):
         raise CheckpointError(
-            f"{place}: {text} is no weight of {variant.name} ({variant.layers} layers); is it another variant's checkpoint?"
+            f"{place}: {text} is no weight of {variant.name} ({variant.layers} layers); is it another variant's "
+            "checkpoint?"
         )
     return layer, name, match[3]
 
@@ -136,13 +148,21 @@ def _parse(path: tuple[str, ...], variant: Variant, place: Path) -> tuple[int, s
 def _rank(sides: Mapping[tuple[int, str], Mapping[str, np.ndarray]], place: Path, given: int | None) -> int:
     if halves := [f"layers.{layer}.{name}" for (layer, name), found in sides.items() if len(found) != 2]:
         raise CheckpointError(f"{place}: has only one of lora_a and lora_b for {some(halves)}")
-    if flat := [f"layers.{layer}.{name}" for (layer, name), found in sides.items() if min(side.ndim for side in found.values()) < 2]:
+    if flat := [
+        f"layers.{layer}.{name}"
+        for (layer, name), found in sides.items()
+        if min(side.ndim for side in found.values()) < 2
+    ]:
         raise CheckpointError(f"{place}: lora_a or lora_b of {some(flat)} is no matrix; export another step")
     ranks = {rank for found in sides.values() for rank in (found["a"].shape[-1], found["b"].shape[0])}
     if len(ranks) > 1:
-        raise CheckpointError(f"{place}: its matrices have ranks {', '.join(map(str, sorted(ranks)))}; one rank for all is expected")
+        raise CheckpointError(
+            f"{place}: its matrices have ranks {', '.join(map(str, sorted(ranks)))}; one rank for all is expected"
+        )
     if given not in (None, *ranks):
-        raise CheckpointError(f"--rank {given}: the matrices in {place} have rank {ranks.pop()}; give that, or leave --rank out")
+        raise CheckpointError(
+            f"--rank {given}: the matrices in {place} have rank {ranks.pop()}; give that, or leave --rank out"
+        )
     return int(ranks.pop())
 
 
@@ -152,7 +172,11 @@ def _read_alpha(place: Path) -> float:
     if isinstance(custom, dict):
         for holder in (custom, custom.get("lora_config") or custom.get("lora")):
             for key in _ALPHA_KEYS:
-                if isinstance(holder, dict) and isinstance(holder.get(key), int | float) and not isinstance(holder[key], bool):
+                if (
+                    isinstance(holder, dict)
+                    and isinstance(holder.get(key), int | float)
+                    and not isinstance(holder[key], bool)
+                ):
                     return float(holder[key])
     raise CheckpointError(f"{place}: does not say alpha; give --alpha, as it was given to qwix.LoraProvider")
 
@@ -162,12 +186,15 @@ def _check_layers(used: Mapping[tuple[int, str], object], variant: Variant, plac
     missing = []
     for name in sorted({name for _, name in used}):
         for layer in range(variant.layers):
-            can = name not in _KEY_AND_VALUE or (not variant.shares_kv(layer) and (name == _KEY_AND_VALUE[1]) == variant.has_v(layer))
+            can = name not in _KEY_AND_VALUE or (
+                not variant.shares_kv(layer) and (name == _KEY_AND_VALUE[1]) == variant.has_v(layer)
+            )
             if can and (layer, name) not in used:
                 missing.append(f"layers.{layer}.{name.rpartition('.')[0]}")
     if missing:
         raise CheckpointError(
-            f"{place}: {len(missing)} weights of {variant.name} have no adapter although other layers' have ({some(missing)}); is it "
+            f"{place}: {len(missing)} weights of {variant.name} have no adapter although other layers' have "
+            f"({some(missing)}); is it "
             "another variant's checkpoint?"
         )
 
@@ -179,18 +206,27 @@ def _pairs(name: str, a: np.ndarray, b: np.ndarray, place: Path) -> list[tuple[s
     if len(modules) == 1:
         return [(modules[0], LowRank(a=shared, b=contiguous(b.reshape(rank, -1).T)))]
     if b.ndim != 4 or b.shape[1] != len(modules):
-        raise CheckpointError(f"{place}: {name} has a lora_b of shape {list(b.shape)}; [rank, 2, kv heads, head dim] is expected")
-    return [(module, LowRank(a=shared, b=contiguous(b[:, side].reshape(rank, -1).T))) for side, module in enumerate(modules)]
+        raise CheckpointError(
+            f"{place}: {name} has a lora_b of shape {list(b.shape)}; [rank, 2, kv heads, head dim] is expected"
+        )
+    return [
+        (module, LowRank(a=shared, b=contiguous(b[:, side].reshape(rank, -1).T))) for side, module in enumerate(modules)
+    ]
 
 
-def _notes(sides: Mapping[tuple[int, str], object], used: Mapping[tuple[int, str], object], variant: Variant) -> tuple[str, ...]:
+def _notes(
+    sides: Mapping[tuple[int, str], object], used: Mapping[tuple[int, str], object], variant: Variant
+) -> tuple[str, ...]:
     notes = []
     names = {name for _, name in used}
     without_v = [layer for layer in range(variant.layers) if not variant.shares_kv(layer) and not variant.has_v(layer)]
     if "attn.kv_einsum.w" in names and "attn.k_einsum.w" not in names and without_v:
         notes.append(
-            f"K of {len(without_v)} global layers was not adapted: Tunix calls it k_einsum there, which the run's rule did not match"
+            f"K of {len(without_v)} global layers was not adapted: Tunix calls it k_einsum there, which the run's rule "
+            "did not match"
         )
     if unused := len(sides) - len(used):
-        notes.append(f"{unused} adapters of layers that take K and V from another layer are left out: no model uses them")
+        notes.append(
+            f"{unused} adapters of layers that take K and V from another layer are left out: no model uses them"
+        )
     return tuple(notes)

@@ -1,7 +1,8 @@
-"""Files written from their first byte to their last, each with its SHA-256, past the page cache where the file system can.
+"""Files written from their first byte to their last, each with its SHA-256, past the page cache where the file system
+can.
 
-A merge writes as many bytes as the model has and reads none of them again. In the page cache they would cost a core the time to copy them
-and to find memory for them, and push out what is read.
+A merge writes as many bytes as the model has and reads none of them again. In the page cache they would cost a core the
+time to copy them and to find memory for them, and push out what is read.
 """
 
 import errno
@@ -30,7 +31,9 @@ _DIRECT = getattr(os, "O_DIRECT", 0)
 
 
 class FileWriter:
-    """Writes one file after the other: the caller's thread hashes, another writes. Every file is on the disk when `sums` returns."""
+    """Writes one file after the other: the caller's thread hashes, another writes. Every file is on the disk when
+    `sums` returns.
+    """
 
     def __init__(self) -> None:
         self._disk = ThreadPoolExecutor(1)
@@ -43,7 +46,9 @@ class FileWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._disk.shutdown()
         for file in self._begun:
             file.close()
@@ -73,10 +78,14 @@ class FileWriter:
         self._under_way.append(self._disk.submit(self._begun[-1].finish))
 
     def sums(self) -> tuple[FileSum, ...]:
-        """Size and SHA-256 of every file, in order, once all are on the disk; OSError where one could not be written."""
+        """Size and SHA-256 of every file, in order, once all are on the disk; OSError where one could not be
+        written.
+        """
         for written in self._under_way:
             written.result()
-        return tuple(FileSum(name=file.path.name, bytes=file.size, sha256=file.checksum.hexdigest()) for file in self._begun)
+        return tuple(
+            FileSum(name=file.path.name, bytes=file.size, sha256=file.checksum.hexdigest()) for file in self._begun
+        )
 
     def _send(self, file: "_File") -> None:
         while self._under_way and self._under_way[0].done():
@@ -107,7 +116,9 @@ class _File:
                 raise
 
     def write(self, chunk: np.ndarray, length: int) -> None:
-        """Writes the chunk's beginning, and zeros up to a multiple of the alignment: only a file's last chunk is not full."""
+        """Writes the chunk's beginning, and zeros up to a multiple of the alignment: only a file's last chunk is not
+        full.
+        """
         padded = length + -length % _ALIGNMENT_BYTES
         chunk[length:padded] = 0
         done = 0

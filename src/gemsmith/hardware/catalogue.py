@@ -14,7 +14,8 @@ from gemsmith.plain_yaml import parse_yaml
 SHIPPED = Path(__file__).with_name("catalogue.yaml")
 KINDS = ("tpu", "gpu", "cpu")
 RowT = TypeVar("RowT")
-# Parsing is most of the time that a catalogue costs, and LibYAML is ten times faster; not every PyYAML is built with it.
+# Parsing is most of the time that a catalogue costs, and LibYAML is ten times faster; not every PyYAML is built with
+# it.
 _Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -86,7 +87,8 @@ class Catalogue:
 def load_catalogue(path: Path | str | None = None) -> Catalogue:
     """The shipped catalogue, with the rows of the user's file, if one is given, merged over it by name.
 
-    Raises RecipeError naming hardware.catalogue for a file that cannot be read, an unknown key, a wrong type or a missing source.
+    Raises RecipeError naming hardware.catalogue for a file that cannot be read, an unknown key, a wrong type or a
+    missing source.
     """
     rows = _read_rows(SHIPPED)
     origin: dict[tuple[str, str], Path] = {}
@@ -129,7 +131,10 @@ def _read_rows(path: Path) -> dict[str, dict[str, dict[str, Any]]]:
     rows: dict[str, dict[str, dict[str, Any]]] = {"chips": {}, "machines": {}}
     for section, named in values.items():
         if section not in rows:
-            raise RecipeError(f"hardware.catalogue {path}: unknown key {section}{nearest(str(section), rows)}; allowed: chips, machines")
+            raise RecipeError(
+                f"hardware.catalogue {path}: unknown key {section}{nearest(str(section), rows)}; allowed: chips, "
+                "machines"
+            )
         if not isinstance(named, dict) or not all(isinstance(row, dict) for row in named.values()):
             raise RecipeError(f"hardware.catalogue {path}: {section} must map names to rows of key: value")
         rows[section] = {str(name): row for name, row in named.items()}
@@ -139,7 +144,9 @@ def _read_rows(path: Path) -> dict[str, dict[str, dict[str, Any]]]:
 def _refuse_without_source(row: Mapping[str, Any], where: str) -> None:
     """A changed number must not pass under the shipped row's source. Prices carry their own."""
     if set(row) - {"prices"} and not {"source", "date"} <= set(row):
-        raise RecipeError(f"{where}: must say source and date, since it gives {', '.join(sorted(map(str, set(row) - {'prices'})))}")
+        raise RecipeError(
+            f"{where}: must say source and date, since it gives {', '.join(sorted(map(str, set(row) - {'prices'})))}"
+        )
 
 
 def _chip(name: str, row: Mapping[str, Any], where: str) -> Chip:
@@ -165,15 +172,20 @@ def _complete_cpu(row: dict[str, Any]) -> dict[str, Any]:
 def _machine(name: str, row: Mapping[str, Any], chips: Mapping[str, Chip], where: str) -> Machine:
     if row.get("chip") not in chips:
         raise RecipeError(
-            f"{where}.chip: {row.get('chip')!r} is not in the catalogue{nearest(str(row.get('chip')), chips)}; allowed: {', '.join(chips)}"
+            f"{where}.chip: {row.get('chip')!r} is not in the catalogue{nearest(str(row.get('chip')), chips)}; "
+            f"allowed: {', '.join(chips)}"
         )
     prices = row.get("prices", [])
     if not isinstance(prices, list) or not all(isinstance(price, dict) for price in prices):
-        raise RecipeError(f"{where}.prices: must be a list of rows with provider, region, usd_per_hour, source and date")
+        raise RecipeError(
+            f"{where}.prices: must be a list of rows with provider, region, usd_per_hour, source and date"
+        )
     built = tuple(_build(Price, price, f"{where}.prices[{index}]") for index, price in enumerate(prices))
     machine = _build(Machine, {"name": name, **row, "chip": chips[row["chip"]], "prices": built}, where)
     if machine.devices > 1 and machine.interconnect_bytes_per_s is None:
-        raise RecipeError(f"{where}.interconnect_bytes_per_s is missing; a machine of {machine.devices} devices must have it")
+        raise RecipeError(
+            f"{where}.interconnect_bytes_per_s is missing; a machine of {machine.devices} devices must have it"
+        )
     return machine
 
 
@@ -202,7 +214,13 @@ def _value(kind: Any, value: Any, where: str) -> Any:
         return int(value)
     if kind == float | None and value is None:
         return None
-    words = {int: "a whole number", float: "a number", str: "text; quote it", bool: "true or false", float | None: "a number or null"}
+    words = {
+        int: "a whole number",
+        float: "a number",
+        str: "text; quote it",
+        bool: "true or false",
+        float | None: "a number or null",
+    }
     if kind in (int, float, float | None) or (kind in (str, bool) and not isinstance(value, kind)):
         raise RecipeError(f"{where}: {value!r} was given; must be {words[kind]}")
     return value

@@ -1,6 +1,7 @@
 """Causal attention inside the documents of packed rows, in dense blocks of queries.
 
-Axes: B batch, L length, H heads, K kv heads, G = H/K heads of one kv head, D head dim; Q queries and M keys of one block, n blocks.
+Axes: B batch, L length, H heads, K kv heads, G = H/K heads of one kv head, D head dim; Q queries and M keys of one
+block, n blocks.
 """
 
 from collections.abc import Iterator
@@ -18,7 +19,9 @@ from gemsmith.models.heads import Rope, make_heads
 
 @dataclass(frozen=True, kw_only=True)
 class DenseAttention:
-    """The layers' attention in dense blocks, on any device; heads are (B, L, H, D). See `attention` for what the fields mean."""
+    """The layers' attention in dense blocks, on any device; heads are (B, L, H, D). See `attention` for what the fields
+    mean.
+    """
 
     angles: Rope
     positions: jax.Array
@@ -26,7 +29,9 @@ class DenseAttention:
     window: int | None
     image_blocks: jax.Array | None = None
 
-    def heads(self, x: jax.Array, head_dim: int, *, eps: float, weight: jax.Array | None = None, rotated: bool = True) -> jax.Array:
+    def heads(
+        self, x: jax.Array, head_dim: int, *, eps: float, weight: jax.Array | None = None, rotated: bool = True
+    ) -> jax.Array:
         """A projection (B, L, H·D) as heads (B, L, H, D), with QK-norm's weight and RoPE where they apply."""
         return make_heads(x, head_dim, weight=weight, angles=self.angles if rotated else None, eps=eps)
 
@@ -50,7 +55,8 @@ def attention(
 ) -> jax.Array:
     """The attended values, (B, L, H, D), of query (B, L, H, D) over key and value (B, L, K, D).
 
-    A token sees those of its own segment that are not after it and, with a window, less than `window` positions before it:
+    A token sees those of its own segment that are not after it and, with a window, less than `window` positions before
+    it:
 
         segments   1 1 2 2 0          1 . . . .
         positions  0 1 0 1 0          1 1 . . .
@@ -58,9 +64,10 @@ def attention(
                                       . . 1 1 .
                                       . . . . 1
 
-    With `image_blocks` (B, L), tokens of one segment and one block other than 0 also see each other, however far apart and in both
-    directions; a block is the soft tokens of one image, up to `max_image_tokens` in a row. Scores are not scaled: Gemma 4 norms q and k
-    instead. Within a segment, positions must count up by one: each block of queries reads only the keys that can lie in its reach.
+    With `image_blocks` (B, L), tokens of one segment and one block other than 0 also see each other, however far apart
+    and in both directions; a block is the soft tokens of one image, up to `max_image_tokens` in a row. Scores are not
+    scaled: Gemma 4 norms q and k instead. Within a segment, positions must count up by one: each block of queries reads
+    only the keys that can lie in its reach.
     """
     length = query.shape[1]
     block = min(query_block(jax.default_backend()), length)
@@ -104,10 +111,12 @@ class _Reach:
         return -(-tokens // self.block) * self.block
 
 
-# A derivative of our own: the one that JAX makes saves every block's scores, or recomputes each block to get them, and transposes
-# the products with scores into layouts that XLA then copies. On CPU that took 705 ms where this takes 149.
+# A derivative of our own: the one that JAX makes saves every block's scores, or recomputes each block to get them, and
+# transposes the products with scores into layouts that XLA then copies. On CPU that took 705 ms where this takes 149.
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(reach: _Reach, query: jax.Array, key: jax.Array, value: jax.Array, tokens: tuple[jax.Array, ...]) -> jax.Array:
+def _attend(
+    reach: _Reach, query: jax.Array, key: jax.Array, value: jax.Array, tokens: tuple[jax.Array, ...]
+) -> jax.Array:
     return _forward(reach, query, key, value, tokens)[0]
 
 
@@ -132,14 +141,18 @@ def _forward(
             attended = _product("bkqm,bkmd->bkqd", weights.astype(value.dtype), value_block) / total  # (B, K, G·Q, D)
             return attended.astype(query.dtype), (highest + jnp.log(total))[..., 0]
 
-        pieces.append(jax.lax.map(block, (jnp.arange(numbers.start, numbers.stop), queries[numbers.start : numbers.stop])))
+        pieces.append(
+            jax.lax.map(block, (jnp.arange(numbers.start, numbers.stop), queries[numbers.start : numbers.stop]))
+        )
     attended, log_total = (jnp.concatenate(piece) for piece in zip(*pieces, strict=True))
     attended = checkpoint_name(_in_rows(attended, query.shape), ATTENDED)
     return attended, (queries, key, value, tokens, attended, checkpoint_name(log_total, ATTENDED))
 
 
 def _backward(reach: _Reach, saved: tuple[Any, ...], gradient: jax.Array) -> tuple[Any, ...]:
-    """Gradients of query, key and value. With weights P = exp(S - log total), dV = Pᵀ dO and dS = P · (dO Vᵀ - rowsum(dO · O))."""
+    """Gradients of query, key and value. With weights P = exp(S - log total), dV = Pᵀ dO and dS = P · (dO Vᵀ -
+    rowsum(dO · O)).
+    """
     queries, key, value, tokens, attended, log_total = saved
     shape, kv_heads, length = gradient.shape, key.shape[1], key.shape[2]
     dots = jnp.sum(gradient.astype(jnp.float32) * attended.astype(jnp.float32), axis=-1, keepdims=True)
@@ -149,7 +162,9 @@ def _backward(reach: _Reach, saved: tuple[Any, ...], gradient: jax.Array) -> tup
     pieces = []
     for numbers, keys in reach.loops(length):
 
-        def block(sums: tuple[jax.Array, ...], of_block: tuple[jax.Array, ...], keys: int = keys) -> tuple[Any, jax.Array]:
+        def block(
+            sums: tuple[jax.Array, ...], of_block: tuple[jax.Array, ...], keys: int = keys
+        ) -> tuple[Any, jax.Array]:
             number, query, log_total, gradient, dots = of_block
             first = reach.keys_of(number, keys, length)
             key_block, value_block = (jax.lax.dynamic_slice_in_dim(x, first, keys, axis=2) for x in (key, value))
@@ -171,13 +186,16 @@ _attend.defvjp(_forward, _backward)
 
 
 def _scores(query: jax.Array, key: jax.Array, seen: jax.Array) -> jax.Array:
-    """Scores of queries (B, K, G·Q, D) over keys (B, K, M, D), (B, K, G·Q, M) in fp32; the least number where a key is not seen."""
+    """Scores of queries (B, K, G·Q, D) over keys (B, K, M, D), (B, K, G·Q, M) in fp32; the least number where a key is
+    not seen.
+    """
     scores = _product("bkqd,bkmd->bkqm", query, key)
     by_head = scores.reshape(*scores.shape[:2], -1, *seen.shape[1:])
     return jnp.where(seen[:, None, None], by_head, jnp.finfo(jnp.float32).min).reshape(scores.shape)
 
 
-# The G heads of one kv head are rows of one matrix, so that each product is of two matrices, whose layouts XLA need not change.
+# The G heads of one kv head are rows of one matrix, so that each product is of two matrices, whose layouts XLA need not
+# change.
 _product = partial(jnp.einsum, preferred_element_type=jnp.float32)
 
 

@@ -1,4 +1,5 @@
-"""Mixture of experts without a capacity: each token goes through all its top-k experts, and no other product is computed.
+"""Mixture of experts without a capacity: each token goes through all its top-k experts, and no other product is
+computed.
 
 Axes: B batch, L length, A experts of a token (top-k), C = B·L·A copies of tokens, X experts, E model, F hidden.
 """
@@ -13,21 +14,27 @@ from jax.sharding import Mesh, PartitionSpec
 
 from gemsmith.models.sharding import BATCH
 
-# Rows of one product. An expert's last block is filled up with others' rows, whose products are thrown away. On CPU a layer forward and
-# back (16,384 copies, 128 experts, E 704, F 176) takes 0.55 CPU-s with 32 or 64 and 0.60 with 128; jax.lax.ragged_dot, which multiplies
-# every copy by every expert there, 51.
+# Rows of one product. An expert's last block is filled up with others' rows, whose products are thrown away. On CPU a
+# layer forward and back (16,384 copies, 128 experts, E 704, F 176) takes 0.55 CPU-s with 32 or 64 and 0.60 with 128;
+# jax.lax.ragged_dot, which multiplies every copy by every expert there, 51.
 ROWS = {"cpu": 64}
 OTHER_ROWS = 512
 
 
 def mixture_of_experts(
-    x: jax.Array, gate_up: jax.Array, down: jax.Array, weights: jax.Array, experts: jax.Array, *, mesh: Mesh | None = None
+    x: jax.Array,
+    gate_up: jax.Array,
+    down: jax.Array,
+    weights: jax.Array,
+    experts: jax.Array,
+    *,
+    mesh: Mesh | None = None,
 ) -> jax.Array:
     """The weighted sum over each token's top-k experts, (B, L, E), of x (B, L, E).
 
-    `experts` (B, L, A) are their numbers, `weights` (B, L, A) the router's weights. An expert is down(gelu(gate(x)) · up(x)), with gate
-    and up side by side in `gate_up` (X, E, 2F), and `down` (X, F, E). On a mesh each device computes its own tokens with the experts
-    that tp gave it; the sum over tp is the result.
+    `experts` (B, L, A) are their numbers, `weights` (B, L, A) the router's weights. An expert is down(gelu(gate(x)) ·
+    up(x)), with gate and up side by side in `gate_up` (X, E, 2F), and `down` (X, F, E). On a mesh each device computes
+    its own tokens with the experts that tp gave it; the sum over tp is the result.
     """
     if mesh is None:
         return _mixture(x, gate_up, down, weights, experts, choices=down.shape[0])
@@ -36,7 +43,9 @@ def mixture_of_experts(
         by_expert = PartitionSpec(None, None, None)
     split = mesh.shape["tp"] > 1 and by_expert[0] == "tp"
 
-    def of_device(x: jax.Array, gate_up: jax.Array, down: jax.Array, weights: jax.Array, experts: jax.Array) -> jax.Array:
+    def of_device(
+        x: jax.Array, gate_up: jax.Array, down: jax.Array, weights: jax.Array, experts: jax.Array
+    ) -> jax.Array:
         count = gate_up.shape[0]
         if not split:
             return _mixture(x, gate_up, down, weights, experts, choices=count)
@@ -49,7 +58,9 @@ def mixture_of_experts(
     return sharded(x, gate_up, down, weights, experts)
 
 
-def _mixture(x: jax.Array, gate_up: jax.Array, down: jax.Array, weights: jax.Array, experts: jax.Array, *, choices: int) -> jax.Array:
+def _mixture(
+    x: jax.Array, gate_up: jax.Array, down: jax.Array, weights: jax.Array, experts: jax.Array, *, choices: int
+) -> jax.Array:
     """The mixture of the experts numbered below `choices`; if that is X + 1, the choice X counts for nothing.
 
     experts  2 0   copies of token 0 0 1 1   sorted by expert   0 1 1 0
@@ -61,7 +72,8 @@ def _mixture(x: jax.Array, gate_up: jax.Array, down: jax.Array, weights: jax.Arr
     loads = jnp.bincount(experts.reshape(-1), length=choices).astype(jnp.int32)  # (choices,)
     copies = _permuted(jnp.repeat(x.reshape(-1, x.shape[-1]), top_k, axis=0), order, back)  # (C, E)
     gate, up = jnp.split(_products(copies, gate_up, loads, False), 2, axis=-1)  # (C, F) each
-    # Router weights count here, where a row is F wide, and not after `down`, where the backward pass would need the outputs again.
+    # Router weights count here, where a row is F wide, and not after `down`, where the backward pass would need the
+    # outputs again.
     hidden = jax.nn.gelu(gate, approximate=True) * up * _permuted(weights.reshape(-1, 1), order, back)
     outputs = _permuted(_products(hidden.astype(x.dtype), down, loads, False), back, order)  # (C, E)
     return outputs.reshape(*experts.shape, -1).sum(axis=-2, dtype=jnp.float32).astype(x.dtype)  # (B, L, E)
@@ -120,7 +132,9 @@ def _ragged_products(rows: jax.Array, weights: jax.Array, loads: jax.Array, *, t
 
 
 def _block_products(rows: jax.Array, weights: jax.Array, loads: jax.Array, *, transposed: bool) -> jax.Array:
-    """The same one block of rows after the other. What a block gives for rows of the next expert, that one's first block overwrites."""
+    """The same one block of rows after the other. What a block gives for rows of the next expert, that one's first
+    block overwrites.
+    """
     count, experts = rows.shape[0], weights.shape[0]
     size = min(ROWS.get(jax.default_backend(), OTHER_ROWS), count)
     blocks = -(-loads // size)
@@ -134,7 +148,9 @@ def _block_products(rows: jax.Array, weights: jax.Array, loads: jax.Array, *, tr
     def add_block(number: jax.Array, products: jax.Array) -> jax.Array:
         some_rows = jax.lax.dynamic_slice_in_dim(padded, first[number], size)
         weight = jax.lax.dynamic_index_in_dim(weights, expert[number], keepdims=False)
-        product = jax.lax.dot_general(some_rows, weight, contracted, preferred_element_type=jnp.float32).astype(rows.dtype)
+        product = jax.lax.dot_general(some_rows, weight, contracted, preferred_element_type=jnp.float32).astype(
+            rows.dtype
+        )
         return jax.lax.dynamic_update_slice_in_dim(products, product, first[number], axis=0)
 
     products = jnp.zeros((count + size, weights.shape[1 if transposed else 2]), rows.dtype)

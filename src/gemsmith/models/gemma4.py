@@ -1,7 +1,7 @@
 """Gemma 4's text model: every variant, once, with HF's names.
 
-Axes: B batch, L length, H heads, K kv heads, D head dim, E model, F hidden, V vocabulary, P per-layer input, X experts, A experts of a
-token. Matmuls run in the model's dtype; norms, RoPE, softmax and logits in fp32.
+Axes: B batch, L length, H heads, K kv heads, D head dim, E model, F hidden, V vocabulary, P per-layer input, X experts,
+A experts of a token. Matmuls run in the model's dtype; norms, RoPE, softmax and logits in fp32.
 """
 
 from collections.abc import Callable
@@ -33,8 +33,8 @@ Engines = dict[bool, Engine]
 class Execution:
     """How the forward pass runs; what it computes does not depend on it.
 
-    `attention`: "dense" blocks anywhere, or the "splash" kernel on TPU ("splash-interpret" runs that one on CPU, slowly, for tests).
-    `fuses_lora`: a projection and its adapter are one matmul where that saves time on TPU.
+    `attention`: "dense" blocks anywhere, or the "splash" kernel on TPU ("splash-interpret" runs that one on CPU,
+    slowly, for tests). `fuses_lora`: a projection and its adapter are one matmul where that saves time on TPU.
     """
 
     attention: str = "dense"
@@ -49,9 +49,9 @@ class Execution:
 class ImageTokens:
     """The soft tokens of images: what stands in a row in place of its images' tokens.
 
-    `embeddings` (B, M, E) replace those of the tokens at `places` (B, M), counted along the row; a place of L or more is unused.
-    `blocks` (B, L): the tokens of one image have the same number, others 0; in the sliding layers of variants with
-    `bidirectional_images` the tokens of a block attend to each other in both directions.
+    `embeddings` (B, M, E) replace those of the tokens at `places` (B, M), counted along the row; a place of L or more
+    is unused. `blocks` (B, L): the tokens of one image have the same number, others 0; in the sliding layers of
+    variants with `bidirectional_images` the tokens of a block attend to each other in both directions.
     """
 
     embeddings: jax.Array
@@ -60,13 +60,17 @@ class ImageTokens:
 
 
 class Gemma4(nnx.Module):
-    """Logits from tokens, positions and segments, each (B, L); segment 0 is padding, and positions restart in each document.
+    """Logits from tokens, positions and segments, each (B, L); segment 0 is padding, and positions restart in each
+    document.
 
-    Layers that repeat are one entry of `layers`, whose arrays have a first axis of that many repeats (`Variant.stacks`); the forward
-    pass scans over the blocks of layers that repeat (`Variant.scan_blocks`). Weights are zero until they are loaded.
+    Layers that repeat are one entry of `layers`, whose arrays have a first axis of that many repeats
+    (`Variant.stacks`); the forward pass scans over the blocks of layers that repeat (`Variant.scan_blocks`). Weights
+    are zero until they are loaded.
     """
 
-    def __init__(self, variant: Variant, *, dtype: jax.typing.DTypeLike = jnp.bfloat16, execution: Execution | None = None) -> None:
+    def __init__(
+        self, variant: Variant, *, dtype: jax.typing.DTypeLike = jnp.bfloat16, execution: Execution | None = None
+    ) -> None:
         dtype = jnp.dtype(dtype)
         self.variant, self.dtype, self.execution = variant, dtype, execution or Execution()
         self.embed_tokens = _embedding(variant.vocabulary, variant.hidden, dtype=dtype)
@@ -75,14 +79,20 @@ class Gemma4(nnx.Module):
             self.embed_tokens_per_layer = _embedding(variant.vocabulary, width, dtype=dtype)
             self.per_layer_model_projection = linear(variant.hidden, width, dtype=dtype)
             self.per_layer_projection_norm = RMSNorm(variant.per_layer_input, variant, dtype=dtype)
-        self.layers = nnx.List([_stack(Layer(variant, layers[0], dtype=dtype), len(layers)) for layers in variant.stacks])
+        self.layers = nnx.List(
+            [_stack(Layer(variant, layers[0], dtype=dtype), len(layers)) for layers in variant.stacks]
+        )
         self.norm = RMSNorm(variant.hidden, variant, dtype=dtype)
 
-    def __call__(self, tokens: jax.Array, positions: jax.Array, segments: jax.Array, images: ImageTokens | None = None) -> jax.Array:
+    def __call__(
+        self, tokens: jax.Array, positions: jax.Array, segments: jax.Array, images: ImageTokens | None = None
+    ) -> jax.Array:
         """The logits, (B, L, V) in fp32."""
         return self.logits(self.hidden(tokens, positions, segments, images))
 
-    def hidden(self, tokens: jax.Array, positions: jax.Array, segments: jax.Array, images: ImageTokens | None = None) -> jax.Array:
+    def hidden(
+        self, tokens: jax.Array, positions: jax.Array, segments: jax.Array, images: ImageTokens | None = None
+    ) -> jax.Array:
         """The last layer's output after the final norm, (B, L, E): what the logits are made from."""
         hidden, token_ids = self._embed(tokens, images)  # (B, L, E), (B, L)
         per_layer = self._per_layer_inputs(token_ids, hidden)  # (layers, B, L, P) or None
@@ -90,7 +100,9 @@ class Gemma4(nnx.Module):
         shared: KeyValues | None = None
         first_stack = 0
         for blocks in self.variant.scan_blocks:
-            scan = _LayerScan.over(self, blocks, self.layers[first_stack : first_stack + blocks.period], engines, shared)
+            scan = _LayerScan.over(
+                self, blocks, self.layers[first_stack : first_stack + blocks.period], engines, shared
+            )
             hidden, shared = scan.run(hidden, None if per_layer is None else per_layer[blocks.layers])
             first_stack += blocks.period
         return self.norm(hidden)
@@ -106,7 +118,9 @@ class Gemma4(nnx.Module):
         return softcap * jnp.tanh(logits / softcap) if softcap else logits
 
     def _embed(self, tokens: jax.Array, images: ImageTokens | None) -> tuple[jax.Array, jax.Array]:
-        """Every token's embedding, (B, L, E), and the ids that per-layer inputs are looked up by, (B, L): 0 at images."""
+        """Every token's embedding, (B, L, E), and the ids that per-layer inputs are looked up by, (B, L): 0 at
+        images.
+        """
         token_ids = tokens
         if images is not None:
             rows = jnp.arange(tokens.shape[0])[:, None]  # (B, 1), beside places (B, M)
@@ -118,13 +132,17 @@ class Gemma4(nnx.Module):
         return self.split_rows(embedded), token_ids
 
     def _per_layer_inputs(self, token_ids: jax.Array, embedded: jax.Array) -> jax.Array | None:
-        """What each layer gets beside the residual, (layers, B, L, P): half from the token's id, half from its embedding."""
+        """What each layer gets beside the residual, (layers, B, L, P): half from the token's id, half from its
+        embedding.
+        """
         width = self.variant.per_layer_input
         if not width:
             return None
         shape = (*token_ids.shape, self.variant.layers, width)  # (B, L, layers, P)
         identity = self.embed_tokens_per_layer(token_ids).reshape(shape) * jnp.asarray(width**0.5, self.dtype)
-        context = self.per_layer_model_projection(embedded).reshape(shape) * jnp.asarray(self.variant.hidden**-0.5, self.dtype)
+        context = self.per_layer_model_projection(embedded).reshape(shape) * jnp.asarray(
+            self.variant.hidden**-0.5, self.dtype
+        )
         both = (self.per_layer_projection_norm(context) + identity) * jnp.asarray(2**-0.5, self.dtype)
         return jnp.moveaxis(both, 2, 0)  # (layers, B, L, P)
 
@@ -132,10 +150,14 @@ class Gemma4(nnx.Module):
         """How global (True) and sliding (False) layers attend to these tokens."""
         variant, how = self.variant, self.execution.attention
 
-        def engine(*, head_dim: int, theta: float, fraction: float, window: int | None, blocks: jax.Array | None) -> Engine:
+        def engine(
+            *, head_dim: int, theta: float, fraction: float, window: int | None, blocks: jax.Array | None
+        ) -> Engine:
             angles = rope(positions, inverse_frequencies(head_dim, theta, fraction))  # 2 x (B, L, D/2)
             if how == "dense" or blocks is not None:  # the kernel's mask cannot depend on the rows
-                return DenseAttention(angles=angles, positions=positions, segments=segments, window=window, image_blocks=blocks)
+                return DenseAttention(
+                    angles=angles, positions=positions, segments=segments, window=window, image_blocks=blocks
+                )
             options: dict[str, Any] = {"mesh": self.execution.mesh, "interpret": how == "splash-interpret"}
             kernel = make_kernel(positions.shape[1], heads=variant.heads, window=window, **options)
             return SplashAttention(angles=angles, segments=segments, kernel=kernel, **options)
@@ -163,10 +185,11 @@ class Gemma4(nnx.Module):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _LayerScan:
-    """A scan over one run of `Variant.scan_blocks`: the same block of layers, again and again, with each repeat's weights.
+    """A scan over one run of `Variant.scan_blocks`: the same block of layers, again and again, with each repeat's
+    weights.
 
-    `graphs` and `states` are those of the block's layers, the arrays of `states` with a first axis of repeats; `shared` are the keys and
-    values, by kind of layer, that earlier layers left for these, or that these leave for later ones.
+    `graphs` and `states` are those of the block's layers, the arrays of `states` with a first axis of repeats; `shared`
+    are the keys and values, by kind of layer, that earlier layers left for these, or that these leave for later ones.
     """
 
     model: Gemma4
@@ -177,7 +200,9 @@ class _LayerScan:
     shared: KeyValues | None
 
     @classmethod
-    def over(cls, model: Gemma4, blocks: ScanBlocks, layers: list[Layer], engines: Engines, shared: KeyValues | None) -> "_LayerScan":
+    def over(
+        cls, model: Gemma4, blocks: ScanBlocks, layers: list[Layer], engines: Engines, shared: KeyValues | None
+    ) -> "_LayerScan":
         graphs, states = zip(*(nnx.split(layer) for layer in layers), strict=True)
         return cls(model=model, blocks=blocks, graphs=graphs, states=states, engines=engines, shared=shared)
 
@@ -208,7 +233,9 @@ class _LayerScan:
 
     def _rerun(self, function: Callable[..., Any], **options: bool) -> Callable[..., Any]:
         how = self.model.execution
-        return rematerialised(function, how.remat, offload=how.offload, dequantises=holds_quantised(self.states), **options)
+        return rematerialised(
+            function, how.remat, offload=how.offload, dequantises=holds_quantised(self.states), **options
+        )
 
     def _run_block(
         self, carry: tuple[jax.Array, KeyValues | None], of_repeat: tuple[Any, Any]
@@ -257,4 +284,6 @@ def _stack(layer: Layer, repeats: int) -> Layer:
 
 
 def _embedding(count: int, width: int, *, dtype: jnp.dtype) -> nnx.Embed:
-    return nnx.Embed(count, width, dtype=dtype, param_dtype=dtype, embedding_init=nnx.initializers.zeros, rngs=nnx.Rngs(0))
+    return nnx.Embed(
+        count, width, dtype=dtype, param_dtype=dtype, embedding_init=nnx.initializers.zeros, rngs=nnx.Rngs(0)
+    )

@@ -13,8 +13,9 @@ Rope = tuple[jax.Array, jax.Array]
 def inverse_frequencies(head_dim: int, theta: float, fraction: float) -> np.ndarray:
     """theta^(-2i/D) for the first `fraction` of a head's D/2 pairs, 0 (no rotation) for the others, fp32.
 
-    The exponent is over the whole head, not over the part that rotates: HF calls this "proportional". Each step rounds to fp32 as
-    transformers does: the last bit of a frequency, times a position of 700, moves a tiny model's logits by 1e-4.
+    The exponent is over the whole head, not over the part that rotates: HF calls this "proportional". Each step rounds
+    to fp32 as transformers does: the last bit of a frequency, times a position of 700, moves a tiny model's logits by
+    1e-4.
     """
     rotated = int(fraction * head_dim // 2)
     exponents = np.arange(0, 2 * rotated, 2, dtype=np.float32) / np.float32(head_dim)
@@ -39,8 +40,8 @@ def rotate(x: jax.Array, angles: Rope) -> jax.Array:
 def rms_norm(x: jax.Array, eps: float) -> jax.Array:
     """Over the last axis, x / sqrt(mean(x²) + eps), in fp32.
 
-    The mean stands behind an optimization barrier: fused with what it divides, XLA on CPU rounds it by the number of rows, and a row's
-    gradient with others beside it differed by up to 6e-5 from its gradient alone.
+    The mean stands behind an optimization barrier: fused with what it divides, XLA on CPU rounds it by the number of
+    rows, and a row's gradient with others beside it differed by up to 6e-5 from its gradient alone.
     """
     x = x.astype(jnp.float32)
     mean = jax.lax.optimization_barrier(jnp.mean(jnp.square(x), axis=-1, keepdims=True))
@@ -48,7 +49,9 @@ def rms_norm(x: jax.Array, eps: float) -> jax.Array:
 
 
 def make_heads(x: jax.Array, head_dim: int, *, weight: jax.Array | None, angles: Rope | None, eps: float) -> jax.Array:
-    """The x of (B, L, H·D) as heads (B, L, H, D): RMS-normed, times the weight (D,) if there is one, with RoPE if there are angles."""
+    """The x of (B, L, H·D) as heads (B, L, H, D): RMS-normed, times the weight (D,) if there is one, with RoPE if there
+    are angles.
+    """
     heads = x.reshape(*x.shape[:-1], -1, head_dim)  # (B, L, H, D)
     normed = rms_norm(heads, eps)
     if weight is not None:

@@ -15,14 +15,16 @@ from jax.experimental.pallas import tpu as pltpu
 
 from gemsmith.models.heads import Rope
 
-# Positions, and columns of the projection, of one block: 1 MB in bf16. With its result and gradient, each twice, it fits on the chip.
+# Positions, and columns of the projection, of one block: 1 MB in bf16. With its result and gradient, each twice, it
+# fits on the chip.
 BLOCK_LENGTH, BLOCK_COLUMNS = 512, 1024
 
 
 def make_heads_first(
     x: jax.Array, head_dim: int, *, weight: jax.Array | None, angles: Rope | None, eps: float, interpret: bool = False
 ) -> jax.Array:
-    """The x of (B, L, H·D) as (B, H, L, D), each head with its norm, weight and RoPE as `make_heads` does; L a multiple of 128.
+    """The x of (B, L, H·D) as (B, H, L, D), each head with its norm, weight and RoPE as `make_heads` does; L a multiple
+    of 128.
 
     The weight is frozen: it gets no gradient.
     """
@@ -31,20 +33,28 @@ def make_heads_first(
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
-def _make(head_dim: int, eps: float, interpret: bool, x: jax.Array, weight: jax.Array, angles: Rope | None) -> jax.Array:
+def _make(
+    head_dim: int, eps: float, interpret: bool, x: jax.Array, weight: jax.Array, angles: Rope | None
+) -> jax.Array:
     shape = (x.shape[0], x.shape[2] // head_dim, x.shape[1], head_dim)
     body = partial(_forward_block, head_dim, eps)
     return _over_blocks(body, "heads_forward", head_dim, interpret, (x,), (weight, angles), shape)
 
 
-def _forward(head_dim: int, eps: float, interpret: bool, x: jax.Array, weight: jax.Array, angles: Rope | None) -> tuple[jax.Array, Any]:
+def _forward(
+    head_dim: int, eps: float, interpret: bool, x: jax.Array, weight: jax.Array, angles: Rope | None
+) -> tuple[jax.Array, Any]:
     return _make(head_dim, eps, interpret, x, weight, angles), (x, weight, angles)
 
 
 def _backward(head_dim: int, eps: float, interpret: bool, saved: Any, gradient: jax.Array) -> tuple[Any, ...]:
     x, weight, angles = saved
     body = partial(_backward_block, head_dim, eps)
-    return _over_blocks(body, "heads_backward", head_dim, interpret, (x, gradient), (weight, angles), x.shape), None, None
+    return (
+        _over_blocks(body, "heads_backward", head_dim, interpret, (x, gradient), (weight, angles), x.shape),
+        None,
+        None,
+    )
 
 
 _make.defvjp(_forward, _backward)
@@ -58,13 +68,18 @@ def _forward_block(head_dim: int, eps: float, x: Any, weight: Any, angles: Any, 
 
 
 def _backward_block(head_dim: int, eps: float, x: Any, gradient: Any, weight: Any, angles: Any, out: Any) -> None:
-    """With n = x / rms(x): dx = (dn - n mean(dn · n)) / rms(x), where dn is the gradient rotated back, times the weight."""
+    """With n = x / rms(x): dx = (dn - n mean(dn · n)) / rms(x), where dn is the gradient rotated back, times the
+    weight.
+    """
     for head in range(gradient.shape[1]):
         columns = pl.ds(head * head_dim, head_dim)
         part = x[0, :, columns].astype(jnp.float32)
         inverse = _inverse_rms(part, eps)
         normed = part * inverse
-        of_normed = _rotated(gradient[0, head].astype(jnp.float32), angles, -1).astype(out.dtype).astype(jnp.float32) * weight[...]
+        of_normed = (
+            _rotated(gradient[0, head].astype(jnp.float32), angles, -1).astype(out.dtype).astype(jnp.float32)
+            * weight[...]
+        )
         along = jnp.mean(of_normed * normed, axis=-1, keepdims=True)
         out[0, :, columns] = (inverse * (of_normed - normed * along)).astype(out.dtype)
 
@@ -91,7 +106,9 @@ def _over_blocks(
     small: tuple[jax.Array, Rope | None],
     shape: tuple[int, ...],
 ) -> jax.Array:
-    """The body over blocks of some positions of some heads; arrays and result are (B, L, H·D) or, of four axes, (B, H, L, D)."""
+    """The body over blocks of some positions of some heads; arrays and result are (B, L, H·D) or, of four axes, (B, H,
+    L, D).
+    """
     batch, length, columns = arrays[0].shape
     heads = columns // head_dim
     of_block = next(count for count in range(max(1, BLOCK_COLUMNS // head_dim), 0, -1) if heads % count == 0)

@@ -1,7 +1,7 @@
 """One decoder layer of Gemma 4 and what it is made of.
 
-Axes: B batch, L length, H heads, K kv heads, D head dim, E model, F hidden, P per-layer input, X experts, A experts of a token.
-Matmuls run in the model's dtype; norms, RoPE, softmax and the router in fp32.
+Axes: B batch, L length, H heads, K kv heads, D head dim, E model, F hidden, P per-layer input, X experts, A experts of
+a token. Matmuls run in the model's dtype; norms, RoPE, softmax and the router in fp32.
 """
 
 from functools import partial
@@ -23,7 +23,9 @@ Engine = DenseAttention | SplashAttention
 
 
 class Layer(nnx.Module):
-    """One decoder layer: attention, then the MLP (beside it experts, where the variant has them), then the per-layer input."""
+    """One decoder layer: attention, then the MLP (beside it experts, where the variant has them), then the per-layer
+    input.
+    """
 
     def __init__(self, variant: Variant, number: int, *, dtype: jnp.dtype) -> None:
         self.has_experts = variant.experts > 0
@@ -167,15 +169,17 @@ def _gelu(x: jax.Array) -> jax.Array:
 def _project(linear: nnx.Linear, x: jax.Array, name: str) -> jax.Array:
     """The projection (..., out) of x (..., in), in x's dtype (fp32 adapters make that of a bf16 base fp32).
 
-    Under the name, remat may save it. The optimization barriers keep XLA from fusing elementwise work into the matmuls on both sides,
-    where it is done again for every tile: on v5p, the MLP's matmuls took up to 52 ms instead of 22 for ten layers
-    (benchmarks/tpu_compile.py).
+    Under the name, remat may save it. The optimization barriers keep XLA from fusing elementwise work into the matmuls
+    on both sides, where it is done again for every tile: on v5p, the MLP's matmuls took up to 52 ms instead of 22 for
+    ten layers (benchmarks/tpu_compile.py).
     """
     product = linear(jax.lax.optimization_barrier(x)).astype(x.dtype)
     return jax.lax.optimization_barrier(checkpoint_name(product, name))
 
 
-def linear(inputs: int, outputs: int, *, dtype: jnp.dtype, preferred_element_type: jax.typing.DTypeLike | None = None) -> nnx.Linear:
+def linear(
+    inputs: int, outputs: int, *, dtype: jnp.dtype, preferred_element_type: jax.typing.DTypeLike | None = None
+) -> nnx.Linear:
     return nnx.Linear(
         inputs,
         outputs,

@@ -23,7 +23,9 @@ from gemsmith.zoo.quantised import is_quantised
 def abstract_model(
     variant: Variant, *, dtype: jax.typing.DTypeLike, quantised: Kind | None = None, execution: Execution | None = None
 ) -> Gemma4:
-    """The model with ShapeDtypeStructs for weights, laid out on the execution's mesh; big matrices quantised where `quantised` says so."""
+    """The model with ShapeDtypeStructs for weights, laid out on the execution's mesh; big matrices quantised where
+    `quantised` says so.
+    """
     execution = execution or Execution()
     graph, state = nnx.split(nnx.eval_shape(lambda: Gemma4(variant, dtype=dtype, execution=execution)))
     tensors = {path: tensors[0] for path, tensors in _by_path(variant).items()}
@@ -37,12 +39,16 @@ def abstract_model(
     return nnx.merge(graph, nnx.from_flat_state(leaves))
 
 
-def load_model(checkpoint: Checkpoint, *, dtype: str, quantised: Kind | None = None, execution: Execution | None = None) -> Gemma4:
-    """The model with the checkpoint's weights in `dtype`, on one device or on the execution's mesh; see abstract_model for `quantised`.
+def load_model(
+    checkpoint: Checkpoint, *, dtype: str, quantised: Kind | None = None, execution: Execution | None = None
+) -> Gemma4:
+    """The model with the checkpoint's weights in `dtype`, on one device or on the execution's mesh; see abstract_model
+    for `quantised`.
 
-    The mesh's axes must be Auto, as those of `jax.sharding.Mesh` are (`jax.make_mesh` makes Explicit ones). The host holds one tensor
-    at a time: each is mapped from its file, and each device's part copied, turned and cast; and quantised on the device, one by one.
-    Raises CheckpointError where a tensor is missing, or the model has no place for it.
+    The mesh's axes must be Auto, as those of `jax.sharding.Mesh` are (`jax.make_mesh` makes Explicit ones). The host
+    holds one tensor at a time: each is mapped from its file, and each device's part copied, turned and cast; and
+    quantised on the device, one by one. Raises CheckpointError where a tensor is missing, or the model has no place for
+    it.
     """
     variant = checkpoint.variant
     graph, state = nnx.split(abstract_model(variant, dtype=dtype, quantised=quantised, execution=execution))
@@ -55,7 +61,9 @@ def load_model(checkpoint: Checkpoint, *, dtype: str, quantised: Kind | None = N
         filled.append((path, leaf.replace(_read(checkpoint, tensors.pop(path), leaf.get_value()))))
     if tensors:
         unplaced = next(iter(tensors.values()))[0].name
-        raise CheckpointError(f"checkpoint {checkpoint.folder}: the model of {variant.name} has no place for {unplaced}")
+        raise CheckpointError(
+            f"checkpoint {checkpoint.folder}: the model of {variant.name} has no place for {unplaced}"
+        )
     return nnx.merge(graph, nnx.from_flat_state(filled))
 
 
@@ -68,7 +76,9 @@ def _by_path(variant: Variant) -> dict[Any, list[Tensor]]:
 
 
 def _laid_out(variant: Variant, tensor: Tensor, mesh: Mesh | None, part: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-    """The array's shape with its place: the array is the tensor, its quantised values or its scales, or a stack of those."""
+    """The array's shape with its place: the array is the tensor, its quantised values or its scales, or a stack of
+    those.
+    """
     if mesh is None:
         return jax.ShapeDtypeStruct(part.shape, part.dtype, sharding=SingleDeviceSharding(jax.devices()[0]))
     spec = partition(variant, tensor, mesh=mesh)
@@ -77,13 +87,17 @@ def _laid_out(variant: Variant, tensor: Tensor, mesh: Mesh | None, part: jax.Sha
 
 
 def _storable(spec: PartitionSpec, shape: tuple[int, ...], mesh: Mesh) -> PartitionSpec:
-    """The spec, or where scales are too few for the devices of an axis, one that splits them by their outputs over those, too."""
+    """The spec, or where scales are too few for the devices of an axis, one that splits them by their outputs over
+    those, too.
+    """
     fitted = fitting(spec, shape, mesh)
     left_out = [axis for axis, kept in zip(spec, fitted, strict=False) if axis and not kept]
     axes: list[str] = []
     for entry in (fitted[-1], *left_out) if left_out else ():
         axes += (entry,) if isinstance(entry, str) else entry or ()
-    return PartitionSpec(*fitted[:-1], tuple(axes)) if axes and shape[-1] % axis_size(mesh, tuple(axes)) == 0 else fitted
+    return (
+        PartitionSpec(*fitted[:-1], tuple(axes)) if axes and shape[-1] % axis_size(mesh, tuple(axes)) == 0 else fitted
+    )
 
 
 def _read(checkpoint: Checkpoint, tensors: list[Tensor], like: Any) -> Any:
@@ -93,7 +107,9 @@ def _read(checkpoint: Checkpoint, tensors: list[Tensor], like: Any) -> Any:
     assert like.shape == (len(tensors), *kernel_shape(tensors[0])), tensors[0].name
     whole = jax.tree.map(lambda part: part.sharding, like)
     one: Any = jax.tree.map(_of_one_layer, whole)
-    as_read, encode = (one.qvalue, _quantiser(like.kind, one)) if isinstance(like, Quantised) else (one, lambda weight: weight)
+    as_read, encode = (
+        (one.qvalue, _quantiser(like.kind, one)) if isinstance(like, Quantised) else (one, lambda weight: weight)
+    )
     stack = jax.jit(lambda: jax.tree.map(lambda part: jnp.zeros(part.shape, part.dtype), like), out_shardings=whole)()
     for number, tensor in enumerate(tensors):
         weight = _place(_checked(checkpoint, tensor), tensor, like.dtype, as_read)
@@ -127,4 +143,6 @@ def _checked(checkpoint: Checkpoint, tensor: Tensor) -> np.ndarray:
 def _place(weight: np.ndarray, tensor: Tensor, dtype: Any, sharding: Sharding) -> jax.Array:
     """The weight on its devices. Each part is copied from the file, so that the array outlives it."""
     view = np.swapaxes(weight, -1, -2) if is_transposed(tensor) else weight
-    return jax.make_array_from_callback(view.shape, sharding, lambda index: np.array(view[index], dtype=dtype, order="C"))
+    return jax.make_array_from_callback(
+        view.shape, sharding, lambda index: np.array(view[index], dtype=dtype, order="C")
+    )

@@ -23,11 +23,13 @@ def token_nll(
         tokens     2 105  7   9 106        hidden at 7 predicts 9, at 9 predicts 106
         loss_mask  0   0  0   1   1        2 targets
 
-    The mean over several batches is exact if their sums are divided by the sum of their counts. A device holds at most as many logits as
-    `chunk` tokens have, or its share of the vocabulary for so many tokens of each device.
+    The mean over several batches is exact if their sums are divided by the sum of their counts. A device holds at most
+    as many logits as `chunk` tokens have, or its share of the vocabulary for so many tokens of each device.
     """
     mesh, embedding = model.execution.mesh, model.embed_tokens.embedding[...]  # (V, E)
-    head = _Head(softcap=model.variant.softcap, mesh=mesh, splits_vocabulary=_splits_vocabulary(embedding, hidden, mesh))
+    head = _Head(
+        softcap=model.variant.softcap, mesh=mesh, splits_vocabulary=_splits_vocabulary(embedding, hidden, mesh)
+    )
     targets, weights = (jnp.pad(x[:, 1:], ((0, 0), (0, 1))) for x in (tokens, loss_mask.astype(jnp.float32)))
     # Laid out once, not for every chunk; by its first axis, after which XLA need not copy it.
     matrix = constrain(embedding.T, mesh, None, head.vocabulary)  # (E, V)
@@ -37,7 +39,9 @@ def token_nll(
 
 @dataclass(frozen=True, kw_only=True)
 class _Head:
-    """How logits are made, and whether each device makes those of its part of the vocabulary for all rows, instead of for its own rows."""
+    """How logits are made, and whether each device makes those of its part of the vocabulary for all rows, instead of
+    for its own rows.
+    """
 
     softcap: float
     mesh: Mesh | None
@@ -53,11 +57,17 @@ class _Head:
 
 
 def _splits_vocabulary(embedding: jax.Array, hidden: jax.Array, mesh: Mesh | None) -> bool:
-    """Whether it moves fewer bytes to gather hidden states and scatter their float32 gradients than to gather the embedding matrix.
+    """Whether it moves fewer bytes to gather hidden states and scatter their float32 gradients than to gather the
+    embedding matrix.
 
     Never in float32, where the other order of the sum over the vocabulary would show: 1.2e-6 of a matrix' gradient.
     """
-    if mesh is None or hidden.dtype == jnp.float32 or axis_size(mesh, WEIGHTS) == 1 or embedding.shape[0] % axis_size(mesh, _VOCABULARY):
+    if (
+        mesh is None
+        or hidden.dtype == jnp.float32
+        or axis_size(mesh, WEIGHTS) == 1
+        or embedding.shape[0] % axis_size(mesh, _VOCABULARY)
+    ):
         return False
     tokens = hidden.shape[0] * hidden.shape[1] // axis_size(mesh, "replica")
     return tokens * (hidden.dtype.itemsize + 4) < embedding.shape[0] * embedding.dtype.itemsize
@@ -65,7 +75,9 @@ def _splits_vocabulary(embedding: jax.Array, hidden: jax.Array, mesh: Mesh | Non
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _nll(head: _Head, matrix: jax.Array, hidden: jax.Array, targets: jax.Array, weights: jax.Array) -> jax.Array:
-    """The weighted nll of hidden (chunks, B, C, E), targets and weights (chunks, B, C), with the embedding matrix transposed, (E, V)."""
+    """The weighted nll of hidden (chunks, B, C, E), targets and weights (chunks, B, C), with the embedding matrix
+    transposed, (E, V).
+    """
 
     def add_chunk(total: jax.Array, piece: tuple[jax.Array, ...]) -> tuple[jax.Array, None]:
         return total + _chunk_nll(head, matrix, *piece)[0], None
@@ -73,8 +85,12 @@ def _nll(head: _Head, matrix: jax.Array, hidden: jax.Array, targets: jax.Array, 
     return jax.lax.scan(add_chunk, jnp.zeros((), jnp.float32), (hidden, targets, weights))[0]
 
 
-def _nll_and_gradient(head: _Head, matrix: jax.Array, hidden: jax.Array, targets: jax.Array, weights: jax.Array) -> tuple[Any, Any]:
-    """The sum is linear in what it is multiplied by, so its gradient is made here, from logits that are at hand, not recomputed."""
+def _nll_and_gradient(
+    head: _Head, matrix: jax.Array, hidden: jax.Array, targets: jax.Array, weights: jax.Array
+) -> tuple[Any, Any]:
+    """The sum is linear in what it is multiplied by, so its gradient is made here, from logits that are at hand, not
+    recomputed.
+    """
 
     def add_chunk(total: jax.Array, piece: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
         nll, logits, log_total = _chunk_nll(head, matrix, *piece)
@@ -85,7 +101,9 @@ def _nll_and_gradient(head: _Head, matrix: jax.Array, hidden: jax.Array, targets
             slope *= 1 - jnp.square(logits / head.softcap)
         # Behind a barrier: fused into the matmul, it would be recomputed for each of its tiles on TPU (docs/log.md).
         slope = jax.lax.optimization_barrier(slope.astype(matrix.dtype))
-        gradient = jnp.einsum("bcv,ev->bce", slope, matrix, preferred_element_type=jnp.float32)  # summed over devices before it is rounded
+        gradient = jnp.einsum(
+            "bcv,ev->bce", slope, matrix, preferred_element_type=jnp.float32
+        )  # summed over devices before it is rounded
         return total + nll, head.lay_out(gradient, _ROWS).astype(matrix.dtype)
 
     total, gradient = jax.lax.scan(add_chunk, jnp.zeros((), jnp.float32), (hidden, targets, weights))
@@ -118,9 +136,13 @@ def _is_target(logits: jax.Array, targets: jax.Array) -> jax.Array:
 
 
 def _in_chunks(x: jax.Array, mesh: Mesh | None, chunk: int) -> jax.Array:
-    """The x of (B, L, …) as (chunks, B · S, C, …), S the devices that a row is split over; filled up with zeros at the end."""
+    """The x of (B, L, …) as (chunks, B · S, C, …), S the devices that a row is split over; filled up with zeros at the
+    end.
+    """
     batch, length = x.shape[:2]
-    shards, rows = (1, batch) if mesh is None else (axis_size(mesh, "sequence"), max(1, batch // axis_size(mesh, BATCH)))
+    shards, rows = (
+        (1, batch) if mesh is None else (axis_size(mesh, "sequence"), max(1, batch // axis_size(mesh, BATCH)))
+    )
     x = x.reshape(batch * shards, length // shards, *x.shape[2:])
     size = max(1, min(chunk // rows, x.shape[1]))
     chunks = -(-x.shape[1] // size)

@@ -1,13 +1,15 @@
-"""A frozen base of 4 or 8 bits a weight: matrices held as quantised values and scales, and dequantised where they are used.
+"""A frozen base of 4 or 8 bits a weight: matrices held as quantised values and scales, and dequantised where they are
+used.
 
 kind   qvalue   weight                                 scale
 nf4    4 bits   one of 16 levels * scale               for every 64 inputs of an output, their largest magnitude
 int8   8 bits   -127 … 127 * scale                     for every output, its largest magnitude / 127
 
-nf4 is NormalFloat of QLoRA (https://arxiv.org/abs/2305.14314), as bitsandbytes has it without double quantisation: 4.25 bits a weight, as
-a bfloat16 weight's largest magnitude is a bfloat16. Two values are packed in a byte here, where Qwix has arrays of uint4: those take a byte
-each on CPU, and a step compiled ahead refuses them on a mesh. Qwix's way back from nf4 looks every value up in a table, which a TPU does
-one by one. tests/models/test_quantised.py fails once either has changed (jax 0.10.2, qwix 0.1.8).
+nf4 is NormalFloat of QLoRA (https://arxiv.org/abs/2305.14314), as bitsandbytes has it without double quantisation: 4.25
+bits a weight, as a bfloat16 weight's largest magnitude is a bfloat16. Two values are packed in a byte here, where Qwix
+has arrays of uint4: those take a byte each on CPU, and a step compiled ahead refuses them on a mesh. Qwix's way back
+from nf4 looks every value up in a table, which a TPU does one by one. tests/models/test_quantised.py fails once either
+has changed (jax 0.10.2, qwix 0.1.8).
 """
 
 from dataclasses import dataclass, field
@@ -23,7 +25,8 @@ from gemsmith.zoo.quantised import KINDS, block_of
 Kind = Literal["nf4", "int8"]
 LEVELS = (
     -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
-    -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224, 0.44070982933044434,
+    -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
+    0.44070982933044434,
     0.5626170039176941, 0.7229568362236023, 1.0,
 )  # fmt: skip
 
@@ -62,7 +65,9 @@ def base_kinds(dtype: str) -> tuple[str, Kind | None]:
 
 
 def quantise(weight: jax.Array, kind: Kind) -> Quantised:
-    """Quantised values and scales of matrices (…, in, out); the scales have the weight's dtype, which dequantising gives back."""
+    """Quantised values and scales of matrices (…, in, out); the scales have the weight's dtype, which dequantising
+    gives back.
+    """
     *outer, inputs, outputs = weight.shape
     block = block_of(inputs, kind)
     blocks = weight.astype(jnp.float32).reshape(*outer, inputs // block, block, outputs)
@@ -71,7 +76,9 @@ def quantise(weight: jax.Array, kind: Kind) -> Quantised:
     divisor = jnp.where(scale == 0, 1, scale).astype(jnp.float32)[..., None, :]
     scaled = blocks / divisor
     if kind == "int8":
-        return Quantised(qvalue=jnp.round(scaled).clip(-127, 127).astype(jnp.int8).reshape(weight.shape), scale=scale, kind=kind)
+        return Quantised(
+            qvalue=jnp.round(scaled).clip(-127, 127).astype(jnp.int8).reshape(weight.shape), scale=scale, kind=kind
+        )
     assert block % 2 == 0, f"{inputs} inputs: an odd number cannot be packed"
     low, high = jnp.split(_nearest_level(scaled), 2, axis=-2)
     return Quantised(qvalue=(low | high << 4).reshape(*outer, inputs // 2, outputs), scale=scale, kind=kind)
@@ -91,7 +98,9 @@ def dequantise_state(state: nnx.State) -> nnx.State:
 
 def holds_quantised(tree: Any) -> bool:
     """Whether any array in it is quantised."""
-    return any(isinstance(leaf, Quantised) for leaf in jax.tree.leaves(tree, is_leaf=lambda leaf: isinstance(leaf, Quantised)))
+    return any(
+        isinstance(leaf, Quantised) for leaf in jax.tree.leaves(tree, is_leaf=lambda leaf: isinstance(leaf, Quantised))
+    )
 
 
 @jax.custom_vjp
@@ -99,7 +108,11 @@ def dequantise(array: Quantised) -> jax.Array:
     """The matrices (…, in, out) in the scales' dtype, multiplied in float32. They are frozen: there is no gradient."""
     *outer, blocks, outputs = array.scale.shape
     qvalue = array.qvalue.reshape(*outer, blocks, -1, outputs)
-    values = _level(jnp.concatenate([qvalue & 15, qvalue >> 4], axis=-2)) if array.kind == "nf4" else qvalue.astype(jnp.float32)
+    values = (
+        _level(jnp.concatenate([qvalue & 15, qvalue >> 4], axis=-2))
+        if array.kind == "nf4"
+        else qvalue.astype(jnp.float32)
+    )
     return (values * array.scale.astype(jnp.float32)[..., None, :]).astype(array.dtype).reshape(array.shape)
 
 

@@ -2,7 +2,8 @@
 
 rows of a batch      over replica and fsdp
 positions of a row   over sequence
-weights              E over fsdp and sequence together; heads, hidden units and the vocabulary over tp; experts over all three
+weights              E over fsdp and sequence together; heads, hidden units and the vocabulary over tp;
+                     experts over all three
 """
 
 from functools import partial
@@ -34,8 +35,8 @@ def axis_size(mesh: Mesh | AbstractMesh, axes: Axes) -> int:
 def partition(variant: Variant, tensor: Tensor, *, mesh: Mesh) -> PartitionSpec:
     """How the mesh splits a tensor as the model holds it, matrices as (in, out), without the axis of the stack.
 
-    An axis that does not divide its dimension leaves it whole: K and V, where tp does not divide the kv heads (each device then
-    holds all of them), are the case in practice.
+    An axis that does not divide its dimension leaves it whole: K and V, where tp does not divide the kv heads (each
+    device then holds all of them), are the case in practice.
     """
     axes: tuple[Axes, ...] = _SPLITS.get(tensor.role, ())
     shape = kernel_shape(tensor)
@@ -56,7 +57,9 @@ def constrain(x: jax.Array, mesh: Mesh | None, *axes: Axes) -> jax.Array:
 
 
 def gathered(state: nnx.State, specs: dict[tuple[Any, ...], PartitionSpec], mesh: Mesh | None) -> nnx.State:
-    """A layer's arrays, whole over fsdp and sequence: without this, XLA may move activations instead, which are larger."""
+    """A layer's arrays, whole over fsdp and sequence: without this, XLA may move activations instead, which are
+    larger.
+    """
     if mesh is None:
         return state
     leaves = []
@@ -72,7 +75,9 @@ def gathered(state: nnx.State, specs: dict[tuple[Any, ...], PartitionSpec], mesh
 def fitting(spec: PartitionSpec, shape: tuple[int, ...], mesh: Mesh | AbstractMesh) -> PartitionSpec:
     """The spec without the axes that do not divide the shape, as blocks of a quantised matrix may be too few."""
     axes = (*spec, *[None] * (len(shape) - len(spec)))
-    return PartitionSpec(*(axis if size % axis_size(mesh, axis) == 0 else None for axis, size in zip(axes, shape, strict=True)))
+    return PartitionSpec(
+        *(axis if size % axis_size(mesh, axis) == 0 else None for axis, size in zip(axes, shape, strict=True))
+    )
 
 
 def _constrain_part(part: jax.Array, *, mesh: Mesh, spec: PartitionSpec) -> jax.Array:
@@ -86,7 +91,9 @@ def gathered_specs(variant: Variant, layer: int, *, mesh: Mesh) -> dict[tuple[An
         if tensor.layer != layer or len(tensor.shape) < 2:
             continue
         path = path_of(variant, tensor)[2:]
-        spec = PartitionSpec(*("tp" if axis and "tp" in axis else None for axis in partition(variant, tensor, mesh=mesh)))
+        spec = PartitionSpec(
+            *("tp" if axis and "tp" in axis else None for axis in partition(variant, tensor, mesh=mesh))
+        )
         specs[path] = spec
         if tensor.role in LORA_KINDS:
             specs[(*path[:-1], "kernel_lora_a")] = PartitionSpec(spec[0], None)

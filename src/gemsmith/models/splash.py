@@ -1,4 +1,5 @@
-"""Attention by JAX's splash kernel for TPU: no scores in HBM, blocks outside of the mask skipped, documents kept apart by segments.
+"""Attention by JAX's splash kernel for TPU: no scores in HBM, blocks outside of the mask skipped, documents kept apart
+by segments.
 
 Source of the kernel: jax.experimental.pallas.ops.tpu.splash_attention, https://arxiv.org/abs/2205.14135 for the method.
 """
@@ -33,7 +34,9 @@ class SplashAttention:
     mesh: Mesh | None = None
     interpret: bool = False
 
-    def heads(self, x: jax.Array, head_dim: int, *, eps: float, weight: jax.Array | None = None, rotated: bool = True) -> jax.Array:
+    def heads(
+        self, x: jax.Array, head_dim: int, *, eps: float, weight: jax.Array | None = None, rotated: bool = True
+    ) -> jax.Array:
         """A projection (B, L, H·D) as heads (B, H, L, D), with QK-norm's weight and RoPE where they apply."""
         angles = self.angles if rotated else None
         make = partial(make_heads_first, head_dim=head_dim, eps=eps, interpret=self.interpret)
@@ -59,9 +62,13 @@ class SplashAttention:
 def make_kernel(
     length: int, *, heads: int, window: int | None, mesh: Mesh | None = None, interpret: bool = False
 ) -> kernels.SplashAttentionKernel:
-    """The kernel for rows of `length` positions, a multiple of 128, and so many heads; `interpret` runs it on CPU, slowly."""
+    """The kernel for rows of `length` positions, a multiple of 128, and so many heads; `interpret` runs it on CPU,
+    slowly.
+    """
     shards = 1 if mesh is None else axis_size(mesh, HEADS)
-    assert length % LANES == 0 and heads % shards == 0, f"rows of {length} positions, {heads} heads over {shards} devices"
+    assert length % LANES == 0 and heads % shards == 0, (
+        f"rows of {length} positions, {heads} heads over {shards} devices"
+    )
     return kernels.make_splash_mha(
         _mask(length, window, heads),
         block_sizes=_block_sizes(length),
@@ -83,9 +90,10 @@ def splash_attention(
 ) -> jax.Array:
     """The attended values, (B, H, L, D), of query (B, H, L, D) over key and value (B, K, L, D): what `attention` gives.
 
-    On a mesh, rows are split over replica and fsdp, and heads over tp and sequence: where a row's positions lie on several devices, an
-    all-to-all makes heads of them and back (sequence parallelism as in DeepSpeed-Ulysses, https://arxiv.org/abs/2309.14509). So all
-    devices of a row do the same work, which they would not if each held its part of a causal mask.
+    On a mesh, rows are split over replica and fsdp, and heads over tp and sequence: where a row's positions lie on
+    several devices, an all-to-all makes heads of them and back (sequence parallelism as in DeepSpeed-Ulysses,
+    https://arxiv.org/abs/2309.14509). So all devices of a row do the same work, which they would not if each held its
+    part of a causal mask.
     """
     shards = 1 if mesh is None else axis_size(mesh, HEADS)
     key, value = (_enough_heads(x, shards, mesh) for x in (key, value))
@@ -106,7 +114,9 @@ def splash_attention(
 
 
 class _ByBlocks:
-    """Knows of a block whose every pair is seen, or none, without comparing their positions: at 131,072, minutes of them."""
+    """Knows of a block whose every pair is seen, or none, without comparing their positions: at 131,072, minutes of
+    them.
+    """
 
     reach: int
 
@@ -145,7 +155,9 @@ def _mask(length: int, window: int | None, heads: int) -> masks.MultiHeadMask:
 def _block_sizes(length: int) -> kernels.BlockSizes:
     # Blocks of 1024 do not fit on the chip with a head of 512 (v5p: 17.9 of 16 MB).
     block = _divisor(length, 512)
-    return kernels.BlockSizes(block_q=block, block_kv=block, block_q_dkv=block, block_kv_dkv=block, block_q_dq=block, block_kv_dq=block)
+    return kernels.BlockSizes(
+        block_q=block, block_kv=block, block_q_dkv=block, block_kv_dkv=block, block_q_dq=block, block_kv_dq=block
+    )
 
 
 def _divisor(length: int, most: int) -> int:
@@ -154,9 +166,11 @@ def _divisor(length: int, most: int) -> int:
 
 
 def _enough_heads(x: jax.Array, shards: int, mesh: Mesh | None) -> jax.Array:
-    """Keys or values (B, K, L, D) with each head repeated where there are more devices than heads, so that each has the one it needs.
+    """Keys or values (B, K, L, D) with each head repeated where there are more devices than heads, so that each has the
+    one it needs.
 
-    Repeated where their positions lie: XLA would else gather all heads of all positions on every device, and repeat those.
+    Repeated where their positions lie: XLA would else gather all heads of all positions on every device, and repeat
+    those.
     """
     heads = x.shape[1]
     if heads % shards == 0:

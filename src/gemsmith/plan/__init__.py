@@ -1,4 +1,6 @@
-"""Memory, time and cost of a recipe on each machine, by formula, before anything is rented. No ML library is imported."""
+"""Memory, time and cost of a recipe on each machine, by formula, before anything is rented. No ML library is
+imported.
+"""
 
 from gemsmith.plan.stage import plan, plan_only, plan_recipe
 from gemsmith.plan.table import print_plan

@@ -32,7 +32,8 @@ class Choice:
 def allowed_tp(variant: Variant) -> list[int]:
     """Values of tp that divide the heads, and the kv heads of every layer or are multiples of them.
 
-    31B: 32 heads, 16 local and 4 global kv heads, so every power of 2 up to 32; beyond 4, devices hold copies of global kv heads.
+    31B: 32 heads, 16 local and 4 global kv heads, so every power of 2 up to 32; beyond 4, devices hold copies of global
+    kv heads.
     """
     kv_heads = {variant.kv_heads_of(layer) for layer in range(variant.layers)}
     divisors = (tp for tp in range(1, variant.heads + 1) if variant.heads % tp == 0)
@@ -40,11 +41,17 @@ def allowed_tp(variant: Variant) -> list[int]:
 
 
 def choose_mesh(
-    work: Work, machine: Machine, wanted: Mesh | Literal["auto"], *, remat: Remat | Literal["auto"], backend: str = "tunix"
+    work: Work,
+    machine: Machine,
+    wanted: Mesh | Literal["auto"],
+    *,
+    remat: Remat | Literal["auto"],
+    backend: str = "tunix",
 ) -> Choice:
     """The wanted mesh, or for `auto` the fastest of those that fit; where none fits, the one that comes closest.
 
-    Where remat is `auto`, each with what fits it. The backend trl has neither sequence nor tp, and recomputes whole layers.
+    Where remat is `auto`, each with what fits it. The backend trl has neither sequence nor tp, and recomputes whole
+    layers.
     """
     if backend == "trl":
         mesh = Mesh(fsdp=machine.devices) if wanted == "auto" else wanted
@@ -94,13 +101,16 @@ def _weigh(work: Work, machine: Machine, mesh: Mesh, remat: Remat | Literal["aut
         problems.append(f"train.mesh.tp is {mesh.tp}; {work.variant.name}'s heads allow {', '.join(map(str, allowed))}")
     if work.rows % (over_rows := mesh.replica * mesh.fsdp * work.micro_batches):
         slices = " x micro_batches" if work.micro_batches > 1 else ""
-        problems.append(f"train.rows_per_step is {work.rows}; replica x fsdp{slices} = {over_rows} needs a multiple of it")
+        problems.append(
+            f"train.rows_per_step is {work.rows}; replica x fsdp{slices} = {over_rows} needs a multiple of it"
+        )
     if work.length % mesh.sequence:
         problems.append(f"data.max_length is {work.length}; train.mesh.sequence {mesh.sequence} needs a multiple of it")
     if hbm_bytes > USABLE_SHARE * chip.hbm_bytes:
         lower = "" if remat == "layer" else ", train.remat: layer"
         problems.append(
-            f"needs {hbm_bytes / GIB:.1f} GiB a chip of {chip.hbm_bytes / GIB:.1f}, of which {100 * USABLE_SHARE:.0f} % can be used; "
+            f"needs {hbm_bytes / GIB:.1f} GiB a chip of {chip.hbm_bytes / GIB:.1f}, of which {100 * USABLE_SHARE:.0f} "
+            "% can be used; "
             f"fewer train.rows_per_step{lower} or a larger machine need less"
         )
     return Choice(

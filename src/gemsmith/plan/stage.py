@@ -3,22 +3,26 @@
 from pathlib import Path
 
 from gemsmith.execution import LOGIT_TOKENS, OTHER_QUERY_BLOCK, QUERY_BLOCKS
+from gemsmith.files import sha256_file
 from gemsmith.hardware import Catalogue, Machine, find_machine, load_catalogue
 from gemsmith.plan import time
 from gemsmith.plan.mesh import Choice, choose_mesh
 from gemsmith.plan.steps import PRICED_STEPS, StepCount, count_steps
+from gemsmith.provenance import start_clock
 from gemsmith.recipe import Recipe
 from gemsmith.records import DataRecord, MachinePlan, Origin, PlanRecord
 from gemsmith.resolve import recipe_variant
-from gemsmith.run import Run, is_complete, make_origin, read_record, sha256_file, start_clock, write_record
+from gemsmith.run import Run, is_complete, make_origin, read_record, write_record
 from gemsmith.sizing import Work, on_chips, work_of
 from gemsmith.zoo import Variant
 
 
 def plan(run: Run) -> PlanRecord:
     """The run's plan, also written to plan.json. Uses the data stage's record where there is one."""
-    data: DataRecord | None = read_record(run, "data") if is_complete(run, "data") else None
-    record = _plan(run, count_steps(run.recipe, data), {} if data is None else {"data.json": sha256_file(run.record_file("data"))})
+    data: DataRecord | None = read_record(run, DataRecord) if is_complete(run, "data") else None
+    record = _plan(
+        run, count_steps(run.recipe, data), {} if data is None else {"data.json": sha256_file(run.record_file("data"))}
+    )
     write_record(run, record)
     return record
 
@@ -28,8 +32,11 @@ def plan_only(recipe: Recipe) -> PlanRecord:
     return _plan(Run(path=Path(), recipe=recipe), count_steps(recipe), {})
 
 
-def plan_recipe(recipe: Recipe, variant: Variant, *, steps: StepCount, origin: Origin, catalogue: Catalogue | None = None) -> PlanRecord:
-    """The plan as a pure function of the recipe, the model, the number of steps and the catalogue (default: the recipe's own).
+def plan_recipe(
+    recipe: Recipe, variant: Variant, *, steps: StepCount, origin: Origin, catalogue: Catalogue | None = None
+) -> PlanRecord:
+    """The plan as a pure function of the recipe, the model, the number of steps and the catalogue (default: the
+    recipe's own).
 
     Raises RecipeError for a machine that the catalogue does not have, or LoRA targets that do not exist.
     """
@@ -89,7 +96,11 @@ def _plan_machine(work: Work, machine: Machine, recipe: Recipe, steps: int) -> M
 
 
 def _rows_note(work: Work) -> tuple[str, ...]:
-    return ("rows are trained one after the other there, with or without train.micro_batches",) if work.one_by_one and work.rows > 1 else ()
+    return (
+        ("rows are trained one after the other there, with or without train.micro_batches",)
+        if work.one_by_one and work.rows > 1
+        else ()
+    )
 
 
 def _remat_note(choice: Choice, recipe: Recipe) -> tuple[str, ...]:
@@ -110,21 +121,34 @@ def _mesh_note(choice: Choice, recipe: Recipe) -> tuple[str, ...]:
 
 def _price_note(machine: Machine) -> str:
     """What the dollars were reckoned with, and the cheapest spot price, whichever region has it."""
-    spot = min((price for price in machine.prices if price.usd_per_hour_spot), key=lambda price: price.usd_per_hour_spot or 0, default=None)
+    spot = min(
+        (price for price in machine.prices if price.usd_per_hour_spot),
+        key=lambda price: price.usd_per_hour_spot or 0,
+        default=None,
+    )
     also = f"; spot from {spot.usd_per_hour_spot:.2f} in {spot.region}" if spot else ""
     price = machine.prices[0] if machine.prices else None
     if price is None or price.usd_per_hour is None:
         return f"the catalogue has no on-demand price{also}; add one in hardware.catalogue"
     unchecked = "" if price.checked else ", not checked"
-    return f"{price.usd_per_hour:.2f} USD/h on demand, {price.provider} {price.region} ({price.source}, {price.date}{unchecked}){also}"
+    return (
+        f"{price.usd_per_hour:.2f} USD/h on demand, {price.provider} {price.region} ({price.source}, "
+        f"{price.date}{unchecked}){also}"
+    )
 
 
 def _speed_note(machine: Machine) -> str:
     chip = machine.chip
-    peak = f"{chip.flops_per_s / 1e12:,.3g} TFLOP/s a chip ({chip.source}, {chip.date}{'' if chip.checked else ', not checked'})"
+    peak = (
+        f"{chip.flops_per_s / 1e12:,.3g} TFLOP/s a chip ({chip.source}, "
+        f"{chip.date}{'' if chip.checked else ', not checked'})"
+    )
     if chip.kind == "cpu":
         peak += "; Python and its libraries hold about 1.4 GiB more than is counted"
-    return f"matmuls at {100 * chip.efficiency_low:.0f} to {100 * chip.efficiency_high:.0f} % of {peak}; {chip.efficiency_source}"
+    return (
+        f"matmuls at {100 * chip.efficiency_low:.0f} to {100 * chip.efficiency_high:.0f} % of {peak}; "
+        f"{chip.efficiency_source}"
+    )
 
 
 def _at_once(work: Work) -> str:
@@ -144,8 +168,10 @@ def _computed_again(recipe: Recipe) -> str:
 def _assumptions(work: Work, recipe: Recipe) -> tuple[str, ...]:
     sentences = [
         "Everything here is modelled by formula; nothing was measured on these machines.",
-        f"{work.rows} row{'s' * (work.rows != 1)} of {work.length:,} tokens a step, {_at_once(work)}; {_computed_again(recipe)}.",
-        f"Attention is the splash kernel on TPU; elsewhere blocks of {OTHER_QUERY_BLOCK} queries ({QUERY_BLOCKS['cpu']} on CPU) are "
+        f"{work.rows} row{'s' * (work.rows != 1)} of {work.length:,} tokens a step, {_at_once(work)}; "
+        f"{_computed_again(recipe)}.",
+        f"Attention is the splash kernel on TPU; elsewhere blocks of {OTHER_QUERY_BLOCK} queries "
+        f"({QUERY_BLOCKS['cpu']} on CPU) are "
         "compared with the keys in their reach.",
         "Documents packed into a row are reckoned as one document of its length, which is an upper bound.",
         f"Each device holds the logits of {LOGIT_TOKENS:,} tokens at once.",

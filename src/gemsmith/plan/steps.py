@@ -26,9 +26,13 @@ class StepCount(NamedTuple):
 def count_steps(recipe: Recipe, data: DataRecord | None = None) -> StepCount:
     """Steps from the recipe, else from the data stage's record, else estimated from the rows; never by tokenising."""
     if recipe.train.optimizer_steps is not None:
-        return StepCount(recipe.train.optimizer_steps, f"{recipe.train.optimizer_steps:,} steps: train.optimizer_steps says so.")
+        return StepCount(
+            recipe.train.optimizer_steps, f"{recipe.train.optimizer_steps:,} steps: train.optimizer_steps says so."
+        )
     if data is not None:
-        return StepCount(data.steps, f"{data.steps:,} steps: counted by the data stage from {data.packed_rows:,} rows of tokens.")
+        return StepCount(
+            data.steps, f"{data.steps:,} steps: counted by the data stage from {data.packed_rows:,} rows of tokens."
+        )
     source = recipe.data.train
     return _from_made(recipe, source) if isinstance(source, Made) else _from_file(recipe, source)
 
@@ -59,13 +63,17 @@ def _from_jsonl(recipe: Recipe, path: Path) -> StepCount:
     how = f"{path.name} has {documents:,} documents"
     if size > len(sample):
         documents = round(documents * size / len(sample))
-        how = f"{path.name} has about {documents:,} documents, judged by its first {SAMPLE_BYTES >> 20} MiB of {size >> 20}"
+        how = (
+            f"{path.name} has about {documents:,} documents, judged by its first {SAMPLE_BYTES >> 20} MiB of "
+            f"{size >> 20}"
+        )
     if not recipe.data.packing:
         return _from_rows(recipe, documents, how)
     tokens = size / BYTES_PER_TOKEN
     rows = min(documents, max(1, math.ceil(tokens / (recipe.data.max_length * FILLED_SHARE))))
     packed = (
-        f"packed into about {rows:,} rows at an assumed {BYTES_PER_TOKEN} bytes a token and {100 * FILLED_SHARE:.0f} % of each row filled"
+        f"packed into about {rows:,} rows at an assumed {BYTES_PER_TOKEN} bytes a token and {100 * FILLED_SHARE:.0f} % "
+        "of each row filled"
     )
     return _from_rows(recipe, rows, f"{how}, {packed}")
 
@@ -76,4 +84,6 @@ def _from_rows(recipe: Recipe, rows: int, how: str) -> StepCount:
 
 
 def _unknown(why: str) -> StepCount:
-    return StepCount(None, f"Hours and dollars are for {PRICED_STEPS:,} steps, since the run's own number is not known: {why}.")
+    return StepCount(
+        None, f"Hours and dollars are for {PRICED_STEPS:,} steps, since the run's own number is not known: {why}."
+    )

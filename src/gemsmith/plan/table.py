@@ -1,4 +1,6 @@
-"""The plan as a table on the terminal. Plain text: importing a library that draws tables would take a tenth of the start's time."""
+"""The plan as a table on the terminal. Plain text: importing a library that draws tables would take a tenth of the
+start's time.
+"""
 
 import sys
 from collections.abc import Sequence
@@ -26,7 +28,11 @@ def plan_lines(record: PlanRecord) -> list[str]:
     axes = [axis for axis in Mesh.model_fields if axis in ("fsdp", "tp") or any(mesh[axis] > 1 for mesh in meshes)]
     rows = [HEADINGS, *(_cells(machine, axes) for machine in record.machines)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(HEADINGS))]
-    lines = [f"{record.model}: {trained}", f"{record.tokens_per_step:,} tokens a step; {per}; mesh is {' x '.join(axes)}", ""]
+    lines = [
+        f"{record.model}: {trained}",
+        f"{record.tokens_per_step:,} tokens a step; {per}; mesh is {' x '.join(axes)}",
+        "",
+    ]
     lines += ["  ".join(_aligned(row, widths)).rstrip() for row in rows]
     lines += ["", *(f"{machine.name}: {note}" for machine in record.machines for note in machine.notes)]
     return [*lines, "", *(f"- {assumption}" for assumption in record.assumptions)]
@@ -34,7 +40,8 @@ def plan_lines(record: PlanRecord) -> list[str]:
 
 def _aligned(row: tuple[str, ...], widths: list[int]) -> list[str]:
     return [
-        cell.ljust(width) if column < _WORDS else cell.rjust(width) for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        cell.ljust(width) if column < _WORDS else cell.rjust(width)
+        for column, (cell, width) in enumerate(zip(row, widths, strict=True))
     ]
 
 

@@ -1,7 +1,8 @@
-"""Seconds of one training step, by formula: FLOPs at an assumed share of the peak, bytes through HBM, bytes between chips.
+"""Seconds of one training step, by formula: FLOPs at an assumed share of the peak, bytes through HBM, bytes between
+chips.
 
-Against the step that XLA's cycle estimates give for the 31B with rank 64 (compiled with no device; ms, collectives hidden to exposed), and
-against what was measured:
+Against the step that XLA's cycle estimates give for the 31B with rank 64 (compiled with no device; ms, collectives
+hidden to exposed), and against what was measured:
 
     machine, fsdp x tp, rows x length, attention   XLA            formula
     v5p-8  1 x 4  1 x 4096  dense                  785 -  931      883 -  1763
@@ -12,8 +13,8 @@ against what was measured:
     v5p-8  4 x 1  4 x 8192  flash                 6292 - 7143     5971 - 11868
     v6e-8  2 x 4  2 x 4096  flash                  409 -  744      552 -  1050
                                                   measured
-    v5p-8  1 x 4  1 x 3072  dense                 1210             634 -  1263   arXiv 2605.25645; its efficiency_low is from this row
-    8xh100 4 x 2  32 x 4096 flash                 7280            7134 - 18666   NeMo AutoModel, of a 32B model that is not Gemma
+    v5p-8  1 x 4  1 x 3072  dense                 1210             634 -  1263   arXiv 2605.25645: efficiency_low
+    8xh100 4 x 2  32 x 4096 flash                 7280            7134 - 18666   NeMo AutoModel, a 32B, not Gemma
 """
 
 from dataclasses import dataclass
@@ -24,19 +25,24 @@ from gemsmith.sizing import Work, attended_pairs, micro_batches, rows_per_device
 from gemsmith.sizing.memory import ADAPTER_BYTES
 
 ATTENTION_SHARE = 0.7
-"""Attention kernels reach this much of the share that matmuls reach; 50 % of the peak is what splash is assumed to reach on v5p."""
+"""Attention kernels reach this much of the share that matmuls reach; 50 % of the peak is what splash is assumed to
+reach on v5p."""
 FLOAT32_SHARE = 0.5
 """Of an accelerator's bfloat16 peak, as TF32 has on GPUs; a processor's peak in the catalogue is float32's already."""
 OPTIMIZER_PASSES = 7
-"""Times that AdamW reads or writes a number as large as the adapters: parameter, gradient and two moments in, all but the gradient out."""
+"""Times that AdamW reads or writes a number as large as the adapters: parameter, gradient and two moments in, all but
+the gradient out."""
 
 _RECOMPUTED = {"flash": 0.5, "blocked": 0.5, "dense": 0.0}
-"""Forward passes of attention that its own backward pass makes: flash and blocked attention recompute the scores, half of one."""
+"""Forward passes of attention that its own backward pass makes: flash and blocked attention recompute the scores, half
+of one."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepTime:
-    """Seconds of one step. `low`: all traffic between chips hidden, matmuls at their best; `high`: none hidden, at their worst."""
+    """Seconds of one step. `low`: all traffic between chips hidden, matmuls at their best; `high`: none hidden, at
+    their worst.
+    """
 
     flops: float
     """Of the whole step, over all devices, recomputation counted."""
@@ -67,7 +73,8 @@ def step_time(work: Work, machine: Machine, mesh: Mesh) -> StepTime:
 
 
 def matmul_flops(work: Work) -> float:
-    """Of one step, a weight and token: 2 forward, 2 for the activations' gradient, 2 for an adapter's own, and 2 for recomputing.
+    """Of one step, a weight and token: 2 forward, 2 for the activations' gradient, 2 for an adapter's own, and 2 for
+    recomputing.
 
     The loss has the head's gradient from the logits at hand.
     """
@@ -77,7 +84,9 @@ def matmul_flops(work: Work) -> float:
 
 
 def attention_flops(work: Work) -> float:
-    """Of one step: scores and their product with V forward, twice that backward, and again what the layer and the kernel recompute."""
+    """Of one step: scores and their product with V forward, twice that backward, and again what the layer and the
+    kernel recompute.
+    """
     variant, forward = work.variant, 0
     for layer in range(variant.layers):
         window = None if variant.is_global(layer) else variant.sliding_window
@@ -92,16 +101,24 @@ def _hbm_bytes(work: Work, mesh: Mesh) -> float:
     passes = 3 if work.recomputes else 2
     weights = passes * micro_batches(work, mesh) * work.base_bytes / mesh.tp
     # Written as they are dequantised, and read again.
-    weights += 2 * passes * micro_batches(work, mesh) * work.parameters * work.dtype_bytes / mesh.tp if work.dequantises else 0.0
+    weights += (
+        2 * passes * micro_batches(work, mesh) * work.parameters * work.dtype_bytes / mesh.tp
+        if work.dequantises
+        else 0.0
+    )
     tokens = micro_batches(work, mesh) * tokens_per_device(work, mesh)
     numbers = sum(width.split / mesh.tp + width.whole for width in work.widths)
     activations = 2 * passes * tokens * numbers * work.dtype_bytes
-    return weights + activations + OPTIMIZER_PASSES * work.trained_parameters * ADAPTER_BYTES / (weight_shards(mesh) * mesh.tp)
+    return (
+        weights
+        + activations
+        + OPTIMIZER_PASSES * work.trained_parameters * ADAPTER_BYTES / (weight_shards(mesh) * mesh.tp)
+    )
 
 
 def _received_bytes(work: Work, mesh: Mesh) -> float:
-    """By one device: the gathered weights once forward and once backward, the adapters' gradients, the all-to-all of a row's devices around
-    attention, and tp's two sums a layer and direction.
+    """By one device: the gathered weights once forward and once backward, the adapters' gradients, the all-to-all of a
+    row's devices around attention, and tp's two sums a layer and direction.
     """
     passes, variant, shards = 3 if work.recomputes else 2, work.variant, weight_shards(mesh)
     others, copies = (shards - 1) / shards, 2 * (mesh.replica - 1) / mesh.replica
@@ -110,6 +127,8 @@ def _received_bytes(work: Work, mesh: Mesh) -> float:
     tokens = micro_batches(work, mesh) * tokens_per_device(work, mesh)
     one_sum = 2 * (mesh.tp - 1) / mesh.tp * tokens * variant.hidden * work.dtype_bytes
     # Queries and what they attend to, keys and values.
-    heads = sum(2 * (variant.heads + variant.kv_heads_of(layer)) * variant.head_dim_of(layer) for layer in range(variant.layers))
+    heads = sum(
+        2 * (variant.heads + variant.kv_heads_of(layer)) * variant.head_dim_of(layer) for layer in range(variant.layers)
+    )
     traded = passes * tokens * (mesh.sequence - 1) / mesh.sequence * heads * work.dtype_bytes / mesh.tp
     return gathered + traded + 2 * passes * variant.layers * one_sum

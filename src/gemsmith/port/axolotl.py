@@ -7,14 +7,32 @@ from typing import Any
 from gemsmith.port import rules
 from gemsmith.port.base import base_rule, linear_switch, targets_rule
 from gemsmith.port.data import DATASET_RULES, held_out_rule, path_rule, test_path_rule
-from gemsmith.port.table import Reading, Row, Rule, flag, idle, is_on, number, or_default, plain, positive, refuse, row, to, whole
+from gemsmith.port.table import (
+    Reading,
+    Row,
+    Rule,
+    flag,
+    idle,
+    is_on,
+    number,
+    or_default,
+    plain,
+    positive,
+    refuse,
+    row,
+    to,
+    whole,
+)
 
 PROJECT = "Axolotl"
 _DOUBLE = "bnb_config_kwargs.bnb_4bit_use_double_quant"
 DEFAULTS: Mapping[str, Any] = {
-    "micro_batch_size": 1, "gradient_accumulation_steps": 1, "num_epochs": 1.0, "lr_scheduler": "cosine", "warmup_steps": None,
-    "weight_decay": 0.0, "adam_beta1": 0.9, "adam_beta2": 0.999, "adam_epsilon": 1e-8, "max_grad_norm": 1.0, "bf16": "auto",
-    "gradient_checkpointing": False, "seed": 42, "sequence_len": 512, "sample_packing": False, "excess_length_strategy": "drop",
+    "micro_batch_size": 1, "gradient_accumulation_steps": 1, "num_epochs": 1.0, "lr_scheduler": "cosine",
+    "warmup_steps": None,
+    "weight_decay": 0.0, "adam_beta1": 0.9, "adam_beta2": 0.999, "adam_epsilon": 1e-8, "max_grad_norm": 1.0,
+    "bf16": "auto",
+    "gradient_checkpointing": False, "seed": 42, "sequence_len": 512, "sample_packing": False,
+    "excess_length_strategy": "drop",
     "adapter": None, "lora_dropout": 0.0, _DOUBLE: True, "save_total_limit": 4,
 }  # fmt: skip
 
@@ -30,7 +48,9 @@ def adapter_rule(key: str, value: Any, reading: Reading) -> Row:
 def targets(key: str, value: Any, reading: Reading) -> Row:
     """The row of lora_target_modules, which lora_target_linear overrules."""
     if value is None or is_on(reading.value("lora_target_linear")):
-        return row(reading, key, value, "none", "not set" if value is None else "lora_target_linear decides: all linear layers")
+        return row(
+            reading, key, value, "none", "not set" if value is None else "lora_target_linear decides: all linear layers"
+        )
     return targets_rule(key, value, reading)
 
 
@@ -43,7 +63,9 @@ def warmup(key: str, value: Any, reading: Reading) -> Row:
     steps, default = reading.steps or rules.max_steps_of(reading), "Axolotl's default: 3 % of the steps, at most 100"
     if steps is None:
         return rules.ratio_row(reading, key, value, "derived", f"{default}; {rules.STEPS_HINT}", ratio=0.03)
-    return row(reading, key, value, "derived", default, optimizer__warmup_steps=rules.not_one(min(int(0.03 * steps), 100)))
+    return row(
+        reading, key, value, "derived", default, optimizer__warmup_steps=rules.not_one(min(int(0.03 * steps), 100))
+    )
 
 
 def too_long_rule(key: str, value: Any, reading: Reading) -> Row:
@@ -104,7 +126,8 @@ _VOCABULARY = "the vocabulary is changed; Gemsmith trains with Gemma's own"
 
 RULES: Mapping[str, Rule] = {
     "base_model": base_rule,
-    "revision_of_model": plain("main", otherwise="a revision of the base; Gemsmith takes the newest: give a folder with that one"),
+    "revision_of_model": plain("main", otherwise="a revision of the base; Gemsmith takes the newest: give a folder "
+                                                 "with that one"),
     "adapter": adapter_rule,
     "lora_model_dir": rules.start_adapter_rule,
     "lora_r": to("lora.rank", positive),
@@ -112,14 +135,16 @@ RULES: Mapping[str, Rule] = {
     "lora_dropout": to("lora.dropout", number),
     "lora_target_modules": targets,
     "lora_target_linear": linear_switch("lora_target_modules"),
-    "lora_target_parameters": plain(otherwise="adapters on bare parameters such as the experts'; Gemsmith has none there"),
+    "lora_target_parameters": plain(otherwise="adapters on bare parameters such as the experts'; Gemsmith has none "
+                                              "there"),
     "lora_modules_to_save": plain(otherwise=_WHOLE),
     "lora_fan_in_fan_out": plain(False, otherwise="for Conv1D layers; Gemma 4 has none"),
     "peft_use_rslora": to("lora.rslora", flag),
     "peft_use_dora": plain(False, otherwise="DoRA: another adapter than W + scale * B A"),
     "peft_layers_to_transform": plain(otherwise="not every layer gets the same adapter, where Gemsmith's do"),
     "peft_layers_pattern": plain(otherwise="not every layer gets the same adapter, where Gemsmith's do"),
-    "peft_init_lora_weights": plain(True, otherwise="the adapter starts otherwise; Gemsmith's as PEFT's default: A uniform, B = 0"),
+    "peft_init_lora_weights": plain(True, otherwise="the adapter starts otherwise; Gemsmith's as PEFT's default: A "
+                                                    "uniform, B = 0"),
     "peft_trainable_token_indices": plain(otherwise=_WHOLE),
     "peft_autocast_adapter_dtype": plain(True, otherwise="adapters in bfloat16; Gemsmith's are float32"),
     "loraplus_lr_ratio": plain(otherwise=_RATES),
@@ -183,7 +208,8 @@ RULES: Mapping[str, Rule] = {
     "sample_packing_sequentially": plain(False, otherwise="packed in the rows' order; Gemsmith packs by best fit"),
     "dataloader_drop_last": plain(False, otherwise="the last rows of an epoch are left out; Gemsmith drops none"),
     "early_stopping_patience": plain(otherwise="ends early; Gemsmith runs all steps"),
-    "load_best_model_at_end": plain(False, otherwise="the result is the best checkpoint, Gemsmith's the last; export.step picks one"),
+    "load_best_model_at_end": plain(False, otherwise="the result is the best checkpoint, Gemsmith's the last; "
+                                                     "export.step picks one"),
     "resume_from_checkpoint": plain(False, otherwise="goes on from a checkpoint; Gemsmith starts anew"),
     "bf16": half_rule,
     "fp16": rules.fp16_rule,
@@ -215,18 +241,23 @@ RULES: Mapping[str, Rule] = {
     "fsdp_version": _RUNS,
     "fsdp_final_state_dict_type": _RUNS,
     **dict.fromkeys(
-        ("tensor_parallel_size", "context_parallel_size", "sequence_parallel_degree", "dp_shard_size", "dp_replicate_size", "world_size",
+        ("tensor_parallel_size", "context_parallel_size", "sequence_parallel_degree", "dp_shard_size",
+         "dp_replicate_size", "world_size",
          "ray_num_workers"),
         rules.count_rule,
     ),
     **dict.fromkeys(
-        ("logging_steps", "use_tensorboard", "profiler_steps", "include_tokens_per_second", "include_tkps", "gc_steps", "debug",
-         "loss_watchdog_threshold", "loss_watchdog_patience", "mlflow_*", "wandb_*", "comet_*", "use_wandb", "use_mlflow", "use_comet"),
+        ("logging_steps", "use_tensorboard", "profiler_steps", "include_tokens_per_second", "include_tkps", "gc_steps",
+         "debug",
+         "loss_watchdog_threshold", "loss_watchdog_patience", "mlflow_*", "wandb_*", "comet_*", "use_wandb",
+         "use_mlflow", "use_comet"),
         _LOGS,
     ),
     **dict.fromkeys(
-        ("evals_per_epoch", "eval_steps", "eval_strategy", "evaluation_strategy", "eval_batch_size", "eval_sample_packing",
-         "eval_table_size", "eval_max_new_tokens", "eval_max_tokens", "do_causal_lm_eval", "eval_causal_lm_metrics", "do_bench_eval",
+        ("evals_per_epoch", "eval_steps", "eval_strategy", "evaluation_strategy", "eval_batch_size",
+         "eval_sample_packing",
+         "eval_table_size", "eval_max_new_tokens", "eval_max_tokens", "do_causal_lm_eval",
+         "eval_causal_lm_metrics", "do_bench_eval",
          "bench_dataset", "metric_for_best_model", "greater_is_better"),
         _EVAL,
     ),
@@ -237,23 +268,33 @@ RULES: Mapping[str, Rule] = {
         _FILES,
     ),
     **dict.fromkeys(
-        ("strict", "tf32", "torch_compile", "torch_compile_backend", "torch_compile_mode", "attn_implementation", "flash_attention",
-         "flex_attention", "flex_attn_compile_kwargs.*", "sdp_attention", "xformers_attention", "eager_attention", "flash_attn_*",
+        ("strict", "tf32", "torch_compile", "torch_compile_backend", "torch_compile_mode", "attn_implementation",
+         "flash_attention",
+         "flex_attention", "flex_attn_compile_kwargs.*", "sdp_attention", "xformers_attention",
+         "eager_attention", "flash_attn_*",
          "gemma4_hybrid_attn_impl", "fused_attn_kernel", "activation_offloading", "gradient_checkpointing_kwargs",
-         "gradient_checkpointing_kwargs.*", "ddp", "ddp_*", "device_map", "device", "local_rank", "max_memory", "gpu_memory_limit",
-         "low_cpu_mem_usage", "lora_on_cpu", "lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel", "lora_embedding_kernel", "liger_*",
-         "cut_cross_entropy", "chunked_cross_entropy", "use_kernels", "use_scattermoe", "use_sonicmoe", "experts_implementation",
+         "gradient_checkpointing_kwargs.*", "ddp", "ddp_*", "device_map", "device", "local_rank",
+         "max_memory", "gpu_memory_limit",
+         "low_cpu_mem_usage", "lora_on_cpu", "lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel",
+         "lora_embedding_kernel", "liger_*",
+         "cut_cross_entropy", "chunked_cross_entropy", "use_kernels", "use_scattermoe", "use_sonicmoe",
+         "experts_implementation",
          "moe_bnb_fast", "moe_dequant_chunk_size", "qlora_sharded_model_loading", "unsloth_*", "pad_to_sequence_len",
-         "multipack_real_batches", "sample_packing_group_size", "sample_packing_bin_size", "batch_flattening", "heads_k_stride",
-         "ring_attn_func", "auto_find_batch_size", "accelerator_config", "accelerator_config.*", "trust_remote_code", "model_type",
-         "tokenizer_type", "type_of_model", "is_llama_derived_model", "is_mistral_derived_model", "is_falcon_derived_model",
+         "multipack_real_batches", "sample_packing_group_size", "sample_packing_bin_size", "batch_flattening",
+         "heads_k_stride",
+         "ring_attn_func", "auto_find_batch_size", "accelerator_config", "accelerator_config.*",
+         "trust_remote_code", "model_type",
+         "tokenizer_type", "type_of_model", "is_llama_derived_model", "is_mistral_derived_model",
+         "is_falcon_derived_model",
          "is_qwen_derived_model", "remove_unused_columns", "use_ray", "ray_run_name", "resources_per_worker.*",
          "bnb_config_kwargs.bnb_4bit_compute_dtype", "bnb_config_kwargs.bnb_4bit_quant_storage"),
         _RUNS,
     ),
     **dict.fromkeys(
-        ("dataset_processes", "dataset_num_proc", "dataset_keep_in_memory", "dataloader_num_workers", "dataloader_pin_memory",
-         "dataloader_prefetch_factor", "dataloader_persistent_workers", "shuffle_merged_datasets", "skip_prepare_dataset", "streaming"),
+        ("dataset_processes", "dataset_num_proc", "dataset_keep_in_memory", "dataloader_num_workers",
+         "dataloader_pin_memory",
+         "dataloader_prefetch_factor", "dataloader_persistent_workers", "shuffle_merged_datasets",
+         "skip_prepare_dataset", "streaming"),
         idle("how rows are prepared; Gemsmith's data stage does that"),
     ),
 }  # fmt: skip

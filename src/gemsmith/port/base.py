@@ -13,13 +13,17 @@ from gemsmith.zoo import LORA_KINDS, VARIANTS, Variant, find_variant, lora_targe
 from gemsmith.zoo.tensors import PREFIX
 
 _SIZE = re.compile(r"gemma[-_]?4[-_](e2b|e4b|12b|26b[-_]a4b|31b)(?![0-9a-z])", re.IGNORECASE)
-_QUANTISED = re.compile(r"(?<![a-z])(bnb|gptq|awq|gguf|nvfp4|fp8|int4|int8|w4a16|w8a8|qat|[48]bit)(?![a-z])", re.IGNORECASE)
+_QUANTISED = re.compile(
+    r"(?<![a-z])(bnb|gptq|awq|gguf|nvfp4|fp8|int4|int8|w4a16|w8a8|qat|[48]bit)(?![a-z])", re.IGNORECASE
+)
 _SUFFIX = "_proj"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Base:
-    """`variant` is None where only the user's --set knows; `model` is set where the recipe cannot know it from the checkpoint's name."""
+    """`variant` is None where only the user's --set knows; `model` is set where the recipe cannot know it from the
+    checkpoint's name.
+    """
 
     checkpoint: str
     variant: Variant | None
@@ -28,7 +32,9 @@ class Base:
 
 
 def find_base(name: Any, where: str, *, model: str | None = None) -> Base:
-    """What a source calls its base model. Raises RecipeError where that is not known to be a Gemma 4 of plain weights."""
+    """What a source calls its base model. Raises RecipeError where that is not known to be a Gemma 4 of plain
+    weights.
+    """
     if not isinstance(name, str):
         raise RecipeError(f"{where} is {name!r}; it must be one hub id or folder")
     folder = Path(name).expanduser()
@@ -36,7 +42,9 @@ def find_base(name: Any, where: str, *, model: str | None = None) -> Base:
         variant = name_variant(read_variant(read_config(folder)))
         return Base(checkpoint=name, variant=variant, why=f"a folder of {variant.name}")
     if _QUANTISED.search(name):
-        raise RecipeError(f"{where} is {name!r}: quantised weights; give the plain ones, such as --set checkpoint={_plain_id(name)}")
+        raise RecipeError(
+            f"{where} is {name!r}: quantised weights; give the plain ones, such as --set checkpoint={_plain_id(name)}"
+        )
     if model is not None:
         return Base(checkpoint=name, variant=find_variant(model), model=model, why=f"{model} by --set")
     if variant_of_id := variant_of_hub_id(name):
@@ -71,9 +79,13 @@ def base_rule(key: str, value: Any, reading: Reading) -> Row:
 
 
 def targets_rule(key: str, value: Any, reading: Reading) -> Row:
-    """The row of target modules: a list of names, a regular expression of whole names, or a word for all linear layers."""
+    """The row of target modules: a list of names, a regular expression of whole names, or a word for all linear
+    layers.
+    """
     if value is None:
-        return row(reading, key, value, "derived", "PEFT's own for Gemma 4: q_proj and v_proj", lora__targets=["q", "v"])
+        return row(
+            reading, key, value, "derived", "PEFT's own for Gemma 4: q_proj and v_proj", lora__targets=["q", "v"]
+        )
     # TRL reads a list of one as that one.
     alone = value[0] if isinstance(value, list) and len(value) == 1 else value
     if isinstance(alone, str) and alone.lower() in ("all-linear", "all", "all_linear"):
@@ -118,7 +130,10 @@ def _all_linear(key: str, value: Any, reading: Reading) -> Row:
 
 def _by_names(key: str, names: Sequence[str], reading: Reading, value: Any) -> Row:
     modules = {kind: [target.module for target in _targets(reading, kind)] for kind in LORA_KINDS}
-    found = {kind: _matched(modules[kind], lambda module: any(f".{module}".endswith(f".{name}") for name in names)) for kind in LORA_KINDS}
+    found = {
+        kind: _matched(modules[kind], lambda module: any(f".{module}".endswith(f".{name}") for name in names))
+        for kind in LORA_KINDS
+    }
     every = [module for kind in LORA_KINDS for module in modules[kind]]
     strange = [name for name in names if not any(f".{module}".endswith(f".{name}") for module in _both_names(every))]
     return _row_of_kinds(key, value, reading, found, strange)
@@ -128,9 +143,14 @@ def _by_expression(key: str, pattern: str, reading: Reading, value: Any) -> Row:
     try:
         expression = re.compile(pattern)
     except re.error as error:
-        raise RecipeError(f"{reading.file}: {key} is {pattern!r}, which is not a regular expression ({error})") from None
+        raise RecipeError(
+            f"{reading.file}: {key} is {pattern!r}, which is not a regular expression ({error})"
+        ) from None
     found = {
-        kind: _matched([target.module for target in _targets(reading, kind)], lambda module: expression.fullmatch(module) is not None)
+        kind: _matched(
+            [target.module for target in _targets(reading, kind)],
+            lambda module: expression.fullmatch(module) is not None,
+        )
         for kind in LORA_KINDS
     }
     return _row_of_kinds(key, value, reading, found, [])
@@ -147,7 +167,9 @@ def _row_of_kinds(key: str, value: Any, reading: Reading, found: dict[str, float
     if problems:
         return row(reading, key, value, "differs", "; ".join(problems), **({"lora.targets": kinds} if kinds else {}))
     same = value == [f"{kind}{_SUFFIX}" for kind in kinds]
-    return row(reading, key, value, "mapped" if same else "derived", "matched against the model's modules", lora__targets=kinds)
+    return row(
+        reading, key, value, "mapped" if same else "derived", "matched against the model's modules", lora__targets=kinds
+    )
 
 
 def _targets(reading: Reading, kind: str) -> list[Any]:

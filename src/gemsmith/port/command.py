@@ -7,17 +7,23 @@ import click
 
 from gemsmith.characters import spell_out, spell_out_json
 from gemsmith.errors import InputError
+from gemsmith.files import write_text
 from gemsmith.port.show import as_json, print_table
 from gemsmith.port.stage import Ported, port
-from gemsmith.recipe import dump_recipe
-from gemsmith.run import write_text
+from gemsmith.recipe_file import dump_recipe
 from gemsmith.terminal import open_console
 
 _NAMED = 8
 
 
 def port_files(
-    sources: Sequence[Path], out: Path | None, overrides: Sequence[str], *, json: bool, allow_differences: bool, **known: int | None
+    sources: Sequence[Path],
+    out: Path | None,
+    overrides: Sequence[str],
+    *,
+    json: bool,
+    allow_differences: bool,
+    **known: int | None,
 ) -> None:
     """Writes the recipe to `out`, or to stdout with the table on stderr.
 
@@ -48,5 +54,6 @@ def _refusal(ported: Ported) -> str:
     names = list(dict.fromkeys(row.key for row in ported.differences))
     named = ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
     return (
-        f"the recipe would train differently from its source in {named}; no recipe was written; --allow-differences writes it all the same"
+        f"the recipe would train differently from its source in {named}; no recipe was written; --allow-differences "
+        "writes it all the same"
     )

@@ -6,14 +6,31 @@ from typing import Any
 from gemsmith.port import rules
 from gemsmith.port.base import base_rule, comma_targets
 from gemsmith.port.data import factory_dataset_rule, factory_eval_rule, held_out_rule
-from gemsmith.port.table import Reading, Row, Rule, flag, idle, is_on, number, plain, positive, read_as, refuse, row, to, to_do
+from gemsmith.port.table import (
+    Reading,
+    Row,
+    Rule,
+    flag,
+    idle,
+    is_on,
+    number,
+    plain,
+    positive,
+    read_as,
+    refuse,
+    row,
+    to,
+    to_do,
+)
 from gemsmith.port.trainer import DEFAULTS as TRAINER_DEFAULTS
 from gemsmith.port.trainer import TRAINING_RULES, length_rule
 
 PROJECT = "LLaMA-Factory"
 DEFAULTS: dict[str, Any] = TRAINER_DEFAULTS | {
-    "finetuning_type": "lora", "lora_rank": 8, "lora_alpha": None, "lora_dropout": 0.0, "lora_target": "all", "use_rslora": False,
-    "cutoff_len": 2048, "packing": False, "bf16": None, "double_quantization": True, "disable_gradient_checkpointing": False,
+    "finetuning_type": "lora", "lora_rank": 8, "lora_alpha": None, "lora_dropout": 0.0, "lora_target": "all",
+    "use_rslora": False,
+    "cutoff_len": 2048, "packing": False, "bf16": None, "double_quantization": True,
+    "disable_gradient_checkpointing": False,
     "gradient_checkpointing": None, "dataset_dir": "data",
 }  # fmt: skip
 
@@ -22,7 +39,9 @@ def method_rule(key: str, value: Any, reading: Reading) -> Row:
     """The row of finetuning_type."""
     if value in (None, "lora"):
         return row(reading, key, value, "none", "LoRA, as Gemsmith does")
-    what = {"full": "every weight is trained", "freeze": "some layers are trained whole"}.get(str(value), "another kind of adapter")
+    what = {"full": "every weight is trained", "freeze": "some layers are trained whole"}.get(
+        str(value), "another kind of adapter"
+    )
     return row(reading, key, value, "differs", f"{what}; Gemsmith trains LoRA adapters")
 
 
@@ -51,7 +70,14 @@ def packing_rule(key: str, value: Any, reading: Reading) -> Row:
     if is_on(reading.value("neat_packing")):
         return row(reading, key, value, "mapped", "documents kept apart by neat_packing", data__packing=True)
     if on:
-        return row(reading, key, value, "differs", "documents in a row see each other; Gemsmith keeps them apart", data__packing=True)
+        return row(
+            reading,
+            key,
+            value,
+            "differs",
+            "documents in a row see each other; Gemsmith keeps them apart",
+            data__packing=True,
+        )
     return row(reading, key, value, "mapped", "", data__packing=False)
 
 
@@ -65,7 +91,9 @@ def neat_rule(key: str, value: Any, reading: Reading) -> Row:
 def no_remat_rule(key: str, value: Any, reading: Reading) -> Row:
     """The row of disable_gradient_checkpointing."""
     off = value is not None and read_as(flag, key, value, reading)
-    return row(reading, key, value, "mapped", "memory for time; the same numbers", train__remat="none" if off else "layer")
+    return row(
+        reading, key, value, "mapped", "memory for time; the same numbers", train__remat="none" if off else "layer"
+    )
 
 
 def template_rule(key: str, value: Any, reading: Reading) -> Row:
@@ -91,7 +119,8 @@ _TOWERS = "the towers are trained too; Gemsmith trains the text model's adapters
 RULES: Mapping[str, Rule] = {
     **TRAINING_RULES,
     "model_name_or_path": base_rule,
-    "model_revision": plain("main", otherwise="a revision of the base; Gemsmith takes the newest: give a folder with that one"),
+    "model_revision": plain("main", otherwise="a revision of the base; Gemsmith takes the newest: give a folder with "
+                                              "that one"),
     "adapter_name_or_path": rules.start_adapter_rule,
     "create_new_adapter": plain(False, otherwise="the named adapter is merged and another one begun; merge it first"),
     "stage": refuse("sft", what="not the stage sft"),
@@ -144,34 +173,43 @@ RULES: Mapping[str, Rule] = {
     "train_from_scratch": plain(False, otherwise="starts from random weights"),
     "moe_aux_loss_coef": plain(0, otherwise="another loss; Gemsmith's is the mean of -log p over the answers' tokens"),
     **dict.fromkeys(
-        ("use_galore", "use_apollo", "use_badam", "use_adam_mini", "use_muon", "use_dft_loss", "use_asft_loss", "use_eaft_loss",
+        ("use_galore", "use_apollo", "use_badam", "use_adam_mini", "use_muon", "use_dft_loss", "use_asft_loss",
+         "use_eaft_loss",
          "use_llama_pro", "use_mca", "use_hyper_parallel", "fp8"),
         plain(False, otherwise=_SWITCH_WHY),
     ),
     **dict.fromkeys(
-        ("galore_*", "apollo_*", "badam_*", "oft_*", "module_dropout", "freeze_trainable_layers", "freeze_trainable_modules",
-         "pissa_iter", "pissa_convert", "ref_model*", "reward_model*", "pref_*", "ppo_*", "kto_*", "simpo_gamma", "dpo_label_smoothing"),
+        ("galore_*", "apollo_*", "badam_*", "oft_*", "module_dropout", "freeze_trainable_layers",
+         "freeze_trainable_modules",
+         "pissa_iter", "pissa_convert", "ref_model*", "reward_model*", "pref_*", "ppo_*", "kto_*",
+         "simpo_gamma", "dpo_label_smoothing"),
         idle("of another method, which another key switches on"),
     ),
     "disable_gradient_checkpointing": no_remat_rule,
     "gradient_checkpointing": idle("on in LLaMA-Factory unless disable_gradient_checkpointing"),
     **dict.fromkeys(
         ("flash_attn", "enable_liger_kernel", "use_unsloth", "use_unsloth_gc", "use_reentrant_gc", "use_fast_tokenizer",
-         "low_cpu_mem_usage", "trust_remote_code", "cache_dir", "use_v1_kernels", "quantization_device_map", "offload_folder",
-         "split_special_tokens", "hf_hub_token", "ms_hub_token", "om_hub_token", "print_param_status", "use_kv_cache", "infer_*",
-         "fp8_backend", "fp8_enable_fsdp_float8_all_gather", "image_*", "video_*", "crop_to_patches", "audio_sampling_rate",
-         "ray_run_name", "ray_storage_path", "ray_storage_filesystem", "resources_per_worker.*", "placement_strategy", "ray_init_kwargs",
+         "low_cpu_mem_usage", "trust_remote_code", "cache_dir", "use_v1_kernels", "quantization_device_map",
+         "offload_folder",
+         "split_special_tokens", "hf_hub_token", "ms_hub_token", "om_hub_token", "print_param_status",
+         "use_kv_cache", "infer_*",
+         "fp8_backend", "fp8_enable_fsdp_float8_all_gather", "image_*", "video_*", "crop_to_patches",
+         "audio_sampling_rate",
+         "ray_run_name", "ray_storage_path", "ray_storage_filesystem", "resources_per_worker.*",
+         "placement_strategy", "ray_init_kwargs",
          "ray_init_kwargs.*", "export_*"),
         _RUNS,
     ),
     "ray_num_workers": rules.count_rule,
     **dict.fromkeys(
-        ("plot_loss", "use_swanlab", "swanlab_*", "include_effective_tokens_per_second", "compute_accuracy", "eval_on_each_dataset",
+        ("plot_loss", "use_swanlab", "swanlab_*", "include_effective_tokens_per_second", "compute_accuracy",
+         "eval_on_each_dataset",
          "eval_num_beams", "wandb_project", "trackio_space_id"),
         idle("logs, reports and scores; Gemsmith writes its own"),
     ),
     **dict.fromkeys(
-        ("overwrite_cache", "preprocessing_num_workers", "preprocessing_batch_size", "streaming", "buffer_size", "tokenized_path",
+        ("overwrite_cache", "preprocessing_num_workers", "preprocessing_batch_size", "streaming", "buffer_size",
+         "tokenized_path",
          "data_shared_file_system", "max_new_tokens", "do_sample", "temperature", "top_p", "top_k"),
         idle("how rows are prepared, or text written; Gemsmith's stages do that"),
     ),

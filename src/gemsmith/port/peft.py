@@ -40,20 +40,25 @@ RULES: Mapping[str, Rule] = {
     "target_parameters": plain(otherwise="adapters on bare parameters such as the experts'; Gemsmith has none there"),
     "layer_replication": plain(otherwise="layers are repeated"),
     "ensure_weight_tying": plain(False, otherwise="adapters on tied embeddings"),
-    "init_lora_weights": plain(True, otherwise="the adapter starts otherwise; Gemsmith's as PEFT's default: A uniform, B = 0"),
+    "init_lora_weights": plain(True, otherwise="the adapter starts otherwise; Gemsmith's as PEFT's default: A uniform, "
+                                               "B = 0"),
     "loftq_config": plain(otherwise="the adapter starts from what quantisation loses"),
     "loftq_config.*": plain(otherwise="the adapter starts from what quantisation loses"),
-    "revision": plain("main", otherwise="a revision of the base; Gemsmith takes the newest: give a folder with that one"),
+    "revision": plain(
+        "main", otherwise="a revision of the base; Gemsmith takes the newest: give a folder with that one"
+    ),
     **{
         name: plain(False, otherwise=_NOT_LORA)
         for name in (
-            "alora_invocation_tokens", "arrow_config", "corda_config", "eva_config", "kasa_config", "lora_ga_config", "monteclora_config",
+            "alora_invocation_tokens", "arrow_config", "corda_config", "eva_config", "kasa_config",
+            "lora_ga_config", "monteclora_config",
             "use_bdlora", "velora_config",
         )
     },
     **dict.fromkeys(
         (
-            "auto_mapping", "auto_mapping.*", "inference_mode", "megatron_config", "megatron_core", "peft_version", "qalora_group_size",
+            "auto_mapping", "auto_mapping.*", "inference_mode", "megatron_config", "megatron_core",
+            "peft_version", "qalora_group_size",
             "runtime_config", "runtime_config.*",
         ),
         _ABOUT,

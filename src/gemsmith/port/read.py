@@ -10,13 +10,16 @@ from gemsmith.errors import RecipeError
 from gemsmith.plain_yaml import parse_yaml
 
 FOLDER_FILES = (
-    "adapter_config.json", "training_args.json", "training_args.yaml", "training_args.yml", "sft_config.json", "sft_config.yaml",
+    "adapter_config.json", "training_args.json", "training_args.yaml", "training_args.yml", "sft_config.json",
+    "sft_config.yaml",
     "trainer_state.json",
 )  # fmt: skip
 STATE = "trainer_state.json"
 PICKLE = "training_args.bin"
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle")
-_TO_JSON = "where you trust it, write its values with torch.load(FILE, weights_only=False).to_json_string() and give that JSON"
+_TO_JSON = (
+    "where you trust it, write its values with torch.load(FILE, weights_only=False).to_json_string() and give that JSON"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +44,9 @@ def read_settings(sources: Sequence[Path]) -> tuple[list[Settings], int | None]:
         else:
             found.append(Settings(file=file.name, values=_flat(file, values)))
     if not found:
-        raise RecipeError(f"{sources[0]}: holds no settings but {STATE}; give the adapter_config.json or the training arguments too")
+        raise RecipeError(
+            f"{sources[0]}: holds no settings but {STATE}; give the adapter_config.json or the training arguments too"
+        )
     if twice := next((a.file for n, a in enumerate(found) if a.file in [b.file for b in found[:n]]), None):
         raise RecipeError(f"{twice}: two files of that name were given; give the files of one run")
     return found, steps
@@ -68,7 +73,10 @@ def _flat(file: Path, values: Mapping[str, Any]) -> dict[str, Any]:
     flat = dict(pairs)
     if len(flat) < len(pairs):
         names = [name for name, _ in pairs]
-        raise RecipeError(f"{file}: {next(name for name in names if names.count(name) > 1)} is given twice, nested and dotted; keep one")
+        raise RecipeError(
+            f"{file}: {next(name for name in names if names.count(name) > 1)} is given twice, nested and dotted; keep "
+            "one"
+        )
     return flat
 
 
@@ -77,8 +85,14 @@ def _files(source: Path) -> list[Path]:
         return [source]
     files = [source / name for name in FOLDER_FILES if (source / name).is_file()]
     if not files:
-        pickled = f"; {PICKLE} is there, but is a pickle, which runs code when it is read: {_TO_JSON}" if (source / PICKLE).exists() else ""
-        raise RecipeError(f"{source}: is a folder without {', '.join(FOLDER_FILES[:2])} or the like{pickled or '; give a file'}")
+        pickled = (
+            f"; {PICKLE} is there, but is a pickle, which runs code when it is read: {_TO_JSON}"
+            if (source / PICKLE).exists()
+            else ""
+        )
+        raise RecipeError(
+            f"{source}: is a folder without {', '.join(FOLDER_FILES[:2])} or the like{pickled or '; give a file'}"
+        )
     return files
 
 
@@ -97,7 +111,11 @@ def _read(file: Path) -> Mapping[str, Any]:
         raise RecipeError(f"{file}: cannot be read ({error.strerror or error})") from None
     if not text.strip():
         raise RecipeError(f"{file}: is empty; give JSON or YAML with settings")
-    values = _parse_json(file, text) if file.suffix == ".json" or text.lstrip().startswith("{") else parse_yaml(text, str(file))
+    values = (
+        _parse_json(file, text)
+        if file.suffix == ".json" or text.lstrip().startswith("{")
+        else parse_yaml(text, str(file))
+    )
     if not isinstance(values, dict) or not values:
         raise RecipeError(f"{file}: holds no mapping of keys to values; give JSON or YAML with settings")
     return values
@@ -108,7 +126,9 @@ def _parse_json(file: Path, text: str) -> Any:
         values = dict(pairs)
         if len(values) < len(pairs):
             names = [name for name, _ in pairs]
-            raise RecipeError(f"{file}: {next(name for name in names if names.count(name) > 1)} is given twice; keep one")
+            raise RecipeError(
+                f"{file}: {next(name for name in names if names.count(name) > 1)} is given twice; keep one"
+            )
         return values
 
     try:
@@ -124,5 +144,7 @@ def _parse_json(file: Path, text: str) -> Any:
 def _steps(file: Path, state: Mapping[str, Any]) -> int:
     steps = state.get("max_steps")
     if not isinstance(steps, int) or steps < 1:
-        raise RecipeError(f"{file}: max_steps is {steps!r}, where a run's state has its number of updates; leave the file out")
+        raise RecipeError(
+            f"{file}: max_steps is {steps!r}, where a run's state has its number of updates; leave the file out"
+        )
     return steps

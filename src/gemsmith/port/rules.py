@@ -6,7 +6,15 @@ from typing import Any
 from gemsmith.errors import RecipeError
 from gemsmith.port.table import Reading, Row, Rule, Status, flag, is_on, number, positive, read_as, row, whole
 
-_SAME_ADAMW = ("adamw_torch", "adamw_torch_fused", "adamw_torch_xla", "adamw_torch_npu_fused", "adamw_apex_fused", "adamw_hf", "adamw")
+_SAME_ADAMW = (
+    "adamw_torch",
+    "adamw_torch_fused",
+    "adamw_torch_xla",
+    "adamw_torch_npu_fused",
+    "adamw_apex_fused",
+    "adamw_hf",
+    "adamw",
+)
 _PAGED_ADAMW = ("paged_adamw_32bit", "paged_adamw")
 _SCHEDULES = {"cosine": "cosine", "linear": "linear", "constant_with_warmup": "constant", "constant": "constant"}
 STEPS_HINT = "give --steps with the updates that its run made or would make (its log's `Total optimization steps`)"
@@ -21,7 +29,9 @@ def batch_rule(per_device: str, accumulation: str, *, total: str | None = None) 
         names = [per_device, accumulation] if total is None or reading.value(total) is None else [total]
         if key not in names:
             return row(reading, key, value, "none", f"{total} says how many rows a step has on a device")
-        factors = [read_as(positive, name, reading.value(name), reading) for name in names if reading.value(name) is not None]
+        factors = [
+            read_as(positive, name, reading.value(name), reading) for name in names if reading.value(name) is not None
+        ]
         devices = devices_of(reading)
         rows = math.prod(factors) * (devices or 1)
         sum_of = " x ".join(map(str, factors)) + f" x {devices or 1} device{'s' * (devices not in (None, 1))}"
@@ -39,11 +49,16 @@ def devices_of(reading: Reading) -> int | None:
             shared *= read_as(positive, key, reading.value(key), reading)
     if reading.devices:
         if reading.devices % shared:
-            raise RecipeError(f"--devices {reading.devices}: {reading.file} has {shared} devices share a row; give a multiple of {shared}")
+            raise RecipeError(
+                f"--devices {reading.devices}: {reading.file} has {shared} devices share a row; give a multiple of "
+                f"{shared}"
+            )
         return reading.devices // shared
     parts = [reading.value(key) for key in ("dp_shard_size", "dp_replicate_size")]
     if any(part is not None for part in parts):
-        return math.prod(read_as(positive, "dp_shard_size or dp_replicate_size", part, reading) for part in parts if part is not None)
+        return math.prod(
+            read_as(positive, "dp_shard_size or dp_replicate_size", part, reading) for part in parts if part is not None
+        )
     for key in ("num_processes", "ray_num_workers", "world_size"):
         if reading.value(key) is not None:
             return max(1, read_as(positive, key, reading.value(key), reading) // shared)
@@ -64,7 +79,9 @@ def several_devices(key: str, value: Any, reading: Reading) -> Row:
     says = next((name for name, item in reading.given.items() if name.startswith(parent) and _is_set(item)), key) == key
     if not _is_set(value) or not says or devices_of(reading) is not None or "train.rows_per_step" in reading.overridden:
         return row(reading, key, value, "none", "how it runs; train.mesh lays out the machine")
-    return row(reading, key, value, "differs", "made for several devices, whose number is not in the file; give --devices")
+    return row(
+        reading, key, value, "differs", "made for several devices, whose number is not in the file; give --devices"
+    )
 
 
 def _is_set(value: Any) -> bool:
@@ -83,23 +100,36 @@ def schedule_rule(key: str, value: Any, reading: Reading) -> Row:
 
 
 def warmup_rule(schedule: str, *, rounding: str = "up") -> Rule:
-    """The rule for warm-up in steps or as a share of them, of which the Trainer rounds up as we do, Axolotl down and 1 to 2."""
+    """The rule for warm-up in steps or as a share of them, of which the Trainer rounds up as we do, Axolotl down and 1
+    to 2.
+    """
 
     def rule(key: str, value: Any, reading: Reading) -> Row:
         if value is None or _other_decides(key, reading):
-            return row(reading, key, value, "none", "not set" if value is None else "the other of steps and ratio decides")
+            return row(
+                reading, key, value, "none", "not set" if value is None else "the other of steps and ratio decides"
+            )
         if is_constant(reading.value(schedule)):
             return row(reading, key, value, "mapped", "a constant schedule has no warm-up", optimizer__warmup_steps=0)
         amount = read_as(number, key, value, reading)
         if amount == 0 or (key == "warmup_steps" and amount >= 1):
             given = read_as(whole, key, value, reading)
             steps = not_one(given) if rounding == "down" else given
-            return row(reading, key, value, "mapped" if steps == given else "derived", "", optimizer__warmup_steps=steps)
+            return row(
+                reading, key, value, "mapped" if steps == given else "derived", "", optimizer__warmup_steps=steps
+            )
         steps = reading.steps or max_steps_of(reading)
         if rounding == "up" or steps is None:
             why = "" if rounding == "up" else f"a share is rounded down there, up here; {STEPS_HINT}"
             return ratio_row(reading, key, value, "derived" if why else "mapped", why, ratio=amount)
-        return row(reading, key, value, "derived", f"{amount:g} of {steps} steps", optimizer__warmup_steps=not_one(int(amount * steps)))
+        return row(
+            reading,
+            key,
+            value,
+            "derived",
+            f"{amount:g} of {steps} steps",
+            optimizer__warmup_steps=not_one(int(amount * steps)),
+        )
 
     return rule
 
@@ -134,8 +164,13 @@ def _schedule_name(value: Any) -> str:
 
 
 def _other_decides(key: str, reading: Reading) -> bool:
-    """Whether the key is warmup_steps = 0 (or a default) beside a ratio, or a ratio beside steps: steps above 0 win in the Trainer."""
-    steps, ratio = number_or_none(reading.given.get("warmup_steps")) or 0, number_or_none(reading.given.get("warmup_ratio")) or 0
+    """Whether the key is warmup_steps = 0 (or a default) beside a ratio, or a ratio beside steps: steps above 0 win in
+    the Trainer.
+    """
+    steps, ratio = (
+        number_or_none(reading.given.get("warmup_steps")) or 0,
+        number_or_none(reading.given.get("warmup_ratio")) or 0,
+    )
     return (key == "warmup_steps" and not steps and ratio > 0) or (key == "warmup_ratio" and steps > 0)
 
 
@@ -163,7 +198,14 @@ def epochs_rule(key: str, value: Any, reading: Reading) -> Row:
         return row(reading, key, value, "mapped", "", train__epochs=int(epochs))
     if reading.steps:
         return row(reading, key, value, "derived", "not whole; --steps decides", train__optimizer_steps=reading.steps)
-    return row(reading, key, value, "differs", f"not a whole number above 0; {STEPS_HINT}", train__epochs=max(1, math.ceil(epochs)))
+    return row(
+        reading,
+        key,
+        value,
+        "differs",
+        f"not a whole number above 0; {STEPS_HINT}",
+        train__epochs=max(1, math.ceil(epochs)),
+    )
 
 
 def optimizer_rule(key: str, value: Any, reading: Reading) -> Row:
@@ -187,7 +229,11 @@ def clip_rule(key: str, value: Any, reading: Reading) -> Row:
 def save_steps_rule(key: str, value: Any, reading: Reading) -> Row:
     """The row of steps between checkpoints, which may be a share of all."""
     steps = None if value is None else read_as(number, key, value, reading)
-    if steps and steps >= 1 and str(reading.value("save_strategy") or "steps").removeprefix("SaveStrategy.").lower() == "steps":
+    if (
+        steps
+        and steps >= 1
+        and str(reading.value("save_strategy") or "steps").removeprefix("SaveStrategy.").lower() == "steps"
+    ):
         return row(reading, key, value, "mapped", "", train__checkpoint_every=read_as(positive, key, value, reading))
     return row(reading, key, value, "none", "when checkpoints are written; train.checkpoint_every does that")
 
@@ -197,7 +243,11 @@ def keep_rule(key: str, value: Any, reading: Reading) -> Row:
     count = read_as(whole, key, value, reading) if value is not None else 0
     if count < 1:
         return row(
-            reading, key, value, "none", "not set" if value is None else "all are kept there; train.keep_checkpoints says how many here"
+            reading,
+            key,
+            value,
+            "none",
+            "not set" if value is None else "all are kept there; train.keep_checkpoints says how many here",
         )
     return row(reading, key, value, "mapped", "", train__keep_checkpoints=count)
 
@@ -206,12 +256,20 @@ def remat_rule(key: str, value: Any, reading: Reading) -> Row:
     """The row of gradient checkpointing."""
     if value is None:
         return row(reading, key, value, "none", "not set")
-    on = True if isinstance(value, str) and value.startswith(("offload", "unsloth")) else read_as(flag, key, value, reading)
-    return row(reading, key, value, "mapped", "memory for time; the same numbers", train__remat="layer" if on else "none")
+    on = (
+        True
+        if isinstance(value, str) and value.startswith(("offload", "unsloth"))
+        else read_as(flag, key, value, reading)
+    )
+    return row(
+        reading, key, value, "mapped", "memory for time; the same numbers", train__remat="layer" if on else "none"
+    )
 
 
 def four_bits_rule(kind: str, nested: str) -> Rule:
-    """The rule for a base of bitsandbytes' 4 bits: `kind` names the key of nf4 or fp4, `nested` that of double quantisation."""
+    """The rule for a base of bitsandbytes' 4 bits: `kind` names the key of nf4 or fp4, `nested` that of double
+    quantisation.
+    """
 
     def rule(key: str, value: Any, reading: Reading) -> Row:
         if not is_on(value):
@@ -249,10 +307,16 @@ def half_rule(key: str, value: Any, reading: Reading) -> Row:
     other = ("fp16", "float16", "bfloat16", "pure_bf16")
     if quantised(reading) or (not on and any(is_on(reading.value(name)) for name in other)):
         return row(reading, key, value, "none", "another key decides train.dtype")
-    if not on and str(reading.value("dtype") or reading.value("torch_dtype") or "") in ("bfloat16", "torch.bfloat16", "auto"):
+    if not on and str(reading.value("dtype") or reading.value("torch_dtype") or "") in (
+        "bfloat16",
+        "torch.bfloat16",
+        "auto",
+    ):
         return row(reading, key, value, "none", "the weights' dtype decides")
     why = (
-        "products in bfloat16, adapters and moments in float32" if on else "no autocast: float32, unless the weights were loaded in another"
+        "products in bfloat16, adapters and moments in float32"
+        if on
+        else "no autocast: float32, unless the weights were loaded in another"
     )
     return row(reading, key, value, "mapped", why, train__dtype="bfloat16" if on else "float32")
 

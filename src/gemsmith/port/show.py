@@ -27,7 +27,13 @@ def print_table(ported: Ported, console: Console) -> None:
     for row in _sorted(ported.rows):
         name = row.key if len(files) == 1 or not row.given else f"{row.file}: {row.key}"
         style = _STYLES.get(row.status, "")
-        cells = [_NAMES.get(row.status, row.status), name, _short(row.value) if row.given else "(not given)", _recipe_part(row), row.why]
+        cells = [
+            _NAMES.get(row.status, row.status),
+            name,
+            _short(row.value) if row.given else "(not given)",
+            _recipe_part(row),
+            row.why,
+        ]
         table.add_row(*(Text(spell_out(cell), style=style) for cell in cells))
     console.print(table)
     counts = {status: sum(row.status == status for row in ported.rows) for status in _ORDER}
@@ -39,7 +45,8 @@ def as_json(ported: Ported) -> str:
     """The recipe and its table."""
     rows = [
         {
-            "file": row.file, "key": row.key, "value": row.value, "given": row.given, "status": _NAMES.get(row.status, row.status),
+            "file": row.file, "key": row.key, "value": row.value, "given": row.given, "status": _NAMES.get(row.status,
+                                                            row.status),
             "sets": dict(row.sets), "why": row.why,
         }
         for row in _sorted(ported.rows)

@@ -12,7 +12,8 @@ from gemsmith.port.base import find_base
 from gemsmith.port.data import PLACEHOLDER
 from gemsmith.port.read import Settings, read_settings
 from gemsmith.port.table import Reading, Row, Rule, is_on, unknown
-from gemsmith.recipe import Derived, Recipe, build_recipe
+from gemsmith.recipe import Derived, Recipe
+from gemsmith.recipe_file import build_recipe
 from gemsmith.zoo import Variant, find_variant, variant_of_hub_id
 
 BASE_KEYS = ("base_model_name_or_path", "model_name_or_path", "base_model")
@@ -27,18 +28,22 @@ _ESSENTIAL = (
     "data.packing",
 )
 _FACTORY_KEYS = {
-    "finetuning_type", "stage", "cutoff_len", "lora_rank", "lora_target", "dataset_dir", "template", "neat_packing", "train_on_prompt",
+    "finetuning_type", "stage", "cutoff_len", "lora_rank", "lora_target", "dataset_dir", "template",
+    "neat_packing", "train_on_prompt",
     "quantization_bit",
 }  # fmt: skip
 _SFT_KEYS = {
-    "max_length", "max_seq_length", "packing", "packing_strategy", "padding_free", "assistant_only_loss", "completion_only_loss",
+    "max_length", "max_seq_length", "packing", "packing_strategy", "padding_free", "assistant_only_loss",
+    "completion_only_loss",
     "dataset_text_field", "dataset_name", "model_name_or_path", "use_peft",
 }  # fmt: skip
 _NO_RECIPE = {
     "architectures": "a model's config.json",
     "checkpoint": "a recipe of Gemsmith's already",
     "distributed_type": "accelerate's settings, of which only the number of devices matters: give --devices",
-    "center_rewards_coefficient": "a reward model's training arguments, where Gemsmith does supervised fine-tuning only",
+    "center_rewards_coefficient": (
+        "a reward model's training arguments, where Gemsmith does supervised fine-tuning only"
+    ),
     "zero_optimization": "DeepSpeed's settings, which say how it runs and not what is learned",
 }
 
@@ -64,10 +69,14 @@ class _Project:
     defaults: Mapping[str, Any]
 
 
-def port(sources: Sequence[Path], *, overrides: Sequence[str] = (), devices: int | None = None, steps: int | None = None) -> Ported:
-    """The recipe that the files of one run amount to. `devices` and `steps` are what files seldom say: GPUs, and updates of the run.
+def port(
+    sources: Sequence[Path], *, overrides: Sequence[str] = (), devices: int | None = None, steps: int | None = None
+) -> Ported:
+    """The recipe that the files of one run amount to. `devices` and `steps` are what files seldom say: GPUs, and
+    updates of the run.
 
-    Raises RecipeError where a file cannot be read, is of no known project, or asks for something else than fine-tuning a Gemma 4.
+    Raises RecipeError where a file cannot be read, is of no known project, or asks for something else than fine-tuning
+    a Gemma 4.
     """
     files, found_steps = read_settings(sources)
     readings = _readings(files, overrides, devices, steps or found_steps)
@@ -79,7 +88,10 @@ def port(sources: Sequence[Path], *, overrides: Sequence[str] = (), devices: int
     rows += _missing_rows(values, overridden)
     values = _values(rows)
     if "checkpoint" not in values.keys() | overridden:
-        raise RecipeError(f"{sources[0]}: names no base model; add --set checkpoint=google/gemma-4-31B-it, or the one that was trained")
+        raise RecipeError(
+            f"{sources[0]}: names no base model; add --set checkpoint=google/gemma-4-31B-it, or the one that was "
+            "trained"
+        )
     recipe = build_recipe(_nested(values), overrides, source=str(sources[0]))
     rows = [_as_set(row, overridden) for row in rows]
     return Ported(recipe=recipe, derived=_derived(rows, overrides), rows=rows)
@@ -93,7 +105,9 @@ def _readings(
     readings = []
     for file, project in zip(files, projects, strict=True):
         elsewhere = adapters > (project.name == peft.PROJECT)
-        defaults = {key: value for key, value in project.defaults.items() if not (elsewhere and key in trainer.LORA_DEFAULTS)}
+        defaults = {
+            key: value for key, value in project.defaults.items() if not (elsewhere and key in trainer.LORA_DEFAULTS)
+        }
         reading = Reading(
             file=file.file,
             project=project.name,
@@ -121,8 +135,14 @@ def _project(file: Settings) -> _Project:
     known = [key for key in keys if find_rule(key, trainer.RULES)]
     other = next((what for key, what in _NO_RECIPE.items() if key in keys), None)
     if other or 2 * len(known) < len(keys):
-        why = other or f"its keys ({', '.join(sorted(keys)[:4])}) are not of PEFT, TRL, TrainingArguments, Axolotl or LLaMA-Factory"
-        raise RecipeError(f"{file.file}: {why}; give an adapter_config.json, training arguments, or an Axolotl or LLaMA-Factory YAML")
+        why = (
+            other
+            or f"its keys ({', '.join(sorted(keys)[:4])}) are not of PEFT, TRL, TrainingArguments, Axolotl or "
+            "LLaMA-Factory"
+        )
+        raise RecipeError(
+            f"{file.file}: {why}; give an adapter_config.json, training arguments, or an Axolotl or LLaMA-Factory YAML"
+        )
     if not keys & _SFT_KEYS:
         return _Project(name=trainer.PROJECT, rules=trainer.RULES, defaults=trainer.DEFAULTS)
     defaults = dict(trainer.SFT_DEFAULTS)
@@ -166,7 +186,9 @@ def find_rule(key: str, rules: Mapping[str, Rule]) -> Rule | None:
 
 
 def _default_rows(readings: Sequence[tuple[Reading, Mapping[str, Rule]]], values: Mapping[str, Any]) -> list[Row]:
-    """Rows for what a file leaves to its project's defaults, where the recipe takes a value from it or would train differently."""
+    """Rows for what a file leaves to its project's defaults, where the recipe takes a value from it or would train
+    differently.
+    """
     rows: list[Row] = []
     settled = set(values)
     for reading, rules in readings:
@@ -187,14 +209,22 @@ def _missing_rows(values: Mapping[str, Any], overridden: frozenset[str]) -> Iter
 
     known = values.keys() | overridden
     if "data.train" not in known:
-        yield missing("data.train", "the rows: put them there, or name them by --set data.train=FILE", **{"data.train": PLACEHOLDER})
+        yield missing(
+            "data.train",
+            "the rows: put them there, or name them by --set data.train=FILE",
+            **{"data.train": PLACEHOLDER},
+        )
     if unsaid := [key for key in _ESSENTIAL if key not in known]:
         yield missing(
-            ", ".join(unsaid), "Gemsmith's defaults; give the run's other file too (adapter or training arguments), or --set them"
+            ", ".join(unsaid),
+            "Gemsmith's defaults; give the run's other file too (adapter or training arguments), or --set them",
         )
     checkpoint = str(values.get("checkpoint", ""))
     if variant_of_hub_id(checkpoint) and not checkpoint.lower().endswith("-it") and "data.template" not in known:
-        yield missing("data.template", f"{checkpoint} ships no chat template: set it to the chat_template.jinja of {checkpoint}-it")
+        yield missing(
+            "data.template",
+            f"{checkpoint} ships no chat template: set it to the chat_template.jinja of {checkpoint}-it",
+        )
 
 
 def _values(rows: Iterable[Row]) -> dict[str, Any]:
@@ -206,7 +236,8 @@ def _values(rows: Iterable[Row]) -> dict[str, Any]:
             if name in values and values[name] != value:
                 first = origins[name]
                 raise RecipeError(
-                    f"{name}: {values[name]!r} by {first.file}: {first.key}, {value!r} by {row.file}: {row.key}; give the files of one run"
+                    f"{name}: {values[name]!r} by {first.file}: {first.key}, {value!r} by {row.file}: {row.key}; give "
+                    "the files of one run"
                 )
             values[name] = value
             origins.setdefault(name, row)

@@ -12,8 +12,9 @@ from gemsmith.errors import RecipeError
 from gemsmith.zoo import Variant
 
 Status = Literal["mapped", "derived", "set", "to do", "none", "differs"]
-"""mapped: the same in the recipe; derived: worked out, from several keys or a default; set: --set decides; to do: the user must see to it,
-and the recipe does not run before; none: no counterpart, and nothing that is learned depends on it; differs: it would train differently."""
+"""mapped: the same in the recipe; derived: worked out, from several keys or a default; set: --set decides; to do: the
+user must see to it, and the recipe does not run before; none: no counterpart, and nothing that is learned depends on
+it; differs: it would train differently."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +93,9 @@ def idle(why: str) -> Rule:
 
 
 def plain(*allowed: Any, otherwise: str) -> Rule:
-    """The rule for a key whose `allowed` values (and null) are what Gemsmith does anyway, and any other value is not."""
+    """The rule for a key whose `allowed` values (and null) are what Gemsmith does anyway, and any other value is
+    not.
+    """
 
     def rule(key: str, value: Any, reading: Reading) -> Row:
         if value is None or value in ([], {}, ""):
@@ -106,11 +109,15 @@ def plain(*allowed: Any, otherwise: str) -> Rule:
 
 def to_do(why: str) -> Rule:
     """The rule for a key that the user must see to before the recipe runs."""
-    return lambda key, value, reading: row(reading, key, value, "none" if value is None else "to do", "not set" if value is None else why)
+    return lambda key, value, reading: row(
+        reading, key, value, "none" if value is None else "to do", "not set" if value is None else why
+    )
 
 
 def refuse(*allowed: Any, what: str) -> Rule:
-    """The rule for a key whose other values ask for something else than supervised fine-tuning. Raises RecipeError for them."""
+    """The rule for a key whose other values ask for something else than supervised fine-tuning. Raises RecipeError for
+    them.
+    """
 
     def rule(key: str, value: Any, reading: Reading) -> Row:
         if value is None or any(_same(value, item) for item in allowed):
@@ -121,10 +128,18 @@ def refuse(*allowed: Any, what: str) -> Rule:
 
 
 def unknown(key: str, value: Any, reading: Reading) -> Row:
-    """The row of a key that no rule knows: nobody here can say that training does not depend on it, unless it is not set."""
+    """The row of a key that no rule knows: nobody here can say that training does not depend on it, unless it is not
+    set.
+    """
     if value is None:
         return row(reading, key, value, "none", "not set")
-    return row(reading, key, value, "differs", f"not known here as a key of {reading.project}; if nothing depends on it, take it out")
+    return row(
+        reading,
+        key,
+        value,
+        "differs",
+        f"not known here as a key of {reading.project}; if nothing depends on it, take it out",
+    )
 
 
 def read_as(convert: Callable[[Any], Any], key: str, value: Any, reading: Reading) -> Any:

@@ -1,4 +1,6 @@
-"""Hugging Face's TrainingArguments, TRL's SFTConfig, and the YAML of TRL's command line with its model and dataset keys."""
+"""Hugging Face's TrainingArguments, TRL's SFTConfig, and the YAML of TRL's command line with its model and dataset
+keys.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -29,8 +31,10 @@ PROJECT = "TrainingArguments"
 SFT_PROJECT = "TRL"
 DEFAULTS: dict[str, Any] = {
     "per_device_train_batch_size": 8, "gradient_accumulation_steps": 1, "num_train_epochs": 3.0, "learning_rate": 5e-5,
-    "lr_scheduler_type": "linear", "warmup_steps": 0, "weight_decay": 0.0, "adam_beta1": 0.9, "adam_beta2": 0.999, "adam_epsilon": 1e-8,
-    "max_grad_norm": 1.0, "bf16": False, "gradient_checkpointing": False, "seed": 42, "save_steps": 500, "save_strategy": "steps",
+    "lr_scheduler_type": "linear", "warmup_steps": 0, "weight_decay": 0.0, "adam_beta1": 0.9, "adam_beta2": 0.999,
+    "adam_epsilon": 1e-8,
+    "max_grad_norm": 1.0, "bf16": False, "gradient_checkpointing": False, "seed": 42, "save_steps": 500,
+    "save_strategy": "steps",
 }  # fmt: skip
 SFT_DEFAULTS: dict[str, Any] = DEFAULTS | {
     "learning_rate": 2e-5, "bf16": True, "gradient_checkpointing": True, "max_length": 1024, "packing": False,
@@ -44,7 +48,9 @@ LORA_DEFAULTS: dict[str, Any] = {
 
 
 def length_rule(key: str, value: Any, reading: Reading) -> Row:
-    """The row of the length in tokens. TRL cuts what is longer; Gemsmith never does, so there it is an error, not left out."""
+    """The row of the length in tokens. TRL cuts what is longer; Gemsmith never does, so there it is an error, not left
+    out.
+    """
     if value is None:
         why = "nothing is cut: a document of more than Gemsmith's default length is an error"
         return row(reading, key, value, "derived", why, data__too_long="error")
@@ -57,7 +63,9 @@ def packing_strategy_rule(key: str, value: Any, reading: Reading) -> Row:
     """The row of how documents are packed; Gemsmith never cuts one."""
     if value in (None, "bfd") or not is_on(reading.value("packing")):
         return row(reading, key, value, "none", "best fit, documents kept apart, as Gemsmith's" if value else "not set")
-    return row(reading, key, value, "differs", "cuts documents over rows; Gemsmith keeps each whole and apart from the others")
+    return row(
+        reading, key, value, "differs", "cuts documents over rows; Gemsmith keeps each whole and apart from the others"
+    )
 
 
 def assistant_rule(key: str, value: Any, reading: Reading) -> Row:
@@ -69,7 +77,8 @@ def assistant_rule(key: str, value: Any, reading: Reading) -> Row:
     if reading.value("completion_only_loss") is False:
         return row(reading, key, value, "none", "completion_only_loss decides")
     why = (
-        "TRL trains every token of messages, Gemsmith the answers (rows of prompt and completion: the same; say completion_only_loss: true)"
+        "TRL trains every token of messages, Gemsmith the answers (rows of prompt and completion: the same; say "
+        "completion_only_loss: true)"
     )
     return row(reading, key, value, "differs", why)
 
@@ -90,7 +99,9 @@ def use_peft_rule(key: str, value: Any, reading: Reading) -> Row:
     """The row of use_peft: without an adapter, every weight is trained."""
     if is_on(value) or reading.adapter_elsewhere:
         return row(reading, key, value, "none", "LoRA, as Gemsmith does")
-    return row(reading, key, value, "differs", "every weight is trained; Gemsmith trains LoRA adapters, here its default ones")
+    return row(
+        reading, key, value, "differs", "every weight is trained; Gemsmith trains LoRA adapters, here its default ones"
+    )
 
 
 def template_rule(key: str, value: Any, reading: Reading) -> Row:
@@ -155,7 +166,8 @@ TRAINING_RULES: Mapping[str, Rule] = {
     "train_sampling_strategy": plain("random", otherwise=_ORDER),
     "group_by_length": plain(False, otherwise=_ORDER),
     "dataloader_drop_last": plain(False, otherwise="the last rows of an epoch are left out; Gemsmith drops none"),
-    "load_best_model_at_end": plain(False, otherwise="the result is the best checkpoint, Gemsmith's the last; export.step picks one"),
+    "load_best_model_at_end": plain(False, otherwise="the result is the best checkpoint, Gemsmith's the last; "
+                                                     "export.step picks one"),
     "resume_from_checkpoint": plain(False, otherwise="goes on from a checkpoint; Gemsmith starts anew"),
     "ignore_data_skip": plain(False, otherwise="a run that goes on repeats rows; Gemsmith's goes on where it was"),
     "fsdp": rules.several_devices,
@@ -164,13 +176,16 @@ TRAINING_RULES: Mapping[str, Rule] = {
     "fsdp_config.*": rules.several_devices,
     "deepspeed.*": plain(otherwise="DeepSpeed's settings, which may be of any kind; write them as training arguments"),
     "num_processes": rules.count_rule,
-    "accelerator_config.split_batches": plain(False, otherwise="a batch is split over the devices, so that a step has fewer rows"),
+    "accelerator_config.split_batches": plain(False, otherwise="a batch is split over the devices, so that a step has "
+                                                               "fewer rows"),
     "accelerator_config.gradient_accumulation_kwargs": plain(otherwise="accumulation's own settings"),
     "include_num_input_tokens_seen": _LOGS,
     **dict.fromkeys(
         (
-            "debug", "disable_tqdm", "include_tokens_per_second", "log_level", "log_level_replica", "log_on_each_node", "logging_dir",
-            "logging_first_step", "logging_nan_inf_filter", "logging_steps", "logging_strategy", "project", "report_to", "run_name",
+            "debug", "disable_tqdm", "include_tokens_per_second", "log_level", "log_level_replica",
+            "log_on_each_node", "logging_dir",
+            "logging_first_step", "logging_nan_inf_filter", "logging_steps", "logging_strategy", "project",
+            "report_to", "run_name",
             "skip_memory_metrics", "trackio_bucket_id", "trackio_space_id", "trackio_static_space_id",
         ),
         _LOGS,
@@ -178,8 +193,10 @@ TRAINING_RULES: Mapping[str, Rule] = {
     **dict.fromkeys(
         (
             "batch_eval_metrics", "bf16_full_eval", "do_eval", "do_predict", "eval_accumulation_steps", "eval_delay",
-            "eval_do_concat_batches", "eval_on_start", "eval_packing", "eval_steps", "eval_strategy", "eval_use_gather_object",
-            "evaluation_strategy", "fp16_full_eval", "greater_is_better", "include_for_metrics", "include_inputs_for_metrics",
+            "eval_do_concat_batches", "eval_on_start", "eval_packing", "eval_steps", "eval_strategy",
+            "eval_use_gather_object",
+            "evaluation_strategy", "fp16_full_eval", "greater_is_better", "include_for_metrics",
+            "include_inputs_for_metrics",
             "label_names",
             "metric_for_best_model", "per_device_eval_batch_size", "predict_with_generate", "prediction_loss_only",
         ),
@@ -187,27 +204,37 @@ TRAINING_RULES: Mapping[str, Rule] = {
     ),
     **dict.fromkeys(
         (
-            "accelerator_config", "accelerator_config.*", "auto_find_batch_size", "dataloader_num_workers", "dataloader_persistent_workers",
-            "dataloader_pin_memory", "dataloader_prefetch_factor", "ddp_backend", "ddp_broadcast_buffers", "ddp_bucket_cap_mb",
-            "ddp_find_unused_parameters", "ddp_static_graph", "ddp_timeout", "full_determinism", "fp16_backend", "fp16_opt_level",
-            "gradient_checkpointing_kwargs", "gradient_checkpointing_kwargs.*", "half_precision_backend", "jit_mode_eval",
-            "length_column_name", "liger_kernel_config", "liger_kernel_config.*", "local_rank", "mp_parameters", "no_cuda",
-            "parallelism_config", "past_index", "per_gpu_eval_batch_size", "remove_unused_columns", "tf32", "torch_compile",
-            "torch_compile_backend", "torch_compile_mode", "torch_empty_cache_steps", "torchdynamo", "tpu_metrics_debug", "tpu_num_cores",
-            "use_cache", "use_cpu", "use_ipex", "use_legacy_prediction_loop", "use_liger_kernel", "use_mps_device", "_n_gpu",
+            "accelerator_config", "accelerator_config.*", "auto_find_batch_size", "dataloader_num_workers",
+            "dataloader_persistent_workers",
+            "dataloader_pin_memory", "dataloader_prefetch_factor", "ddp_backend", "ddp_broadcast_buffers",
+            "ddp_bucket_cap_mb",
+            "ddp_find_unused_parameters", "ddp_static_graph", "ddp_timeout", "full_determinism",
+            "fp16_backend", "fp16_opt_level",
+            "gradient_checkpointing_kwargs", "gradient_checkpointing_kwargs.*", "half_precision_backend",
+            "jit_mode_eval",
+            "length_column_name", "liger_kernel_config", "liger_kernel_config.*", "local_rank",
+            "mp_parameters", "no_cuda",
+            "parallelism_config", "past_index", "per_gpu_eval_batch_size", "remove_unused_columns", "tf32",
+            "torch_compile",
+            "torch_compile_backend", "torch_compile_mode", "torch_empty_cache_steps", "torchdynamo",
+            "tpu_metrics_debug", "tpu_num_cores",
+            "use_cache", "use_cpu", "use_ipex", "use_legacy_prediction_loop", "use_liger_kernel",
+            "use_mps_device", "_n_gpu",
         ),
         _RUNS,
     ),
     **dict.fromkeys(
         (
-            "do_train", "enable_jit_checkpoint", "output_dir", "overwrite_output_dir", "restore_callback_states_from_checkpoint",
+            "do_train", "enable_jit_checkpoint", "output_dir", "overwrite_output_dir",
+            "restore_callback_states_from_checkpoint",
             "save_on_each_node", "save_only_model", "save_safetensors", "save_strategy",
         ),
         _FILES,
     ),
     **dict.fromkeys(
         (
-            "hub_always_push", "hub_model_id", "hub_private_repo", "hub_revision", "hub_strategy", "hub_token", "push_to_hub",
+            "hub_always_push", "hub_model_id", "hub_private_repo", "hub_revision", "hub_strategy",
+            "hub_token", "push_to_hub",
             "push_to_hub_model_id", "push_to_hub_organization", "push_to_hub_token",
         ),
         _HUB,
@@ -229,19 +256,22 @@ RULES: Mapping[str, Rule] = {
     "eos_token": plain("<turn|>", "<EOS_TOKEN>", otherwise="another end of a turn than the chat template's"),
     "pad_token": idle("padding is never trained"),
     "chat_template_path": template_rule,
-    "dataset_text_field": plain("text", "messages", otherwise="rows of plain text have no counterpart; Gemsmith trains on messages"),
+    "dataset_text_field": plain("text", "messages", otherwise="rows of plain text have no counterpart; Gemsmith trains "
+                                                              "on messages"),
     "dataset_kwargs.skip_prepare_dataset": plain(False, otherwise="rows that are tokens already; Gemsmith takes text"),
     "model_init_kwargs.*": plain(otherwise="settings of the model's loading, which may change it"),
     "use_peft": use_peft_rule,
     "model_name_or_path": base_rule,
-    "model_revision": plain("main", otherwise="a revision of the base; Gemsmith takes the newest: give a folder with that one"),
+    "model_revision": plain("main", otherwise="a revision of the base; Gemsmith takes the newest: give a folder with "
+                                              "that one"),
     "dtype": dtype_rule,
     "torch_dtype": dtype_rule,
     "lora_r": to("lora.rank", positive),
     "lora_alpha": to("lora.alpha", number),
     "lora_dropout": to("lora.dropout", number),
     "lora_target_modules": targets_rule,
-    "lora_target_parameters": plain(otherwise="adapters on bare parameters such as the experts'; Gemsmith has none there"),
+    "lora_target_parameters": plain(otherwise="adapters on bare parameters such as the experts'; Gemsmith has none "
+                                              "there"),
     "lora_modules_to_save": plain(otherwise=_WHOLE),
     "lora_task_type": refuse("CAUSAL_LM", what="no language modelling"),
     "use_rslora": to("lora.rslora", flag),
@@ -259,14 +289,18 @@ RULES: Mapping[str, Rule] = {
     "dataset_train_split": split_rule,
     "dataset_test_split": idle("which split scores; data.eval"),
     **dict.fromkeys(
-        ("activation_offloading", "attn_implementation", "padding_free", "pad_to_multiple_of", "trust_remote_code", "ignore_bias_buffers"),
+        ("activation_offloading", "attn_implementation", "padding_free", "pad_to_multiple_of", "trust_remote_code",
+         "ignore_bias_buffers"),
         _RUNS,
     ),
-    **dict.fromkeys(("dataset_num_proc", "dataset_streaming", "dataset_batch_size", "shuffle_dataset"), idle("how rows are prepared")),
+    **dict.fromkeys(("dataset_num_proc", "dataset_streaming", "dataset_batch_size", "shuffle_dataset"),
+                    idle("how rows are prepared")),
     **dict.fromkeys(("env", "env.*", "accelerate_config"), _RUNS),
     **dict.fromkeys(
-        ("beta", "loss_weights", "max_prompt_length", "max_completion_length", "num_generations", "reward_model_path", "reward_funcs",
-         "reward_weights", "ref_model_init_kwargs", "desirable_weight", "undesirable_weight", "cpo_alpha", "simpo_gamma"),
+        ("beta", "loss_weights", "max_prompt_length", "max_completion_length", "num_generations", "reward_model_path",
+         "reward_funcs",
+         "reward_weights", "ref_model_init_kwargs", "desirable_weight", "undesirable_weight", "cpo_alpha",
+         "simpo_gamma"),
         refuse(what="a key of training by preference or reward"),
     ),
 }  # fmt: skip

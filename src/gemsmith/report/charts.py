@@ -1,4 +1,6 @@
-"""Charts as SVG for a page: text stays text, colours are the page's CSS variables, and the same numbers give the same bytes."""
+"""Charts as SVG for a page: text stays text, colours are the page's CSS variables, and the same numbers give the same
+bytes.
+"""
 
 import io
 import itertools
@@ -21,7 +23,8 @@ _COLOURS = {
 }
 SERIES = tuple(name for name in _COLOURS if name.startswith("s"))
 _MARKERS = ("o", "s", "D", "^", "v", "P")
-# In units of the SVG. On a phone it is drawn at four fifths, on a desk at six fifths of this; the text is readable at both.
+# In units of the SVG. On a phone it is drawn at four fifths, on a desk at six fifths of this; the text is readable at
+# both.
 _WIDTH, _HEIGHT = 440, 236
 _MOST_POINTS = 800
 _MOST_RANGES = 3  # input lengths; with more of them the bars to p90 and p99 hide each other, and the table has them
@@ -79,8 +82,17 @@ def training_charts(train: TrainRecord, clip_norm: float | None) -> list[Chart]:
     speeds = [step.real_tokens / step.step_s if counts else math.nan for step, counts in zip(steps, timed, strict=True)]
     return [
         _step_chart(train, "loss", "Loss", "mean over the supervised tokens of a step", [step.loss for step in steps]),
-        _step_chart(train, "grad-norm", "Gradient norm", "before clipping", [step.grad_norm for step in steps], limit=clip_norm),
-        _step_chart(train, "learning-rate", "Learning rate", "of the step’s update", [step.learning_rate for step in steps], smooth=False),
+        _step_chart(
+            train, "grad-norm", "Gradient norm", "before clipping", [step.grad_norm for step in steps], limit=clip_norm
+        ),
+        _step_chart(
+            train,
+            "learning-rate",
+            "Learning rate",
+            "of the step’s update",
+            [step.learning_rate for step in steps],
+            smooth=False,
+        ),
         _step_chart(train, "speed", "Speed", "real tokens/s, without steps that compile", speeds, from_zero=True),
     ]
 
@@ -104,7 +116,13 @@ def score_chart(scores: EvalRecord) -> Chart:
     def draw(axes: Any) -> None:
         for height, (score, colour) in enumerate(((scores.tuned, "s1"), (scores.base, "muted"))):
             axes.plot(
-                [score.low, score.high], [height, height], color=_COLOURS[colour], linewidth=2, marker="|", markersize=9, markeredgewidth=2
+                [score.low, score.high],
+                [height, height],
+                color=_COLOURS[colour],
+                linewidth=2,
+                marker="|",
+                markersize=9,
+                markeredgewidth=2,
             )
             axes.plot([score.score], [height], "o", color=_COLOURS[colour], markersize=8)
             # Beside the interval where there is room, so that it is never cut off.
@@ -167,13 +185,24 @@ def _step_chart(
 
     legend = [("s1", "line", f"mean of {window} steps"), ("s1", "thin", "each step")] if window > 1 else []
     legend += [("s2", "dash", "continued from a checkpoint")] if train.resumed_at else []
-    legend += [("muted", "dots", f"clipped above {plain(limit)}")] if limit is not None and _within(limit, values) else []
+    legend += (
+        [("muted", "dots", f"clipped above {plain(limit)}")] if limit is not None and _within(limit, values) else []
+    )
     unit += ", log scale" if log else ""
-    return Chart(name=name, title=title, unit=unit, svg=_svg(name, draw), alt=_describe(title, steps, values), legend=tuple(legend))
+    return Chart(
+        name=name,
+        title=title,
+        unit=unit,
+        svg=_svg(name, draw),
+        alt=_describe(title, steps, values),
+        legend=tuple(legend),
+    )
 
 
 def _latency_chart(cells: Sequence[BenchCell], name: str, title: str, of: Callable[[BenchCell], Percentiles]) -> Chart:
-    """Milliseconds against the request rate: p50 as a mark on a line; for few lengths, from there a bar to p90 and a thin one to p99."""
+    """Milliseconds against the request rate: p50 as a mark on a line; for few lengths, from there a bar to p90 and a
+    thin one to p99.
+    """
     rates = sorted({cell.request_rate for cell in cells})
     lengths = sorted({cell.input_tokens for cell in cells})
     ranges = len(lengths) <= _MOST_RANGES
@@ -192,7 +221,9 @@ def _latency_chart(cells: Sequence[BenchCell], name: str, title: str, of: Callab
             if ranges:
                 axes.vlines(at, high, top, color=colour, linewidth=1.3)
                 axes.vlines(at, middle, high, color=colour, linewidth=4, alpha=0.55)
-            axes.plot(at, middle, color=colour, marker=_MARKERS[place % 6], markersize=6.5, markeredgecolor=_COLOURS["paper"])
+            axes.plot(
+                at, middle, color=colour, marker=_MARKERS[place % 6], markersize=6.5, markeredgecolor=_COLOURS["paper"]
+            )
         _write_rates(axes, rates)
         if not log:
             axes.set_ylim(bottom=0)
@@ -200,8 +231,13 @@ def _latency_chart(cells: Sequence[BenchCell], name: str, title: str, of: Callab
 
     unit = f"{'ms' if ranges else 'p50, ms'}{', log scale' if log else ''}"
     legend = (*_length_legend(lengths), *([("muted", "range", "p50 to p90, p99")] if ranges else []))
-    alt = "; ".join(f"{length} in at {decimal(rate)}/s: {decimal(of(cell).p50)}" for length, rate, cell in _ordered(cells, lengths, rates))
-    return Chart(name=name, title=title, unit=unit, svg=_svg(name, draw), alt=f"{title}, p50 in ms. {alt}.", legend=legend)
+    alt = "; ".join(
+        f"{length} in at {decimal(rate)}/s: {decimal(of(cell).p50)}"
+        for length, rate, cell in _ordered(cells, lengths, rates)
+    )
+    return Chart(
+        name=name, title=title, unit=unit, svg=_svg(name, draw), alt=f"{title}, p50 in ms. {alt}.", legend=legend
+    )
 
 
 def _throughput_chart(cells: Sequence[BenchCell]) -> Chart:
@@ -226,10 +262,18 @@ def _throughput_chart(cells: Sequence[BenchCell]) -> Chart:
 
     legend = (*_length_legend(lengths), ("muted", "dots", "asked for: rate × output tokens"))
     alt = "; ".join(
-        f"{length} in at {decimal(rate)}/s: {decimal(cell.output_tokens_per_s)}" for length, rate, cell in _ordered(cells, lengths, rates)
+        f"{length} in at {decimal(rate)}/s: {decimal(cell.output_tokens_per_s)}"
+        for length, rate, cell in _ordered(cells, lengths, rates)
     )
     alt = f"Output tokens a second. {alt}."
-    return Chart(name="throughput", title="Throughput", unit="output tokens/s", svg=_svg("throughput", draw), alt=alt, legend=legend)
+    return Chart(
+        name="throughput",
+        title="Throughput",
+        unit="output tokens/s",
+        svg=_svg("throughput", draw),
+        alt=alt,
+        legend=legend,
+    )
 
 
 def running_mean(values: Sequence[float], window: int) -> list[float]:
@@ -242,7 +286,10 @@ def running_mean(values: Sequence[float], window: int) -> list[float]:
     sums = [0.0, *itertools.accumulate(0.0 if math.isnan(value) else value for value in values)]
     known = [0, *itertools.accumulate(not math.isnan(value) for value in values)]
     ends = [(max(0, middle - half), min(len(values), middle + half + 1)) for middle in range(len(values))]
-    return [(sums[end] - sums[start]) / (known[end] - known[start]) if known[end] > known[start] else math.nan for start, end in ends]
+    return [
+        (sums[end] - sums[start]) / (known[end] - known[start]) if known[end] > known[start] else math.nan
+        for start, end in ends
+    ]
 
 
 def _window(steps: int) -> int:
@@ -257,7 +304,11 @@ def _thinned(steps: Sequence[int], values: Sequence[float]) -> tuple[list[int], 
     bins = _MOST_POINTS // 2
     kept: set[int] = {0, len(steps) - 1}
     for number in range(bins):
-        inside = [i for i in range(number * len(steps) // bins, (number + 1) * len(steps) // bins) if not math.isnan(values[i])]
+        inside = [
+            i
+            for i in range(number * len(steps) // bins, (number + 1) * len(steps) // bins)
+            if not math.isnan(values[i])
+        ]
         if inside:
             kept |= {min(inside, key=lambda i: values[i]), max(inside, key=lambda i: values[i])}
     places = sorted(kept)
@@ -288,10 +339,14 @@ def _length_legend(lengths: Sequence[int]) -> list[tuple[str, str, str]]:
     return [(SERIES[place % 6], "line", f"{count(length)} tokens in") for place, length in enumerate(lengths)]
 
 
-def _ordered(cells: Sequence[BenchCell], lengths: Sequence[int], rates: Sequence[float]) -> Iterator[tuple[int, float, BenchCell]]:
+def _ordered(
+    cells: Sequence[BenchCell], lengths: Sequence[int], rates: Sequence[float]
+) -> Iterator[tuple[int, float, BenchCell]]:
     for length in lengths:
         for rate in rates:
-            yield from ((length, rate, cell) for cell in cells if (cell.input_tokens, cell.request_rate) == (length, rate))
+            yield from (
+                (length, rate, cell) for cell in cells if (cell.input_tokens, cell.request_rate) == (length, rate)
+            )
 
 
 def _write_rates(axes: Any, rates: Sequence[float]) -> None:
@@ -304,7 +359,8 @@ def _write_rates(axes: Any, rates: Sequence[float]) -> None:
 def _write_ticks(axes: Any, *, log: bool, whole_x: bool = False) -> None:
     from matplotlib import ticker
 
-    # Wrapped in a function of any value: a log axis would otherwise write powers in mathematical type, which needs its own fonts.
+    # Wrapped in a function of any value: a log axis would otherwise write powers in mathematical type, which needs its
+    # own fonts.
     write = ticker.FuncFormatter(lambda value, _: _tick(value))
     axes.yaxis.set_major_formatter(write)
     if log:
@@ -348,7 +404,9 @@ def _svg(name: str, draw: Callable[[Any], None], *, height: int = _HEIGHT) -> st
 
 
 def _inline(svg: str) -> str:
-    """Matplotlib's SVG file as an element: no prologue, no fixed size, no ids but those it refers to, the page's fonts and colours."""
+    """Matplotlib's SVG file as an element: no prologue, no fixed size, no ids but those it refers to, the page's fonts
+    and colours.
+    """
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->", "", svg, flags=re.DOTALL)
     view = re.search(r'viewBox="[^"]*"', svg)
@@ -356,9 +414,13 @@ def _inline(svg: str) -> str:
     svg = re.sub(r"<svg[^>]*>", f'<svg {view[0]} aria-hidden="true" focusable="false">', svg, count=1)
     svg = svg.replace("xlink:href", "href")
     svg = re.sub(r'<g id="[^"]*"', "<g", svg)
-    svg = re.sub(r"font-family: [^;\"]*;? ?", "", re.sub(r"font: (?:\w+ )*?([\d.]+)px [^;\"]*", r"font-size: \1px", svg))
+    svg = re.sub(
+        r"font-family: [^;\"]*;? ?", "", re.sub(r"font: (?:\w+ )*?([\d.]+)px [^;\"]*", r"font-size: \1px", svg)
+    )
     for variable, colour in _COLOURS.items():
         svg = svg.replace(colour, f"var(--{variable})")
-    svg = re.sub(r"<[^>]*>", lambda tag: re.sub(r"-?\d+\.\d{3,}", lambda number: f"{float(number[0]):.2f}", tag[0]), svg)
+    svg = re.sub(
+        r"<[^>]*>", lambda tag: re.sub(r"-?\d+\.\d{3,}", lambda number: f"{float(number[0]):.2f}", tag[0]), svg
+    )
     svg = re.sub(r"<defs>\s*</defs>", "", svg)
     return re.sub(r"\s*\n\s*", "\n", svg).strip()

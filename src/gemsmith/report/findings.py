@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from gemsmith.errors import RunError
 from gemsmith.evals.compare import SIGNIFICANT, describe_change
 from gemsmith.records import (
-    STAGES,
     BenchCell,
     BenchRecord,
     DataRecord,
@@ -24,6 +23,7 @@ from gemsmith.records import (
 )
 from gemsmith.report.numbers import count
 from gemsmith.run import Run, made_from, read_record
+from gemsmith.stages import STAGES
 
 _NAMED_STEPS = 5
 
@@ -69,7 +69,7 @@ def read_findings(run: Run) -> Findings:
     left_out: dict[str, str] = {}
     for stage in STAGES:
         try:
-            records[stage] = read_record(run, stage)
+            records[stage] = read_record(run, STAGES[stage].record)
         except RunError as error:
             records[stage] = None
             if run.record_file(stage).exists():
@@ -79,7 +79,7 @@ def read_findings(run: Run) -> Findings:
             else:
                 problems[stage] = f"No {stage}.json in this run: gemsmith {stage} makes it."
     stale = tuple(stage for stage, record in records.items() if record is not None and _is_stale(run, record))
-    return Findings(**records, problems=problems, left_out=left_out, stale=stale)  # type: ignore[arg-type]  # each stage's own class, by RECORDS
+    return Findings(**records, problems=problems, left_out=left_out, stale=stale)  # type: ignore[arg-type]  # each stage's own class, by STAGES
 
 
 def find_notices(findings: Findings) -> list[Notice]:
@@ -87,9 +87,16 @@ def find_notices(findings: Findings) -> list[Notice]:
     notices = []
     if findings.verify and not findings.verify.passed:
         failed = [check.name for check in findings.verify.checks if check.passed is False]
-        notices.append(Notice(grave=True, text=f"Verification failed: {', '.join(failed) or 'see the checks'}. Do not use these weights."))
+        notices.append(
+            Notice(
+                grave=True,
+                text=f"Verification failed: {', '.join(failed) or 'see the checks'}. Do not use these weights.",
+            )
+        )
     if findings.train and not losses_are_finite(findings.train):
-        notices.append(Notice(grave=True, text="The training loss is not finite at some steps. The curves leave those out."))
+        notices.append(
+            Notice(grave=True, text="The training loss is not finite at some steps. The curves leave those out.")
+        )
     if findings.train and findings.train.skipped:
         text = f"The updates of {_steps(findings.train.skipped)} were left out: the loss was a spike or no number."
         notices.append(Notice(grave=False, text=text))
@@ -97,21 +104,34 @@ def find_notices(findings: Findings) -> list[Notice]:
         notices.append(Notice(grave=False, text=f"The loss had a spike at {_steps(spikes)}."))
     if findings.bench and (failed_requests := sum(cell.failed for cell in findings.bench.cells)):
         asked = failed_requests + sum(cell.completed + cell.cut for cell in findings.bench.cells)
-        text = f"{count(failed_requests)} of {count(asked)} requests of the load test failed; the latencies are those of the others."
+        text = (
+            f"{count(failed_requests)} of {count(asked)} requests of the load test failed; the latencies are those of "
+            "the others."
+        )
         notices.append(Notice(grave=False, text=text))
     if findings.verify and (undone := [check.name for check in findings.verify.checks if check.passed is None]):
         notices.append(Notice(grave=False, text=f"Verification is partial, not done here: {', '.join(undone)}."))
     if findings.eval and (cut := findings.eval.base.cut + findings.eval.tuned.cut):
-        text = f"{count(cut)} answers reached eval.max_tokens before they had ended ({count(findings.eval.tuned.cut)} of the tuned model)."
+        text = (
+            f"{count(cut)} answers reached eval.max_tokens before they had ended ({count(findings.eval.tuned.cut)} of "
+            "the tuned model)."
+        )
         notices.append(Notice(grave=False, text=text))
     for record in findings.records().values():
         notices += [Notice(grave=True, text=text) for text in record.grave_notices]
-        notices += [Notice(grave=False, text=text) for text in record.notices if not _said_again(text, record, findings)]
+        notices += [
+            Notice(grave=False, text=text) for text in record.notices if not _said_again(text, record, findings)
+        ]
     if findings.stale:
-        text = f"Made from other settings or an earlier record than those now in the run directory: {', '.join(findings.stale)}."
+        text = (
+            "Made from other settings or an earlier record than those now in the run directory: "
+            f"{', '.join(findings.stale)}."
+        )
         notices.append(Notice(grave=False, text=text))
     if findings.problems:
-        notices.append(Notice(grave=False, text=f"No record of: {', '.join(findings.problems)}. The page holds what there is."))
+        notices.append(
+            Notice(grave=False, text=f"No record of: {', '.join(findings.problems)}. The page holds what there is.")
+        )
     return sorted(notices, key=lambda notice: not notice.grave)
 
 
@@ -138,13 +158,18 @@ def middle_cell(bench: BenchRecord) -> BenchCell | None:
         return None
     lengths = sorted({cell.input_tokens for cell in cells})
     length = lengths[(len(lengths) - 1) // 2]
-    row = sorted((cell for cell in cells if cell.input_tokens == length), key=lambda cell: (cell.request_rate, cell.output_tokens))
+    row = sorted(
+        (cell for cell in cells if cell.input_tokens == length),
+        key=lambda cell: (cell.request_rate, cell.output_tokens),
+    )
     return row[(len(row) - 1) // 2]
 
 
 def fastest_cell(bench: BenchRecord) -> BenchCell | None:
     """The cell with the highest output tokens/s."""
-    return max((cell for cell in bench.cells if cell.completed), key=lambda cell: cell.output_tokens_per_s, default=None)
+    return max(
+        (cell for cell in bench.cells if cell.completed), key=lambda cell: cell.output_tokens_per_s, default=None
+    )
 
 
 def cheapest_machine(plan: PlanRecord) -> MachinePlan | None:
@@ -166,7 +191,9 @@ def total_s(findings: Findings) -> float:
 
 
 def verdict(scores: EvalRecord) -> str:
-    """One sentence on what the scores allow to say: by the rows in which the models differ, or else by the two intervals."""
+    """One sentence on what the scores allow to say: by the rows in which the models differ, or else by the two
+    intervals.
+    """
     base, tuned = scores.base, scores.tuned
     if scores.rows_better is not None and scores.rows_worse is not None and scores.p_value is not None:
         rows = describe_change(scores.rows_better, scores.rows_worse, scores.p_value)
@@ -181,7 +208,9 @@ def verdict(scores: EvalRecord) -> str:
 
 
 def _said_again(text: str, record: Record, findings: Findings) -> bool:
-    """Whether the data stage says it of held-out rows that eval has looked at itself since; they may have been others."""
+    """Whether the data stage says it of held-out rows that eval has looked at itself since; they may have been
+    others.
+    """
     return isinstance(record, DataRecord) and findings.eval is not None and text.startswith("data.eval: ")
 
 

@@ -120,7 +120,9 @@ def _context(run: Run, findings: Findings) -> dict[str, Any]:
         "positions": _positions(findings.data) if findings.data else [],
         "longest_tokens": max((1, *findings.data.length_percentiles.values())) if findings.data else 1,
         "step_rows": _step_rows(findings.train) if findings.train else [],
-        "cells": sorted(findings.bench.cells, key=lambda cell: (cell.input_tokens, cell.request_rate)) if findings.bench else [],
+        "cells": sorted(findings.bench.cells, key=lambda cell: (cell.input_tokens, cell.request_rate))
+        if findings.bench
+        else [],
         "checks": count_checks(findings.verify) if findings.verify else None,
         "fastest": fastest_cell(findings.bench) if findings.bench else None,
         "verdict": verdict(findings.eval) if findings.eval else None,
@@ -130,7 +132,13 @@ def _context(run: Run, findings: Findings) -> dict[str, Any]:
 
 
 def _tiles(findings: Findings) -> list[Tile]:
-    return [_score_tile(findings), _loss_tile(findings), _speed_tile(findings), _latency_tile(findings), _cost_tile(findings)]
+    return [
+        _score_tile(findings),
+        _loss_tile(findings),
+        _speed_tile(findings),
+        _latency_tile(findings),
+        _cost_tile(findings),
+    ]
 
 
 def _score_tile(findings: Findings) -> Tile:
@@ -139,7 +147,9 @@ def _score_tile(findings: Findings) -> Tile:
     base, tuned = findings.eval.base, findings.eval.tuned
     ranges = [f"{numbers.fraction(score.low)}–{numbers.fraction(score.high)}" for score in (base, tuned)]
     note = f"95 % intervals {ranges[0]} and {ranges[1]}; {numbers.count(tuned.n)} held-out rows"
-    return Tile(label="Score, base → tuned", value=numbers.fraction(tuned.score), before=numbers.fraction(base.score), note=note)
+    return Tile(
+        label="Score, base → tuned", value=numbers.fraction(tuned.score), before=numbers.fraction(base.score), note=note
+    )
 
 
 def _loss_tile(findings: Findings) -> Tile:
@@ -162,8 +172,13 @@ def _speed_tile(findings: Findings) -> Tile:
 def _latency_tile(findings: Findings) -> Tile:
     cell = middle_cell(findings.bench) if findings.bench else None
     if cell is None:
-        return Tile(label="TTFT p50", value=None, note="no bench record" if findings.bench is None else "no request completed")
-    note = f"{numbers.count(cell.input_tokens)} tokens in, {numbers.count(cell.output_tokens)} out, {cell.request_rate:g} requests/s"
+        return Tile(
+            label="TTFT p50", value=None, note="no bench record" if findings.bench is None else "no request completed"
+        )
+    note = (
+        f"{numbers.count(cell.input_tokens)} tokens in, {numbers.count(cell.output_tokens)} out, {cell.request_rate:g} "
+        "requests/s"
+    )
     return Tile(label="TTFT p50", value=numbers.decimal(cell.ttft_ms.p50) + "\u00a0ms", note=note)
 
 
@@ -193,12 +208,16 @@ def _machines(findings: Findings) -> list[tuple[Machine, list[str]]]:
 
 
 def _versions(findings: Findings) -> dict[str, list[str]]:
-    """Package -> the versions that took part; more than one where stages differ, as training's and serving's environments may."""
+    """Package -> the versions that took part; more than one where stages differ, as training's and serving's
+    environments may.
+    """
     versions: dict[str, set[str]] = {}
     for record in findings.records().values():
         for name, version in {"gemsmith": record.origin.gemsmith, **record.origin.versions}.items():
             versions.setdefault(name, set()).add(version)
-    return {name: sorted(versions[name]) for name in sorted(versions, key=lambda name: (name != "gemsmith", name.lower()))}
+    return {
+        name: sorted(versions[name]) for name in sorted(versions, key=lambda name: (name != "gemsmith", name.lower()))
+    }
 
 
 def _warmup(optimizer: Optimizer, trained: TrainRecord | None) -> str:
@@ -221,7 +240,11 @@ def _settings(run: Run, trained: TrainRecord | None) -> Iterator[tuple[str, str]
     yield "LoRA", f"rank {lora.rank}, {scale}{dropout}, on {', '.join(lora.targets)}"
     decay = f"decay {numbers.plain(optimizer.weight_decay)}"
     clip = f"clip {numbers.plain(optimizer.clip_norm)}" if optimizer.clip_norm else "no clipping"
-    yield "AdamW", f"peak {numbers.plain(optimizer.learning_rate)}, {optimizer.schedule}, {_warmup(optimizer, trained)}, {decay}, {clip}"
+    yield (
+        "AdamW",
+        f"peak {numbers.plain(optimizer.learning_rate)}, {optimizer.schedule}, {_warmup(optimizer, trained)}, {decay}, "
+        f"{clip}",
+    )
     packed = "packed" if recipe.data.packing else "not packed"
     yield "Step", f"{train.rows_per_step} rows of {numbers.count(recipe.data.max_length)} tokens, {packed}"
     length = (
@@ -284,7 +307,9 @@ def _answer(name: str, example: dict[str, Any], expected: str) -> Answer:
 
 def _common(one: str, other: str) -> int:
     """How many characters two texts share from their start."""
-    return next((place for place, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+    return next(
+        (place for place, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
+    )
 
 
 def _recipe_lines(run: Run) -> list[tuple[str, str]]:
@@ -313,9 +338,14 @@ def _cut_reason(line: str) -> tuple[str, str]:
 def _printable(value: Any) -> Any:
     """Control characters as pictures, and those that turn the order of letters as their names.
 
-    HTML forbids some of the first; the others would let a text show itself, or what follows it, as something that it is not.
+    HTML forbids some of the first; the others would let a text show itself, or what follows it, as something that it is
+    not.
     """
     if type(value) is not str:
         return value
-    value = re.sub(r"[\x00-\x08\x0b-\x1f\x7f]", lambda found: "\u2421" if found[0] == "\x7f" else chr(0x2400 + ord(found[0])), value)
+    value = re.sub(
+        r"[\x00-\x08\x0b-\x1f\x7f]",
+        lambda found: "\u2421" if found[0] == "\x7f" else chr(0x2400 + ord(found[0])),
+        value,
+    )
     return re.sub(r"[\u200e\u200f\u202a-\u202e\u2066-\u2069]", lambda found: f"[U+{ord(found[0]):04X}]", value)

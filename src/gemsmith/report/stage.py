@@ -2,8 +2,9 @@
 
 from pathlib import Path
 
+from gemsmith.files import write_text
 from gemsmith.report.page import render_page
-from gemsmith.run import Run, write_text
+from gemsmith.run import Run
 
 
 def report(run: Run) -> Path:

@@ -38,7 +38,11 @@ def summary_table(run: Run) -> Table:
     findings = read_findings(run)
     records = findings.records()
     table = Table(
-        title=Text(f"What came out of {run.path.name}"), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0)
+        title=Text(f"What came out of {run.path.name}"),
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
     )
     table.add_column("stage", style="bold", no_wrap=True)
     table.add_column("time", justify="right", no_wrap=True)
@@ -46,7 +50,9 @@ def summary_table(run: Run) -> Table:
     table.add_column("value")
     for stage, lines in _LINES.items():
         if stage not in records:
-            table.add_row(stage, "", Text("no record" if stage in findings.problems else "left out", style="yellow"), "")
+            table.add_row(
+                stage, "", Text("no record" if stage in findings.problems else "left out", style="yellow"), ""
+            )
             continue
         time = numbers.duration(records[stage].origin.duration_s)
         for number, (what, value, style) in enumerate(lines(findings)):
@@ -79,7 +85,11 @@ def _train_lines(findings: Findings) -> Iterator[tuple[str, str, str]]:
     train = findings.train
     if train.steps:
         first, last = train.steps[0], train.steps[-1]
-        yield "loss", f"{numbers.decimal(first.loss)} → {numbers.decimal(last.loss)} in {numbers.count(last.step)} steps", ""
+        yield (
+            "loss",
+            f"{numbers.decimal(first.loss)} → {numbers.decimal(last.loss)} in {numbers.count(last.step)} steps",
+            "",
+        )
     yield "real tokens/s", numbers.decimal(train.real_tokens_per_s), ""
     adapted = ", ".join(f"{kind} {count}" for kind, count in train.adapted.items())
     yield "adapted modules", f"{numbers.count(sum(train.adapted.values()))} ({adapted})", ""
@@ -89,7 +99,12 @@ def _export_lines(findings: Findings) -> Iterator[tuple[str, str, str]]:
     assert findings.export
     export = findings.export
     total = numbers.size(sum(file.bytes for file in export.merged))
-    yield "merged", f"{total}, {numbers.count(export.merged_tensors)} tensors merged, {numbers.count(export.copied_tensors)} copied", ""
+    yield (
+        "merged",
+        f"{total}, {numbers.count(export.merged_tensors)} tensors merged, "
+        f"{numbers.count(export.copied_tensors)} copied",
+        "",
+    )
 
 
 def _verify_lines(findings: Findings) -> Iterator[tuple[str, str, str]]:

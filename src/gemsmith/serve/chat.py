@@ -1,4 +1,6 @@
-"""What the answer to a request holds, read strictly: text that the model wrote is told from errors, web pages and half an answer."""
+"""What the answer to a request holds, read strictly: text that the model wrote is told from errors, web pages and half
+an answer.
+"""
 
 import json
 from collections.abc import Mapping
@@ -7,7 +9,8 @@ from typing import Any
 
 # Of vLLM's own reasons these end an answer; `abort` and `error` end a request that has none.
 _ENDED = ("stop", "length", "tool_calls", "repetition")
-# Where vLLM puts what a reasoning or tool parser took out of the text; a model that wrote nothing else has answered, with no text.
+# Where vLLM puts what a reasoning or tool parser took out of the text; a model that wrote nothing else has answered,
+# with no text.
 _BESIDE_TEXT = ("reasoning", "reasoning_content", "tool_calls", "refusal")
 _SHOWN = 300
 
@@ -46,12 +49,16 @@ def read_choice(found: Mapping[str, Any]) -> dict[str, Any] | Failure:
         return Failure(reason="no choices", detail=_shown(json.dumps(found).encode()))
     choice: dict[str, Any] = choices[0]
     if choice.get("finish_reason") not in _ENDED:
-        return Failure(reason=f"finish_reason {str(choice.get('finish_reason'))[:20]}", detail=_shown(json.dumps(choice).encode()))
+        return Failure(
+            reason=f"finish_reason {str(choice.get('finish_reason'))[:20]}", detail=_shown(json.dumps(choice).encode())
+        )
     return choice
 
 
 def read_chat(found: Mapping[str, Any]) -> Reply | Failure:
-    """The text of a chat completion; empty where the model wrote only what a reasoning or tool parser of vLLM takes out."""
+    """The text of a chat completion; empty where the model wrote only what a reasoning or tool parser of vLLM takes
+    out.
+    """
     choice = read_choice(found)
     if isinstance(choice, Failure):
         return choice

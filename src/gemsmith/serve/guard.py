@@ -1,6 +1,8 @@
-"""Runs a command, and leaves nothing of it behind: neither when told to stop, nor when whoever asked for it is gone, even by SIGKILL.
+"""Runs a command, and leaves nothing of it behind: neither when told to stop, nor when whoever asked for it is gone,
+even by SIGKILL.
 
-A script of its own (`python guard.py PARENT_PID GRACE_S COMMAND…`), since a killed process can clean up nothing. Standard library only.
+A script of its own (`python guard.py PARENT_PID GRACE_S COMMAND…`), since a killed process can clean up nothing.
+Standard library only.
 """
 
 import contextlib
@@ -48,7 +50,9 @@ def _prctl(option: int, value: int) -> None:
 
 
 def _end_group(child: subprocess.Popen[bytes], grace_s: float, told: Sequence[int]) -> None:
-    """SIGTERM for the command's process group, SIGKILL for what is left of it and of its orphans after the grace, or at a second signal."""
+    """SIGTERM for the command's process group, SIGKILL for what is left of it and of its orphans after the grace, or at
+    a second signal.
+    """
     deadline_s = time.monotonic() + grace_s
     _signal_group(child.pid, signal.SIGTERM)
     while _is_left(child):

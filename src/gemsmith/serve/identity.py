@@ -1,4 +1,6 @@
-"""Whether what answers at an address is the vLLM that was started here: it lists a random name beside the model's, which no other can."""
+"""Whether what answers at an address is the vLLM that was started here: it lists a random name beside the model's,
+which no other can.
+"""
 
 import contextlib
 import re
@@ -19,7 +21,8 @@ def new_nonce() -> str:
 
 
 def with_nonce(command: Sequence[str], nonce: str) -> list[str]:
-    """A command line of vLLM with the nonce as one more name of the model, behind those of the last --served-model-name, which counts.
+    """A command line of vLLM with the nonce as one more name of the model, behind those of the last
+    --served-model-name, which counts.
 
     vLLM lists and takes all of them, and calls itself by the first.
     """
@@ -32,9 +35,11 @@ def with_nonce(command: Sequence[str], nonce: str) -> list[str]:
 
 
 def ask_models(url: str, *, timeout_s: float) -> bytes | None:
-    """What a server answers to GET /v1/models, status line first, as far as it came in the time; None where none listens.
+    """What a server answers to GET /v1/models, status line first, as far as it came in the time; None where none
+    listens.
 
-    A socket and no HTTP client: those limit the time of each read, so that a byte now and then holds them for hours, and follow redirects.
+    A socket and no HTTP client: those limit the time of each read, so that a byte now and then holds them for hours,
+    and follow redirects.
     """
     parts = urlsplit(url)
     headers = {"Host": parts.netloc, "Accept": "application/json"} | dict(api_headers())

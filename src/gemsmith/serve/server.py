@@ -20,7 +20,8 @@ POLL_S = 0.2
 START_PROOF_TIMEOUT_S, PROOF_TIMEOUT_S = 5.0, 30.0
 START_GRACE_S = 2.0
 FREE_PORT_TRIES = 3
-# There, a socket that is bound and does not listen keeps a port from being given away, and lets vLLM listen on it: both have SO_REUSEADDR.
+# There, a socket that is bound and does not listen keeps a port from being given away, and lets vLLM listen on it: both
+# have SO_REUSEADDR.
 _HOLDS_PORTS = sys.platform == "linux"
 
 
@@ -46,13 +47,19 @@ class Server:
     nonce: str = field(repr=False, compare=False)
 
     def check(self) -> None:
-        """Raises EngineError with the log's last lines where the server has died, MachineError where that is for want of room."""
+        """Raises EngineError with the log's last lines where the server has died, MachineError where that is for want
+        of room.
+        """
         if self.process.poll() is not None:
             refuse_full_disk(self.log)
-            raise EngineError(f"vLLM died (exit code {self.process.returncode}); the end of {self.log}:\n{last_lines(self.log)}")
+            raise EngineError(
+                f"vLLM died (exit code {self.process.returncode}); the end of {self.log}:\n{last_lines(self.log)}"
+            )
 
     def prove(self) -> None:
-        """Raises PortTakenError where what answers is not the vLLM that was started, EngineError where that is dead or silent."""
+        """Raises PortTakenError where what answers is not the vLLM that was started, EngineError where that is dead or
+        silent.
+        """
         self.check()
         answer = ask_models(self.url, timeout_s=PROOF_TIMEOUT_S)
         if not answer:
@@ -63,10 +70,11 @@ class Server:
 
 @contextlib.contextmanager
 def running_server(model_folder: Path, *, name: str, settings: ServeSettings, log: Path) -> Iterator[Server]:
-    """A server of a checkpoint folder that is up and ours; it and its children are gone when the block ends, however it ends.
+    """A server of a checkpoint folder that is up and ours; it and its children are gone when the block ends, however it
+    ends.
 
-    A free port that another program takes before vLLM has it is changed for another. Raises MachineError where vLLM is not installed or
-    the port is in use, EngineError where vLLM dies or does not answer in time.
+    A free port that another program takes before vLLM has it is changed for another. Raises MachineError where vLLM is
+    not installed or the port is in use, EngineError where vLLM dies or does not answer in time.
     """
     engine = find_engine(settings.python)
     console = open_console()
@@ -85,7 +93,9 @@ def running_server(model_folder: Path, *, name: str, settings: ServeSettings, lo
 
 
 @contextlib.contextmanager
-def _one_server(engine: Engine, model_folder: Path, *, name: str, settings: ServeSettings, log: Path) -> Iterator[Server]:
+def _one_server(
+    engine: Engine, model_folder: Path, *, name: str, settings: ServeSettings, log: Path
+) -> Iterator[Server]:
     nonce = new_nonce()
     with _listener(settings.host, settings.port or 0) as holder:
         port = int(holder.getsockname()[1])
@@ -123,7 +133,9 @@ def _wait_until_ours(server: Server, timeout_s: float) -> float:
     console = open_console()
     with console.status("") as status:
         while True:
-            code = server.process.poll()  # before asking: where vLLM died of a taken port, the other program answers by now
+            code = (
+                server.process.poll()
+            )  # before asking: where vLLM died of a taken port, the other program answers by now
             answer = ask_models(server.url, timeout_s=START_PROOF_TIMEOUT_S)
             if answer and has_nonce(answer, server.nonce):
                 break
@@ -132,11 +144,16 @@ def _wait_until_ours(server: Server, timeout_s: float) -> float:
             if code is not None:
                 refuse_full_disk(server.log)
                 raise EngineError(
-                    f"vLLM died at start (exit code {code}) with {server.model}; the end of {server.log}:\n{last_lines(server.log)}"
+                    f"vLLM died at start (exit code {code}) with {server.model}; the end of "
+                    f"{server.log}:\n{last_lines(server.log)}"
                 )
             elapsed_s = time.monotonic() - begin_s
             if elapsed_s > timeout_s:
-                silent = "" if answer is None else f"; {server.url} takes connections and says nothing, which may be another program"
+                silent = (
+                    ""
+                    if answer is None
+                    else f"; {server.url} takes connections and says nothing, which may be another program"
+                )
                 raise EngineError(
                     f"vLLM did not answer in {timeout_s:.0f} s (serve.start_timeout_s) with {server.model}{silent}; "
                     f"the end of {server.log}:\n{last_lines(server.log)}"
@@ -152,7 +169,8 @@ def _port_taken(url: str, answer: bytes) -> PortTakenError:
     found = describe_answer(answer)
     key = f"; if serve.arguments has --api-key, set ${KEY_VARIABLE} instead" if found == "HTTP 401" else ""
     return PortTakenError(
-        f"serve.port: what answers at {url} ({found}) is not the vLLM that was started here; stop it, or name another port{key}"
+        f"serve.port: what answers at {url} ({found}) is not the vLLM that was started here; stop it, or name another "
+        f"port{key}"
     )
 
 
@@ -161,7 +179,9 @@ def _listener(host: str, port: int) -> socket.socket:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind, protocol)
     except OSError as error:
-        raise MachineError(f"serve.host: {host} is not an address of this machine ({error.strerror}); 127.0.0.1 is") from None
+        raise MachineError(
+            f"serve.host: {host} is not an address of this machine ({error.strerror}); 127.0.0.1 is"
+        ) from None
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind(address)
@@ -171,7 +191,9 @@ def _listener(host: str, port: int) -> socket.socket:
             raise MachineError(
                 f"serve.port: {port} is in use on {host}; free it, name another, or leave it out to take a free one"
             ) from None
-        raise MachineError(f"serve.host, serve.port: {host}:{port} cannot be bound ({error.strerror}); try 127.0.0.1 and no port") from None
+        raise MachineError(
+            f"serve.host, serve.port: {host}:{port} cannot be bound ({error.strerror}); try 127.0.0.1 and no port"
+        ) from None
     return listener
 
 

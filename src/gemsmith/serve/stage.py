@@ -14,9 +14,11 @@ import httpx
 from gemsmith.characters import spell_out
 from gemsmith.checkpoint import open_checkpoint
 from gemsmith.errors import CheckpointError, EngineError, RunError
-from gemsmith.recipe import differing_keys, load_recipe
-from gemsmith.records import Origin, ServeRecord
-from gemsmith.run import Clock, Run, make_origin, read_record, start_clock, write_record
+from gemsmith.provenance import Clock, start_clock
+from gemsmith.recipe import differing_keys
+from gemsmith.recipe_file import load_recipe
+from gemsmith.records import ExportRecord, Origin, ServeRecord
+from gemsmith.run import Run, make_origin, read_record, write_record
 from gemsmith.serve.chat import Failure, read_chat, read_object
 from gemsmith.serve.engine import KEY_VARIABLE, ServeSettings, api_headers, has_chat_template
 from gemsmith.serve.server import Server, running_server
@@ -24,7 +26,8 @@ from gemsmith.serve.verified import find_doubt
 from gemsmith.terminal import open_console
 
 FIRST_PROMPT = (
-    "Write a Verilog module named bus_gate with 8-bit input a, 8-bit input b and 8-bit output y. y is the bitwise AND of a and b."
+    "Write a Verilog module named bus_gate with 8-bit input a, 8-bit input b and 8-bit output y. y is the bitwise AND "
+    "of a and b."
 )
 FIRST_ANSWER_TOKENS = 64
 
@@ -53,7 +56,9 @@ class Servers:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.stop()
 
     @property
@@ -66,7 +71,7 @@ class Servers:
 
         Raises RunError where they are not what verify has passed, unless that is insisted on; then `notices` says so.
         """
-        read_record(self._run, "export")
+        read_record(self._run, ExportRecord)
         return self._serve(self._run.merged, self._name, "vllm-tuned.log")
 
     def base(self) -> Server:
@@ -83,7 +88,9 @@ class Servers:
         return self._run.path.resolve().name
 
     def check_verified(self) -> None:
-        """Raises RunError where the merged weights are not what verify has passed, unless that is insisted on; see `notices`."""
+        """Raises RunError where the merged weights are not what verify has passed, unless that is insisted on; see
+        `notices`.
+        """
         if self._checked or (self._current is not None and self._current[0] == self._run.merged):
             return
         doubt = find_doubt(self._run)
@@ -103,8 +110,12 @@ class Servers:
         if folder == self._run.merged:
             self.check_verified()
         if self._settings.chat_template is None and not has_chat_template(folder):
-            raise CheckpointError(f"{folder}: has no chat template, so chats cannot be rendered; name one as data.template")
-        server = self._stack.enter_context(self._start(folder, name=name, settings=self._settings, log=self._run.logs / log))
+            raise CheckpointError(
+                f"{folder}: has no chat template, so chats cannot be rendered; name one as data.template"
+            )
+        server = self._stack.enter_context(
+            self._start(folder, name=name, settings=self._settings, log=self._run.logs / log)
+        )
         self._current, self._checked = (folder, server), False
         return server
 
@@ -145,7 +156,8 @@ def serve(run: Run, servers: Servers) -> ServeRecord:
 
 
 def keep_serving(run: Run, *, unverified: bool = False, ready: Callable[[], None] = lambda: None) -> None:
-    """Serves the tuned model until Ctrl-C, and prints a curl line that works; recorded where the run directory's recipe says the same.
+    """Serves the tuned model until Ctrl-C, and prints a curl line that works; recorded where the run directory's recipe
+    says the same.
 
     `ready` is called once nothing more is written to the run.
 
@@ -196,11 +208,17 @@ def _ask(server: Server) -> str:
         response = httpx.post(url, json=_first_request(server), headers=api_headers(), timeout=600, trust_env=False)
     except httpx.RequestError as error:
         server.check()
-        raise EngineError(f"vLLM at {server.url} did not answer a first prompt ({error}); its log is {server.log}") from None
+        raise EngineError(
+            f"vLLM at {server.url} did not answer a first prompt ({error}); its log is {server.log}"
+        ) from None
     if response.status_code != httpx.codes.OK:
-        raise EngineError(f"vLLM at {server.url} answered a first prompt with {response.status_code}: {response.text[:300]}")
+        raise EngineError(
+            f"vLLM at {server.url} answered a first prompt with {response.status_code}: {response.text[:300]}"
+        )
     found = read_object(response.status_code, response.content)
     reply = found if isinstance(found, Failure) else read_chat(found)
     if isinstance(reply, Failure):
-        raise EngineError(f"vLLM at {server.url} answered a first prompt with {reply.reason}: {reply.detail}; its log is {server.log}")
+        raise EngineError(
+            f"vLLM at {server.url} answered a first prompt with {reply.reason}: {reply.detail}; its log is {server.log}"
+        )
     return reply.text

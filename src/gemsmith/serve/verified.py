@@ -4,8 +4,9 @@ from dataclasses import dataclass
 
 from gemsmith.checkpoint.sums import changed_files
 from gemsmith.errors import RunError
+from gemsmith.files import sha256_file
 from gemsmith.records import ExportRecord, VerifyRecord
-from gemsmith.run import Run, read_record, sha256_file
+from gemsmith.run import Run, read_record
 from gemsmith.terminal import open_console
 
 # Reading less than this takes no time worth a word.
@@ -22,16 +23,20 @@ class Doubt:
 
 
 def find_doubt(run: Run) -> Doubt | None:
-    """What speaks against serving the run's merged/: its verify.json, or files that are no longer those of export.json; else None.
+    """What speaks against serving the run's merged/: its verify.json, or files that are no longer those of export.json;
+    else None.
 
     A check that could not be done is no failure.
     """
-    exported: ExportRecord = read_record(run, "export")
-    verify, export_again = f"gemsmith verify {run.path}", f"gemsmith export {run.path} --force && gemsmith verify {run.path}"
+    exported: ExportRecord = read_record(run, ExportRecord)
+    verify, export_again = (
+        f"gemsmith verify {run.path}",
+        f"gemsmith export {run.path} --force && gemsmith verify {run.path}",
+    )
     if not run.record_file("verify").exists():
         return Doubt(reason="they were never verified", remedy=verify)
     try:
-        record: VerifyRecord = read_record(run, "verify")
+        record: VerifyRecord = read_record(run, VerifyRecord)
     except (RunError, OSError):
         return Doubt(reason="verify.json is unreadable", remedy=verify)
     if record.origin.made_from.get("export.json") != sha256_file(run.record_file("export")):
@@ -41,7 +46,9 @@ def find_doubt(run: Run) -> Doubt | None:
         return Doubt(reason=f"verify failed: {failed or 'see verify.json'}", remedy=export_again)
     if problems := _changed_files(run, exported):
         more = f" and {len(problems) - _LISTED} more" if len(problems) > _LISTED else ""
-        return Doubt(reason=f"they are not what was verified: {'; '.join(problems[:_LISTED])}{more}", remedy=export_again)
+        return Doubt(
+            reason=f"they are not what was verified: {'; '.join(problems[:_LISTED])}{more}", remedy=export_again
+        )
     return None
 
 
@@ -50,5 +57,7 @@ def _changed_files(run: Run, exported: ExportRecord) -> list[str]:
     total_bytes = sum(file.bytes for file in exported.merged)
     if total_bytes >= _SAID_FROM_BYTES:
         console = open_console()
-        console.print(f"comparing {len(exported.merged)} files of {run.merged} with export.json, {total_bytes / 1e9:.0f} GB")
+        console.print(
+            f"comparing {len(exported.merged)} files of {run.merged} with export.json, {total_bytes / 1e9:.0f} GB"
+        )
     return changed_files(run.merged, exported.merged)

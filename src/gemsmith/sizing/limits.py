@@ -1,4 +1,6 @@
-"""What training cannot do on any machine: rows, heads and layouts that do not go together. Backends ask the same once they know theirs."""
+"""What training cannot do on any machine: rows, heads and layouts that do not go together. Backends ask the same once
+they know theirs.
+"""
 
 import math
 from collections.abc import Mapping
@@ -24,7 +26,9 @@ def check_training(recipe: Recipe, variant: Variant) -> None:
 
 
 def check_mesh(recipe: Recipe, variant: Variant, sizes: Mapping[str, int]) -> None:
-    """Raises RecipeError unless rows, positions and heads can be split over the axes replica, fsdp, sequence and tp of these sizes."""
+    """Raises RecipeError unless rows, positions and heads can be split over the axes replica, fsdp, sequence and tp of
+    these sizes.
+    """
     rows, length, slices = recipe.train.rows_per_step, recipe.data.max_length, recipe.train.micro_batches
     over_rows = slices * sizes["replica"] * sizes["fsdp"]
     if rows % over_rows:
@@ -35,8 +39,10 @@ def check_mesh(recipe: Recipe, variant: Variant, sizes: Mapping[str, int]) -> No
         )
     if length % sizes["sequence"]:
         raise RecipeError(
-            f"data.max_length: {length} does not divide over {sizes['sequence']} devices of a row ({name_mesh(sizes)}); "
-            f"set a multiple of {sizes['sequence']}, or train.rows_per_step to a multiple of {math.prod(sizes.values())}"
+            f"data.max_length: {length} does not divide over {sizes['sequence']} devices of a row "
+            f"({name_mesh(sizes)}); "
+            f"set a multiple of {sizes['sequence']}, or train.rows_per_step to a multiple of "
+            f"{math.prod(sizes.values())}"
         )
     _check_heads(variant, sizes["tp"], "train.mesh.tp:")
 
@@ -47,10 +53,13 @@ def name_mesh(sizes: Mapping[str, int]) -> str:
 
 
 def check_splash(recipe: Recipe, variant: Variant, sizes: Mapping[str, int]) -> None:
-    """Raises RecipeError for heads and rows that the splash kernel cannot take, split over the axes sequence and tp of these sizes."""
+    """Raises RecipeError for heads and rows that the splash kernel cannot take, split over the axes sequence and tp of
+    these sizes.
+    """
     if not heads_fill_lanes(variant):
         raise RecipeError(
-            f"train.attention: the splash kernel takes heads in multiples of {LANES} numbers, {variant.name} has heads of "
+            f"train.attention: the splash kernel takes heads in multiples of {LANES} numbers, {variant.name} has heads "
+            "of "
             f"{variant.head_dim} and {variant.global_head_dim}; set dense, or auto"
         )
     part = recipe.data.max_length // sizes["sequence"]
@@ -67,21 +76,27 @@ def trl_mesh(recipe: Recipe, processes: int) -> Mesh:
     """How the weights lie on so many processes of TRL. Raises RecipeError for what these cannot do."""
     mesh, train = recipe.train.mesh, recipe.train
     if train.dtype == "nf4" and processes > 1:
-        raise RecipeError(f"train.dtype: nf4 trains in one process, {processes} were asked for; set train.mesh to {{fsdp: 1}}, or bfloat16")
+        raise RecipeError(
+            f"train.dtype: nf4 trains in one process, {processes} were asked for; set train.mesh to {{fsdp: 1}}, or "
+            "bfloat16"
+        )
     if mesh == "auto":
         mesh = Mesh(fsdp=processes)
     if mesh.sequence > 1 or mesh.tp > 1:
         raise RecipeError(
-            "train.mesh: train.backend trl splits by replica and fsdp only; set sequence and tp to 1, or train.backend to tunix"
+            "train.mesh: train.backend trl splits by replica and fsdp only; set sequence and tp to 1, or train.backend "
+            "to tunix"
         )
     if mesh.replica * mesh.fsdp != processes:
         raise RecipeError(
-            f"train.mesh: replica {mesh.replica} × fsdp {mesh.fsdp} is not the number of processes, {processes}; set train.mesh to auto"
+            f"train.mesh: replica {mesh.replica} × fsdp {mesh.fsdp} is not the number of processes, {processes}; set "
+            "train.mesh to auto"
         )
     slices = processes * train.micro_batches
     if train.rows_per_step % slices:
         raise RecipeError(
-            f"train.rows_per_step: {train.rows_per_step} cannot be split over {processes} processes × {train.micro_batches} micro-batches; "
+            f"train.rows_per_step: {train.rows_per_step} cannot be split over {processes} processes × "
+            f"{train.micro_batches} micro-batches; "
             f"set a multiple of {slices}"
         )
     return mesh
@@ -91,7 +106,8 @@ def check_trl_nf4(variant: Variant) -> None:
     """Raises RecipeError for experts, which bitsandbytes leaves in bfloat16."""
     if variant.experts:
         raise RecipeError(
-            f"train.dtype: nf4 was given, but bitsandbytes leaves the experts of {variant.name} in bfloat16; set bfloat16, or "
+            f"train.dtype: nf4 was given, but bitsandbytes leaves the experts of {variant.name} in bfloat16; set "
+            "bfloat16, or "
             "train.backend to tunix"
         )
 
@@ -99,11 +115,15 @@ def check_trl_nf4(variant: Variant) -> None:
 def _check_heads(variant: Variant, devices: int, key: str) -> None:
     """Query heads are split over the devices; kv heads are split too, or each is held by devices / K of them."""
     if variant.heads % devices:
-        raise RecipeError(f"{key} {devices} does not divide the {variant.heads} heads of {variant.name}; set {_divisors(variant.heads)}")
+        raise RecipeError(
+            f"{key} {devices} does not divide the {variant.heads} heads of {variant.name}; set "
+            f"{_divisors(variant.heads)}"
+        )
     for name, heads in (("kv", variant.kv_heads), ("global kv", variant.global_kv_heads)):
         if heads % devices and devices % heads:
             raise RecipeError(
-                f"{key} {devices} neither divides the {heads} {name} heads of {variant.name} nor is a multiple of them; "
+                f"{key} {devices} neither divides the {heads} {name} heads of {variant.name} nor is a multiple of "
+                "them; "
                 f"set {_divisors(variant.heads)}"
             )
 

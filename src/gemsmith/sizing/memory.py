@@ -1,8 +1,8 @@
 """Bytes that one device needs at the peak of a training step, by formula.
 
-Of what XLA reserves for the steps of benchmarks/records/tpu_compile it gives 0.95 to 1.17 (tests/sizing/test_memory.py holds it to that).
-Without remat XLA's nearest build of the 31B on four chips of v5p, which kept every matmul's output, came to 102.4 GiB a chip; the formula,
-which keeps all that the backward pass reads, to 130.3.
+Of what XLA reserves for the steps of benchmarks/records/tpu_compile it gives 0.95 to 1.17 (tests/sizing/test_memory.py
+holds it to that). Without remat XLA's nearest build of the 31B on four chips of v5p, which kept every matmul's output,
+came to 102.4 GiB a chip; the formula, which keeps all that the backward pass reads, to 130.3.
 """
 
 from dataclasses import asdict, dataclass
@@ -42,7 +42,9 @@ def memory_of(work: Work, mesh: Mesh) -> Memory:
     copy_bytes = work.dtype_bytes if work.dtype_bytes != ADAPTER_BYTES else 0
     return Memory(
         base=work.base_bytes / (weight_shards(mesh) * mesh.tp),
-        adapters=(work.adapters_along_fsdp + work.adapters_along_tp / mesh.tp) / weight_shards(mesh) * (4 * ADAPTER_BYTES + copy_bytes),
+        adapters=(work.adapters_along_fsdp + work.adapters_along_tp / mesh.tp)
+        / weight_shards(mesh)
+        * (4 * ADAPTER_BYTES + copy_bytes),
         kept=_kept(work, mesh),
         workspace=max(_layer_workspace(work, mesh), _head_workspace(work, mesh)),
     )
@@ -69,7 +71,9 @@ def weight_shards(mesh: Mesh) -> int:
 
 
 def _kept(work: Work, mesh: Mesh) -> float:
-    """With remat layers' inputs, and the results that it names; without it everything that the layer's backward pass reads."""
+    """With remat layers' inputs, and the results that it names; without it everything that the layer's backward pass
+    reads.
+    """
     variant = work.variant
     numbers: float = work.kept_inputs * variant.hidden + variant.layers * variant.per_layer_input
     numbers += sum(width.split / mesh.tp + width.whole for width in work.kept_widths)
@@ -80,11 +84,14 @@ def _kept(work: Work, mesh: Mesh) -> float:
 
 
 def _layer_workspace(work: Work, mesh: Mesh) -> float:
-    """One layer computed again and walked back; its plain weights beside codes; and under fsdp gathered weights of layers that repeat."""
+    """One layer computed again and walked back; its plain weights beside codes; and under fsdp gathered weights of
+    layers that repeat.
+    """
     tokens = tokens_per_device(work, mesh)
     widest = max(width.split / mesh.tp + width.whole for width in work.widths)
     period = max(blocks.period for blocks in work.variant.scan_blocks)
-    # XLA gathers ahead as far as that goes, experts twice; where layers are computed again in turn, no further than the next but one.
+    # XLA gathers ahead as far as that goes, experts twice; where layers are computed again in turn, no further than the
+    # next but one.
     held = period * (2 if work.variant.experts else 1)
     if work.recomputes and not work.chains:
         held = min(held, 3)
@@ -94,7 +101,9 @@ def _layer_workspace(work: Work, mesh: Mesh) -> float:
 
 
 def _head_workspace(work: Work, mesh: Mesh) -> float:
-    """A chunk's logits and their gradient in float32, and under fsdp the gathered head, which the JAX loss splits where tokens are few."""
+    """A chunk's logits and their gradient in float32, and under fsdp the gathered head, which the JAX loss splits where
+    tokens are few.
+    """
     logits = 2 * min(LOGIT_TOKENS, tokens_per_device(work, mesh)) * work.variant.vocabulary * 4 / mesh.tp
     gathered = work.head_parameters * work.dtype_bytes / mesh.tp if weight_shards(mesh) > 1 else 0.0
     return logits + gathered

@@ -1,4 +1,6 @@
-"""What `train.remat: auto` keeps for the backward pass: as much as the chip has room for, what saves most for its bytes first."""
+"""What `train.remat: auto` keeps for the backward pass: as much as the chip has room for, what saves most for its bytes
+first.
+"""
 
 from dataclasses import replace
 
@@ -7,8 +9,8 @@ from gemsmith.recipe import Mesh
 from gemsmith.sizing.memory import memory_of
 from gemsmith.sizing.work import Work
 
-# A projection computed again costs as many FLOPs a byte of its result as it has inputs: of down the hidden units, of o the heads' numbers,
-# of the others the model's width. What A gives is R wide, so it costs next to nothing to keep.
+# A projection computed again costs as many FLOPs a byte of its result as it has inputs: of down the hidden units, of o
+# the heads' numbers, of the others the model's width. What A gives is R wide, so it costs next to nothing to keep.
 ORDER = ("lora", "down", "o", "attended", "v", "k", "q", "gate", "up")
 ROOM = 0.8
 """Of the chip's memory: the formula knows of no fragments."""
@@ -17,7 +19,8 @@ ROOM = 0.8
 def choose_remat(work: Work, mesh: Mesh, *, device_bytes: float) -> Remat:
     """The names that fit the device's memory beside all else, `layer` where none does.
 
-    Never `none`: what no name keeps costs more to write and read than to compute. On CPU it takes 1.1 to 1.2 times as long.
+    Never `none`: what no name keeps costs more to write and read than to compute. On CPU it takes 1.1 to 1.2 times as
+    long.
     """
     kept: tuple[str, ...] = ()
     for name in (name for name in ORDER if name not in work.offload):

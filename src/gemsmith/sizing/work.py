@@ -20,7 +20,8 @@ from gemsmith.recipe import Recipe
 from gemsmith.zoo import Tensor, Variant, lora_targets, text_tensors
 from gemsmith.zoo.quantised import held_bytes
 
-# Split by tp along what they put out; the others along what they take in, so that their outputs are whole on every device.
+# Split by tp along what they put out; the others along what they take in, so that their outputs are whole on every
+# device.
 _COLUMN = ("q", "k", "v", "gate", "up")
 _IN_LAYER = (*_COLUMN, "o", "down", "per_layer_gate", "per_layer_out", "router")
 _EXPERTS = ("expert_gate_up", "expert_down")
@@ -28,7 +29,9 @@ _EXPERTS = ("expert_gate_up", "expert_down")
 
 @dataclass(frozen=True, kw_only=True)
 class Widths:
-    """Numbers that one token leaves in one layer for its backward pass: those that tp splits, and those that it does not."""
+    """Numbers that one token leaves in one layer for its backward pass: those that tp splits, and those that it does
+    not.
+    """
 
     split: int
     whole: int
@@ -60,7 +63,8 @@ class Work:
     adapters_along_tp: int
     """Those on the sides of heads and hidden units, which tp splits, and fsdp splits further."""
     layer_parameters: Mapping[str, int]
-    """Weights of the layers that each token is multiplied with, by their role: of the experts, only those it is sent to."""
+    """Weights of the layers that each token is multiplied with, by their role: of the experts, only those it is sent
+    to."""
     projection_parameters: int
     """The same, of per-layer inputs, before the layers."""
     head_parameters: int
@@ -123,7 +127,9 @@ class Work:
 
 
 def on_chips(work: Work, kind: str, recipe: Recipe) -> Work:
-    """The work as the recipe's backend does it on chips of a kind, such as "tpu": its attention, and whether row by row."""
+    """The work as the recipe's backend does it on chips of a kind, such as "tpu": its attention, and whether row by
+    row.
+    """
     return replace(
         work,
         attention=attention_on(kind, recipe.train.attention, work.variant),
@@ -177,8 +183,8 @@ def work_of(recipe: Recipe, variant: Variant, *, attention: Attention = "blocked
 def attended_pairs(length: int, window: int | None, attention: Attention, *, block: int = OTHER_QUERY_BLOCK) -> int:
     """Query-key pairs that one head of one row computes.
 
-    Flash attention skips what the causal triangle or the window excludes, blocked attention the keys that a loop over blocks of queries
-    cannot see, the dense form nothing.
+    Flash attention skips what the causal triangle or the window excludes, blocked attention the keys that a loop over
+    blocks of queries cannot see, the dense form nothing.
 
     >>> [attended_pairs(4096, 1024, kind) for kind in ("flash", "blocked", "dense")]
     [3670528, 5767168, 16777216]
@@ -208,7 +214,9 @@ def _met_by_a_token(variant: Variant, tensor: Tensor) -> int:
 
 
 def _widths(variant: Variant, tensors: list[Tensor], adapted: tuple[str, ...]) -> Widths:
-    """What a layer's backward pass reads: each matmul's output, once more from its adapter, and what stands between the matmuls."""
+    """What a layer's backward pass reads: each matmul's output, once more from its adapter, and what stands between the
+    matmuls.
+    """
     split = whole = 0
     ffn = 0
     for tensor in tensors:
@@ -223,7 +231,9 @@ def _widths(variant: Variant, tensors: list[Tensor], adapted: tuple[str, ...]) -
         split += tensor.shape[1] if tensor.role == "o" else 0  # what attention puts out
     split += 2 * ffn  # gelu(gate) and its product with up
     split += 4 * variant.experts_per_token * variant.expert_ffn
-    whole += 6 * variant.hidden + 2 * variant.experts_per_token * variant.hidden  # norms and residuals; what goes to experts and back
+    whole += (
+        6 * variant.hidden + 2 * variant.experts_per_token * variant.hidden
+    )  # norms and residuals; what goes to experts and back
     return Widths(split=split, whole=whole)
 
 

@@ -1,4 +1,6 @@
-"""What every attempt at a run does alike, whichever backend runs it: how it goes on, what it refuses, how a step is judged, how it ends."""
+"""What every attempt at a run does alike, whichever backend runs it: how it goes on, what it refuses, how a step is
+judged, how it ends.
+"""
 
 import contextlib
 import itertools
@@ -14,7 +16,7 @@ from gemsmith.checkpoint import open_checkpoint
 from gemsmith.checkpoint.finite import refuse_nonfinite_base
 from gemsmith.errors import DataError, EngineError, MachineError, Preempted, RunError
 from gemsmith.recipe import Optimizer, Train
-from gemsmith.records import TrainStep
+from gemsmith.records import DataRecord, TrainStep
 from gemsmith.run import Run, confirm_recipe, read_record, refused_changes, stage_keys
 from gemsmith.train.schedule import learning_rate
 from gemsmith.train.spikes import reason_to_stop
@@ -26,7 +28,7 @@ def checkpoint_metadata(
     """What a checkpoint says about itself beside its arrays; JSON can hold it."""
     return {
         "recipe": stage_keys(run.recipe, "train"),
-        "rows_sha256": read_record(run, "data").rows_sha256,
+        "rows_sha256": read_record(run, DataRecord).rows_sha256,
         "start_adapter_sha256": start_adapter_sha256,
         "resumed_at": list(resumed_at),
         "steps": [step.model_dump_json() for step in steps],
@@ -44,14 +46,16 @@ def kept_steps(run: Run, place: str, metadata: Mapping[str, Any], start_adapter_
             f"{place}: was trained with another recipe: {key} was {json.dumps(old)} and is {json.dumps(new)}; "
             f"set it back, or start again with: gemsmith train {run.path} --force"
         )
-    if metadata["rows_sha256"] != read_record(run, "data").rows_sha256:
+    if metadata["rows_sha256"] != read_record(run, DataRecord).rows_sha256:
         raise RunError(
-            f"{place}: was trained on other rows than {run.data} holds; put those of data.train back and run: gemsmith data {run.path} "
+            f"{place}: was trained on other rows than {run.data} holds; put those of data.train back and run: gemsmith "
+            f"data {run.path} "
             f"--force; or start again with: gemsmith train {run.path} --force"
         )
     if metadata.get("start_adapter_sha256") != start_adapter_sha256:
         raise RunError(
-            f"{place}: was trained from another adapter than train.start_adapter holds now; put that one back, or start again with: "
+            f"{place}: was trained from another adapter than train.start_adapter holds now; put that one back, or "
+            "start again with: "
             f"gemsmith train {run.path} --force"
         )
     steps = [TrainStep.model_validate_json(line) for line in metadata["steps"]]
@@ -61,40 +65,55 @@ def kept_steps(run: Run, place: str, metadata: Mapping[str, Any], start_adapter_
 
 def _refuse_another_schedule(run: Run, place: str, steps: Sequence[TrainStep]) -> None:
     """Raises RunError where the steps had other learning rates than the recipe gives them."""
-    optimizer, updates = run.recipe.optimizer, read_record(run, "data").steps
+    optimizer, updates = run.recipe.optimizer, read_record(run, DataRecord).steps
     if (other := _other_rate(optimizer, steps, updates)) is None:
         return
     step, rate = other
     # Warm-up that is left open came to 100 steps before it became a tenth of them.
     once = optimizer.model_copy(update={"warmup_steps": 100, "warmup_ratio": None})
-    set_back = "--set optimizer.warmup_steps=100 goes on with it" if _other_rate(once, steps, updates) is None else "set warm-up back"
+    set_back = (
+        "--set optimizer.warmup_steps=100 goes on with it"
+        if _other_rate(once, steps, updates) is None
+        else "set warm-up back"
+    )
     raise RunError(
-        f"{place}: was trained with another schedule: step {step.step} had the learning rate {step.learning_rate:g}, with a warm-up of "
-        f"{optimizer.warmup(updates)} steps it has {rate:g}; {set_back}, or start again with: gemsmith train {run.path} --force"
+        f"{place}: was trained with another schedule: step {step.step} had the learning rate {step.learning_rate:g}, "
+        "with a warm-up of "
+        f"{optimizer.warmup(updates)} steps it has {rate:g}; {set_back}, or start again with: gemsmith train "
+        f"{run.path} --force"
     )
 
 
 def _other_rate(optimizer: Optimizer, steps: Sequence[TrainStep], updates: int) -> tuple[TrainStep, float] | None:
     """The first step that had another learning rate than it gets from the optimizer's schedule, and that rate."""
     rates = ((step, learning_rate(optimizer, update=step.step - 1, updates=updates)) for step in steps)
-    return next(((step, rate) for step, rate in rates if not math.isclose(step.learning_rate, rate, rel_tol=1e-6)), None)
+    return next(
+        ((step, rate) for step, rate in rates if not math.isclose(step.learning_rate, rate, rel_tol=1e-6)), None
+    )
 
 
 def damaged_step(run: Run, steps: Iterable[int], reason: BaseException, is_good: Callable[[int], bool]) -> RunError:
-    """What to raise where the last of the saved steps cannot be gone on from; names the last one that can, once it has been looked at."""
+    """What to raise where the last of the saved steps cannot be gone on from; names the last one that can, once it has
+    been looked at.
+    """
     last, *earlier = sorted(steps, reverse=True)
     bad = list(itertools.takewhile(lambda step: not is_good(step), earlier))
     places = " and ".join(f"{run.checkpoints}/{step}" for step in [last, *bad])
     what = f"{run.checkpoints}/{last}: is damaged ({last_line(reason)})"
     if len(bad) == len(earlier):
         return RunError(f"{what}; no earlier step is good, so start again with: gemsmith train {run.path} --force")
-    return RunError(f"{what}; step {earlier[len(bad)]} is good: delete {places}, then go on from it with: gemsmith train {run.path}")
+    return RunError(
+        f"{what}; step {earlier[len(bad)]} is good: delete {places}, then go on from it with: gemsmith train {run.path}"
+    )
 
 
 def refuse_no_targets(run: Run, step: int, targets: int) -> None:
     """Raises DataError where a step would train nothing."""
     if not targets:
-        raise DataError(f"{run.data}: no token of step {step} is trained on; make the rows again with: gemsmith data {run.path} --force")
+        raise DataError(
+            f"{run.data}: no token of step {step} is trained on; make the rows again with: gemsmith data {run.path} "
+            "--force"
+        )
 
 
 def is_spike(loss: float, limit: float) -> bool:
@@ -102,21 +121,26 @@ def is_spike(loss: float, limit: float) -> bool:
 
 
 def refuse_to_go_on(run: Run, steps: Sequence[TrainStep], train: Train, last_saved: int | None) -> None:
-    """Raises EngineError where the recipe stops at the last of these steps, CheckpointError where that is since the base is damaged."""
+    """Raises EngineError where the recipe stops at the last of these steps, CheckpointError where that is since the
+    base is damaged.
+    """
     reason = reason_to_stop(steps, train)
     if reason is None:
         return
     nonfinite = not (math.isfinite(steps[-1].loss) and math.isfinite(steps[-1].grad_norm))
     if nonfinite:
         again = f"gemsmith data {run.path} --force, then: gemsmith train {run.path}"
-        consequence = f"training stopped at step {steps[-1].step} with loss {steps[-1].loss}; copy the checkpoint again, and run: {again}"
+        consequence = (
+            f"training stopped at step {steps[-1].step} with loss {steps[-1].loss}; copy the checkpoint again, and "
+            f"run: {again}"
+        )
         refuse_nonfinite_base(open_checkpoint(run.recipe.checkpoint), consequence=consequence)
     kept = f"the last checkpoint is {run.checkpoints}/{last_saved}" if last_saved else "there is no checkpoint yet"
     ways = ["lower optimizer.learning_rate", "let such steps be skipped"]
     if nonfinite and all(step.skipped for step in steps[:-1]):  # no update came before
-        ways = ["set train.dtype to float32"] * (train.dtype != "float32") + ["name another train.start_adapter"] * bool(
-            train.start_adapter
-        )
+        ways = ["set train.dtype to float32"] * (train.dtype != "float32") + [
+            "name another train.start_adapter"
+        ] * bool(train.start_adapter)
     raise EngineError(
         f"training stopped: {reason}; {kept}; {', '.join([*ways, ''])}{'or ' if ways else ''}look at the rows with: "
         f"gemsmith data {run.path} --show 3"
@@ -127,7 +151,9 @@ def full_disk(run: Run) -> MachineError:
     """What to raise where the disk has become full; steps that were saved before are whole."""
     folder = run.recipe.train.checkpoint_folder
     place = run.path if folder is None else f"{run.path} or {folder} (train.checkpoint_folder)"
-    return MachineError(f"no space left on device while writing under {place}; free some and run the same command again")
+    return MachineError(
+        f"no space left on device while writing under {place}; free some and run the same command again"
+    )
 
 
 def forget_earlier(run: Run) -> None:

@@ -36,7 +36,9 @@ class Change:
     @property
     def sigmas(self) -> float:
         """The fall in standard errors."""
-        return (self.first - self.last) / self.error if self.error > 0 else math.copysign(math.inf, self.first - self.last)
+        return (
+            (self.first - self.last) / self.error if self.error > 0 else math.copysign(math.inf, self.first - self.last)
+        )
 
     @property
     def fell(self) -> bool:
@@ -48,7 +50,9 @@ class Change:
 
 
 def unfallen_notices(steps: Sequence[TrainStep], recipe: Recipe) -> tuple[str, ...]:
-    """That the loss hardly fell, and a likely reason; empty where it fell or clearly rose, or where the steps are too few to tell."""
+    """That the loss hardly fell, and a likely reason; empty where it fell or clearly rose, or where the steps are too
+    few to tell.
+    """
     change = _change(steps)
     if change is None or change.fell or change.rose:
         return ()
@@ -56,7 +60,13 @@ def unfallen_notices(steps: Sequence[TrainStep], recipe: Recipe) -> tuple[str, .
     early = _change(steps, first_steps=_FEWEST_STEPS)
     if early and early.fell and early.sigmas > _FALL_SIGMAS:
         return ()
-    how = "did not fall" if change.fall <= 0 else "hardly fell" if change.fall < _SMALL_SHARE else "fell no further than its noise"
+    how = (
+        "did not fall"
+        if change.fall <= 0
+        else "hardly fell"
+        if change.fall < _SMALL_SHARE
+        else "fell no further than its noise"
+    )
     return (f"The loss {how}: {_describe(change)}; {_reason(steps, recipe, low=change.first < _LOW_LOSS)}.",)
 
 
@@ -66,13 +76,18 @@ def risen_notices(steps: Sequence[TrainStep], recipe: Recipe) -> tuple[str, ...]
     if change is None or not change.rose:
         return ()
     rate = recipe.optimizer.learning_rate
-    return (f"The loss rose: {_describe(change)}; optimizer.learning_rate, {rate:g}, may be too high: do not use this adapter.",)
+    return (
+        f"The loss rose: {_describe(change)}; optimizer.learning_rate, {rate:g}, may be too high: do not use this "
+        "adapter.",
+    )
 
 
 def _change(steps: Sequence[TrainStep], *, first_steps: int | None = None) -> Change | None:
-    """Of the last tenth of the steps against the first tenth, or as many first ones as given; None where there are too few.
+    """Of the last tenth of the steps against the first tenth, or as many first ones as given; None where there are too
+    few.
 
-    The error is that of medians of normal noise, which is estimated from the changes between neighbours: a trend does not show in those.
+    The error is that of medians of normal noise, which is estimated from the changes between neighbours: a trend does
+    not show in those.
     """
     losses = _losses(steps)
     if len(losses) < 2 * _FEWEST_STEPS:
@@ -94,7 +109,10 @@ def _losses(steps: Sequence[TrainStep]) -> list[float]:
 
 
 def _describe(change: Change) -> str:
-    return f"median {change.first:.4g} in the first {change.first_steps} steps, {change.last:.4g} in the last {change.last_steps}"
+    return (
+        f"median {change.first:.4g} in the first {change.first_steps} steps, {change.last:.4g} in the last "
+        f"{change.last_steps}"
+    )
 
 
 def _reason(steps: Sequence[TrainStep], recipe: Recipe, *, low: bool) -> str:
@@ -112,4 +130,6 @@ def _reason(steps: Sequence[TrainStep], recipe: Recipe, *, low: bool) -> str:
         return "it was low from the start, so these rows had little left to teach"
     if recipe.train.start_adapter:
         return "training went on from train.start_adapter, which may have learnt from such rows before"
-    return f"see whether optimizer.learning_rate, {optimizer.learning_rate:g}, is too low, or {total:,} steps are too few"
+    return (
+        f"see whether optimizer.learning_rate, {optimizer.learning_rate:g}, is too low, or {total:,} steps are too few"
+    )

@@ -10,8 +10,8 @@ import numpy as np
 
 from gemsmith.checkpoint.adapter import WEIGHTS, Adapter, check_finite, check_fit, read_peft_adapter
 from gemsmith.errors import RecipeError
+from gemsmith.files import sha256_file
 from gemsmith.recipe import Recipe
-from gemsmith.run import sha256_file
 from gemsmith.zoo import Tensor, Variant, lora_targets
 
 
@@ -31,8 +31,8 @@ def start_of_a(tensor: Tensor, rank: int, seed: int) -> np.ndarray:
 def read_start_adapter(recipe: Recipe, variant: Variant) -> Adapter | None:
     """The adapter of train.start_adapter, None where the recipe names none.
 
-    Raises RecipeError for another rank or scale than lora says, CheckpointError for modules or shapes that are not those of model and
-    lora.targets, for values that are not finite, and for a folder that cannot be read.
+    Raises RecipeError for another rank or scale than lora says, CheckpointError for modules or shapes that are not
+    those of model and lora.targets, for values that are not finite, and for a folder that cannot be read.
     """
     folder = recipe.train.start_adapter
     if folder is None:
@@ -45,7 +45,8 @@ def read_start_adapter(recipe: Recipe, variant: Variant) -> Adapter | None:
     ):
         if found != wanted:
             raise RecipeError(
-                f"train.start_adapter: {folder} has {key} {_plain(found)}, lora.{key} is {_plain(wanted)}; set lora.{key}={_plain(found)}"
+                f"train.start_adapter: {folder} has {key} {_plain(found)}, lora.{key} is {_plain(wanted)}; set "
+                f"lora.{key}={_plain(found)}"
             )
     source = f"{folder} (train.start_adapter)"
     check_fit(adapter, lora_targets(variant, lora.targets), source=source)

@@ -1,17 +1,21 @@
-"""Of processes that train together, which one writes to the run directory for all: known before any of them has joined the others."""
+"""Of processes that train together, which one writes to the run directory for all: known before any of them has joined
+the others.
+"""
 
 import importlib.util
 import os
 
 
 def is_later_host() -> bool:
-    """Whether this process trains with others, of which another is the first: in JAX, as torchrun's, or on a TPU slice."""
+    """Whether this process trains with others, of which another is the first: in JAX, as torchrun's, or on a TPU
+    slice.
+    """
     if number := os.environ.get("JAX_PROCESS_ID"):
         return number != "0"
     if "WORLD_SIZE" in os.environ and "RANK" in os.environ:
         return os.environ["RANK"] != "0"
     if importlib.util.find_spec("libtpu") is None:
         return False
-    from gemsmith.train.upstream import tpu_host_number
+    from gemsmith.train.tunix.upstream import tpu_host_number
 
     return tpu_host_number() > 0

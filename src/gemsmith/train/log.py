@@ -1,4 +1,6 @@
-"""What a training run says while it runs: one JSON line a step, TensorBoard events, a progress bar. No machine-learning library."""
+"""What a training run says while it runs: one JSON line a step, TensorBoard events, a progress bar. No machine-learning
+library.
+"""
 
 import time
 from collections import deque
@@ -9,8 +11,9 @@ from typing import IO, Any, Protocol, Self
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
 
+from gemsmith.files import write_text
 from gemsmith.records import TrainStep
-from gemsmith.run import Run, write_text
+from gemsmith.run import Run
 from gemsmith.terminal import open_console, open_progress, text_column
 
 _WINDOW_STEPS = 20
@@ -45,14 +48,18 @@ class StepLog:
             sink.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         with ExitStack() as stack:
             for sink in self._sinks:
                 stack.callback(sink.stop)
 
 
 class StepsFile:
-    """logs/train_steps.jsonl: of earlier attempts it keeps the steps up to those that are done again, so that every step appears once."""
+    """logs/train_steps.jsonl: of earlier attempts it keeps the steps up to those that are done again, so that every
+    step appears once.
+    """
 
     def __init__(self, run: Run, kept: Sequence[TrainStep]) -> None:
         self._path, self._kept = run.logs / "train_steps.jsonl", kept
@@ -110,7 +117,13 @@ class Display:
     def start(self) -> None:
         if not self._console.is_terminal:
             return
-        columns = (text_column("train"), BarColumn(), MofNCompleteColumn(), text_column("{task.fields[line]}"), TimeElapsedColumn())
+        columns = (
+            text_column("train"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            text_column("{task.fields[line]}"),
+            TimeElapsedColumn(),
+        )
         self._bar = open_progress(self._console, *columns, transient=False)
         self._task = self._bar.add_task("train", total=self._steps, completed=self._done, line="compiling")
         self._bar.start()
@@ -125,7 +138,10 @@ class Display:
         if self._recent:
             seconds = sum(recent.step_s for recent in self._recent)
             left_s = (self._steps - step.step) * seconds / len(self._recent)
-            line += f"  {sum(recent.real_tokens for recent in self._recent) / seconds:,.0f} real tokens/s  ETA {_duration(left_s)}"
+            line += (
+                f"  {sum(recent.real_tokens for recent in self._recent) / seconds:,.0f} real tokens/s  ETA "
+                f"{_duration(left_s)}"
+            )
         if self._bar:
             self._bar.update(self._task, completed=step.step, line=line)
         elif first or step.step == self._steps or time.monotonic() - self._line_at_s > _LINE_EVERY_S:

@@ -5,38 +5,48 @@ import importlib.util
 
 from gemsmith.errors import MachineError
 from gemsmith.lock import locked
-from gemsmith.records import TrainRecord
+from gemsmith.records import DataRecord, TrainRecord
 from gemsmith.resolve import recipe_variant
 from gemsmith.run import Run, read_record
 from gemsmith.train.first_host import is_later_host
 from gemsmith.train.steps import check_export_step, say_schedule
 
-_PACKAGES = {"tunix": ("jax", "flax", "qwix", "tunix", "optax", "orbax"), "trl": ("torch", "transformers", "peft", "accelerate", "trl")}
+_PACKAGES = {
+    "tunix": ("jax", "flax", "qwix", "tunix", "optax", "orbax"),
+    "trl": ("torch", "transformers", "peft", "accelerate", "trl"),
+}
 _EXTRAS = {"tunix": "train", "trl": "trl"}
 
 
 def train(run: Run, *, fresh: bool = False) -> TrainRecord:
-    """The record of a finished training, which is also written to train.json; continues from the last checkpoint where there is one.
+    """The record of a finished training, which is also written to train.json; continues from the last checkpoint where
+    there is one.
 
-    `fresh` starts at step 0, and deletes what an earlier training left once the first step has run: until then nothing is lost.
-    Raises RunError where another process saves to the same folder, MachineError where the backend is not installed, RecipeError where
-    export.step will not be saved, and whatever the backend raises. A bucket has no locks: there nothing keeps a second training out.
+    `fresh` starts at step 0, and deletes what an earlier training left once the first step has run: until then nothing
+    is lost. Raises RunError where another process saves to the same folder, MachineError where the backend is not
+    installed, RecipeError where export.step will not be saved, and whatever the backend raises. A bucket has no locks:
+    there nothing keeps a second training out.
     """
-    steps = read_record(run, "data").steps
+    steps = read_record(run, DataRecord).steps
     check_export_step(run, steps, fresh=fresh)
     say_schedule(run.recipe, steps)
     in_bucket = "://" in str(run.recipe.train.checkpoint_folder)
-    with contextlib.nullcontext() if in_bucket or is_later_host() else locked(run.checkpoints, what="train.checkpoint_folder"):
+    with (
+        contextlib.nullcontext()
+        if in_bucket or is_later_host()
+        else locked(run.checkpoints, what="train.checkpoint_folder")
+    ):
         if run.recipe.train.backend == "trl":
             return _train_with_trl(run, fresh=fresh)
-        from gemsmith.train.tunix import train_with_tunix
+        from gemsmith.train.tunix.backend import train_with_tunix
 
         return train_with_tunix(run, fresh=fresh)
 
 
 def check_training(run: Run) -> None:
-    """Raises InputError for what is known before there are rows: a backend that is not installed, an adapter to start from or a folder
-    for checkpoints that cannot be used, and an export.step that will not be saved, where the recipe tells the steps.
+    """Raises InputError for what is known before there are rows: a backend that is not installed, an adapter to start
+    from or a folder for checkpoints that cannot be used, and an export.step that will not be saved, where the recipe
+    tells the steps.
     """
     from gemsmith.train.first_adapter import read_start_adapter
 
@@ -51,11 +61,11 @@ def check_training(run: Run) -> None:
 
 def _train_with_trl(run: Run, *, fresh: bool) -> TrainRecord:
     try:
-        from gemsmith.train.trl_launch import train_in_processes
+        from gemsmith.train.trl.launch import train_in_processes
 
         if record := train_in_processes(run, fresh=fresh):
             return record
-        from gemsmith.train.trl import train_with_trl
+        from gemsmith.train.trl.backend import train_with_trl
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("gemsmith"):
             raise
@@ -65,4 +75,6 @@ def _train_with_trl(run: Run, *, fresh: bool) -> TrainRecord:
 
 def _not_installed(backend: str, package: str | None) -> MachineError:
     extra = _EXTRAS[backend]
-    return MachineError(f"train.backend: {backend} needs {package}, which is not installed; run: pip install 'gemsmith[{extra}]'")
+    return MachineError(
+        f"train.backend: {backend} needs {package}, which is not installed; run: pip install 'gemsmith[{extra}]'"
+    )

@@ -1,4 +1,6 @@
-"""What is known once the number of steps is, before the first of them: how the learning rate will go, and which steps will be kept."""
+"""What is known once the number of steps is, before the first of them: how the learning rate will go, and which steps
+will be kept.
+"""
 
 from gemsmith.errors import RecipeError
 from gemsmith.recipe import Optimizer, Recipe
@@ -15,7 +17,9 @@ def say_schedule(recipe: Recipe, steps: int) -> None:
     warmup = optimizer.warmup(steps)
     open_ = optimizer.warmup_steps is None and optimizer.warmup_ratio is None
     why = " (a tenth of the steps, at most 100: optimizer.warmup_steps is not set)" if open_ else ""
-    console.print(f"train: {steps:,} steps, warm-up of {warmup:,} to the learning rate {optimizer.learning_rate:g}{why}")
+    console.print(
+        f"train: {steps:,} steps, warm-up of {warmup:,} to the learning rate {optimizer.learning_rate:g}{why}"
+    )
     for notice in schedule_notices(optimizer, steps):
         console.print(notice, style="yellow")
 
@@ -27,22 +31,33 @@ def schedule_notices(optimizer: Optimizer, steps: int) -> tuple[str, ...]:
         return ()
     highest = learning_rate(optimizer, update=steps - 1, updates=steps)
     return (
-        f"Training has {steps:,} step{'s' * (steps != 1)} and warm-up takes {warmup:,}, so no step gets optimizer.learning_rate, "
+        f"Training has {steps:,} step{'s' * (steps != 1)} and warm-up takes {warmup:,}, so no step gets "
+        "optimizer.learning_rate, "
         f"{optimizer.learning_rate:g}: the last one gets {highest:.2g}. Set optimizer.warmup_steps lower.",
     )
 
 
 def check_export_step(run: Run, steps: int, *, fresh: bool = False) -> None:
-    """Raises RecipeError where training for so many steps, from the start or from what is saved, does not leave the one to export."""
+    """Raises RecipeError where training for so many steps, from the start or from what is saved, does not leave the one
+    to export.
+    """
     wanted, train = run.recipe.export.step, run.recipe.train
     if wanted is None:
         return
     folder = run.checkpoints
-    there = [] if fresh or not folder.is_dir() else [int(entry.name) for entry in folder.iterdir() if entry.name.isdecimal()]
-    kept = sorted({*there, *range(train.checkpoint_every, steps + 1, train.checkpoint_every), steps})[-train.keep_checkpoints :]
+    there = (
+        []
+        if fresh or not folder.is_dir()
+        else [int(entry.name) for entry in folder.iterdir() if entry.name.isdecimal()]
+    )
+    kept = sorted({*there, *range(train.checkpoint_every, steps + 1, train.checkpoint_every), steps})[
+        -train.keep_checkpoints :
+    ]
     if wanted not in kept:
         names = f"{'..., ' if len(kept) > _NAMED else ''}{', '.join(map(str, kept[-_NAMED:]))}"
         raise RecipeError(
-            f"export.step: {wanted} was given; at the end of {steps} steps, every {train.checkpoint_every}th and the last are saved and "
-            f"{names} kept; set one of those or null, or change train.checkpoint_every or train.keep_checkpoints ({train.keep_checkpoints})"
+            f"export.step: {wanted} was given; at the end of {steps} steps, every {train.checkpoint_every}th and the "
+            "last are saved and "
+            f"{names} kept; set one of those or null, or change train.checkpoint_every or train.keep_checkpoints "
+            f"({train.keep_checkpoints})"
         )

@@ -1,6 +1,7 @@
 """The five published variants, and a tiny one of each kind for tests and the demo.
 
-Source: the published config.json files, as read on 2026-08-21. To add a variant, add a row and its parameter count to tests/zoo.
+Source: the published config.json files, as read on 2026-08-21. To add a variant, add a row and its parameter count to
+tests/zoo.
 """
 
 from gemsmith.errors import RecipeError, nearest
@@ -81,7 +82,8 @@ _31B = Variant(
     hub_ids=("google/gemma-4-31B", "google/gemma-4-31B-it"),
 )
 
-# Each tiny variant keeps the irregular parts of its kind: K = V, kv sharing and per-layer inputs, experts, the 12B's own classes.
+# Each tiny variant keeps the irregular parts of its kind: K = V, kv sharing and per-layer inputs, experts, the 12B's
+# own classes.
 _TINY_31B = Variant(
     name="tiny-31b",
     layers=6,
@@ -157,7 +159,8 @@ _TINY_12B = Variant(
 )
 
 VARIANTS: dict[str, Variant] = {
-    variant.name: variant for variant in (_E2B, _E4B, _12B, _26B_A4B, _31B, _TINY_31B, _TINY_E2B, _TINY_26B_A4B, _TINY_12B)
+    variant.name: variant
+    for variant in (_E2B, _E4B, _12B, _26B_A4B, _31B, _TINY_31B, _TINY_E2B, _TINY_26B_A4B, _TINY_12B)
 }
 
 

@@ -6,7 +6,8 @@ from gemsmith.zoo.tensors import LORA_KINDS, Tensor
 
 KINDS = ("nf4", "int8")
 BLOCK = 64
-"""Inputs of an output that have one scale in nf4; where they are no multiple of it, the largest number that divides both."""
+"""Inputs of an output that have one scale in nf4; where they are no multiple of it, the largest number that divides
+both."""
 ROLES = (*LORA_KINDS, "expert_gate_up", "expert_down")
 """Nearly all that a layer multiplies with. Embeddings, the router, per-layer inputs and norms stay as they are."""
 

@@ -46,7 +46,8 @@ class Tensor:
 def text_tensors(variant: Variant, *, optional: bool = False) -> list[Tensor]:
     """Every tensor of the text model, in the checkpoint's order.
 
-    With `optional`, also those that some published files carry and no model uses: k, v and k_norm of layers that share another's.
+    With `optional`, also those that some published files carry and no model uses: k, v and k_norm of layers that share
+    another's.
     """
     tensors = [Tensor(name=f"{PREFIX}embed_tokens.weight", shape=(variant.vocabulary, variant.hidden), role="embed")]
     tensors += _per_layer_input_tensors(variant)
@@ -57,7 +58,8 @@ def text_tensors(variant: Variant, *, optional: bool = False) -> list[Tensor]:
 
 
 def lora_targets(variant: Variant, kinds: Sequence[str] = LORA_KINDS) -> list[Tensor]:
-    """The matrices that get an adapter, each [out, in]. K of the K = V layers is among them; experts and the router are not.
+    """The matrices that get an adapter, each [out, in]. K of the K = V layers is among them; experts and the router are
+    not.
 
     Raises RecipeError for a kind that does not exist, or none at all, or kinds of which the variant has no matrix.
     """
@@ -70,7 +72,8 @@ def lora_targets(variant: Variant, kinds: Sequence[str] = LORA_KINDS) -> list[Te
     targets = [tensor for tensor in text_tensors(variant) if tensor.role in kinds]
     if not targets:
         raise RecipeError(
-            f"lora.targets: {variant.name} has no matrix of {', '.join(kinds)}, so nothing would be trained; add another kind"
+            f"lora.targets: {variant.name} has no matrix of {', '.join(kinds)}, so nothing would be trained; add "
+            "another kind"
         )
     return targets
 
@@ -84,8 +87,14 @@ def _per_layer_input_tensors(variant: Variant) -> list[Tensor]:
         return []
     width = variant.layers * variant.per_layer_input
     return [
-        Tensor(name=f"{PREFIX}embed_tokens_per_layer.weight", shape=(variant.vocabulary, width), role="per_layer_embed"),
-        Tensor(name=f"{PREFIX}per_layer_model_projection.weight", shape=(width, variant.hidden), role="per_layer_projection"),
+        Tensor(
+            name=f"{PREFIX}embed_tokens_per_layer.weight", shape=(variant.vocabulary, width), role="per_layer_embed"
+        ),
+        Tensor(
+            name=f"{PREFIX}per_layer_model_projection.weight",
+            shape=(width, variant.hidden),
+            role="per_layer_projection",
+        ),
         Tensor(name=f"{PREFIX}per_layer_projection_norm.weight", shape=(variant.per_layer_input,), role="norm"),
     ]
 
@@ -117,7 +126,8 @@ def _layer_tensors(variant: Variant, layer: int) -> list[Tensor]:
         ]
     stem = f"{PREFIX}layers.{layer}."
     tensors = [
-        Tensor(name=f"{stem}{name}.weight", shape=shape, role=role, layer=layer, optional=unused) for name, shape, role, unused in rows
+        Tensor(name=f"{stem}{name}.weight", shape=shape, role=role, layer=layer, optional=unused)
+        for name, shape, role, unused in rows
     ]
     tensors.append(Tensor(name=f"{stem}layer_scalar", shape=(1,), role="scalar", layer=layer))
     return tensors + _expert_tensors(variant, layer, stem)

@@ -1,6 +1,7 @@
 """One Gemma 4 text model as a set of numbers, to and from a Hugging Face config.json.
 
-Letters for axes, here and everywhere: B batch, L length, H heads, K kv heads, D head dim, E model, F hidden (ffn), R rank, V vocabulary.
+Letters for axes, here and everywhere: B batch, L length, H heads, K kv heads, D head dim, E model, F hidden (ffn), R
+rank, V vocabulary.
 """
 
 from dataclasses import dataclass, fields
@@ -22,7 +23,13 @@ _FIXED: dict[str, tuple[Any, ...]] = {
     "rope_parameters.full_attention.rope_type": ("proportional",),
     "rope_parameters.full_attention.factor": (None, 1.0),
 }
-_COUNTS: tuple[str, ...] = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
+_COUNTS: tuple[str, ...] = (
+    "num_hidden_layers",
+    "hidden_size",
+    "intermediate_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+)
 _COUNTS += ("head_dim", "sliding_window", "vocab_size", "max_position_embeddings")
 _COUNTS_OF_EXPERTS = ("num_experts", "top_k_experts", "moe_intermediate_size")
 _COUNTS_OR_NONE = ("hidden_size_per_layer_input", "num_kv_shared_layers", "num_global_key_value_heads")
@@ -98,7 +105,9 @@ class Variant:
 
     @cached_property
     def scan_blocks(self) -> tuple[ScanBlocks, ...]:
-        """The layers as repeated blocks: 31B, ten times five local layers and a global one; E2B, three blocks and four that share kv."""
+        """The layers as repeated blocks: 31B, ten times five local layers and a global one; E2B, three blocks and four
+        that share kv.
+        """
 
         def kinds(first: int, period: int) -> list[tuple[Any, ...]]:
             numbers = range(first, first + period)
@@ -118,9 +127,13 @@ class Variant:
 
     @cached_property
     def stacks(self) -> tuple[range, ...]:
-        """The layers at each place of a block, which a model may hold as one array: in the 31B, 0, 6, …, 54 are the first of six."""
+        """The layers at each place of a block, which a model may hold as one array: in the 31B, 0, 6, …, 54 are the
+        first of six.
+        """
         return tuple(
-            range(blocks.first + place, blocks.layers.stop, blocks.period) for blocks in self.scan_blocks for place in range(blocks.period)
+            range(blocks.first + place, blocks.layers.stop, blocks.period)
+            for blocks in self.scan_blocks
+            for place in range(blocks.period)
         )
 
     @property
@@ -192,7 +205,9 @@ def read_variant(config: dict[str, Any], *, name: str = "custom") -> Variant:
         raise CheckpointError(f"config.json has text_config = {text!r}; it must hold the keys of the text model")
     text_type = str(text.get("model_type", "")).removesuffix("_text")
     if text_type not in MODEL_TYPES:
-        raise CheckpointError(f"config.json has model_type {text.get('model_type')!r}; allowed: Gemma 4's, such as gemma4_text")
+        raise CheckpointError(
+            f"config.json has model_type {text.get('model_type')!r}; allowed: Gemma 4's, such as gemma4_text"
+        )
     try:
         _check_values({key: config[key] for key in ("tie_word_embeddings",) if key in config})
         _check_values(text)
@@ -207,7 +222,9 @@ def read_variant(config: dict[str, Any], *, name: str = "custom") -> Variant:
 def _from_text_config(text: dict[str, Any], *, name: str, model_type: str) -> Variant:
     layer_types = text["layer_types"] or []
     if len(layer_types) != text["num_hidden_layers"]:
-        raise CheckpointError(f"config.json lists {len(layer_types)} layer_types for {text['num_hidden_layers']} num_hidden_layers")
+        raise CheckpointError(
+            f"config.json lists {len(layer_types)} layer_types for {text['num_hidden_layers']} num_hidden_layers"
+        )
     first_global = layer_types.index("full_attention") if "full_attention" in layer_types else len(layer_types) - 1
     rope = text["rope_parameters"] or {}
     global_head_dim, global_kv_heads = _global_heads(text)
@@ -243,7 +260,8 @@ def _from_text_config(text: dict[str, Any], *, name: str, model_type: str) -> Va
 
 
 def _global_heads(text: dict[str, Any]) -> tuple[int, int]:
-    """head_dim and kv heads of the global layers, which transformers writes under per_layer_config from 5.19 on, by the layer's number.
+    """head_dim and kv heads of the global layers, which transformers writes under per_layer_config from 5.19 on, by the
+    layer's number.
 
     Older ones write global_head_dim, and num_global_key_value_heads, which counts where K = V.
     """
@@ -252,14 +270,18 @@ def _global_heads(text: dict[str, Any]) -> tuple[int, int]:
         return _count(text, "global_head_dim"), kv_heads or text["num_key_value_heads"]
     names, per_layer = ("head_dim", "num_key_value_heads"), text["per_layer_config"]
     numbers = [str(layer) for layer in range(len(text["layer_types"]))]
-    if not isinstance(per_layer, dict) or not all(key in numbers and set(entry) <= set(names) for key, entry in per_layer.items()):
+    if not isinstance(per_layer, dict) or not all(
+        key in numbers and set(entry) <= set(names) for key, entry in per_layer.items()
+    ):
         raise CheckpointError(f"config.json's per_layer_config must map numbers of layers to {' and '.join(names)}")
     found = {"sliding_attention": {tuple(text[name] for name in names)}, "full_attention": set()}
     for number, kind in zip(numbers, text["layer_types"], strict=True):
         values = text | per_layer.get(number, {})
         found.setdefault(kind, set()).add(tuple(_count(values, name) for name in names))
     if len(found["sliding_attention"]) != 1 or len(found["full_attention"]) != 1:
-        raise CheckpointError("config.json's per_layer_config must give all full_attention layers the same heads, and no other layer any")
+        raise CheckpointError(
+            "config.json's per_layer_config must give all full_attention layers the same heads, and no other layer any"
+        )
     ((head_dim, kv_heads),) = found["full_attention"]
     return head_dim, kv_heads
 
@@ -284,7 +306,9 @@ def _check_counts(text: dict[str, Any]) -> None:
         if text.get(key):
             _count(text, key)
     if text.get("enable_moe_block") and text["top_k_experts"] > text["num_experts"]:
-        raise CheckpointError(f"config.json has top_k_experts = {text['top_k_experts']} of num_experts = {text['num_experts']}")
+        raise CheckpointError(
+            f"config.json has top_k_experts = {text['top_k_experts']} of num_experts = {text['num_experts']}"
+        )
 
 
 def _count(text: dict[str, Any], key: str) -> int:
@@ -296,16 +320,20 @@ def _count(text: dict[str, Any], key: str) -> int:
 
 def _check_layers(text: dict[str, Any], variant: Variant) -> None:
     if text["layer_types"] != variant.layer_types:
-        raise CheckpointError("config.json's layer_types are not a repeated pattern that ends in full_attention, as every Gemma 4's are")
+        raise CheckpointError(
+            "config.json's layer_types are not a repeated pattern that ends in full_attention, as every Gemma 4's are"
+        )
     if variant.heads % variant.kv_heads or variant.heads % variant.global_kv_heads:
         raise CheckpointError(
-            f"config.json has {variant.heads} heads, which {variant.kv_heads} kv heads or {variant.global_kv_heads} global do not divide"
+            f"config.json has {variant.heads} heads, which {variant.kv_heads} kv heads or {variant.global_kv_heads} "
+            "global do not divide"
         )
     first_sharing = variant.layers - variant.kv_shared_layers
     own = variant.layer_types[: max(0, first_sharing)]
     if alone := [kind for kind in variant.layer_types[first_sharing:] if variant.kv_shared_layers and kind not in own]:
         raise CheckpointError(
-            f"config.json has num_kv_shared_layers = {variant.kv_shared_layers} of {variant.layers} layers: none before them is "
+            f"config.json has num_kv_shared_layers = {variant.kv_shared_layers} of {variant.layers} layers: none "
+            "before them is "
             f"{alone[0]}, whose keys and values they could share"
         )
 

@@ -1,0 +1,90 @@
+"""What verbs share: their options, a run opened and locked, and modules imported when they are needed."""
+
+import contextlib
+import importlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import click
+
+from gemsmith.characters import spell_out_json
+from gemsmith.errors import MachineError
+
+FOLDER = click.Path(path_type=Path)
+
+
+def source_options(function: Callable[..., None], *, required: bool = True) -> Callable[..., None]:
+    """The arguments that every verb takes; some verbs can do without a run."""
+    for option in (
+        click.option("--json", "as_json", is_flag=True, help="Print the stage's record as JSON on stdout."),
+        click.option(
+            "--set",
+            "overrides",
+            multiple=True,
+            metavar="KEY=VALUE",
+            help="Override a key of the recipe; may be repeated.",
+        ),
+        click.option(
+            "--run", "run_path", metavar="DIR", type=FOLDER, help="The run directory; default: runs/<recipe's name>."
+        ),
+        click.argument("source", type=FOLDER, required=required),
+    ):
+        function = option(function)
+    return function
+
+
+unverified_option = click.option(
+    "--unverified", is_flag=True, help="Serve weights that verify has not passed; the record says so."
+)
+force_option = click.option("--force", is_flag=True, help="Do the stage again although its record is complete.")
+
+
+def part(name: str) -> ModuleType:
+    """A module of Gemsmith, imported when it is needed; a missing extra is one line."""
+    try:
+        return importlib.import_module(f"gemsmith.{name}")
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("gemsmith"):
+            raise
+        raise MachineError(
+            f"{error.name} is not installed, which this needs; run: pip install 'gemsmith[train]'"
+        ) from None
+
+
+def open_source(
+    source: Path,
+    run_path: Path | None,
+    overrides: Sequence[str],
+    *,
+    redo: str | None = None,
+    trains: bool = False,
+    lock: contextlib.ExitStack | None = None,
+) -> Any:
+    """The run, its directory locked until the command ends, or until `lock` is closed."""
+    enter = lock.enter_context if lock else click.get_current_context().with_resource
+
+    def claim(folder: Path) -> None:
+        # Of the processes of one training, the first writes there for all.
+        if not (trains and part("train.first_host").is_later_host()):
+            enter(part("lock").locked(folder))
+
+    return part("run").open_source(source, run_path, overrides, redo=redo, claim=claim)
+
+
+def run_stage(
+    name: str,
+    source: Path,
+    run_path: Path | None,
+    overrides: Sequence[str],
+    *,
+    as_json: bool,
+    force: bool,
+    **options: bool,
+) -> Any:
+    opened = open_source(source, run_path, overrides, redo=name if force else None, trains=name == "train")
+    record = part("pipeline").run_stage(opened, name, force=force, **options)
+    if as_json:
+        click.echo(spell_out_json(record.model_dump_json(indent=1)))
+    return opened

@@ -1,0 +1,156 @@
+"""Recipes from YAML and back: loaded, overridden, checked with errors in the recipe's own words, dumped with
+reasons.
+"""
+
+import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from gemsmith.errors import RecipeError, nearest
+from gemsmith.plain_yaml import parse_yaml
+from gemsmith.recipe import Derived, Made, Mesh, Recipe, check_recipe
+
+
+def load_recipe(path: Path | str, overrides: Sequence[str] = (), *, forget: Collection[str] = ()) -> Recipe:
+    """The recipe in a YAML file, without the keys to forget, with `key=value` overrides applied and checked.
+
+    Raises RecipeError for a file that cannot be read, an unknown key (with a near match), a wrong type or an unknown
+    model.
+    """
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise RecipeError(f"recipe {path}: cannot be read ({error.strerror or error})") from None
+    except UnicodeDecodeError:
+        raise RecipeError(f"recipe {path}: is not UTF-8 text") from None
+    values = parse_yaml(text, f"recipe {path}")
+    if not isinstance(values, dict):
+        raise RecipeError(f"recipe {path}: must be a mapping with at least checkpoint and data.train")
+    for key in forget:
+        _forget(values, key)
+    return build_recipe(values, overrides, source=f"recipe {path}")
+
+
+def build_recipe(values: Mapping[str, Any], overrides: Sequence[str] = (), *, source: str = "recipe") -> Recipe:
+    """A recipe from plain values, with overrides applied and every key checked."""
+    merged = json.loads(json.dumps(values, default=str))
+    for override in overrides:
+        _apply_override(merged, override)
+    try:
+        recipe = Recipe.model_validate(merged)
+    except ValidationError as error:
+        raise RecipeError(f"{source}: {_first_problem(error)}") from None
+    check_recipe(recipe)
+    return recipe
+
+
+def dump_recipe(recipe: Recipe, derived: Sequence[Derived] = ()) -> str:
+    """The recipe as YAML that loads to the same recipe, each derived value followed by its reason as a comment."""
+    reasons = {item.key: item.reason for item in derived}
+    return "\n".join(_yaml_lines(recipe.model_dump(mode="json"), reasons)) + "\n"
+
+
+def read_reasons(text: str) -> list[Derived]:
+    """The derived values of a dumped recipe, from the comments behind them."""
+    derived: list[Derived] = []
+    path: list[str] = []
+    for line in text.splitlines():
+        key, _, rest = line.strip().partition(":")
+        depth = (len(line) - len(line.lstrip())) // 2
+        path[depth:] = [key]
+        value, mark, reason = rest.rpartition("  # ")
+        if mark:
+            derived.append(Derived(".".join(path), parse_yaml(value, key), reason))
+    return derived
+
+
+def _apply_override(values: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    if not equals or not key.strip():
+        raise RecipeError(f"--set {override!r}: must be key=value, such as lora.rank=16")
+    try:
+        value = parse_yaml(text, key)
+    except RecipeError:
+        raise RecipeError(f"--set {override!r}: the value is not YAML; quote it") from None
+    *parents, last = key.strip().split(".")
+    place = values
+    for parent in parents:
+        if not isinstance(place.get(parent), dict):
+            place[parent] = {}
+        place = place[parent]
+    place[last] = value
+
+
+def _forget(values: dict[str, Any], key: str) -> None:
+    *parents, last = key.split(".")
+    place: Any = values
+    for parent in parents:
+        place = place.get(parent) if isinstance(place, dict) else None
+    if isinstance(place, dict):
+        place.pop(last, None)
+
+
+_IN_YAML = {
+    "tuple_type": "it must be a list, such as [a, b]",
+    "model_type": "it must be a mapping of keys to values",
+    "dict_type": "it must be a mapping of keys to values",
+}
+"""What pydantic says in Python's words."""
+
+
+def _first_problem(error: ValidationError) -> str:
+    """The most telling of pydantic's complaints, in our words."""
+    problems = error.errors(include_url=False)
+    # A value that may be of two kinds gets a complaint for each: the one that went deepest knew what was meant.
+    problem = max(problems, key=lambda item: (item["type"] == "extra_forbidden", len(item["loc"])))
+    place = [str(part) for part in problem["loc"]]
+    if problem["type"] == "extra_forbidden":
+        allowed, key = _keys_at(place[:-1]), ".".join(part for part in place if part not in ("Made", "Mesh"))
+        return f"unknown key {key}{nearest(place[-1], allowed)}; allowed there: {', '.join(allowed)}"
+    key = ".".join(
+        part
+        for part in place
+        if part not in ("Made", "Mesh", "str", "constrained-str", "int", "float", "bool")
+        and not part.startswith(("literal[", "tuple["))
+    )
+    if problem["type"] == "missing":
+        return f"{key} is missing; it must be given"
+    if place[-1] == "bool":  # the first of the kinds that an option of XLA may have
+        message = "it must be true or false, a number or a text"
+    else:
+        message = _IN_YAML.get(problem["type"]) or problem["msg"][0].lower() + problem["msg"][1:]
+    return f"{key}: {problem['input']!r} was given, {message}"
+
+
+def _keys_at(place: Sequence[str]) -> list[str]:
+    model: Any = Recipe
+    named = {"Made": Made, "Mesh": Mesh}
+    for part in place:
+        model = named.get(part) or model.model_fields[part].annotation
+    return list(model.model_fields)
+
+
+def _yaml_lines(
+    values: Mapping[str, Any], reasons: Mapping[str, str], prefix: str = "", indent: str = ""
+) -> Iterator[str]:
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield f"{indent}{key}:"
+            yield from _yaml_lines(value, reasons, f"{prefix}{key}.", indent + "  ")
+            continue
+        reason = reasons.get(prefix + key)
+        comment = f"  # {reason}" if reason else ""
+        # One line a value, so that a reason can follow it; JSON's scalars and lists are YAML's.
+        yield f"{indent}{key}: {_yaml_scalar(value)}{comment}"
+
+
+def _yaml_scalar(value: Any) -> str:
+    if isinstance(value, float):
+        # PyYAML reads 1e-08 as text: YAML 1.1 wants a point in it.
+        text = repr(value)
+        return text if "e" not in text or "." in text else text.replace("e", ".0e")
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,79 @@
+"""The stages, in order: what each reads, what it writes, and where it is."""
+
+from dataclasses import dataclass
+
+from gemsmith.records import (
+    BenchRecord,
+    DataRecord,
+    EvalRecord,
+    ExportRecord,
+    PlanRecord,
+    Record,
+    ServeRecord,
+    TrainRecord,
+    VerifyRecord,
+)
+
+_TRAINED_DATA = ("data.train", "data.format", "data.template", "data.max_length", "data.packing", "data.too_long")
+_SERVED_AS = ("seed", "serve.dtype", "serve.max_model_len", "serve.arguments")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """One row of the table."""
+
+    record: type[Record]
+    keys: tuple[str, ...]
+    """Keys of the recipe, or whole sections of it, that the stage reads."""
+    upstream: tuple[str, ...] = ()
+    """The earlier stages whose records it reads."""
+    function: tuple[str, str]
+    """Module and name. Imported one at a time, so that jax, torch and matplotlib are there only while they are
+    needed."""
+    needs_server: bool = False
+
+
+STAGES: dict[str, Stage] = {
+    "plan": Stage(
+        record=PlanRecord,
+        keys=("model", "checkpoint", "data", "lora", "train", "hardware"),
+        function=("gemsmith.plan.stage", "plan"),
+    ),
+    "data": Stage(
+        record=DataRecord,
+        keys=("checkpoint", "seed", *_TRAINED_DATA, "train.epochs", "train.optimizer_steps", "train.rows_per_step"),
+        function=("gemsmith.data.stage", "prepare_data"),
+    ),
+    "train": Stage(
+        record=TrainRecord,
+        keys=("model", "checkpoint", "seed", *_TRAINED_DATA, "lora", "optimizer", "train"),
+        upstream=("data",),
+        function=("gemsmith.train.stage", "train"),
+    ),
+    "export": Stage(
+        record=ExportRecord, keys=("export",), upstream=("train",), function=("gemsmith.export.stage", "export")
+    ),
+    "verify": Stage(record=VerifyRecord, keys=(), upstream=("export",), function=("gemsmith.verify.stage", "verify")),
+    "serve": Stage(
+        record=ServeRecord,
+        keys=("serve",),
+        upstream=("export",),
+        function=("gemsmith.serve.stage", "serve"),
+        needs_server=True,
+    ),
+    "bench": Stage(
+        record=BenchRecord,
+        keys=(*_SERVED_AS, "bench"),
+        upstream=("export",),
+        function=("gemsmith.bench.stage", "bench"),
+        needs_server=True,
+    ),
+    "eval": Stage(
+        record=EvalRecord,
+        keys=(*_SERVED_AS, "data.eval", "eval"),
+        upstream=("export",),
+        function=("gemsmith.evals.stage", "evaluate"),
+        needs_server=True,
+    ),
+}
+SERVED = tuple(name for name, stage in STAGES.items() if stage.needs_server)

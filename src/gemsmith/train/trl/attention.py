@@ -1,0 +1,206 @@
+"""Attention over packed rows in PyTorch: three ways to keep documents apart, chosen by train.attention.
+
+`documents` asks torch's scaled_dot_product_attention block by block, so that nothing outside a document, or a layer's
+window, is ever computed and torch may take its flash kernel wherever that can work. `sdpa` and `eager` are
+transformers' own, on whole rows under a mask.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn.attention import SDPBackend
+from torch.nn.functional import scaled_dot_product_attention
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+# Short documents share a block, under a mask: a kernel for each would cost more to start than to run.
+_BLOCK = 512
+# The widest head of torch's flash kernel; beyond it torch takes a kernel that cannot share keys among heads.
+_FLASH_HEAD_DIM = 256
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Block:
+    """Queries [begin, end) of a row, which look at keys [first, end): causally where there is no mask, (end - begin,
+    end - first).
+    """
+
+    begin: int
+    end: int
+    first: int
+    mask: torch.Tensor | None
+
+
+Blocks = list[list[Block]]
+"""The blocks of each row, in order; positions after the last one are padding."""
+
+
+def attention_inputs(
+    implementation: str, segments: np.ndarray, window: int, device: torch.device, dtype: torch.dtype
+) -> dict[str, Any]:
+    """What the model takes as attention_mask for rows with these segments (B, L), by type of layer."""
+    windows = {FULL: segments.shape[1], SLIDING: window}
+    if implementation == "documents":
+        return {kind: [list(_blocks_of(row, reach, device)) for row in segments] for kind, reach in windows.items()}
+    masks = {kind: torch.from_numpy(dense_mask(segments, reach))[:, None].to(device) for kind, reach in windows.items()}
+    if implementation == "sdpa":
+        return masks
+    low = torch.finfo(dtype).min
+    return {
+        kind: torch.zeros(mask.shape, dtype=dtype, device=device).masked_fill(~mask, low)
+        for kind, mask in masks.items()
+    }
+
+
+def dense_mask(segments: np.ndarray, window: int) -> np.ndarray:
+    """(B, L) -> (B, L, L), True where a query may look: at itself and what is before it in its document, at most window
+    - 1 away.
+
+    Padding, which has segment 0, is a document of its own: a row of False only would be NaN.
+    """
+    places = np.arange(segments.shape[1])
+    distance = places[:, None] - places
+    return (segments[:, :, None] == segments[:, None]) & (distance >= 0) & (distance < window)
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # blocks differ from step to step, and would be compiled anew
+def attend_documents(
+    module: Any,  # noqa: ARG001 - transformers' signature
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: Blocks,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **_: Any,
+) -> tuple[torch.Tensor, None]:
+    """Queries (B, H, L, D), keys and values (B, K, L, D) -> (B, L, H, D), zeros after a row's last block."""
+    rows = []
+    for blocks, *row in zip(attention_mask, query.unbind(), key.unbind(), value.unbind(), strict=True):
+        own, seen = [(block.begin, block.end) for block in blocks], [(block.first, block.end) for block in blocks]
+        cut = zip(blocks, *(_cut(x, spans) for x, spans in zip(row, (own, seen, seen), strict=True)), strict=True)
+        parts = [_attend(some, keys, values, block.mask, dropout, scaling) for block, some, keys, values in cut]
+        end = blocks[-1].end if blocks else 0
+        parts.append(query.new_zeros(query.shape[1], query.shape[2] - end, query.shape[3]))
+        rows.append(torch.cat(parts, dim=1))
+    return torch.stack(rows).transpose(1, 2), None
+
+
+def kernels(
+    implementation: str, heads: Mapping[str, tuple[int, int, int]], device: torch.device, dtype: torch.dtype
+) -> dict[str, str]:
+    """What computes attention on this device, by type of layer: `heads` gives number of heads, of kv heads, and
+    head_dim.
+
+    Of `documents` it is torch's choice for a block that is one document; short ones that share a block go under a mask.
+    """
+    if implementation == "eager":
+        return dict.fromkeys(heads, "eager: matmul and softmax")
+    chosen = {}
+    for kind, (queries, keys, width) in heads.items():
+        query, key = (
+            torch.zeros(1, count, 128, width, device=device, dtype=dtype, requires_grad=True)
+            for count in (queries, keys)
+        )
+        mask = None if implementation == "documents" else torch.ones(1, 1, 128, 128, dtype=torch.bool, device=device)
+        share = mask is None and _shares_keys(query)
+        if not share:
+            key = key.repeat_interleave(queries // keys, dim=1)
+        number = torch._fused_sdp_choice(query, key, key, mask, 0.0, mask is None, scale=1.0, enable_gqa=share)
+        chosen[kind] = f"{implementation}: torch's {SDPBackend(number).name.lower()} kernel, head_dim {width}"
+    return chosen
+
+
+def _cut(x: torch.Tensor, spans: Sequence[tuple[int, int]]) -> Sequence[torch.Tensor]:
+    """The parts of x (H, L, D) at these spans. Where one begins as another ends, their gradient is one copy; slices'
+    fill all of x each.
+    """
+    borders = [0, *(end for _, end in spans), x.shape[1]]
+    if [begin for begin, _ in spans] == borders[: len(spans)]:
+        return x.split([end - begin for begin, end in pairwise(borders)], dim=1)[: len(spans)]
+    return [x[:, begin:end] for begin, end in spans]
+
+
+def _attend(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    dropout: float,
+    scaling: float | None,
+) -> torch.Tensor:
+    groups = query.shape[0] // key.shape[0]
+    share = mask is None and _shares_keys(query)
+    if groups > 1 and not share:
+        key, value = (x[:, None].expand(-1, groups, -1, -1).flatten(0, 1) for x in (key, value))
+    # With a leading axis of one: without it, torch has no fused kernel.
+    out = scaled_dot_product_attention(
+        query[None],
+        key[None],
+        value[None],
+        mask,
+        dropout,
+        is_causal=mask is None,
+        scale=scaling,
+        enable_gqa=groups > 1 and share,
+    )
+    return out[0]
+
+
+def _shares_keys(query: torch.Tensor) -> bool:
+    return query.is_cuda and query.shape[-1] <= _FLASH_HEAD_DIM
+
+
+def _blocks_of(segments: np.ndarray, window: int, device: torch.device) -> Iterator[Block]:
+    """[1 1 1 2 2 3 3 0 0], blocks of up to 4 -> [0, 3) causal, [3, 7) under a mask.
+
+    A row of padding has its first position, so that every matrix gets a gradient: FSDP adds up those that each process
+    has.
+    """
+    spans = _spans(segments) or [(0, 1)]
+    shared: list[tuple[int, int]] = []
+    for begin, end in spans:
+        if shared and end - shared[0][0] > _BLOCK:
+            yield _shared_block(shared, segments, window, device)
+            shared = []
+        if end - begin > _BLOCK:
+            yield from _split(begin, end, window, device)
+        else:
+            shared.append((begin, end))
+    if shared:
+        yield _shared_block(shared, segments, window, device)
+
+
+def _spans(segments: np.ndarray) -> list[tuple[int, int]]:
+    """[1 1 2 2 2 0] -> [(0, 2), (2, 5)]"""
+    borders = [0, *(np.flatnonzero(np.diff(segments)) + 1).tolist(), len(segments)]
+    return [(begin, end) for begin, end in pairwise(borders) if segments[begin]]
+
+
+def _shared_block(spans: Sequence[tuple[int, int]], segments: np.ndarray, window: int, device: torch.device) -> Block:
+    begin, end = spans[0][0], spans[-1][1]
+    if len(spans) == 1 and end - begin <= window:
+        return Block(begin=begin, end=end, first=begin, mask=None)
+    mask = torch.from_numpy(dense_mask(segments[None, begin:end], window)[0]).to(device)
+    return Block(begin=begin, end=end, first=begin, mask=mask)
+
+
+def _split(begin: int, end: int, window: int, device: torch.device) -> Iterator[Block]:
+    """A long document: one block where its layer sees all of it, else blocks of a window's length, each with the keys
+    in its reach.
+    """
+    if end - begin <= window:
+        yield Block(begin=begin, end=end, first=begin, mask=None)
+        return
+    size = max(window, _BLOCK)
+    for start in range(begin, end, size):
+        stop, first = min(start + size, end), max(begin, start - window + 1)
+        if first == start and stop - start <= window:
+            yield Block(begin=start, end=stop, first=start, mask=None)
+            continue
+        distance = torch.arange(start, stop, device=device)[:, None] - torch.arange(first, stop, device=device)
+        yield Block(begin=start, end=stop, first=first, mask=(distance >= 0) & (distance < window))

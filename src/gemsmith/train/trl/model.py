@@ -1,0 +1,271 @@
+"""Gemma 4 in transformers, with PEFT's adapters, for training on packed rows: loaded, checked, and split over processes
+by FSDP2.
+"""
+
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from types import MethodType
+from typing import Any
+
+import numpy as np
+import peft
+import torch
+import transformers
+from peft.tuners.lora import LoraLayer
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.nn.functional import rms_norm
+from transformers import AttentionInterface, AutoModelForCausalLM
+
+from gemsmith.checkpoint import Checkpoint
+from gemsmith.checkpoint.adapter import Adapter, LowRank, target_pattern
+from gemsmith.errors import CheckpointError, MachineError
+from gemsmith.recipe import Lora, Recipe
+from gemsmith.sizing.limits import check_trl_nf4
+from gemsmith.train.first_adapter import start_of_a
+from gemsmith.train.trl.attention import FULL, SLIDING, attend_documents
+from gemsmith.train.trl.loss import token_nll
+from gemsmith.zoo import Variant, lora_targets, text_tensors
+from gemsmith.zoo.quantised import is_quantised
+
+_DOCUMENTS = "gemsmith_documents"
+_MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+def adapted_model(recipe: Recipe, checkpoint: Checkpoint, attention: str, device: torch.device) -> peft.PeftModel:
+    """The checkpoint's model on the device, frozen, with a float32 adapter on every target; B is zero, A is PEFT's own
+    until it is set.
+
+    Its forward pass takes a step's rows and gives the sum of their targets' nll.
+    """
+    base = load_base(recipe, checkpoint, attention, device)
+    targets = lora_targets(checkpoint.variant, recipe.lora.targets)
+    config = peft.LoraConfig(
+        r=recipe.lora.rank,
+        lora_alpha=recipe.lora.alpha,  # type: ignore[arg-type]  # PEFT only divides by it
+        lora_dropout=recipe.lora.dropout,
+        use_rslora=recipe.lora.rslora,
+        target_modules=target_pattern(target.module for target in targets),
+        init_lora_weights=True,
+    )
+    model = peft.get_peft_model(base, config)
+    found, wanted = set(adapters_of(model)), {target.module for target in targets}
+    assert found == wanted, (
+        f"adapters: {len(found)} modules have one, {len(wanted)} should; {sorted(found ^ wanted)[:3]}"
+    )
+    for layer in adapters_of(model).values():
+        layer.forward = MethodType(_adapted, layer)
+    if recipe.train.compile:
+        for layer in base.model.language_model.layers:
+            layer.compile(dynamic=False)
+    return model
+
+
+def load_base(recipe: Recipe, checkpoint: Checkpoint, attention: str, device: torch.device) -> Any:
+    """The frozen base. Raises CheckpointError where the file lacks a weight, MachineError where nf4 needs what is not
+    installed.
+    """
+    _check_readable(checkpoint)
+    AttentionInterface.register(_DOCUMENTS, attend_documents)
+    dtype, options = recipe.train.dtype, {}
+    if dtype == "nf4":
+        dtype, options = "bfloat16", {"quantization_config": nf4_config(checkpoint.variant)}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            checkpoint.folder,
+            dtype=getattr(torch, dtype),
+            attn_implementation=_DOCUMENTS if attention == "documents" else attention,
+            device_map={
+                "": device
+            },  # read straight onto it: the 31B is 57 GiB, more than many machines have beside a GPU
+            output_loading_info=True,
+            **options,
+        )
+    model, info = loaded
+    if lacking := sorted(set(info["missing_keys"])):
+        raise CheckpointError(
+            f"checkpoint {checkpoint.folder}: transformers finds no {lacking[0]} in it ({len(lacking)} missing)"
+        )
+    for tower in ("vision_tower", "audio_tower", "embed_vision", "embed_audio"):
+        if getattr(model.model, tower, None) is not None:
+            setattr(model.model, tower, None)
+    for norm in (module for module in model.modules() if type(module).__name__.endswith("RMSNorm")):
+        norm.forward = MethodType(_normed, norm)
+    model.requires_grad_(False)
+    model.config.use_cache = False
+    model.forward = MethodType(_sum_nll, model)
+    if recipe.train.remat != "none":
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    return model
+
+
+def _check_readable(checkpoint: Checkpoint) -> None:
+    """Raises CheckpointError for a config that transformers writes from 5.19 on, and older ones read as one with heads
+    of 512.
+    """
+    per_layer = checkpoint.config.get("text_config", checkpoint.config).get("per_layer_config")
+    if per_layer and hasattr(transformers.Gemma4TextConfig, "global_head_dim"):
+        raise CheckpointError(
+            f"checkpoint {checkpoint.folder}: its config.json has per_layer_config, which transformers "
+            f"{transformers.__version__} does not "
+            "read; install 5.19 or newer, or give it global_head_dim and num_global_key_value_heads as the published "
+            "config.json has them"
+        )
+
+
+def shard(model: peft.PeftModel, mesh: DeviceMesh) -> None:
+    """Splits every layer's parameters, and those outside layers, over the mesh's `fsdp` axis; `replica` copies them."""
+    base: Any = model.get_base_model()
+    for layer in base.model.language_model.layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+
+
+def adapters_of(model: peft.PeftModel) -> dict[str, Any]:
+    """Every adapted module by its name in the checkpoint."""
+    base = model.get_base_model()
+    return {name: module for name, module in base.named_modules() if isinstance(module, LoraLayer)}
+
+
+def matrices_of(model: peft.PeftModel) -> Iterator[tuple[str, str, nn.Parameter]]:
+    """What is trained: module, "a" (R, in) or "b" (out, R), parameter."""
+    for name, layer in adapters_of(model).items():
+        yield name, "a", layer.lora_A["default"].weight
+        yield name, "b", layer.lora_B["default"].weight
+
+
+def set_start(model: peft.PeftModel, recipe: Recipe, variant: Variant, adapter: Adapter | None) -> None:
+    """Gives the adapters their start, in float32: that of the given adapter, or a random A and B = 0."""
+    lora = recipe.lora
+    for tensor in lora_targets(variant, lora.targets):
+        layer = adapters_of(model)[tensor.module]
+        pair = adapter.modules[tensor.module] if adapter else _new_pair(tensor, lora, recipe.seed)
+        for matrices, value in ((layer.lora_A, pair.a), (layer.lora_B, pair.b)):
+            weight = matrices["default"].weight
+            assert weight.dtype == torch.float32, f"{tensor.module}: adapter in {weight.dtype}"
+            assign(weight, value)
+
+
+def assign(place: torch.Tensor, value: np.ndarray) -> None:
+    """Copies the value into a tensor of the same shape, of which this process may hold a part."""
+    whole = torch.from_numpy(np.array(value, dtype=np.float32))
+    assert place.shape == whole.shape, f"{tuple(whole.shape)} for {tuple(place.shape)}"
+    with torch.no_grad():
+        if isinstance(place, DTensor):
+            whole = distribute_tensor(whole.to(place.device), place.device_mesh, place.placements, src_data_rank=None)
+        place.copy_(whole)
+
+
+def whole_array(value: torch.Tensor) -> np.ndarray:
+    """All of a tensor, of which this process may hold a part; then every process must ask."""
+    whole = value.full_tensor() if isinstance(value, DTensor) else value
+    return whole.detach().cpu().numpy()
+
+
+def set_moments(optimizer: torch.optim.Optimizer, model: peft.PeftModel, moments: Mapping[str, np.ndarray]) -> None:
+    """Gives AdamW the state that whole_moments returned."""
+    fused = optimizer.defaults["fused"]
+    for module, side, weight in matrices_of(model):
+        state = {name: torch.zeros_like(weight) for name in _MOMENTS}
+        for name, place in state.items():
+            assign(place, moments[f"{module}.{side}.{name}"])
+        step = torch.tensor(moments["step"].item(), dtype=torch.float32, device=weight.device if fused else "cpu")
+        optimizer.state[weight] = {"step": step, **state}
+
+
+def whole_moments(optimizer: torch.optim.Optimizer, model: peft.PeftModel) -> dict[str, np.ndarray]:
+    """AdamW's state by module, "a" or "b", and name, and the number of updates that counted. Every process must ask."""
+    arrays: dict[str, np.ndarray] = {}
+    step = 0.0
+    for module, side, weight in matrices_of(model):
+        state = optimizer.state.get(weight) or {name: torch.zeros_like(weight) for name in _MOMENTS}
+        step = float(state.get("step", 0.0))
+        arrays |= {f"{module}.{side}.{name}": whole_array(state[name]) for name in _MOMENTS}
+    return {"step": np.array([step], np.float32), **arrays}
+
+
+def count_adapted(model: peft.PeftModel, variant: Variant) -> dict[str, int]:
+    """How many modules of each kind have an adapter, such as {"q": 60, "k": 60, "v": 50}."""
+    found = adapters_of(model)
+    kinds = Counter(target.role for target in lora_targets(variant) if target.module in found)
+    return dict(kinds)
+
+
+def attention_heads(variant: Variant) -> dict[str, tuple[int, int, int]]:
+    """(heads, kv heads, head_dim) by type of layer."""
+    layers = {FULL if variant.is_global(layer) else SLIDING: layer for layer in reversed(range(variant.layers))}
+    return {
+        kind: (variant.heads, variant.kv_heads_of(layer), variant.head_dim_of(layer)) for kind, layer in layers.items()
+    }
+
+
+def _new_pair(tensor: Any, lora: Lora, seed: int) -> LowRank:
+    return LowRank(a=start_of_a(tensor, lora.rank, seed).T, b=np.zeros((tensor.shape[0], lora.rank), np.float32))
+
+
+def _sum_nll(
+    self: Any,
+    tokens: torch.Tensor,
+    positions: torch.Tensor,
+    loss_mask: torch.Tensor,
+    attention_mask: Mapping[str, Any],
+) -> torch.Tensor:
+    """What the base's forward pass is replaced by: text only, and no logits."""
+    text = self.model.language_model
+    hidden = text(
+        input_ids=tokens, position_ids=positions, attention_mask=attention_mask, use_cache=False
+    ).last_hidden_state
+    softcap = self.config.get_text_config().final_logit_softcapping
+    return token_nll(hidden, self.get_output_embeddings().weight, tokens, loss_mask, softcap)
+
+
+def _adapted(self: Any, x: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+    """Gives x W + scale * dropout(x) A B like PEFT's own, which casts x to float32 first, and scales the wide product,
+    not the narrow.
+
+    The product with B is added where x W lies: a new sum would copy x W first. It has two axes, since autograd copies
+    what changes a view.
+    """
+    flat = x.reshape(-1, x.shape[-1])
+    narrow = self.lora_A["default"](self.lora_dropout["default"](flat)) * self.scaling["default"]
+    wide, base = self.lora_B["default"].weight, self.base_layer(flat)
+    if torch.is_autocast_enabled(x.device.type):
+        wide, narrow = wide.to(base.dtype), narrow.to(base.dtype)
+    return base.addmm_(narrow, wide.T).view(*x.shape[:-1], -1)
+
+
+def _normed(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """Gives what transformers' own norm gives, also in float32 inside, on CUDA in one kernel instead of nine.
+
+    Autocast would turn x, and what comes out, into float32.
+    """
+    with torch.autocast(x.device.type, enabled=False):
+        return rms_norm(x, x.shape[-1:], self.weight if self.with_scale else None, self.eps)
+
+
+def nf4_config(variant: Variant) -> transformers.BitsAndBytesConfig:
+    """Has the base held as the JAX backend holds it: the projections in nf4 with scales as they are, all else in
+    bfloat16.
+
+    Raises RecipeError for experts, which bitsandbytes leaves in bfloat16, and MachineError where it is not installed.
+    """
+    check_trl_nf4(variant)
+    try:
+        import bitsandbytes  # noqa: F401 - transformers imports it, with a page of advice where it cannot
+    except ImportError as error:
+        reason = "is not installed" if isinstance(error, ModuleNotFoundError) else f"cannot be loaded ({error})"
+        raise MachineError(
+            f"train.dtype: nf4 needs bitsandbytes, which {reason}; run: pip install bitsandbytes"
+        ) from None
+    others = {tensor.module for tensor in text_tensors(variant) if len(tensor.shape) == 2 and not is_quantised(tensor)}
+    return transformers.BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=False,
+        bnb_4bit_compute_dtype=torch.bfloat16,
+        llm_int8_skip_modules=["lm_head", *sorted(others)],  # of 4 bits, too
+    )

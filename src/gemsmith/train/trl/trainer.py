@@ -1,0 +1,299 @@
+"""TRL's SFTTrainer over our packed rows: its loop, with our batches, loss, schedule and decision which steps count.
+
+A step is a function of the recipe and its number, as in the JAX backend: rows, learning rate, dropout. Upstream's loss,
+sampler, scheduler, checkpoints and logs are replaced, since each of them would make another run of the same recipe:
+- its schedule and its batches follow from a count that starts anew when a run goes on;
+- its loss averages over processes unless every one is told the step's number of targets;
+- it applies an update whatever the loss is.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import peft
+import torch
+import transformers
+from torch import nn
+from torch.distributed.tensor import DTensor
+from trl import SFTConfig, SFTTrainer  # type: ignore[attr-defined]
+
+from gemsmith.checkpoint import Checkpoint
+from gemsmith.data import Batch, Batches
+from gemsmith.recipe import Recipe
+from gemsmith.train.schedule import learning_rate
+from gemsmith.train.trl.attention import attention_inputs
+from gemsmith.train.trl.group import Group
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepResult:
+    """What a step came to, the same in every process."""
+
+    number: int
+    loss: float
+    grad_norm: float
+    learning_rate: float
+    limit: float
+    real_tokens: int
+    targets: int
+    skipped: bool
+    told_to_stop: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hooks:
+    """What the trainer asks whoever runs it.
+
+    `spike_limit(step)`: the loss above which a step is a spike. `finish(result)`: logs, saves or raises; returns
+    whether to go on. `told_to_stop()`: whether this process got SIGTERM.
+    """
+
+    spike_limit: Callable[[int], float]
+    finish: Callable[[StepResult], bool]
+    told_to_stop: Callable[[], bool]
+
+
+class SkippableAdamW(torch.optim.AdamW):
+    """AdamW that leaves everything as it is in a step that does not count."""
+
+    skip = False
+
+    def step(self, closure: Any = None) -> Any:
+        return None if self.skip else super().step(closure)
+
+
+class Trainer(SFTTrainer):
+    """The steps of a run after `done`."""
+
+    def __init__(
+        self,
+        model: peft.PeftModel,
+        recipe: Recipe,
+        batches: Batches,
+        group: Group,
+        hooks: Hooks,
+        *,
+        done: int,
+        attention: str,
+        checkpoint: Checkpoint,
+        folder: Path,
+    ) -> None:
+        self._recipe, self.batches, self._group, self._hooks, self._done = recipe, batches, group, hooks, done
+        self._attention, self._window, self._step = attention, checkpoint.variant.sliding_window, done
+        self._sums = torch.zeros((), device=group.device)
+        self._pending: StepResult | None = None
+        config = _config(recipe, group, steps=batches.steps - done, folder=folder)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint.folder)
+        # TRL looks at one row; the loader below gives the others.
+        rows = datasets.Dataset.from_list([{"input_ids": batches.rows.tokens[0].tolist()}])
+        super().__init__(model, config, train_dataset=rows, processing_class=tokenizer)
+        self.model_accepts_loss_kwargs = True  # the loss is a sum over the step's count, so it is not divided again
+        self.remove_callback(transformers.PrinterCallback)
+        self.trained = [weight for weight in model.parameters() if weight.requires_grad]
+        for weight in self.trained:
+            weight.data = weight.data.float()  # TRL casts adapters of a quantised base to bfloat16
+        self.adamw = self._make_optimizer()
+
+    def _make_optimizer(self) -> SkippableAdamW:
+        optimizer = self._recipe.optimizer
+        return SkippableAdamW(
+            self.trained,
+            lr=optimizer.learning_rate,
+            betas=(optimizer.beta1, optimizer.beta2),
+            eps=optimizer.epsilon,
+            weight_decay=optimizer.weight_decay,
+            fused=self._group.device.type == "cuda",
+        )
+
+    # What SFTTrainer's loop calls.
+
+    def get_train_dataloader(self) -> Any:
+        return _MicroBatches(self)
+
+    def _move_model_to_device(self, model: nn.Module, device: torch.device) -> None: ...  # it is there already
+
+    def create_optimizer(self, model: nn.Module | None = None) -> SkippableAdamW:  # noqa: ARG002 - upstream's signature
+        self.optimizer = self.adamw
+        return self.adamw
+
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:  # noqa: ARG002 - upstream's signature
+        self.lr_scheduler = _NoScheduler()  # type: ignore[assignment]
+        return self.lr_scheduler
+
+    def _prepare_for_training(
+        self,
+        max_steps: int,
+        train_dataloader: Any,
+        resume_from_checkpoint: Any,  # noqa: ARG002 - upstream's signature
+    ) -> tuple[Any, Any]:
+        # The model lies on its devices already, split where there are several: nothing is left for accelerate to wrap.
+        self.create_optimizer()
+        self.create_scheduler(max_steps)
+        return self.model, train_dataloader
+
+    def _get_num_items_in_batch(self, batch_samples: list[dict[str, Any]], device: torch.device) -> int:  # noqa: ARG002
+        return int(batch_samples[0]["targets"])
+
+    def compute_loss(
+        self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> torch.Tensor:
+        assert not return_outputs, "there are no logits"
+        count = max(1, int(num_items_in_batch))
+        with self._autocast():
+            nll = model(**{name: inputs[name] for name in ("tokens", "positions", "loss_mask", "attention_mask")})
+        self._sums += nll.detach() / count
+        # Gradients are averaged over processes, and the count is that of all of them.
+        return nll / (count / self._group.size)
+
+    def floating_point_ops(self, inputs: Mapping[str, Any]) -> int:  # noqa: ARG002 - upstream counts parameters at every step
+        return 0
+
+    def _clip_grad_norm(self, model: nn.Module) -> torch.Tensor:  # noqa: ARG002 - upstream's signature
+        return self._judge()
+
+    def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:  # noqa: ARG002 - upstream's signature
+        return self._judge() if grad_norm is None else grad_norm
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None: ...
+
+    def _judge(self) -> torch.Tensor:
+        """Clips, sets the rate, and decides whether the update counts; called once all gradients of a step are
+        there.
+        """
+        number, train, optimizer = self._step, self._recipe.train, self._recipe.optimizer
+        gradients = [weight.grad for weight in self.trained if weight.grad is not None]
+        norm = _norm(gradients)
+        if optimizer.clip_norm is not None:
+            scale = torch.clamp(optimizer.clip_norm / (norm + 1e-6), max=1.0)
+            torch._foreach_mul_([_local(gradient) for gradient in gradients], scale)
+        loss, stops = self._group.total([self._sums.item(), float(self._hooks.told_to_stop())])
+        self._sums.zero_()
+        limit, grad_norm = self._hooks.spike_limit(number), norm.item()
+        rate = learning_rate(optimizer, update=number - 1, updates=self.batches.steps)
+        for group in self.adamw.param_groups:
+            group["lr"] = rate
+        spike = train.on_spike == "skip" and loss > limit
+        self.adamw.skip = not (math.isfinite(loss) and math.isfinite(grad_norm)) or spike
+        self._pending = StepResult(
+            number=number,
+            loss=loss,
+            grad_norm=grad_norm,
+            learning_rate=rate,
+            limit=limit,
+            real_tokens=self._real_tokens,
+            targets=self._targets,
+            skipped=self.adamw.skip,
+            told_to_stop=stops > 0,
+        )
+        return norm
+
+    def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None) -> torch.Tensor:
+        if inputs["first"]:
+            self._step, self._real_tokens, self._targets = inputs["step"], inputs["real_tokens"], inputs["targets"]
+            # Dropout follows from seed and step, so a run that goes on needs no random state.
+            torch.manual_seed(_mixed(self._recipe.seed, self._step, self._group.rank))
+        return super().training_step(model, inputs, num_items_in_batch)
+
+    def _maybe_log_save_evaluate(self, *_: Any, **__: Any) -> None:
+        """Upstream's last word on a step, and once more at the epoch's end."""
+        pending, self._pending = self._pending, None
+        if pending is not None and not self._hooks.finish(pending):
+            self.control.should_training_stop = True
+
+    def _autocast(self) -> AbstractContextManager:
+        if self._recipe.train.dtype == "float32":
+            return nullcontext()
+        return torch.autocast(self._group.device.type, dtype=torch.bfloat16)
+
+    def micro_batches(self) -> Iterator[dict[str, Any]]:
+        """What this process trains on, slice by slice: contiguous rows, as a device's in the JAX backend."""
+        micro, dtype = (
+            self._recipe.train.micro_batches,
+            torch.float32 if self._recipe.train.dtype == "float32" else torch.bfloat16,
+        )
+        for step in range(self._done + 1, self.batches.steps + 1):
+            batch = self.batches.batch(step)
+            own = self._group.rows(self.batches.rows_per_step)
+            numbers = {
+                "step": step,
+                "targets": int(np.count_nonzero(batch.loss_mask[:, 1:])),
+                "real_tokens": int(np.count_nonzero(batch.segments)),
+            }
+            for number, places in enumerate(np.array_split(np.arange(own.start, own.stop), micro)):
+                yield {**self._tensors(batch, places, dtype), **numbers, "first": number == 0}
+
+    def _tensors(self, batch: Batch, places: np.ndarray, dtype: torch.dtype) -> dict[str, Any]:
+        device = self._group.device
+        arrays = {name: torch.from_numpy(getattr(batch, name)[places]) for name in ("tokens", "positions", "loss_mask")}
+        moved = {
+            name: array.to(device, torch.bool if name == "loss_mask" else torch.int64) for name, array in arrays.items()
+        }
+        return moved | {
+            "attention_mask": attention_inputs(self._attention, batch.segments[places], self._window, device, dtype)
+        }
+
+
+def _config(recipe: Recipe, group: Group, *, steps: int, folder: Path) -> SFTConfig:
+    """Upstream's settings, all that it would do by itself turned off; `folder` is there and stays empty of it."""
+    train = recipe.train
+    config = SFTConfig(
+        output_dir=str(folder),
+        max_steps=steps,
+        per_device_train_batch_size=train.rows_per_step // (group.size * train.micro_batches),
+        gradient_accumulation_steps=train.micro_batches,
+        gradient_checkpointing=False,  # the model has it on where the recipe asks
+        bf16=False,  # compute_loss casts
+        max_length=None,
+        dataset_kwargs={"skip_prepare_dataset": True},
+        report_to=[],
+        logging_strategy="no",
+        save_strategy="no",
+        disable_tqdm=True,
+        log_level="error",
+        log_level_replica="error",
+        seed=recipe.seed % 2**32,
+        use_cpu=group.device.type == "cpu",
+        remove_unused_columns=False,
+        logging_nan_inf_filter=False,
+    )
+    config._n_gpu = min(1, config.n_gpu)  # one process, one GPU, however many there are
+    return config
+
+
+class _MicroBatches:
+    """What upstream takes for a data loader."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return self._trainer.micro_batches()
+
+
+class _NoScheduler:
+    """The rate is set with each update, so there is nothing left to schedule."""
+
+    def step(self) -> None: ...
+
+    def get_last_lr(self) -> list[float]:
+        return [0.0]
+
+
+def _norm(gradients: list[torch.Tensor]) -> torch.Tensor:
+    """The global norm, over all processes, of gradients of which this one may hold a part."""
+    norm = torch.nn.utils.get_total_norm(gradients)
+    return norm.full_tensor() if isinstance(norm, DTensor) else norm
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _mixed(seed: int, step: int, rank: int) -> int:
+    return int(np.random.SeedSequence([seed % 2**64, step, rank]).generate_state(1, np.uint64)[0] >> np.uint64(1))

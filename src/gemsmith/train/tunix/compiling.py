@@ -1,0 +1,115 @@
+"""The compiled step: made in a thread, so that SIGTERM is heard meanwhile, and kept on disk for the next start."""
+
+import atexit
+import contextlib
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from gemsmith.errors import RecipeError
+from gemsmith.train.attempt import last_line
+from gemsmith.train.tunix.step import Step
+from gemsmith.train.tunix.xla import Option, compiler_options
+
+_LARGEST_CACHE_BYTES = 10 * 2**30
+_POLL_S = 0.1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compiled:
+    """A step that takes the arguments of `Step.update`, and how it came about."""
+
+    update: Any
+    seconds: float
+    from_cache: bool
+
+
+def use_compile_cache() -> None:
+    """Lets JAX keep compiled programs in ~/.cache/gemsmith/compiled (GEMSMITH_CACHE moves it), unless
+    JAX_COMPILATION_CACHE_DIR is set.
+
+    JAX_ENABLE_COMPILATION_CACHE=false turns it off. The oldest programs go when they take more than 10 GiB.
+    """
+    if jax.config.values["jax_compilation_cache_dir"]:
+        return
+    folder = Path(os.environ.get("GEMSMITH_CACHE", "~/.cache/gemsmith")).expanduser() / "compiled"
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    jax.config.update("jax_compilation_cache_max_size", _LARGEST_CACHE_BYTES)
+
+
+def compile_step(
+    step: Step, inputs: dict[str, jax.ShapeDtypeStruct], stop: threading.Event, options: Mapping[str, Option]
+) -> Compiled | None:
+    """The step, compiled for these inputs; None where `stop` was set first.
+
+    options: the recipe's train.compiler_options. Raises RecipeError where XLA does not take them.
+    """
+    begin_s, work = time.monotonic(), _Work(step, inputs, compiler_options(jax.default_backend(), options))
+    # XLA cannot be told to stop, and the interpreter's end would crash under it: the process leaves from there without
+    # an end.
+    atexit.register(_leave, work, stop)
+    with _cache_hits() as hits:
+        work.start()
+        while not work.ended.wait(_POLL_S):
+            if stop.is_set():
+                return None
+    atexit.unregister(_leave)
+    if (
+        options
+        and isinstance(work.error, jax.errors.JaxRuntimeError)
+        and str(work.error).startswith("INVALID_ARGUMENT")
+    ):
+        raise RecipeError(
+            f"train.compiler_options: XLA does not take them ({last_line(work.error)}); mend or leave out what it names"
+        )
+    if work.error:
+        raise work.error
+    return Compiled(update=work.result, seconds=time.monotonic() - begin_s, from_cache=bool(hits))
+
+
+class _Work(threading.Thread):
+    def __init__(self, step: Step, inputs: dict[str, jax.ShapeDtypeStruct], options: dict[str, Option]) -> None:
+        super().__init__(daemon=True)
+        self._options = options
+        self._arguments = (step.update, step.trained, step.moments, step.frozen, inputs)
+        self.ended, self.result = threading.Event(), None
+        self.error: Exception | None = None
+
+    def run(self) -> None:
+        update, *arguments = self._arguments
+        try:
+            self.result = update.lower(*arguments).compile(compiler_options=self._options)
+        except Exception as error:  # noqa: BLE001 - whoever waits raises it again
+            self.error = error
+        finally:
+            self.ended.set()
+
+
+def _leave(work: _Work, stop: threading.Event) -> None:
+    if not work.ended.is_set():
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(143 if stop.is_set() else 130)
+
+
+@contextlib.contextmanager
+def _cache_hits() -> Iterator[list[str]]:
+    """One entry for each program that JAX takes from its cache while the block runs."""
+    hits: list[str] = []
+
+    def listen(event: str, **_: Any) -> None:
+        if event == "/jax/compilation_cache/cache_hits":
+            hits.append(event)
+
+    jax.monitoring.register_event_listener(listen)
+    try:
+        yield hits
+    finally:
+        jax.monitoring.unregister_event_listener(listen)

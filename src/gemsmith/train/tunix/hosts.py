@@ -1,0 +1,207 @@
+"""Several hosts, each with some of the devices: how they meet, what each reads of a batch, and what they must agree on.
+
+Only the first host writes records and logs; a step's metrics, and so every decision that follows from them, are the
+same on all.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import secrets
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from gemsmith import __version__
+from gemsmith.data import Batch
+from gemsmith.data.pack import ARRAYS
+from gemsmith.errors import MachineError, RunError
+from gemsmith.records import DataRecord
+from gemsmith.run import Run, read_record, stage_keys
+from gemsmith.terminal import open_console
+from gemsmith.train.tunix.upstream import count_tpu_hosts
+
+Shapes = dict[str, jax.ShapeDtypeStruct]
+
+_PATIENCE_S = 300
+_NAMES = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
+
+
+def start_hosts() -> None:
+    """Joins the other hosts that train with this one; waits until all are there.
+
+    They are those of JAX_COORDINATOR_ADDRESS (host:port of the first), JAX_NUM_PROCESSES and JAX_PROCESS_ID (from 0),
+    and on a TPU slice of several hosts those of the slice. Raises MachineError for variables that name no group of
+    hosts, or one that does not come together.
+    """
+    if jax.distributed.is_initialized():
+        return
+    # Its handler would take SIGTERM away from ours.
+    jax.config.update("jax_enable_preemption_service", False)
+    given = {name: os.environ[name] for name in _NAMES if os.environ.get(name)}
+    if given:
+        _join(given)
+    elif count_tpu_hosts() > 1:
+        with _dying_of_sigterm():
+            jax.distributed.initialize()
+
+
+def check_accelerator() -> None:
+    """Raises MachineError where JAX_PLATFORMS asks for devices that this machine does not have."""
+    try:
+        jax.devices()
+    except (RuntimeError, AssertionError) as error:  # the latter for a platform whose plugin is not installed
+        reason = next((line.strip() for line in str(error).splitlines() if line.strip()), "its plugin is not installed")
+        raise MachineError(
+            f"no accelerator: JAX_PLATFORMS is {jax.config.values['jax_platforms']} ({reason[:200]}); unset it to "
+            "train on what there is"
+        ) from None
+
+
+def check_hosts(run: Run) -> None:
+    """Raises RunError unless all hosts have the same recipe, rows and versions, and see the same folder for
+    checkpoints.
+    """
+    if jax.process_count() == 1:
+        return
+    keys = {name: value for name, value in stage_keys(run.recipe, "train").items() if name not in _OF_ONE_HOST}
+    same = {
+        "recipe": keys,
+        "rows": read_record(run, DataRecord).rows_sha256,
+        "versions": [__version__, jax.__version__],
+    }
+    for name, value in same.items():
+        digest = hashlib.sha256(json.dumps(value, sort_keys=True).encode()).digest()
+        digests = multihost_utils.process_allgather(np.frombuffer(digest, np.uint8))
+        if others := [host for host, other in enumerate(digests) if (other != digests[0]).any()]:
+            raise RunError(
+                f"{run.path}: host {others[0]} of {len(digests)} has other {name} than host 0; give all hosts the same"
+            )
+    _check_folder(run)
+
+
+_OF_ONE_HOST = ("checkpoint", "data.train", "data.template", "train.start_adapter")
+
+
+def is_first_host() -> bool:
+    return jax.process_index() == 0
+
+
+def local_rows(like: jax.ShapeDtypeStruct) -> list[int]:
+    """The rows of a batch that the devices of this host hold, in order."""
+    indices = like.sharding.addressable_devices_indices_map(like.shape).values()
+    return sorted({row for index in indices for row in range(*index[0].indices(like.shape[0]))})
+
+
+def place_batch(batch: Batch, rows: Sequence[int], shapes: Shapes) -> dict[str, jax.Array]:
+    """The batch's arrays over the devices of all hosts. `batch` holds only the rows that `rows` numbers: those of this
+    host's devices.
+    """
+    places = {row: place for place, row in enumerate(rows)}
+    return {name: _place_rows(getattr(batch, name), places, shapes[name]) for name in ARRAYS}
+
+
+def place(value: Any, like: jax.ShapeDtypeStruct) -> jax.Array:
+    """The value as the step takes it, cast and split over the devices of all hosts; a number fills the whole array."""
+    whole = np.broadcast_to(np.asarray(value, like.dtype), like.shape)
+    return jax.make_array_from_callback(like.shape, like.sharding, lambda index: whole[index])
+
+
+def _place_rows(array: np.ndarray, places: dict[int, int], like: jax.ShapeDtypeStruct) -> jax.Array:
+    def part(index: Any) -> np.ndarray:
+        chosen = [places[row] for row in range(*index[0].indices(like.shape[0]))]
+        return array[chosen][:, *index[1:]].astype(like.dtype)
+
+    return jax.make_array_from_callback(like.shape, like.sharding, part)
+
+
+def _join(given: dict[str, str]) -> None:
+    if missing := [name for name in _NAMES if name not in given]:
+        raise MachineError(
+            f"{missing[0]}: is missing; several hosts need {', '.join(_NAMES)}, or --coordinator, --processes, "
+            "--process-id"
+        )
+    address, count, number = given.values()
+    if not (count.isdecimal() and number.isdecimal() and int(number) < int(count)):
+        raise MachineError(
+            f"JAX_PROCESS_ID: {number} of {count} was given; they are numbered from 0 to JAX_NUM_PROCESSES - 1"
+        )
+    name, _, port = address.rpartition(":")
+    if not (name and port.isdecimal()):
+        raise MachineError(f"JAX_COORDINATOR_ADDRESS: {address!r} was given; it is host:port of the first host")
+    # JAX ends the process from C++ where it cannot have its port, or waits in vain.
+    if number == "0":
+        _check_port(int(port))
+        open_console().print(f"train  waiting for {int(count) - 1} more hosts at {address}")
+    else:
+        _wait_for(name, int(port), host=f"{number} of {count}")
+    with _dying_of_sigterm():
+        jax.distributed.initialize(address, int(count), int(number), cluster_detection_method="deactivate")
+
+
+@contextlib.contextmanager
+def _dying_of_sigterm() -> Iterator[None]:
+    """While the block waits inside JAX, where Python hears no signal, SIGTERM ends the process: there is nothing to
+    save yet.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _check_port(port: int) -> None:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", port))
+        except OSError as error:
+            raise MachineError(
+                f"JAX_COORDINATOR_ADDRESS: port {port} cannot be opened ({error.strerror}); name a free one"
+            ) from None
+
+
+def _wait_for(name: str, port: int, *, host: str) -> None:
+    deadline_s = time.monotonic() + _PATIENCE_S
+    while True:
+        try:
+            socket.create_connection((name, port), timeout=_PATIENCE_S).close()
+            return
+        except OSError as error:
+            if time.monotonic() > deadline_s:
+                raise MachineError(
+                    f"host {host} does not reach the first at {name}:{port} ({error.strerror or error}); start that "
+                    "one too"
+                ) from None
+        time.sleep(0.2)
+
+
+def _check_folder(run: Run) -> None:
+    """Raises RunError where a host does not see what the first writes into the folder for checkpoints."""
+    token = int(multihost_utils.broadcast_one_to_all(np.uint32(secrets.randbits(32))))
+    mark = run.checkpoints / f".seen-by-all-{token}"
+    if is_first_host():
+        mark.parent.mkdir(parents=True, exist_ok=True)
+        mark.touch()
+    multihost_utils.sync_global_devices("mark written")
+    seen = multihost_utils.process_allgather(np.bool_(mark.exists()))
+    if is_first_host():
+        mark.unlink()
+    if not seen.all():
+        raise RunError(
+            f"{run.checkpoints}: host {int(np.argmin(seen))} does not see what host 0 writes there; set "
+            "train.checkpoint_folder to one "
+            "that all hosts share, or gs://bucket/folder"
+        )

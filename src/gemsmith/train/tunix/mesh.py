@@ -1,0 +1,107 @@
+"""Which devices hold what: the mesh that a recipe asks for, or the one that suits the rows and the machine."""
+
+import math
+import os
+from typing import Any
+
+import jax
+from jax.sharding import AxisType, Mesh
+
+from gemsmith.errors import MachineError, RecipeError
+from gemsmith.execution import Remat, heads_fill_lanes
+from gemsmith.models import Execution
+from gemsmith.models.sharding import AXES
+from gemsmith.recipe import Mesh as MeshSizes
+from gemsmith.recipe import Recipe
+from gemsmith.sizing import Work, choose_remat, micro_batches, on_chips, work_of
+from gemsmith.sizing.limits import check_mesh, check_splash, name_mesh
+from gemsmith.zoo import Variant
+
+
+def make_mesh(recipe: Recipe, variant: Variant) -> Mesh:
+    """All devices in the axes replica, fsdp, sequence and tp. Raises InputError where they cannot be laid out so."""
+    try:
+        devices = jax.devices()
+    except RuntimeError as error:
+        raise MachineError(
+            f"no accelerator: {_last_line(error)}; unset JAX_PLATFORMS to train on what there is"
+        ) from None
+    sizes = mesh_sizes(recipe, variant, devices=len(devices), kind=devices[0].device_kind)
+    return jax.make_mesh(tuple(sizes.values()), AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices)
+
+
+def mesh_sizes(recipe: Recipe, variant: Variant, *, devices: int, kind: str) -> dict[str, int]:
+    """The size of every axis: the recipe's, or fsdp over as many devices as divide the rows, and the rest over each
+    row's positions.
+
+    Raises RecipeError where they do not fit the devices, the rows or the heads.
+    """
+    wanted, rows, slices = recipe.train.mesh, recipe.train.rows_per_step, recipe.train.micro_batches
+    if wanted == "auto":
+        fsdp = math.gcd(max(1, rows // slices), devices)
+        sizes = {"replica": 1, "fsdp": fsdp, "sequence": devices // fsdp, "tp": 1}
+    else:
+        sizes = {axis: getattr(wanted, axis) for axis in AXES}
+    count = math.prod(sizes.values())
+    if count != devices:
+        raise RecipeError(
+            f"train.mesh: {name_mesh(sizes)} needs {count} devices, this machine has {devices} ({kind}); "
+            f"set their product to {devices}, or auto"
+        )
+    check_mesh(recipe, variant, sizes)
+    return sizes
+
+
+def make_execution(recipe: Recipe, variant: Variant, mesh: Mesh, *, device_bytes: float | None = None) -> Execution:
+    """How this recipe's forward pass runs on the mesh, whose devices have so much memory; default: what they say.
+
+    Raises RecipeError for rows and heads that the splash kernel cannot take, and for offloading where there is no other
+    memory.
+    """
+    train, platform = recipe.train, mesh.devices.flat[0].platform
+    how = train.attention
+    if how == "auto":
+        how = "splash" if platform == "tpu" and heads_fill_lanes(variant) else "dense"
+    if how == "splash" and platform != "tpu":
+        raise RecipeError(
+            f"train.attention: splash is a kernel for TPU, the devices here are {platform}; set dense, or auto"
+        )
+    if how == "splash":
+        check_splash(recipe, variant, mesh.shape)
+    if train.offload and platform == "cpu":
+        raise RecipeError("train.offload: the devices here are cpu, whose memory is the host's; leave it out")
+    remat = _remat(recipe, variant, mesh, device_bytes)
+    return Execution(attention=how, fuses_lora=platform == "tpu", remat=remat, offload=train.offload, mesh=mesh)
+
+
+def micro_batches_on(recipe: Recipe, variant: Variant, mesh: Mesh) -> int:
+    """The micro-batches that a step runs on the mesh: the recipe's, but one for each row of a device that goes row by
+    row.
+    """
+    return micro_batches(*_work_on(recipe, variant, mesh))
+
+
+def _remat(recipe: Recipe, variant: Variant, mesh: Mesh, device_bytes: float | None) -> Remat:
+    if recipe.train.remat != "auto":
+        return recipe.train.remat
+    work, sizes = _work_on(recipe, variant, mesh)
+    return choose_remat(work, sizes, device_bytes=device_bytes or memory_bytes(mesh))
+
+
+def _work_on(recipe: Recipe, variant: Variant, mesh: Mesh) -> tuple[Work, MeshSizes]:
+    work = on_chips(work_of(recipe, variant), mesh.devices.flat[0].platform, recipe)
+    return work, MeshSizes(**{axis: mesh.shape[axis] for axis in AXES})
+
+
+def memory_bytes(mesh: Mesh) -> float:
+    """What each device of this process can hold; CPU devices share the machine's memory."""
+    device = next(device for device in mesh.devices.flat if device.process_index == jax.process_index())
+    stats = device.memory_stats() or {}
+    return (
+        stats.get("bytes_limit") or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / jax.local_device_count()
+    )
+
+
+def _last_line(error: Any) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1][:200] if lines else type(error).__name__

@@ -1,0 +1,202 @@
+"""One optimizer step as a pure, compiled function, without callbacks: training runs it, and a plan compiles it for
+absent chips.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from gemsmith.models import Gemma4, token_nll
+from gemsmith.models.sharding import BATCH, axis_size, constrain
+from gemsmith.recipe import Lora
+from gemsmith.train.first_adapter import name_number
+from gemsmith.train.tunix.dropout import mask_keys
+from gemsmith.train.tunix.lora import Targets, targets_of
+from gemsmith.train.tunix.upstream import set_dropout
+
+_ROW_ARRAYS = {"tokens": jnp.int32, "segments": jnp.int32, "positions": jnp.int32, "loss_mask": jnp.bool_}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """`update(trained, moments, frozen, inputs) -> (trained, moments, metrics)`, and the state to begin with.
+
+    `trained` and `moments` are donated. `inputs`: see input_shapes. `metrics`, scalars: `loss` and `grad_norm` (before
+    clipping), float32; `targets` and `real_tokens`, the step's over all hosts; `stop`, whether any host was told to;
+    and `skipped`: a step whose loss or gradient is no number, or whose loss is above `loss_limit`, leaves the state as
+    it was.
+    """
+
+    update: Any
+    trained: nnx.State
+    moments: nnx.State
+    frozen: nnx.State
+
+
+def make_step(model: Gemma4, optimizer: nnx.Optimizer, *, lora: Lora, seed: int, micro_batches: int = 1) -> Step:
+    """The compiled step of an adapted model; both may be of ShapeDtypeStructs, and then it can only be lowered.
+
+    loss = sum of nll over the step's supervised tokens / their count, so any split of the rows over devices and
+    micro-batches means the same. Dropout masks follow from a row's place in the step, so they are the same in every
+    split, too.
+    """
+    model_def, trained, frozen = nnx.split(model, nnx.LoRAParam, ...)  # type: ignore[misc]
+    optimizer_def, moments = nnx.split(optimizer)
+    mesh, targets = model.execution.mesh, targets_of(model.variant, lora)
+    assert mesh is not None, "the step runs on a mesh, be it of one device"
+
+    def loss_of(
+        trained: nnx.State, frozen: nnx.State, rows: dict[str, jax.Array], count: jax.Array, keys: jax.Array
+    ) -> jax.Array:
+        model = nnx.merge(model_def, _in_base_dtype(trained, frozen), frozen)
+        if lora.dropout:
+            set_dropout(model, _dropout_keys(targets, keys))
+        hidden = model.hidden(rows["tokens"], rows["positions"], rows["segments"])
+        return token_nll(model, hidden, rows["tokens"], rows["loss_mask"])[0] / count
+
+    def update(
+        trained: nnx.State, moments: nnx.State, frozen: nnx.State, inputs: dict[str, jax.Array]
+    ) -> tuple[Any, Any, Any]:
+        rows = {name: inputs[name] for name in _ROW_ARRAYS}
+        count = jnp.sum(rows["loss_mask"][:, 1:], dtype=jnp.float32)
+        key = jax.random.fold_in(jax.random.key(seed), inputs["step"])
+        places = np.arange(len(rows["tokens"]))
+        if micro_batches == 1:
+            loss, grads = jax.value_and_grad(loss_of)(trained, frozen, rows, count, _row_keys(key, places))
+        else:
+            split = {name: _in_micro_batches(x, mesh, micro_batches) for name, x in rows.items()}
+            keys = _row_keys(
+                key,
+                np.swapaxes(places.reshape(axis_size(mesh, BATCH), micro_batches, -1), 0, 1).reshape(micro_batches, -1),
+            )
+            loss, grads = _accumulate(loss_of, trained, frozen, split, count, keys, shardings[0])
+        grad_norm = optax.tree.norm(nnx.as_pure(grads))
+        keep = jnp.isfinite(loss) & jnp.isfinite(grad_norm) & (loss <= inputs["loss_limit"])
+        # Copied first: merging shares the variables, and the update writes into them.
+        before = jax.tree.map(lambda leaf: leaf, (trained, moments))
+        model, optimizer = nnx.merge(model_def, trained, frozen), nnx.merge(optimizer_def, moments)
+        optimizer.update(model, grads, learning_rate=inputs["learning_rate"])
+        after = (nnx.state(model, nnx.LoRAParam), nnx.state(optimizer))
+        trained, moments = jax.tree.map(lambda new, old: jnp.where(keep, new, old), after, before)
+        metrics = {
+            "loss": loss,
+            "grad_norm": grad_norm,
+            "skipped": ~keep,
+            "stop": jnp.max(inputs["stop"]),
+            "real_tokens": jnp.sum(rows["segments"] > 0, dtype=jnp.int32),
+            "targets": count.astype(jnp.int32),
+        }
+        return trained, moments, metrics
+
+    shardings = (_shardings(trained), _shardings(moments), NamedSharding(mesh, PartitionSpec()))
+    return Step(
+        update=jax.jit(update, donate_argnums=(0, 1), out_shardings=shardings),
+        trained=trained,
+        moments=moments,
+        frozen=frozen,
+    )
+
+
+def place_moments(moments: nnx.State, model: Gemma4) -> nnx.State:
+    """The optimizer's state, each moment sharded as its adapter matrix is, counters on every device."""
+    shardings = {path: leaf.get_value().sharding for path, leaf in nnx.to_flat_state(nnx.state(model, nnx.LoRAParam))}
+    mesh = model.execution.mesh
+    assert mesh is not None, "moments lie on the model's mesh"
+    leaves = []
+    for path, leaf in nnx.to_flat_state(moments):
+        owner = next((path[start:] for start in range(len(path)) if path[start:] in shardings), None)
+        sharding = shardings[owner] if owner else NamedSharding(mesh, PartitionSpec())
+        leaves.append((path, leaf.replace(_put(leaf.get_value(), sharding))))
+    return nnx.from_flat_state(leaves)
+
+
+def input_shapes(mesh: Mesh, *, rows: int, length: int) -> dict[str, jax.ShapeDtypeStruct]:
+    """What a step takes: four arrays (rows, length), by rows over replica and fsdp and by positions over sequence; the
+    learning rate; the step's number, from 1; the loss above which it is skipped; and for each device, 1 where its
+    process was told to stop.
+    """
+    by_rows, everywhere = (NamedSharding(mesh, spec) for spec in (PartitionSpec(BATCH, "sequence"), PartitionSpec()))
+    arrays = {name: jax.ShapeDtypeStruct((rows, length), kind, sharding=by_rows) for name, kind in _ROW_ARRAYS.items()}
+    return arrays | {
+        "learning_rate": jax.ShapeDtypeStruct((), jnp.float32, sharding=everywhere),
+        "step": jax.ShapeDtypeStruct((), jnp.int32, sharding=everywhere),
+        "loss_limit": jax.ShapeDtypeStruct((), jnp.float32, sharding=everywhere),
+        "stop": jax.ShapeDtypeStruct(
+            (mesh.size,), jnp.int32, sharding=NamedSharding(mesh, PartitionSpec(mesh.axis_names))
+        ),
+    }
+
+
+def _in_base_dtype(trained: nnx.State, frozen: nnx.State) -> nnx.State:
+    """Adapters as the forward pass uses them: in the base's dtype, as under torch's autocast; their gradients are
+    float32.
+    """
+    kernels = dict(nnx.to_flat_state(frozen))
+    leaves = []
+    for path, leaf in nnx.to_flat_state(trained):
+        dtype = kernels[(*path[:-1], "kernel")].get_value().dtype
+        leaves.append((path, leaf.replace(leaf.get_value().astype(dtype))))
+    return nnx.from_flat_state(leaves)
+
+
+def _accumulate(
+    loss_of: Callable[..., jax.Array],
+    trained: nnx.State,
+    frozen: nnx.State,
+    split: dict[str, jax.Array],
+    count: jax.Array,
+    keys: jax.Array,
+    shardings: nnx.State,
+) -> tuple[jax.Array, nnx.State]:
+    """Loss and gradient summed over micro-batches, float32 and sharded as the adapters are."""
+
+    def add(total: Any, piece: Any) -> tuple[Any, None]:
+        rows, keys = piece
+        one = jax.value_and_grad(loss_of)(trained, frozen, rows, count, keys)
+        return jax.tree.map(jnp.add, total, one), None
+
+    # zeros_like alone would leave it to XLA how the sums lie, and they lie so for the whole loop.
+    zeros = jax.tree.map(
+        lambda leaf, sharding: jax.lax.with_sharding_constraint(jnp.zeros_like(leaf), sharding), trained, shardings
+    )
+    return jax.lax.scan(add, (jnp.zeros(()), zeros), (split, keys))[0]
+
+
+def _in_micro_batches(x: jax.Array, mesh: Mesh, count: int) -> jax.Array:
+    """Rows (B, L) as (count, B / count, L); every device gives each micro-batch some of the rows that it holds, so none
+    are moved.
+    """
+    devices = axis_size(mesh, BATCH)
+    apart = x.reshape(devices, count, x.shape[0] // (devices * count), *x.shape[1:])
+    apart = constrain(apart, mesh, BATCH, None, None, "sequence")
+    return constrain(jnp.swapaxes(apart, 0, 1).reshape(count, -1, *x.shape[1:]), mesh, None, BATCH, "sequence")
+
+
+def _row_keys(key: jax.Array, places: np.ndarray) -> jax.Array:
+    """A key for each row by its place in the step, of a key of seed and step: resuming needs no random state."""
+    return jax.vmap(lambda place: jax.random.fold_in(key, place))(places.reshape(-1)).reshape(places.shape)
+
+
+def _dropout_keys(targets: Targets, keys: jax.Array) -> dict[Any, jax.Array]:
+    """Keys (B,) of the rows for each adapted tensor, by its name; (layers, B) for a stack."""
+    numbers = jnp.array([name_number(tensor) for tensors in targets.values() for tensor in tensors], jnp.uint32)
+    ends = np.cumsum([len(tensors) for tensors in targets.values()])
+    of_tensors = jax.lax.optimization_barrier(jax.vmap(mask_keys, in_axes=(0, None), out_axes=1)(keys, numbers))
+    return dict(zip(targets, jnp.split(of_tensors, ends[:-1]), strict=True))
+
+
+def _shardings(state: nnx.State) -> Any:
+    return jax.tree.map(lambda leaf: leaf.sharding, state)
+
+
+def _put(value: Any, sharding: Any) -> Any:
+    if isinstance(value, jax.ShapeDtypeStruct):
+        return jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=sharding)
+    return jax.device_put(value, sharding)

@@ -1,0 +1,365 @@
+"""What Qwix 0.1.8, Tunix 0.1.7 and JAX do otherwise than training here needs, each with where it is and the test that
+says when it can go.
+
+Each line: what upstream does -> what stands here for it (the test in tests/train/test_upstream.py that fails once
+upstream has changed).
+
+Qwix
+- drops out whenever the rule has a rate, in evaluation too, with keys from a counter that resuming would have to
+  restore
+  -> SwitchableLora, set_dropout (test_qwix_drops_out_whenever_the_rule_has_a_rate)
+- multiplies by W, A and B one by one, and gives A's output no name -> SwitchableLora
+  (test_qwix_gives_what_a_makes_no_name_for_remat)
+- gives adapters the base's dtype -> lora.add_adapters makes them anew (test_qwix_gives_adapters_the_dtype_of_the_base)
+- starts A in ±sqrt(6/fan_in) -> the same (test_qwix_starts_a_wider_than_peft)
+
+Tunix
+- reads all batches again, up to the step it resumes at -> Trainer asks for batches by step
+  (test_tunix_replays_the_data_when_it_resumes)
+- compiles its step without giving the adapters' memory back, and keeps gradient norms for its own metrics
+  -> Trainer runs the step of gemsmith.train.tunix.step (test_tunix_donates_the_optimizer_only)
+- takes every listener away from JAX's events when it closes -> compile_step adds its own anew
+  (test_tunix_clears_all_listeners)
+- saves without looking at the loss -> Checkpoints.save (test_tunix_saves_a_step_whose_loss_is_no_number)
+- restores moments whole onto every device -> Checkpoints.maybe_restore
+  (test_tunix_restores_moments_whole_onto_every_device)
+
+JAX
+- says how many hosts a TPU slice has only once they have joined -> count_tpu_hosts
+  (test_jax_says_how_many_hosts_a_slice_has)
+
+https://github.com/google/qwix/blob/v0.1.8/qwix/_src/providers/lora.py
+https://github.com/google/tunix/blob/v0.1.7/tunix/sft/peft_trainer.py, checkpoint_manager.py
+"""
+
+import contextlib
+import dataclasses
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import orbax.checkpoint as ocp
+from etils import epath
+from flax import nnx
+from jax._src.clusters.cloud_tpu_cluster import BaseTpuCluster, GceTpuCluster, GkeTpuCluster
+from jax.ad_checkpoint import checkpoint_name
+from jax.experimental import multihost_utils
+from qwix._src.providers.lora import LoraProvider, LoraRule
+from qwix._src.utils import flax_util
+from tunix.sft import hooks
+from tunix.sft.checkpoint_manager import CheckpointManager
+from tunix.sft.peft_trainer import PeftTrainer, TrainingConfig
+
+from gemsmith.checkpoint.saved import compare_checksums, read_or_damage, read_step_metadata, seal
+from gemsmith.errors import DamageError
+from gemsmith.execution import LORA
+from gemsmith.train.tunix.checksums import checksums
+from gemsmith.train.tunix.fused_lora import fused_lora_matmul
+
+
+def count_tpu_hosts() -> int:
+    """The hosts of the TPU slice that this machine belongs to, 1 elsewhere. JAX knows, but tells nobody before they
+    have joined.
+    """
+    cluster = _tpu_cluster()
+    return cluster.get_process_count() if cluster else 1
+
+
+def tpu_host_number() -> int:
+    """Which host of its TPU slice this machine is, from 0; 0 elsewhere."""
+    cluster = _tpu_cluster()
+    return cluster.get_process_id() if cluster else 0
+
+
+def _tpu_cluster() -> type[BaseTpuCluster] | None:
+    if "tpu" not in (jax.config.values["jax_platforms"] or "tpu"):
+        return None
+    return next((cluster for cluster in (GkeTpuCluster, GceTpuCluster) if cluster.is_env_present()), None)
+
+
+class DropoutKey(nnx.Variable):
+    """The random keys of one module's dropout in one step, one for each row."""
+
+
+class FixedRngs(nnx.Rngs):
+    """Gives the same keys whenever it is asked, so that a rematerialised forward pass draws the masks that the first
+    one drew.
+    """
+
+    def __init__(self, key: jax.Array) -> None:
+        self.key = DropoutKey(key)
+
+    def __getitem__(self, name: str) -> Callable[[], jax.Array]:
+        return lambda: self.key[...]
+
+
+class SwitchableLora(LoraProvider):
+    """Qwix's LoRA with dropout only in modules that have been given a key for it, and a name for what A makes, so that
+    remat can keep it.
+
+    `fuses`: where the result is wider than the input, projection and adapter are one matmul.
+    """
+
+    def __init__(self, rules: Sequence[LoraRule], *, fuses: bool) -> None:
+        super().__init__(rules)
+        self._fuses = fuses
+
+    def _get_current_rule_and_op_id(self, op_name: str, **options: Any) -> tuple[Any, Any]:
+        rule, op_id = super()._get_current_rule_and_op_id(op_name, **options)
+        if isinstance(rule, LoraRule) and not isinstance(flax_util.get_current_module().qwix_rngs, FixedRngs):
+            rule = dataclasses.replace(rule, dropout=0.0)
+        return rule, op_id
+
+    def dot_general(
+        self, lhs: jax.Array, rhs: jax.Array, dimension_numbers: Any, *others: Any, **options: Any
+    ) -> jax.Array:
+        """The product lhs · kernel with the module's adapter; modules without one, and those that get one now, are
+        upstream's.
+        """
+        module = flax_util.get_current_module()
+        if not hasattr(module, "kernel_lora_a"):
+            return super().dot_general(lhs, rhs, dimension_numbers, *others, **options)
+        rule, _ = self._get_current_rule_and_op_id("dot_general")
+        a, b = module.kernel_lora_a[...], module.kernel_lora_b[...]
+        seen = _drop_out(lhs, module.qwix_rngs.key[...], rule.dropout) if rule.dropout else lhs
+        inner, scale = checkpoint_name(seen @ a, LORA), rule.alpha / rule.rank
+        alike = {array.dtype for array in (lhs, rhs, a, b)} == {lhs.dtype}
+        if self._fuses and alike and rhs.shape[1] > rhs.shape[0]:
+            return fused_lora_matmul(lhs, inner * scale, rhs, b)
+        return jax.lax.dot_general(lhs, rhs, dimension_numbers, *others, **options) + inner @ b * scale
+
+
+def _drop_out(x: jax.Array, keys: jax.Array, rate: float) -> jax.Array:
+    """The x (B, L, in) with a share of its values zero, drawn with one key for each row, and the others larger by as
+    much.
+    """
+    kept = jax.vmap(lambda key: jax.random.bernoulli(key, 1 - rate, x.shape[1:]))(keys)
+    return jnp.where(kept, x / (1 - rate), 0)
+
+
+def forget_rngs(model: nnx.Module) -> None:
+    """Takes the random state away that injection gives every module: dropout here has keys of its own."""
+    for _, module in nnx.iter_modules(model):
+        if hasattr(module, "qwix_rngs"):
+            module.qwix_rngs = None
+
+
+def set_dropout(model: nnx.Module, keys: Mapping[tuple[str | int, ...], jax.Array]) -> None:
+    """Turns dropout on in the adapted modules at these paths, each with the keys of the rows, (B,)."""
+    for path, of_rows in keys.items():
+        flax_util.get_value_from_path(model, path).qwix_rngs = FixedRngs(of_rows)
+
+
+class Checkpoints(CheckpointManager):
+    """Tunix's checkpoints `<root>/<step>/{model_params,optimizer_state}`, saved with what `before_save` returns once it
+    has agreed.
+
+    A step's metadata holds checksums of its arrays, too, and a step that does not match them is not restored.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        *,
+        every: int,
+        keep: int,
+        before_save: Callable[[], dict[str, Any]],
+        after_save: Callable[[], None],
+    ) -> None:
+        # Lightweight: it would read every step's metadata, and end at one that is damaged.
+        options = ocp.CheckpointManagerOptions(
+            save_interval_steps=every, max_to_keep=keep, cleanup_tmp_directories=True, lightweight_initialize=True
+        )
+        self._root = epath.Path(root if "://" in str(root) else root.absolute())
+        super().__init__(root_directory=str(self._root), options=options)
+        self._before_save, self._after_save = before_save, after_save
+
+    def save(
+        self, step: int, model: Any, optimizer: Any = None, *args: Any, force: bool = False, **options: Any
+    ) -> bool:
+        """Whether the step was saved; nothing is, before the first step."""
+        if step == 0 or not (force or self._checkpoint_manager.should_save(step)):
+            return False
+        metadata = self._before_save()
+        sums = {name: checksums(state) for name, state in _states(model, optimizer).items()}
+        options["custom_metadata"] = seal(metadata, sums)
+        with _later_interrupt():
+            saved = super().save(step, model, optimizer, *args, force=True, **options)
+        self._after_save()
+        return saved
+
+    def steps(self) -> list[int]:
+        return sorted(self._checkpoint_manager.all_steps())
+
+    def read_metadata(self, step: int) -> dict[str, Any]:
+        """What `before_save` returned for this step, and its checksums; empty where it was saved without. Raises
+        DamageError.
+        """
+        return read_step_metadata(self._root / str(step))
+
+    def maybe_restore(
+        self, model: Any, optimizer: Any = None, step: int | None = None, **_: Any
+    ) -> tuple[int, dict[str, Any]]:
+        """The step of the last complete checkpoint, whose arrays are placed where the present ones are; 0 where there
+        is none.
+
+        Raises DamageError, and leaves model and optimizer as they are, where the step is not what was saved.
+        """
+        step = self.latest_step() if step is None else step
+        if step is None:
+            return 0, {}
+        restored = self.read(step, model, optimizer)
+        nnx.update(model, restored["model_params"])
+        nnx.update(optimizer, restored["optimizer_state"])
+        return step, {}
+
+    def read(self, step: int, model: Any, optimizer: Any) -> dict[str, Any]:
+        """A step's arrays, placed where the model's and the optimizer's are. Raises DamageError where they are not what
+        was saved.
+        """
+        metadata, states = self.read_metadata(step), _states(model, optimizer)
+        folder = self._root / str(step)
+        restored = _read_on_all_hosts(lambda: {name: _restore(folder / name, state) for name, state in states.items()})
+        for name, state in restored.items():
+            compare_checksums(metadata, name, checksums(state))
+        return restored
+
+    def delete_all(self) -> None:
+        for step in self._checkpoint_manager.all_steps():
+            self._checkpoint_manager.delete(step)
+
+    def wait(self) -> None:
+        """Returns once every save that was begun is complete."""
+        self._checkpoint_manager.wait_until_finished()
+
+
+def _states(model: Any, optimizer: Any) -> dict[str, Any]:
+    """What a step consists of, by the names of Tunix's folders."""
+    return {
+        "model_params": nnx.state(model, nnx.LoRAParam),
+        "optimizer_state": nnx.state(optimizer, nnx.optimizer.OptState),
+    }
+
+
+def _restore(folder: epath.Path, state: Any) -> Any:
+    # The handler, not a Checkpointer: after that one's read hosts wait for each other, also for one that has failed.
+    arguments = ocp.args.PyTreeRestore(item=state, restore_args=ocp.checkpoint_utils.construct_restore_args(state))
+    return ocp.PyTreeCheckpointHandler().restore(folder, args=arguments)
+
+
+def _read_on_all_hosts(read: Callable[[], Any]) -> Any:
+    """What `read` returns. Raises DamageError on every host where a step cannot be read on one."""
+    result, reason = None, ""
+    try:
+        # JAX's own errors are of the machine, not of the files.
+        result = read_or_damage(read, but=jax.errors.JaxRuntimeError)
+    except DamageError as error:
+        reason = str(error)
+    if jax.process_count() > 1 and not multihost_utils.process_allgather(np.bool_(not reason)).all():
+        reason = reason or "another host cannot read it"
+    if reason:
+        raise DamageError(reason)
+    return result
+
+
+@contextlib.contextmanager
+def _later_interrupt() -> Iterator[None]:
+    """Ctrl-C is raised once the block is done: in the middle of its start, Orbax forgets a save that it has begun."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    caught: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: caught.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if caught and callable(before):
+        before(signal.SIGINT, None)
+
+
+class Trainer(PeftTrainer):
+    """Tunix's loop with our compiled step, a data position that is a function of the step, and checkpoints that check
+    first.
+
+    `make_update(model, optimizer)` -> (update, sync): `update(step, batch)` runs a step and returns what `finish` takes
+    once the device is done; `sync()` puts the trained arrays back into model and optimizer, which only saving needs.
+    """
+
+    def __init__(
+        self,
+        model: nnx.Module,
+        transformation: optax.GradientTransformation,
+        *,
+        place: Callable[[nnx.State], nnx.State],
+    ) -> None:
+        config = TrainingConfig(eval_every_n_steps=1, checkpoint_root_directory=None, max_steps=None)
+        super().__init__(model, transformation, config)
+        nnx.update(self.optimizer, place(nnx.state(self.optimizer)))
+        self._pending: list[Any] = []
+
+    def attach(
+        self,
+        *,
+        update: Callable[[Any], tuple[Any, Any]],
+        finish: Callable[[Any], None],
+        load: Callable[[int], Any],
+        checkpoints: Checkpoints,
+    ) -> None:
+        """Gives the trainer its step, what to do with a step's metrics, its data, and its checkpoints."""
+        self._run_update, self._finish = update, finish
+        self.checkpoint_manager = checkpoints
+        self.with_data_hooks(_DataByStep(load))
+
+    def start_at(self, step: int) -> None:
+        self._train_steps = self._iter_steps = step
+
+    def run(self) -> None:
+        """Trains until the data ends, then saves the last step."""
+        # skip_jit: upstream then calls what create_train_step_fn returns with the example alone; ours is compiled
+        # already.
+        self.train((), skip_jit=True)
+
+    def create_train_step_fn(self) -> Callable[..., Any]:
+        return self._update
+
+    def _update(self, example: Any) -> tuple[Any, Any, Any]:
+        metrics, pending = self._run_update(example)
+        return metrics["loss"], pending, metrics["grad_norm"]
+
+    def _buffer_metrics(self, *_: Any, **__: Any) -> None:
+        return None
+
+    def _post_process_train_step(self, aux: Any) -> None:
+        self._pending.append(aux)
+
+    def _write_train_metrics(self) -> None:
+        self.finish_steps(but=1)
+
+    def finish_steps(self, *, but: int = 0) -> None:
+        """Waits for the steps under way, but for the newest `but`, and hands on their metrics."""
+        while len(self._pending) > but:
+            self._finish(self._pending.pop(0))
+
+    def close(self) -> None:
+        self.finish_steps()
+        super().close()
+
+
+class _DataByStep(hooks.DataHooks):
+    """Asks for the batch of a step by the step's number."""
+
+    def __init__(self, load: Callable[[int], Any]) -> None:
+        self._load = load
+
+    def load_next_train_batch(self, train_ctx: Any) -> Any:
+        return self._load(train_ctx.train_steps + 1)
+
+    def load_next_eval_batch(self, train_ctx: Any) -> Any:  # noqa: ARG002 - Tunix's signature
+        return None

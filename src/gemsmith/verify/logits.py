@@ -1,0 +1,304 @@
+"""Logits of merged/ against base + adapter, both through transformers and PEFT on the CPU in float32."""
+
+import gc
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gemsmith.checkpoint import Checkpoint, open_checkpoint
+from gemsmith.checkpoint.adapter import Adapter
+from gemsmith.data.batches import open_rows
+from gemsmith.data.pack import PackedRows
+from gemsmith.errors import CheckpointError
+from gemsmith.records import Check
+from gemsmith.run import Run
+from gemsmith.verify.layer_streaming import read_adapters, round_merged, window_bytes, windowed_model
+
+PROMPTS = 3
+PROMPT_TOKENS = 128
+# Float32's noise through a whole model, for each unit of the largest logit; measured on the tiny variants: 1e-6.
+TOLERANCE = 1e-4
+# The adapter must move the logits by this many times what the two models differ by, or the comparison proves nothing.
+SMALLEST_EFFECT = 10.0
+# Beyond the float32 weights: activations, the tokenizer, torch itself.
+_MEMORY_FACTOR = 1.15
+_OVERHEAD_BYTES = 2**30
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogitCheck:
+    """The check, and the largest difference it was decided by (None where that could not be computed).
+
+    Without any rounding of weights: `effect` of the adapter on the base, `rounding` that sets merged apart from base +
+    adapter.
+    """
+
+    check: Check
+    max_abs_difference: float | None
+    effect: float | None = None
+    rounding: float | None = None
+
+
+def compare_logits(
+    base: Checkpoint, adapter_folder: Path, merged_folder: Path, adapter: Adapter, prompts: Sequence[np.ndarray]
+) -> LogitCheck:
+    """Runs the prompts through base, base + adapter, and merged.
+
+    Merged weights carry one rounding to the base's dtype that base + adapter does not. Where the base is bfloat16 that
+    alone moves logits by a few per cent, and in a mixture of experts it may turn a token to another expert, so no
+    tolerance fits. The pass is decided without it: PEFT's own merge, rounded as files of the base's dtype are, against
+    merged, within TOLERANCE. The difference to the adapter as it is without that rounding is in the detail.
+    """
+    free_bytes = free_memory_bytes()
+    windows = free_bytes < memory_needed_bytes(base)
+    if windows and free_bytes < (need_bytes := windows_needed_bytes(base, adapter)):
+        detail = (
+            f"not compared: needs {need_bytes / 1e9:.1f} GB of memory, {free_bytes / 1e9:.1f} GB are free; run verify "
+            "on a larger machine"
+        )
+        return LogitCheck(check=Check(name="logits", passed=None, detail=detail), max_abs_difference=None)
+    with _quiet():
+        try:
+            plain, unmerged, rounded = _base_logits(base, adapter_folder, adapter, prompts, windows=windows)
+            merged = _merged_logits(merged_folder, prompts, windows=windows)
+        except CheckpointError as error:
+            return LogitCheck(check=Check(name="logits", passed=False, detail=str(error)), max_abs_difference=None)
+    return _judge(plain, unmerged, rounded, merged, how=" (layer by layer)" if windows else "")
+
+
+def make_prompts(rows: PackedRows | None, vocabulary: int, seed: int) -> list[np.ndarray]:
+    """The first tokens of the first documents that were trained on; of random tokens where there are no rows."""
+    if rows is not None:
+        tokens, segments = np.asarray(rows.tokens[:PROMPTS]), np.asarray(rows.segments[:PROMPTS])
+        found = [
+            row[marks == number]
+            for row, marks in zip(tokens, segments, strict=True)
+            for number in range(1, int(marks.max()) + 1)
+        ]
+        return [document[:PROMPT_TOKENS].astype(np.int64) for document in found[:PROMPTS]]
+    # Ids above stand for images and sounds in Gemma 4's vocabulary; those below 108 are its special tokens.
+    random = np.random.default_rng(seed)
+    return [random.integers(108, min(vocabulary, 250_000), 48) for _ in range(PROMPTS)]
+
+
+def trained_rows(run: Run) -> PackedRows | None:
+    """The run's packed rows; None where it has none. Raises RunError where they are damaged."""
+    return open_rows(run) if run.data.is_dir() else None
+
+
+def memory_needed_bytes(base: Checkpoint) -> int:
+    """Of the base in float32, and what comes with it; models are loaded one after the other."""
+    values = sum(int(np.prod(place.shape)) for place in base.places.values())
+    return int(4 * values * _MEMORY_FACTOR) + _OVERHEAD_BYTES
+
+
+def windows_needed_bytes(base: Checkpoint, adapter: Adapter) -> int:
+    """Of one layer in float32 with room for its merge, the adapter, and what comes with it; the rest stays in the
+    files.
+    """
+    return int(1.5 * window_bytes(base) * _MEMORY_FACTOR) + adapter.float32_bytes + _OVERHEAD_BYTES
+
+
+def free_memory_bytes() -> int:
+    """Memory that can be had without swapping, within the limit of the control group where there is one."""
+    free_bytes = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    for line in _lines("/proc/meminfo"):
+        if line.startswith("MemAvailable:"):
+            free_bytes = int(line.split()[1]) * 1024
+    limit, used = _lines("/sys/fs/cgroup/memory.max"), _lines("/sys/fs/cgroup/memory.current")
+    if limit and used and limit[0].isdecimal():
+        free_bytes = min(free_bytes, int(limit[0]) - int(used[0]))
+    return free_bytes
+
+
+def load_model(folder: Path) -> Any:
+    """The transformers model that the folder's config names, float32, in evaluation.
+
+    Raises CheckpointError where transformers does not know it or does not find every weight: it would fill those in at
+    random and warn.
+    """
+    import torch
+
+    with _load_errors(folder):
+        kind, _ = _find_class(folder)
+        model, info = kind.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
+    for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        if keys := sorted(map(str, info.get(problem, ()))):
+            raise CheckpointError(
+                f"{folder}: transformers reports {len(keys)} {problem.replace('_', ' ')}, such as {keys[0]}"
+            )
+    return model.eval()
+
+
+def load_windowed(checkpoint: Checkpoint) -> Any:
+    """The same model with a layer's weights in memory at a time. Raises CheckpointError as load_model does."""
+    with _load_errors(checkpoint.folder):
+        return windowed_model(checkpoint, *_find_class(checkpoint.folder))
+
+
+def _find_class(folder: Path) -> tuple[Any, Any]:
+    import transformers
+
+    config = transformers.AutoConfig.from_pretrained(folder)
+    name = (config.architectures or ["none"])[0]
+    kind = getattr(transformers, name, None)
+    if kind is None or not name.startswith("Gemma4"):
+        raise CheckpointError(
+            f"{folder}: config.json names the architecture {name}; allowed: Gemma 4's of transformers"
+        )
+    return kind, config
+
+
+@contextmanager
+def _load_errors(folder: Path) -> Iterator[None]:
+    import transformers
+
+    try:
+        yield
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        first = (str(error).splitlines() or [type(error).__name__])[0]
+        raise CheckpointError(f"{folder}: transformers {transformers.__version__} cannot load it ({first})") from None
+
+
+def load_peft(model: Any, folder: Path, adapter: Adapter) -> Any:
+    """The model with the PEFT folder's adapter on it. Raises CheckpointError unless PEFT put every matrix on and
+    nothing else.
+    """
+    from peft import PeftModel
+
+    tuned = _put_on(adapter, folder, lambda: PeftModel.from_pretrained(model, folder, torch_device="cpu"))
+    matrices = dict(tuned.named_parameters())
+    for module, pair in adapter.modules.items():
+        for name, value in zip(_peft_names(module), (pair.a, pair.b), strict=True):
+            if not np.array_equal(matrices[name].detach().numpy(), value):
+                raise CheckpointError(f"{folder}: PEFT's {name} is not the file's")
+    return tuned
+
+
+def load_windowed_peft(model: Any, folder: Path, adapter: Adapter) -> Any:
+    """The same with a windowed model: its adapter's matrices come with each layer's weights."""
+    from peft import LoraConfig, PeftModel
+
+    tuned = _put_on(adapter, folder, lambda: PeftModel(model, LoraConfig.from_pretrained(str(folder))))
+    read_adapters(tuned, adapter)
+    return tuned
+
+
+def _put_on(adapter: Adapter, folder: Path, load: Callable[[], Any]) -> Any:
+    try:
+        tuned = load().eval()
+    except (OSError, ValueError, RuntimeError, KeyError) as error:
+        raise CheckpointError(f"{folder}: PEFT cannot load it ({str(error).splitlines()[0]})") from None
+    found = {name for name, _ in tuned.named_parameters() if ".lora_A." in name or ".lora_B." in name}
+    expected = {name for module in adapter.modules for name in _peft_names(module)}
+    if odd := sorted(found ^ expected):
+        raise CheckpointError(
+            f"{folder}: PEFT has {len(found)} adapter matrices on the model, {len(expected)} are in it; such as "
+            f"{odd[0]}"
+        )
+    return tuned
+
+
+def _peft_names(module: str) -> tuple[str, str]:
+    stem = f"base_model.model.{module}"
+    return f"{stem}.lora_A.default.weight", f"{stem}.lora_B.default.weight"
+
+
+def _base_logits(
+    base: Checkpoint, folder: Path, adapter: Adapter, prompts: Sequence[np.ndarray], *, windows: bool
+) -> tuple[list[np.ndarray], list[np.ndarray], list[np.ndarray]]:
+    """Logits of the base, of base + adapter, and of PEFT's merge with the base's rounding."""
+    if windows:
+        model = load_windowed(base)
+        plain = _run(model, prompts)
+        tuned = load_windowed_peft(model, folder, adapter)
+        unmerged = _run(tuned, prompts)
+        round_merged(tuned, lambda module, weight: _rounded(weight, base.places[f"{module}.weight"].dtype))
+        return plain, unmerged, _run(tuned, prompts)
+    model = load_model(base.folder)
+    plain = _run(model, prompts)
+    tuned = load_peft(model, folder, adapter)
+    unmerged = _run(tuned, prompts)
+    merged = tuned.merge_and_unload()
+    for module in adapter.modules:
+        weight = merged.get_submodule(module).weight
+        weight.data = _rounded(weight.data, base.places[f"{module}.weight"].dtype)
+    return plain, unmerged, _run(merged, prompts)
+
+
+def _merged_logits(folder: Path, prompts: Sequence[np.ndarray], *, windows: bool) -> list[np.ndarray]:
+    gc.collect()
+    merged = open_checkpoint(str(folder))
+    return _run(load_windowed(merged) if windows else load_model(folder), prompts)
+
+
+def _rounded(weight: Any, dtype: str) -> Any:
+    """The weight with the one rounding that files of that dtype carry."""
+    import torch
+
+    return weight.to({"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}[dtype]).float()
+
+
+def _run(model: Any, prompts: Sequence[np.ndarray]) -> list[np.ndarray]:
+    import torch
+
+    with torch.inference_mode():
+        return [model(input_ids=torch.from_numpy(prompt)[None]).logits[0].float().numpy() for prompt in prompts]
+
+
+def _judge(
+    plain: list[np.ndarray],
+    unmerged: list[np.ndarray],
+    rounded: list[np.ndarray],
+    merged: list[np.ndarray],
+    *,
+    how: str = "",
+) -> LogitCheck:
+    largest = max(float(np.abs(logits).max()) for logits in merged)
+    allowed = TOLERANCE * max(1.0, largest)
+    difference, rounding = _distance(merged, rounded), _distance(merged, unmerged)
+    effect, kept = _distance(unmerged, plain), _distance(rounded, plain)
+    detail = (
+        f"merged differs from base + adapter by {difference:.2g} with the same rounding of weights (allowed "
+        f"{allowed:.2g}) and by "
+        f"{rounding:.2g} without; the adapter moves logits by {effect:.2g}, with that rounding by {kept:.2g}{how}"
+    )
+    passed = difference <= allowed and kept >= SMALLEST_EFFECT * difference and kept > 0
+    return LogitCheck(
+        check=Check(name="logits", passed=passed, detail=detail),
+        max_abs_difference=difference,
+        effect=effect,
+        rounding=rounding,
+    )
+
+
+def _distance(one: list[np.ndarray], other: list[np.ndarray]) -> float:
+    return max(float(np.abs(a - b).max()) for a, b in zip(one, other, strict=True))
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Turns off the progress bars and load reports of transformers, and back on what was on."""
+    from transformers.utils import logging
+
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def _lines(file: str) -> list[str]:
+    try:
+        return Path(file).read_text(encoding="ascii").split("\n")
+    except OSError:
+        return []

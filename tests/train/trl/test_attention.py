@@ -1,0 +1,180 @@
+"""Packed rows in PyTorch: no implementation of attention lets a document see another, a layer see past its window, or
+padding matter."""
+
+import numpy as np
+import pytest
+import torch
+
+from gemsmith.checkpoint import open_checkpoint
+from gemsmith.execution import BACKENDS
+from gemsmith.recipe_file import build_recipe
+from gemsmith.train.trl import attention as trl_attention
+from gemsmith.train.trl.attention import FULL, SLIDING, attend_documents, attention_inputs, dense_mask, kernels
+from gemsmith.train.trl.loss import token_nll
+from gemsmith.train.trl.model import load_base
+
+CPU = torch.device("cpu")
+# Two documents that share a block, one longer than a block and a window, a short one, padding; and a row without
+# padding.
+LENGTHS = ([30, 50, 200, 7], [300])
+TOTAL, WINDOW = 300, 64
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch):
+    monkeypatch.setattr(trl_attention, "_BLOCK", 100)
+
+
+def segments_of(lengths):
+    rows = [np.repeat(np.arange(1, len(row) + 1), row) for row in lengths]
+    return np.stack([np.pad(row, (0, TOTAL - len(row))) for row in rows]).astype(np.int32)
+
+
+def test_a_mask_lets_a_token_see_its_document_up_to_the_window():
+    mask = dense_mask(np.array([[1, 1, 1, 2, 2, 0]]), 2)[0]
+    assert mask.astype(int).tolist() == [
+        [1, 0, 0, 0, 0, 0],
+        [1, 1, 0, 0, 0, 0],
+        [0, 1, 1, 0, 0, 0],
+        [0, 0, 0, 1, 0, 0],
+        [0, 0, 0, 1, 1, 0],
+        [0, 0, 0, 0, 0, 1],
+    ]
+
+
+@pytest.mark.parametrize("kind", [FULL, SLIDING])
+@pytest.mark.parametrize("groups", [1, 3])
+def test_documents_one_by_one_give_what_a_mask_over_the_row_gives(kind, groups):
+    torch.manual_seed(0)
+    segments = segments_of(LENGTHS)
+    heads = 2 * groups
+    query, key, value = (
+        torch.randn(2, count, TOTAL, 16, dtype=torch.float64, requires_grad=True) for count in (heads, 2, 2)
+    )
+    blocks = attention_inputs("documents", segments, WINDOW, CPU, torch.float64)[kind]
+    ours, _ = attend_documents(None, query, key, value, blocks, scaling=1.0)
+    mask = torch.from_numpy(dense_mask(segments, WINDOW if kind == SLIDING else TOTAL))[:, None]
+    many = [x.repeat_interleave(groups, dim=1) for x in (key, value)]
+    whole = torch.nn.functional.scaled_dot_product_attention(query, *many, mask, scale=1.0).transpose(1, 2)
+    real = torch.from_numpy(segments > 0)
+    assert (ours[~real] == 0).all()
+    torch.testing.assert_close(ours[real], whole[real], rtol=1e-12, atol=1e-12)
+    above = torch.randn_like(ours[real])
+    for mine, theirs in zip(
+        *(torch.autograd.grad(out[real], (query, key, value), above) for out in (ours, whole)), strict=True
+    ):
+        torch.testing.assert_close(mine, theirs, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("kind", [FULL, SLIDING])
+def test_the_gradient_of_queries_is_no_sum_of_whole_tensors(kind):
+    """As that of slices would be: each fills a tensor of the row's size."""
+    query, key, value = (torch.randn(2, 2, TOTAL, 16, requires_grad=True) for _ in range(3))
+    blocks = attention_inputs(
+        "documents", segments_of(LENGTHS), WINDOW if kind == SLIDING else TOTAL, CPU, torch.float32
+    )[kind]
+    with torch.profiler.profile() as profile:
+        attend_documents(None, query, key, value, blocks, scaling=1.0)[0].sum().backward()
+    sliced = sum(event.name == "aten::slice_backward" for event in profile.events())
+    # Keys and values of a long document's blocks overlap where there is a window.
+    assert sliced == (2 * sum(len(row) for row in blocks) if kind == SLIDING else 0)
+
+
+def test_a_row_of_padding_leaves_no_matrix_without_a_gradient():
+    """Processes add up the gradients that each of them has: one that lacked some would be waited for, or add to another
+    matrix."""
+    query, key, value = (torch.randn(1, 2, TOTAL, 16, requires_grad=True) for _ in range(3))
+    blocks = attention_inputs("documents", np.zeros((1, TOTAL), np.int32), TOTAL, CPU, torch.float32)[FULL]
+    attend_documents(None, query, key, value, blocks, scaling=1.0)[0].sum().backward()
+    assert all(x.grad is not None for x in (query, key, value))
+
+
+def test_blocks_cover_each_document_once_and_reach_no_further_than_they_must():
+    for row in attention_inputs("documents", segments_of(LENGTHS), WINDOW, CPU, torch.float32)[SLIDING]:
+        assert [block.begin for block in row[1:]] == [block.end for block in row[:-1]]
+        assert all(block.begin - block.first < WINDOW for block in row)
+
+
+def model_of(checkpoint, implementation):
+    train = {"backend": "trl", "dtype": "float32", "remat": "none"}
+    recipe = build_recipe({"checkpoint": str(checkpoint), "data": {"train": "not read"}, "train": train})
+    return load_base(recipe, open_checkpoint(str(checkpoint)), implementation, CPU)
+
+
+def hidden(model, implementation, tokens, segments):
+    """What the model makes of rows, and the gradient-free sum of all tokens' nll."""
+    positions = np.concatenate(
+        [np.arange(count) for _, count in zip(*np.unique(segments, return_counts=True), strict=True)]
+    )
+    mask = attention_inputs(
+        implementation, segments[None], model.config.get_text_config().sliding_window, CPU, torch.float32
+    )
+    inputs = {
+        "input_ids": torch.tensor(tokens)[None],
+        "position_ids": torch.tensor(positions)[None],
+        "attention_mask": mask,
+    }
+    with torch.no_grad():
+        return model.model.language_model(**inputs, use_cache=False).last_hidden_state[0]
+
+
+@pytest.mark.parametrize("implementation", BACKENDS["trl"].attentions)
+@pytest.mark.parametrize("variant", ["tiny-31b", "tiny-e2b", "tiny-26b-a4b", "tiny-12b"])
+def test_no_document_sees_another(tiny_checkpoint, variant, implementation):
+    """Alone, first in a row or second, a document gets the same hidden states; what stands in the other changes
+    nothing."""
+    model = model_of(tiny_checkpoint(variant), implementation)
+    random = np.random.default_rng(0)
+    first, second, other = (random.integers(108, 1024, length) for length in (90, 110, 90))
+    packed = np.repeat([1, 2], [90, 110])
+    together = hidden(model, implementation, np.concatenate([first, second]), packed)
+    beside_another = hidden(model, implementation, np.concatenate([other, second]), packed)
+    alone = hidden(model, implementation, second, np.ones(110, np.int64))
+    # Measured: 5.2e-5 at most, in sums over a whole row under a mask; what one document changes in itself is over 0.1.
+    torch.testing.assert_close(together[90:], beside_another[90:], rtol=0, atol=1e-4)
+    torch.testing.assert_close(together[90:], alone, rtol=0, atol=1e-4)
+    assert (together[:90] - beside_another[:90]).abs().max() > 0.1
+
+
+def test_the_record_names_the_kernel_of_each_type_of_layer():
+    heads = {SLIDING: (4, 2, 256), FULL: (4, 1, 512)}
+    assert kernels("eager", heads, CPU, torch.float32) == dict.fromkeys(heads, "eager: matmul and softmax")
+    for implementation in ("documents", "sdpa"):
+        found = kernels(implementation, heads, CPU, torch.float32)
+        assert found[FULL] == f"{implementation}: torch's flash_attention kernel, head_dim 512"
+
+
+@pytest.mark.parametrize("softcap", [0.0, 5.0])
+def test_the_loss_in_chunks_has_the_value_and_gradient_of_the_loss_on_logits(monkeypatch, softcap):
+    monkeypatch.setattr("gemsmith.train.trl.loss.LOGIT_TOKENS", 7)
+    torch.manual_seed(0)
+    hidden = torch.randn(3, 20, 8, dtype=torch.float32, requires_grad=True)
+    words, tokens, mask = torch.randn(50, 8), torch.randint(50, (3, 20)), torch.rand(3, 20) < 0.5
+    mask[:, 0] = True  # a row's first token is never predicted
+    loss = token_nll(hidden, words, tokens, mask, softcap)
+    logits = (hidden @ words.T)[:, :-1]
+    logits = softcap * torch.tanh(logits / softcap) if softcap else logits
+    expected = torch.nn.functional.cross_entropy(logits[mask[:, 1:]], tokens[:, 1:][mask[:, 1:]], reduction="sum")
+    torch.testing.assert_close(loss, expected, rtol=1e-6, atol=0)
+    (ours,), (theirs,) = (torch.autograd.grad(value * 0.5, hidden) for value in (loss, expected))
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_logits_are_float32_whatever_the_base_is():
+    torch.manual_seed(0)
+    words, tokens = torch.randn(4096, 64).bfloat16(), torch.randint(4096, (1, 200))
+    hidden = (torch.randn(1, 200, 64) + 0.3 * words[tokens.roll(-1)].float()).bfloat16()
+    mask = torch.ones(1, 200, dtype=torch.bool)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = token_nll(hidden, words, tokens, mask, 30.0)
+    # With bfloat16 logits it was 7.6e-5 off.
+    torch.testing.assert_close(loss, token_nll(hidden.float(), words.float(), tokens, mask, 30.0), rtol=1e-6, atol=0)
+
+
+def test_rows_with_nothing_to_train_on_have_no_loss():
+    hidden = torch.randn(1, 5, 4, requires_grad=True)
+    loss = token_nll(
+        hidden, torch.randn(9, 4), torch.zeros(1, 5, dtype=torch.int64), torch.zeros(1, 5, dtype=torch.bool), 0.0
+    )
+    loss.backward()
+    assert loss == 0 and not hidden.grad.any()
