@@ -126,8 +126,8 @@ def gradients_of_step(checkpoint: Path, variant: str, micro_batches: int, mesh: 
     recipe, devices, model = open_model(checkpoint, variant, micro_batches, mesh)
     optimizer = nnx.Optimizer(model, make_optimizer(recipe.optimizer), wrt=nnx.LoRAParam)
     nnx.update(optimizer, place_moments(nnx.state(optimizer), model))
-    slices = micro_batches_on(recipe, model.variant, devices)
-    step = make_step(model, optimizer, lora=recipe.lora, seed=0, micro_batches=slices)
+    micro_batches = micro_batches_on(recipe, model.variant, devices)
+    step = make_step(model, optimizer, lora=recipe.lora, seed=0, micro_batches=micro_batches)
     tokens, mask = make_batch()
     values = {
         "tokens": tokens,

@@ -35,7 +35,7 @@ VARIANT = replace(
     find_variant("gemma4-31b"),
     name="custom",
     layers=12,
-    hidden=576,
+    embed_dim=576,
     ffn=2304,
     heads=12,
     kv_heads=6,

@@ -124,7 +124,7 @@ def start_lively(model: Gemma4ForCausalLM) -> None:
             if "post_attention_layernorm" in name or "post_feedforward_layernorm" in name:
                 weight.fill_(0.3)
             elif weight.ndim == 2:
-                weight.normal_(0.0, VARIANT.hidden**-0.5 if "embed" in name else weight.shape[1] ** -0.5)
+                weight.normal_(0.0, VARIANT.embed_dim**-0.5 if "embed" in name else weight.shape[1] ** -0.5)
 
 
 def pretrain(steps: int, rows: int, learning_rate: float, seed: int) -> Gemma4ForCausalLM:

@@ -100,7 +100,7 @@ class Mesh(Section):
     replica: Positive = Field(1, description="Copies of the weights; each takes its share of the rows.")
     fsdp: Positive = Field(1, description="Splits rows, and the weights by the model's width.")
     sequence: Positive = Field(1, description="Splits every row's positions, and the weights like fsdp.")
-    tp: Positive = Field(1, description="Splits heads, hidden units and words.")
+    tp: Positive = Field(1, description="Splits heads, hidden units and the vocabulary.")
 
 
 class Train(Section):
@@ -120,7 +120,7 @@ class Train(Section):
     )
     micro_batches: Positive = Field(
         1,
-        description="Slices of a step, run one after the other for less memory; the update is the same. JAX on CPU "
+        description="Parts of a step, run one after the other for less memory; the update is the same. JAX on CPU "
         "takes row by row.",
     )
     attention: Literal["auto", "splash", "dense", "documents", "sdpa", "eager"] = Field(
@@ -131,7 +131,7 @@ class Train(Section):
     )
     remat: Literal["auto", "none", "layer"] | Annotated[tuple[Saved, ...], Field(strict=False)] = Field(
         "auto",
-        description="What the backward pass computes again: `none`, a whole `layer`, or all of it but the results "
+        description="What the backward pass recomputes: `none`, a whole `layer`, or all of it but the results "
         "named here; "
         "`auto` names as many as the device has room for.",
     )
@@ -155,7 +155,7 @@ class Train(Section):
         None, description="A folder or gs://bucket/folder for the checkpoints; null: in the run directory."
     )
     on_nonfinite: Literal["stop", "skip"] = Field(
-        "stop", description="What a step does whose loss or gradient is no number; skip: its update is left out."
+        "stop", description="What a step does whose loss or gradient is NaN or infinite; skip: its update is left out."
     )
     spike_factor: Annotated[float, Field(gt=1)] = Field(
         3.0, description="A loss of more than this many times the median of the last 50 steps is a spike."
@@ -287,7 +287,7 @@ def _check_offload(train: Train) -> None:
     kept = train.remat if isinstance(train.remat, tuple) else ()
     if both := [name for name in train.offload if name in kept]:
         raise RecipeError(
-            f"train.offload: {', '.join(both)} is kept on the device by train.remat; name it in one of them"
+            f"train.offload: {', '.join(both)} is saved on the device by train.remat; name it in one of them"
         )
 
 
@@ -303,7 +303,7 @@ def _check_backend(train: Train) -> None:
         return
     if isinstance(train.remat, tuple):
         raise RecipeError(
-            "train.remat: names of results were given, train.backend trl computes all of a layer again or nothing; set "
+            "train.remat: names of results were given, train.backend trl recomputes all of a layer or nothing; set "
             "layer, or none"
         )
     if train.offload:

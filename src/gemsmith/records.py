@@ -156,7 +156,7 @@ class TrainRecord(Record):
     """Steps after which the run was continued from a checkpoint."""
     spikes: tuple[int, ...] = ()
     skipped: tuple[int, ...] = ()
-    """Steps whose update was left out, since the loss was a spike or no number."""
+    """Steps whose update was left out, since the loss was a spike, or NaN or infinite."""
     hosts: int = 1
     compile_s: float = 0.0
     """Of the last start: tracing and compiling the step, or taking it from the cache."""

@@ -33,7 +33,7 @@ def test_a_made_checkpoint_opens_as_its_variant_with_every_tensor(name, tiny_che
     checkpoint = open_checkpoint(str(tiny_checkpoint(name)), variant=find_variant(name))
     assert checkpoint.variant.name == name
     assert set(checkpoint.places) == {tensor.name for tensor in text_tensors(checkpoint.variant)}
-    assert checkpoint.read("model.language_model.norm.weight").shape == (checkpoint.variant.hidden,)
+    assert checkpoint.read("model.language_model.norm.weight").shape == (checkpoint.variant.embed_dim,)
 
 
 def test_tensors_read_as_transformers_reads_them(tiny_checkpoint):

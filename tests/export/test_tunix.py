@@ -51,7 +51,7 @@ def tunix_config(variant: Variant) -> Any:
     return tunix.ModelConfig(
         num_layers=variant.layers,
         num_embed=variant.vocabulary,
-        embed_dim=variant.hidden,
+        embed_dim=variant.embed_dim,
         hidden_dim=variant.ffn,
         num_heads=variant.heads,
         head_dim=variant.head_dim,

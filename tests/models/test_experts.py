@@ -138,11 +138,11 @@ def test_tp_splits_the_experts_of_a_layer():
     variant, mesh = find_variant("tiny-26b-a4b"), AbstractMesh((1, 2, 1, 2), AXES)
     specs = {path[-1]: spec for path, spec in gathered_specs(variant, 0, mesh=mesh).items() if "experts" in path}
     assert specs == dict.fromkeys(("gate_up_proj", "down_proj"), PartitionSpec("tp", None, None))
-    x, shares, chosen = jnp.zeros((2, 8, variant.hidden)), jnp.ones((2, 8, 2)), jnp.zeros((2, 8, 2), jnp.int32)
+    x, shares, chosen = jnp.zeros((2, 8, variant.embed_dim)), jnp.ones((2, 8, 2)), jnp.zeros((2, 8, 2), jnp.int32)
     text = str(jax.make_jaxpr(partial(Experts(variant, dtype=jnp.dtype("float32")), mesh=mesh))(x, shares, chosen))
     assert (
-        f"f32[4,{variant.hidden},{2 * variant.expert_ffn}]" in text
-        and f"f32[4,{variant.expert_ffn},{variant.hidden}]" in text
+        f"f32[4,{variant.embed_dim},{2 * variant.expert_ffn}]" in text
+        and f"f32[4,{variant.expert_ffn},{variant.embed_dim}]" in text
     )
 
 

@@ -15,7 +15,7 @@ from gemsmith.zoo import Variant
 # Blocks of two layers, of which the last shares kv, with per-layer inputs and K = V, which no published variant has all
 # of.
 VARIANT = Variant(
-    name="odd", layers=5, global_every=2, hidden=16, ffn=32, heads=2, kv_heads=1, global_kv_heads=1, head_dim=8,
+    name="odd", layers=5, global_every=2, embed_dim=16, ffn=32, heads=2, kv_heads=1, global_kv_heads=1, head_dim=8,
     global_head_dim=16,
     sliding_window=4, k_is_v=True, per_layer_input=4, kv_shared_layers=1, wide_shared_mlp=True, vocabulary=64,
 )  # fmt: skip
@@ -62,9 +62,9 @@ def test_a_bf16_base_with_fp32_adapters_stays_bf16_between_layers():
 
 def test_logits_stay_below_the_softcap():
     model = make_model()
-    hidden = 1e3 * jnp.ones((1, 1, VARIANT.hidden))
+    hidden = 1e3 * jnp.ones((1, 1, VARIANT.embed_dim))
     assert np.abs(model.logits(hidden)).max() <= VARIANT.softcap
-    small = 1e-3 * jnp.ones((1, 1, VARIANT.hidden))
+    small = 1e-3 * jnp.ones((1, 1, VARIANT.embed_dim))
     np.testing.assert_allclose(model.logits(small), small @ model.embed_tokens.embedding[...].T, rtol=1e-5, atol=1e-9)
 
 
@@ -161,7 +161,7 @@ def test_a_heads_norm_does_not_depend_on_the_rows_beside_it():
 )
 def test_where_o_and_down_are_kept_so_is_of_a_blocks_inputs_only_the_first(remat, kept, turns):
     """Of two blocks of two layers, the forward loop hands on arrays of hidden's shape, one entry a block: inputs, o's,
-    down's. Layers that have inputs of their own are computed again in turn.
+    down's. Layers that have inputs of their own are recomputed in turn.
     """
     variant = replace(VARIANT, layers=4, kv_shared_layers=0, per_layer_input=0)
     base = abstract_model(variant, dtype=jnp.float32, execution=Execution(remat=remat))
@@ -173,7 +173,7 @@ def test_where_o_and_down_are_kept_so_is_of_a_blocks_inputs_only_the_first(remat
     jaxpr = jax.make_jaxpr(jax.grad(loss))(trained, frozen)
     loops = [equation for equation in jaxpr.eqns if equation.primitive.name == "scan"]
     assert len(loops) == 2
-    assert [variable.aval.shape for variable in loops[0].outvars].count((2, 2, 12, variant.hidden)) == kept
+    assert [variable.aval.shape for variable in loops[0].outvars].count((2, 2, 12, variant.embed_dim)) == kept
     again = [equation.params for equation in loops[1].params["jaxpr"].eqns if "prevent_cse" in equation.params]
     assert [each["prevent_cse"] for each in again] == turns
 

@@ -19,8 +19,8 @@ from gemsmith.models.sharding import AXES, BATCH, WEIGHTS
 from gemsmith.zoo import Variant
 
 VARIANT = Variant(
-    name="two-layers", layers=2, global_every=2, hidden=16, ffn=32, heads=2, kv_heads=1, global_kv_heads=1, head_dim=8,
-    global_head_dim=16, sliding_window=8, k_is_v=True, vocabulary=64,
+    name="two-layers", layers=2, global_every=2, embed_dim=16, ffn=32, heads=2, kv_heads=1, global_kv_heads=1,
+    head_dim=8, global_head_dim=16, sliding_window=8, k_is_v=True, vocabulary=64,
 )  # fmt: skip
 
 
@@ -33,7 +33,7 @@ def model():
 
 def make_batch(shape=(2, 21)):
     random = np.random.default_rng(0)
-    hidden = random.standard_normal((*shape, VARIANT.hidden)).astype(np.float32)
+    hidden = random.standard_normal((*shape, VARIANT.embed_dim)).astype(np.float32)
     return hidden, random.integers(0, VARIANT.vocabulary, shape), random.integers(0, 2, shape).astype(np.uint8)
 
 
@@ -100,7 +100,7 @@ def test_the_vocabulary_is_split_where_hidden_states_are_fewer_bytes():
 
 def main():
     """Loss and gradient of four devices, with the words split over them and gathered, are those of one."""
-    words = np.random.default_rng(1).normal(0, 0.2, (VARIANT.vocabulary, VARIANT.hidden)).astype(np.float32)
+    words = np.random.default_rng(1).normal(0, 0.2, (VARIANT.vocabulary, VARIANT.embed_dim)).astype(np.float32)
     hidden, tokens, mask = make_batch((4, 12))
     whole = SimpleNamespace(variant=VARIANT, execution=Execution(), embed_tokens=SimpleNamespace(embedding=words))
     expected, expected_gradient = jax.value_and_grad(lambda x: token_nll(whole, x, tokens, mask)[0])(hidden)
@@ -121,7 +121,7 @@ def main():
         total, gradient = run(laid_out, table, *others)
         assert float(total) == pytest.approx(float(expected), rel=1e-6), (splits, sizes)
         np.testing.assert_allclose(gradient, expected_gradient, atol=1e-6)
-        gathers_words = f"f32[{VARIANT.vocabulary // sizes[3]},{VARIANT.hidden}]" in run.as_text()
+        gathers_words = f"f32[{VARIANT.vocabulary // sizes[3]},{VARIANT.embed_dim}]" in run.as_text()
         assert gathers_words != splits, (splits, sizes)
 
 

@@ -168,9 +168,9 @@ def test_no_plain_weight_waits_for_the_backward_pass(remat, kept):
 
     text = str(jax.make_jaxpr(jax.grad(loss))(trained, frozen, inputs))
     repeats = len(variant.stacks[0])
-    assert repeats > 1 and variant.hidden != 80
+    assert repeats > 1 and variant.embed_dim != 80
     assert (f"f32[{repeats},2,80,{variant.ffn}]" in text) == kept
-    assert f"f32[{repeats},{variant.hidden},{variant.ffn}]" not in text
+    assert f"f32[{repeats},{variant.embed_dim},{variant.ffn}]" not in text
 
 
 MATRICES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "gate_up_proj")

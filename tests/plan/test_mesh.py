@@ -94,7 +94,7 @@ def test_a_mesh_that_splits_positions_splits_weights_and_activations():
         for mesh in (Mesh(fsdp=4), Mesh(fsdp=2, sequence=2), Mesh(replica=2, fsdp=2))
     )
     assert parts.base == rows.base == copies.base / 2
-    assert parts.kept == rows.kept == copies.kept
+    assert parts.saved == rows.saved == copies.saved
 
 
 def test_a_wanted_mesh_is_taken_and_its_faults_are_said():
@@ -114,7 +114,7 @@ def test_keeping_every_activation_does_not_fit_v5p():
 
 def test_names_of_what_is_kept_need_less_than_all_and_more_than_nothing():
     nothing, named, all_of_it = (
-        choose("v5p-8", remat=remat).memory.kept for remat in ("layer", ("q", "attended", "lora"), "none")
+        choose("v5p-8", remat=remat).memory.saved for remat in ("layer", ("q", "attended", "lora"), "none")
     )
     assert nothing < named < all_of_it
 

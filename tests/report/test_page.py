@@ -64,7 +64,7 @@ class Outline(HTMLParser):
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leaves the drawing out of the charts: a page takes two seconds with it, and most tests ask for words."""
-    monkeypatch.setattr(charts, "_svg", lambda *_, **__: '<svg aria-hidden="true"></svg>')
+    monkeypatch.setattr(charts, "draw_svg", lambda *_, **__: '<svg aria-hidden="true"></svg>')
 
 
 @pytest.fixture

@@ -54,4 +54,4 @@ def test_a_base_of_four_bits_leaves_room_for_more():
     ],
 )
 def test_of_layers_that_make_their_inputs_again_only_the_blocks_are_kept(model, keys, inputs):
-    assert work(model=model, **keys).kept_inputs == inputs
+    assert work(model=model, **keys).saved_inputs == inputs

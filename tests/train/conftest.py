@@ -21,7 +21,7 @@ SMALL = replace(
     find_variant("tiny-12b"),
     name="custom",
     layers=2,
-    hidden=32,
+    embed_dim=32,
     ffn=64,
     heads=2,
     kv_heads=2,

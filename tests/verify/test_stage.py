@@ -227,17 +227,19 @@ def test_layer_by_layer_logits_are_those_of_the_whole_model(tiny_checkpoint, ada
     write_peft_adapter(adapter, tmp_path, "base")
     prompts = logits.make_prompts(None, base.variant.vocabulary, 0)
     with logits._quiet():
-        whole, windows = (
-            logits._base_logits(base, tmp_path, adapter, prompts, windows=windows) for windows in (False, True)
+        whole, streamed = (
+            logits._base_logits(base, tmp_path, adapter, prompts, streamed=streamed) for streamed in (False, True)
         )
-    for name, one, other in zip(("base", "base + adapter", "rounded"), whole, windows, strict=True):
+    for name, one, other in zip(("base", "base + adapter", "rounded"), whole, streamed, strict=True):
         for left, right in zip(one, other, strict=True):
             np.testing.assert_allclose(left, right, atol=1e-5, err_msg=name)  # measured: 0
-    assert logits._distance(windows[0], windows[1]) > 0.1 and logits._distance(windows[1], windows[2]) > 1e-3
+    assert logits._distance(streamed[0], streamed[1]) > 0.1 and logits._distance(streamed[1], streamed[2]) > 1e-3
 
 
 def test_a_model_that_fits_only_layer_by_layer_is_compared_so(exported, monkeypatch):
-    need = logits.windows_needed_bytes(open_checkpoint(exported.recipe.checkpoint), read_peft_adapter(exported.adapter))
+    need = logits.streaming_needed_bytes(
+        open_checkpoint(exported.recipe.checkpoint), read_peft_adapter(exported.adapter)
+    )
     monkeypatch.setattr(logits, "memory_needed_bytes", lambda base: need + 2)
     monkeypatch.setattr(logits, "free_memory_bytes", lambda: need + 1)
     record = verify(exported)

@@ -37,7 +37,7 @@ def test_lora_on_every_projection_of_the_31b_and_the_published_recipes_count():
     targets = lora_targets(variant)
     assert adapter_count(targets, 64) == 489_717_760
     without_global_k = [target for target in targets if not (target.role == "k" and variant.is_global(target.layer))]
-    shared_a = 64 * variant.hidden * sum(1 for layer in range(variant.layers) if not variant.is_global(layer))
+    shared_a = 64 * variant.embed_dim * sum(1 for layer in range(variant.layers) if not variant.is_global(layer))
     assert round((adapter_count(without_global_k, 64) - shared_a) / 1e6, 1) == 467.8
 
 

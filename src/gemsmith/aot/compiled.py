@@ -121,8 +121,8 @@ def lower_step(recipe: Recipe, devices: Any, *, device_bytes: float | None = Non
     model = add_adapters(base, variant, recipe.lora, seed=recipe.seed)
     optimizer = nnx.eval_shape(partial(nnx.Optimizer, tx=make_optimizer(recipe.optimizer), wrt=nnx.LoRAParam), model)
     nnx.update(optimizer, place_moments(nnx.state(optimizer), model))
-    slices = micro_batches_on(recipe, variant, mesh)
-    step = make_step(model, optimizer, lora=recipe.lora, seed=recipe.seed, micro_batches=slices)
+    micro_batches = micro_batches_on(recipe, variant, mesh)
+    step = make_step(model, optimizer, lora=recipe.lora, seed=recipe.seed, micro_batches=micro_batches)
     inputs = input_shapes(mesh, rows=recipe.train.rows_per_step, length=recipe.data.max_length)
     return step.update.lower(step.trained, step.moments, step.frozen, inputs), how
 

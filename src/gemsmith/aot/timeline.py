@@ -12,11 +12,11 @@ arrays in on-chip memory free; kernels KERNEL_SHARE of the peak; a collective it
 its group receives over its links. No latency is charged, and no compute for vector operations.
 """
 
-import itertools
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 
+from gemsmith.aot.clock import Clock, Transfer
 from gemsmith.aot.collectives import Coordinates, hops_of, links_of, read_group, read_pairs
 from gemsmith.aot.hlo import HBM, HOST, MATMULS, Array, Computation, Instruction, Module, parse, trip_count
 from gemsmith.aot.kernels import kernel_flops
@@ -141,66 +141,6 @@ def walk(
     return Costs(chip=chip.name, operations=tuple(walker.operations), unpriced=tuple(dict.fromkeys(walker.unpriced)))
 
 
-@dataclass
-class _Transfer:
-    """On its way beside the core: `left` seconds of its engine."""
-
-    engine: str
-    left: float
-    place: int
-    """Among the operations."""
-    steps: int = 0
-    """Of a ring that the core passes on; 0 where nothing waits for the core."""
-
-    def __post_init__(self) -> None:
-        self._step = self._arriving = self.left / (self.steps or 1)
-
-    def go_on(self, seconds: float, *, passed_on: bool) -> float:
-        """What it takes of that time."""
-        taken = min(seconds, self.left)
-        if self.steps and passed_on:
-            self._arriving = self._step - (self._step * self.steps - self.left + taken) % self._step
-        elif self.steps:
-            taken = min(taken, self._arriving)
-            self._arriving -= taken
-        self.left -= taken
-        return taken
-
-
-@dataclass
-class _Clock:
-    """The time of one computation's run, and what is on its way. An engine takes one transfer after the other."""
-
-    now: float = 0.0
-    pending: dict[str, _Transfer] = field(default_factory=dict)
-    """By engine and name or channel, in the order of their starts."""
-    outside: frozenset[str] = frozenset()
-    """What the caller has under way."""
-
-    def spend(self, seconds: float, *, memory_s: float = 0.0, passes_on: Container[str] = (), taken: str = "") -> None:
-        """The core works or waits; copies lose the bandwidth that it takes, and transfers the engine that it has
-        `taken`.
-        """
-        self.now += seconds
-        room = {taken: 0.0, "copy": seconds - min(memory_s, self.queued("copy"))}
-        for key, each in self.pending.items():
-            left = room.get(each.engine, seconds)
-            room[each.engine] = left - each.go_on(left, passed_on=key in passes_on)
-
-    def queued(self, engine: str, until: _Transfer | None = None) -> float:
-        """What the engine has to do on its own, up to a transfer."""
-        before = itertools.takewhile(lambda each: each is not until, self.pending.values())
-        return sum(each.left for each in before if each.engine == engine and not each.steps)
-
-    def finish(self, key: str) -> float:
-        """Waits for what is on its way, and says how long."""
-        each = self.pending[key]
-        waited = each.left + (0.0 if each.steps else self.queued(each.engine, until=each))
-        self.spend(waited, passes_on=(key,))
-        del self.pending[key]
-        return waited
-
-
 @dataclass(kw_only=True)
 class _Walker:
     module: Module
@@ -212,14 +152,14 @@ class _Walker:
 
     def run(self, home: Computation, times: int, outside: frozenset[str] = frozenset()) -> float:
         """Seconds of one run of a computation; its operations are noted as run `times` times."""
-        clock = _Clock(outside=outside)
+        clock = Clock(outside=outside)
         for each in home.instructions.values():
             self._step(each, home, times, clock)
         for key in list(clock.pending):
             self._finish(key, clock)
         return clock.now
 
-    def _step(self, each: Instruction, home: Computation, times: int, clock: _Clock) -> None:
+    def _step(self, each: Instruction, home: Computation, times: int, clock: Clock) -> None:
         target = each.attribute(r'custom_call_target="([^"]*)"')
         if each.opcode in ("while", "conditional", "call"):
             clock.spend(self._inner(each, home, times, clock.outside | clock.pending.keys()))
@@ -255,7 +195,7 @@ class _Walker:
         return seconds
 
     def _compute(
-        self, each: Instruction, home: Computation, times: int, clock: _Clock, passes_on: Container[str] = ()
+        self, each: Instruction, home: Computation, times: int, clock: Clock, passes_on: Container[str] = ()
     ) -> None:
         read = traffic_of(each, home, self.module)
         memory_s = read / self.chip.hbm_bytes_per_s
@@ -278,7 +218,7 @@ class _Walker:
             self.unpriced.append(f"kernel {each.name}")
         return flops or 0.0
 
-    def _asynchronous(self, each: Instruction, home: Computation, times: int, clock: _Clock) -> None:
+    def _asynchronous(self, each: Instruction, home: Computation, times: int, clock: Clock) -> None:
         """A copy or slice between memories that runs beside the core."""
         inside = next((one for one in self.module.inside(each) if _collective(one)), None)
         if inside:
@@ -286,7 +226,7 @@ class _Walker:
             return
         engine, moved = ("copy", self._called_bytes(each)) if each.called else self._copied(each, home)
         seconds = moved / (HOST_BYTES_PER_S if engine == "host" else self.chip.hbm_bytes_per_s)
-        clock.pending[f"{engine} {each.name}"] = _Transfer(engine, seconds, len(self.operations))
+        clock.pending[f"{engine} {each.name}"] = Transfer(engine, seconds, len(self.operations))
         self._note(each, engine, times, seconds, 0.0, moved=moved)
 
     def _called_bytes(self, each: Instruction) -> int:
@@ -312,7 +252,7 @@ class _Walker:
         return "copy", moved * (2 if spaces.count(HBM) == len(spaces) else 1)
 
     def _with_collective(
-        self, each: Instruction, moved: list[Instruction], home: Computation, times: int, clock: _Clock
+        self, each: Instruction, moved: list[Instruction], home: Computation, times: int, clock: Clock
     ) -> None:
         """A fusion with a collective in it: it starts or ends one, runs beside one that is under way, or is one."""
         targets = {one.attribute(r'custom_call_target="([^"]*)"') for one in self.module.inside(each)}
@@ -346,7 +286,7 @@ class _Walker:
         each: Instruction,
         home: Computation,
         times: int,
-        clock: _Clock,
+        clock: Clock,
         *,
         waits: bool,
         scatters: bool = False,
@@ -363,7 +303,7 @@ class _Walker:
             self._note(shown, "collective", times, seconds, queued + seconds, moved=moved)
         else:
             steps = len(read_group(each.attributes, self.module.partitions)) - 1 if passed_on else 0
-            clock.pending[f"collective {_key(shown)}"] = _Transfer(engine, seconds, len(self.operations), steps)
+            clock.pending[f"collective {_key(shown)}"] = Transfer(engine, seconds, len(self.operations), steps)
             self._note(shown, "collective", times, seconds, 0.0, moved=moved)
 
     def _link_seconds(self, kind: str, each: Instruction, arrays: Sequence[Array]) -> tuple[float, float]:
@@ -383,11 +323,11 @@ class _Walker:
         hops = max(1.0, count / 4) if kind.endswith("all-to-all") else 1.0
         return moved * hops / (link * links_of(group, self.coordinates)), moved
 
-    def _finish_all(self, key: str, clock: _Clock) -> None:
+    def _finish_all(self, key: str, clock: Clock) -> None:
         for engine in ("collective", "copy", "host"):
             self._finish(f"{engine} {key}", clock)
 
-    def _finish(self, key: str, clock: _Clock) -> None:
+    def _finish(self, key: str, clock: Clock) -> None:
         if key in clock.pending:
             noted = self.operations[place := clock.pending[key].place]
             self.operations[place] = replace(noted, exposed_s=noted.exposed_s + clock.finish(key) * noted.count)

@@ -158,7 +158,7 @@ def write_peft_adapter(
 
     The default names fit Gemma4ForConditionalGeneration and its unified twin; `prefix="model."` those of a text-only
     Gemma4ForCausalLM, whose modules lack `language_model`. target_modules fits both, and no tower: PEFT cannot wrap the
-    towers' clipped linears.
+    encoders' clipped linears.
 
     Where V is K's projection, vLLM 0.32 computes V from a copy of K's weight, which it gives no adapter unless the file
     has one for v_proj. `v_of_k` names those: v_proj -> k_proj. PEFT leaves them out, since its model has no such

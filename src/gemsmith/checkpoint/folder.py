@@ -28,7 +28,7 @@ INDEX = "model.safetensors.index.json"
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """An opened folder. `places` holds every tensor, those of the towers too."""
+    """An opened folder. `places` holds every tensor, those of the vision and audio encoders too."""
 
     source: str
     folder: Path
@@ -132,7 +132,7 @@ def _check_tensors(folder: Path, variant: Variant, places: Mapping[str, TensorPl
     expected = {tensor.name: tensor for tensor in text_tensors(variant, optional=True)}
     missing = [tensor.name for tensor in expected.values() if not tensor.optional and tensor.name not in places]
     if missing:
-        other = "model." + missing[0].removeprefix(PREFIX)  # not just any that ends so: the towers have layers, too
+        other = "model." + missing[0].removeprefix(PREFIX)  # not just any that ends so: the encoders have layers, too
         hint = (
             f"; {other} is another class's name for it: save the model with its ForConditionalGeneration class"
             if other in places

@@ -216,7 +216,7 @@ class _Buffers:
 
 
 def row_blocks(shape: tuple[int, ...], values: int = _BLOCK_VALUES) -> Iterator[slice]:
-    """Slices of rows that hold about that many values each."""
+    """Blocks of rows that hold about that many values each."""
     rows = max(1, values // shape[1])
     return (slice(begin, min(begin + rows, shape[0])) for begin in range(0, shape[0], rows))
 

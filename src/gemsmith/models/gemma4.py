@@ -73,16 +73,16 @@ class Gemma4(nnx.Module):
     ) -> None:
         dtype = jnp.dtype(dtype)
         self.variant, self.dtype, self.execution = variant, dtype, execution or Execution()
-        self.embed_tokens = _embedding(variant.vocabulary, variant.hidden, dtype=dtype)
+        self.embed_tokens = _embedding(variant.vocabulary, variant.embed_dim, dtype=dtype)
         if variant.per_layer_input:
             width = variant.layers * variant.per_layer_input
             self.embed_tokens_per_layer = _embedding(variant.vocabulary, width, dtype=dtype)
-            self.per_layer_model_projection = linear(variant.hidden, width, dtype=dtype)
+            self.per_layer_model_projection = linear(variant.embed_dim, width, dtype=dtype)
             self.per_layer_projection_norm = RMSNorm(variant.per_layer_input, variant, dtype=dtype)
         self.layers = nnx.List(
             [_stack(Layer(variant, layers[0], dtype=dtype), len(layers)) for layers in variant.stacks]
         )
-        self.norm = RMSNorm(variant.hidden, variant, dtype=dtype)
+        self.norm = RMSNorm(variant.embed_dim, variant, dtype=dtype)
 
     def __call__(
         self, tokens: jax.Array, positions: jax.Array, segments: jax.Array, images: ImageTokens | None = None
@@ -126,7 +126,7 @@ class Gemma4(nnx.Module):
             rows = jnp.arange(tokens.shape[0])[:, None]  # (B, 1), beside places (B, M)
             token_ids = tokens.at[rows, images.places].set(0, mode="drop")
         # The factor is rounded to the model's dtype, as in training: in bf16, sqrt(5376) is 73.5.
-        embedded = self.embed_tokens(token_ids) * jnp.asarray(self.variant.hidden**0.5, self.dtype)  # (B, L, E)
+        embedded = self.embed_tokens(token_ids) * jnp.asarray(self.variant.embed_dim**0.5, self.dtype)  # (B, L, E)
         if images is not None:
             embedded = embedded.at[rows, images.places].set(images.embeddings.astype(self.dtype), mode="drop")
         return self.split_rows(embedded), token_ids
@@ -141,7 +141,7 @@ class Gemma4(nnx.Module):
         shape = (*token_ids.shape, self.variant.layers, width)  # (B, L, layers, P)
         identity = self.embed_tokens_per_layer(token_ids).reshape(shape) * jnp.asarray(width**0.5, self.dtype)
         context = self.per_layer_model_projection(embedded).reshape(shape) * jnp.asarray(
-            self.variant.hidden**-0.5, self.dtype
+            self.variant.embed_dim**-0.5, self.dtype
         )
         both = (self.per_layer_projection_norm(context) + identity) * jnp.asarray(2**-0.5, self.dtype)
         return jnp.moveaxis(both, 2, 0)  # (layers, B, L, P)

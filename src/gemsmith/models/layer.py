@@ -29,19 +29,19 @@ class Layer(nnx.Module):
 
     def __init__(self, variant: Variant, number: int, *, dtype: jnp.dtype) -> None:
         self.has_experts = variant.experts > 0
-        norm = partial(RMSNorm, variant.hidden, variant, dtype=dtype)
+        norm = partial(RMSNorm, variant.embed_dim, variant, dtype=dtype)
         self.input_layernorm, self.post_attention_layernorm = norm(), norm()
         self.self_attn = Attention(variant, number, dtype=dtype)
         self.pre_feedforward_layernorm, self.post_feedforward_layernorm = norm(), norm()
-        self.mlp = MLP(variant.hidden, variant.ffn_of(number), dtype=dtype)
+        self.mlp = MLP(variant.embed_dim, variant.ffn_of(number), dtype=dtype)
         if self.has_experts:
             self.router = Router(variant, dtype=dtype)
             self.experts = Experts(variant, dtype=dtype)
             self.pre_feedforward_layernorm_2 = norm()
             self.post_feedforward_layernorm_1, self.post_feedforward_layernorm_2 = norm(), norm()
         if variant.per_layer_input:
-            self.per_layer_input_gate = linear(variant.hidden, variant.per_layer_input, dtype=dtype)
-            self.per_layer_projection = linear(variant.per_layer_input, variant.hidden, dtype=dtype)
+            self.per_layer_input_gate = linear(variant.embed_dim, variant.per_layer_input, dtype=dtype)
+            self.per_layer_projection = linear(variant.per_layer_input, variant.embed_dim, dtype=dtype)
             self.post_per_layer_input_norm = norm()
         self.layer_scalar = nnx.Param(jnp.ones((1,), dtype))
 
@@ -81,14 +81,14 @@ class Attention(nnx.Module):
         self.window = None if variant.is_global(number) else variant.sliding_window
         self.shares_kv, self.has_v = variant.shares_kv(number), variant.has_v(number)
         query_width, kv_width = variant.heads * self.head_dim, variant.kv_heads_of(number) * self.head_dim
-        self.q_proj = linear(variant.hidden, query_width, dtype=dtype)
+        self.q_proj = linear(variant.embed_dim, query_width, dtype=dtype)
         self.q_norm = RMSNorm(self.head_dim, variant, dtype=dtype)
         if not self.shares_kv:
-            self.k_proj = linear(variant.hidden, kv_width, dtype=dtype)
+            self.k_proj = linear(variant.embed_dim, kv_width, dtype=dtype)
             self.k_norm = RMSNorm(self.head_dim, variant, dtype=dtype)
         if self.has_v:
-            self.v_proj = linear(variant.hidden, kv_width, dtype=dtype)
-        self.o_proj = linear(query_width, variant.hidden, dtype=dtype)
+            self.v_proj = linear(variant.embed_dim, kv_width, dtype=dtype)
+        self.o_proj = linear(query_width, variant.embed_dim, dtype=dtype)
 
     def __call__(self, x: jax.Array, *, engine: Engine, shared: KeyValue | None) -> tuple[jax.Array, KeyValue]:
         """The attended values, (B, L, E), and the keys and values, whose axes are ordered as the engine has them."""
@@ -123,8 +123,8 @@ class Router(nnx.Module):
 
     def __init__(self, variant: Variant, *, dtype: jnp.dtype) -> None:
         self.eps, self.experts_per_token = variant.rms_eps, variant.experts_per_token
-        self.proj = linear(variant.hidden, variant.experts, dtype=dtype, preferred_element_type=jnp.float32)
-        self.scale = nnx.Param(jnp.ones((variant.hidden,), dtype))
+        self.proj = linear(variant.embed_dim, variant.experts, dtype=dtype, preferred_element_type=jnp.float32)
+        self.scale = nnx.Param(jnp.ones((variant.embed_dim,), dtype))
         self.per_expert_scale = nnx.Param(jnp.ones((variant.experts,), dtype))
 
     def __call__(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -143,7 +143,7 @@ class Experts(nnx.Module):
     """Many small MLPs as stacked matrices, (X, in, out)."""
 
     def __init__(self, variant: Variant, *, dtype: jnp.dtype) -> None:
-        experts, hidden, ffn = variant.experts, variant.hidden, variant.expert_ffn
+        experts, hidden, ffn = variant.experts, variant.embed_dim, variant.expert_ffn
         self.gate_up_proj = nnx.Param(jnp.zeros((experts, hidden, 2 * ffn), dtype))
         self.down_proj = nnx.Param(jnp.zeros((experts, ffn, hidden), dtype))
 

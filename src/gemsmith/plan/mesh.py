@@ -100,9 +100,9 @@ def _weigh(work: Work, machine: Machine, mesh: Mesh, remat: Remat | Literal["aut
     if mesh.tp not in allowed:
         problems.append(f"train.mesh.tp is {mesh.tp}; {work.variant.name}'s heads allow {', '.join(map(str, allowed))}")
     if work.rows % (over_rows := mesh.replica * mesh.fsdp * work.micro_batches):
-        slices = " x micro_batches" if work.micro_batches > 1 else ""
+        micro_batches = " x micro_batches" if work.micro_batches > 1 else ""
         problems.append(
-            f"train.rows_per_step is {work.rows}; replica x fsdp{slices} = {over_rows} needs a multiple of it"
+            f"train.rows_per_step is {work.rows}; replica x fsdp{micro_batches} = {over_rows} needs a multiple of it"
         )
     if work.length % mesh.sequence:
         problems.append(f"data.max_length is {work.length}; train.mesh.sequence {mesh.sequence} needs a multiple of it")

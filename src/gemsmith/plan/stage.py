@@ -108,7 +108,7 @@ def _remat_note(choice: Choice, recipe: Recipe) -> tuple[str, ...]:
     if recipe.train.remat != "auto" or choice.problems:
         return ()
     kept = {"none": "everything", "layer": "only the layers' inputs"}.get(str(choice.remat), ", ".join(choice.remat))
-    return (f"train.remat auto: {kept} kept for the backward pass",)
+    return (f"train.remat auto: {kept} saved for the backward pass",)
 
 
 def _mesh_note(choice: Choice, recipe: Recipe) -> tuple[str, ...]:
@@ -158,11 +158,11 @@ def _at_once(work: Work) -> str:
 def _computed_again(recipe: Recipe) -> str:
     remat = "layer" if (recipe.train.backend, recipe.train.remat) == ("trl", "auto") else recipe.train.remat
     sentences = {
-        "auto": "of every layer as much is kept for the backward pass as fits",
-        "none": "every activation is kept",
-        "layer": "every layer is computed again in the backward pass",
+        "auto": "of every layer as much is saved for the backward pass as fits",
+        "none": "every activation is saved",
+        "layer": "every layer is recomputed in the backward pass",
     }
-    return sentences.get(str(remat), f"layers are computed again in the backward pass, but for {', '.join(remat)}")
+    return sentences.get(str(remat), f"layers are recomputed in the backward pass, but for {', '.join(remat)}")
 
 
 def _assumptions(work: Work, recipe: Recipe) -> tuple[str, ...]:
@@ -187,7 +187,7 @@ def _assumptions(work: Work, recipe: Recipe) -> tuple[str, ...]:
     if work.dtype_bytes == 4:
         sentences.append(f"float32 matmuls run at {100 * time.FLOAT32_SHARE:.0f} % of an accelerator's bfloat16 peak.")
     if work.dequantises:
-        sentences.append("A base of codes is made plain a layer at a time, in every pass.")
+        sentences.append("A quantised base is dequantised a layer at a time, in every pass.")
     if work.variant.experts:
         sentences.append("Experts compute only the tokens sent to them, evenly spread.")
     return tuple(sentences)

@@ -125,7 +125,7 @@ def _received_bytes(work: Work, mesh: Mesh) -> float:
     adapters = (2 * others + copies / shards) * work.trained_parameters * ADAPTER_BYTES
     gathered = (2 * micro_batches(work, mesh) * others * work.base_bytes + adapters) / mesh.tp
     tokens = micro_batches(work, mesh) * tokens_per_device(work, mesh)
-    one_sum = 2 * (mesh.tp - 1) / mesh.tp * tokens * variant.hidden * work.dtype_bytes
+    one_sum = 2 * (mesh.tp - 1) / mesh.tp * tokens * variant.embed_dim * work.dtype_bytes
     # Queries and what they attend to, keys and values.
     heads = sum(
         2 * (variant.heads + variant.kv_heads_of(layer)) * variant.head_dim_of(layer) for layer in range(variant.layers)

@@ -231,7 +231,9 @@ RULES: Mapping[str, Rule] = {
     "resize_token_embeddings_to_32x": plain(False, otherwise=_VOCABULARY),
     "unfrozen_parameters": plain(otherwise=_WHOLE),
     "processor_type": plain(otherwise="pictures or sound in the rows; Gemsmith trains on text"),
-    "freeze_mm_modules": plain(True, otherwise="the towers are trained too; Gemsmith trains the text model's adapters"),
+    "freeze_mm_modules": plain(
+        True, otherwise="the vision and audio encoders are trained too; Gemsmith trains the text model's adapters"
+    ),
     "dataset_exact_deduplication": plain(False, otherwise="takes out repeated rows; do so in the rows"),
     "deepspeed": rules.several_devices,
     "deepspeed.*": plain(otherwise="DeepSpeed's settings, which may be of any kind"),

@@ -114,7 +114,7 @@ def pure_rule(key: str, value: Any, reading: Reading) -> Row:
 _RUNS = idle("how it runs on GPUs, not what is learned")
 _SWITCH_WHY = "another way to train than AdamW on plain LoRA"
 _ADAPTER_WHY = "another adapter than W + scale * B A, or another start"
-_TOWERS = "the towers are trained too; Gemsmith trains the text model's adapters"
+_ENCODERS = "the vision and audio encoders are trained too; Gemsmith trains the text model's adapters"
 
 RULES: Mapping[str, Rule] = {
     **TRAINING_RULES,
@@ -161,8 +161,8 @@ RULES: Mapping[str, Rule] = {
     "ignore_pad_token_for_loss": plain(True, otherwise="padding is trained"),
     "early_stopping_steps": plain(otherwise="ends early; Gemsmith runs all steps"),
     "tool_format": plain(otherwise="rows with tools; Gemsmith's have system, user and assistant"),
-    "freeze_vision_tower": plain(True, otherwise=_TOWERS),
-    "freeze_multi_modal_projector": plain(True, otherwise=_TOWERS),
+    "freeze_vision_tower": plain(True, otherwise=_ENCODERS),
+    "freeze_multi_modal_projector": plain(True, otherwise=_ENCODERS),
     "freeze_language_model": plain(False, otherwise="the text model is not trained; Gemsmith trains nothing else"),
     "resize_vocab": plain(False, otherwise="the vocabulary is changed; Gemsmith trains with Gemma's own"),
     "add_tokens": plain(otherwise="the vocabulary is changed; Gemsmith trains with Gemma's own"),

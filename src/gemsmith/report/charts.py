@@ -1,61 +1,17 @@
-"""Charts as SVG for a page: text stays text, colours are the page's CSS variables, and the same numbers give the same
-bytes.
-"""
+"""The report's charts: what each shows of which record."""
 
-import io
 import itertools
 import math
-import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from gemsmith.records import BenchCell, EvalRecord, Percentiles, TrainRecord
+from gemsmith.report.drawing import COLOURS, MARKERS, SERIES, draw_svg, write_rates, write_ticks
 from gemsmith.report.numbers import count, decimal, fraction, plain
 
-# Drawn in these stand-ins, which become var(--...) in the page, so that a chart follows light, dark and print.
-_COLOURS = {
-    "ink": "#010101",
-    "muted": "#020202",
-    "line": "#030303",
-    "paper": "#040404",
-    **{f"s{index}": f"#0500{index:02x}" for index in range(1, 7)},
-}
-SERIES = tuple(name for name in _COLOURS if name.startswith("s"))
-_MARKERS = ("o", "s", "D", "^", "v", "P")
-# In units of the SVG. On a phone it is drawn at four fifths, on a desk at six fifths of this; the text is readable at
-# both.
-_WIDTH, _HEIGHT = 440, 236
 _MOST_POINTS = 800
 _MOST_RANGES = 3  # input lengths; with more of them the bars to p90 and p99 hide each other, and the table has them
-_STYLE: dict[str, Any] = {
-    "svg.fonttype": "none",
-    "text.parse_math": False,
-    "font.size": 11.5,
-    "axes.facecolor": "none",
-    "axes.edgecolor": _COLOURS["line"],
-    "axes.labelcolor": _COLOURS["muted"],
-    "axes.linewidth": 1.0,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.spines.left": False,
-    "axes.grid": True,
-    "axes.grid.axis": "y",
-    "axes.axisbelow": True,
-    "axes.xmargin": 0.02,
-    "grid.color": _COLOURS["line"],
-    "grid.linewidth": 0.8,
-    "xtick.color": _COLOURS["line"],
-    "ytick.color": _COLOURS["line"],
-    "xtick.labelcolor": _COLOURS["muted"],
-    "ytick.labelcolor": _COLOURS["muted"],
-    "ytick.major.size": 0,
-    "ytick.minor.size": 0,
-    "text.color": _COLOURS["muted"],
-    "lines.linewidth": 1.9,
-    "lines.solid_capstyle": "round",
-    "lines.solid_joinstyle": "round",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,13 +74,13 @@ def score_chart(scores: EvalRecord) -> Chart:
             axes.plot(
                 [score.low, score.high],
                 [height, height],
-                color=_COLOURS[colour],
+                color=COLOURS[colour],
                 linewidth=2,
                 marker="|",
                 markersize=9,
                 markeredgewidth=2,
             )
-            axes.plot([score.score], [height], "o", color=_COLOURS[colour], markersize=8)
+            axes.plot([score.score], [height], "o", color=COLOURS[colour], markersize=8)
             # Beside the interval where there is room, so that it is never cut off.
             right = score.high < 0.62
             text = f"{fraction(score.score)}  ({fraction(score.low)}–{fraction(score.high)})"
@@ -134,18 +90,18 @@ def score_chart(scores: EvalRecord) -> Chart:
                 text,
                 ha="left" if right else "right",
                 va="center",
-                color=_COLOURS["ink"],
+                color=COLOURS["ink"],
             )
         axes.set(xlim=(-0.01, 1.01), ylim=(-0.6, 1.6), xlabel="score (share of held-out rows that are right)")
         axes.set_yticks([0, 1], ["tuned", "base"])
-        axes.tick_params(axis="y", labelcolor=_COLOURS["ink"])
+        axes.tick_params(axis="y", labelcolor=COLOURS["ink"])
         axes.grid(visible=True, axis="x")
         axes.grid(visible=False, axis="y")
 
     base, tuned = scores.base, scores.tuned
     alt = f"Base {fraction(base.score)} ({fraction(base.low)} to {fraction(base.high)}), "
     alt += f"tuned {fraction(tuned.score)} ({fraction(tuned.low)} to {fraction(tuned.high)})."
-    svg = _svg("scores", draw, height=140)
+    svg = draw_svg("scores", draw, height=140)
     return Chart(name="scores", title="Score", unit="with 95 % Wilson intervals", svg=svg, alt=alt)
 
 
@@ -171,17 +127,17 @@ def _step_chart(
             axes.set_yscale("log")
         style = {"marker": "o", "markersize": 4.5} if len(steps) <= 20 else {}
         thin = {"linewidth": 1.0, "alpha": 0.42} if window > 1 else {}
-        axes.plot(*_thinned(steps, values), color=_COLOURS["s1"], **style, **thin)
+        axes.plot(*_thinned(steps, values), color=COLOURS["s1"], **style, **thin)
         if window > 1:
-            axes.plot(*_thinned(steps, running_mean(values, window)), color=_COLOURS["s1"])
+            axes.plot(*_thinned(steps, running_mean(values, window)), color=COLOURS["s1"])
         for resumed in train.resumed_at:
-            axes.axvline(resumed + 0.5, color=_COLOURS["s2"], linewidth=1.2, linestyle=(0, (4, 3)))
+            axes.axvline(resumed + 0.5, color=COLOURS["s2"], linewidth=1.2, linestyle=(0, (4, 3)))
         if limit is not None and _within(limit, values):
-            axes.axhline(limit, color=_COLOURS["muted"], linewidth=1.2, linestyle=(0, (1, 2)))
+            axes.axhline(limit, color=COLOURS["muted"], linewidth=1.2, linestyle=(0, (1, 2)))
         if from_zero:
             axes.set_ylim(0, 1.08 * max((value for value in values if not math.isnan(value)), default=1) or 1)
         axes.set_xlabel("step")
-        _write_ticks(axes, log=log, whole_x=True)
+        write_ticks(axes, log=log, whole_x=True)
 
     legend = [("s1", "line", f"mean of {window} steps"), ("s1", "thin", "each step")] if window > 1 else []
     legend += [("s2", "dash", "continued from a checkpoint")] if train.resumed_at else []
@@ -193,7 +149,7 @@ def _step_chart(
         name=name,
         title=title,
         unit=unit,
-        svg=_svg(name, draw),
+        svg=draw_svg(name, draw),
         alt=_describe(title, steps, values),
         legend=tuple(legend),
     )
@@ -216,18 +172,18 @@ def _latency_chart(cells: Sequence[BenchCell], name: str, title: str, of: Callab
             row = sorted((cell for cell in cells if cell.input_tokens == length), key=lambda cell: cell.request_rate)
             shift = 0.11 * (place - (len(lengths) - 1) / 2) if ranges else 0.0
             at = [rates.index(cell.request_rate) + shift for cell in row]
-            colour, numbers = _COLOURS[SERIES[place % 6]], [of(cell) for cell in row]
+            colour, numbers = COLOURS[SERIES[place % 6]], [of(cell) for cell in row]
             middle, high, top = [n.p50 for n in numbers], [n.p90 for n in numbers], [n.p99 for n in numbers]
             if ranges:
                 axes.vlines(at, high, top, color=colour, linewidth=1.3)
                 axes.vlines(at, middle, high, color=colour, linewidth=4, alpha=0.55)
             axes.plot(
-                at, middle, color=colour, marker=_MARKERS[place % 6], markersize=6.5, markeredgecolor=_COLOURS["paper"]
+                at, middle, color=colour, marker=MARKERS[place % 6], markersize=6.5, markeredgecolor=COLOURS["paper"]
             )
-        _write_rates(axes, rates)
+        write_rates(axes, rates)
         if not log:
             axes.set_ylim(bottom=0)
-        _write_ticks(axes, log=log)
+        write_ticks(axes, log=log)
 
     unit = f"{'ms' if ranges else 'p50, ms'}{', log scale' if log else ''}"
     legend = (*_length_legend(lengths), *([("muted", "range", "p50 to p90, p99")] if ranges else []))
@@ -236,7 +192,7 @@ def _latency_chart(cells: Sequence[BenchCell], name: str, title: str, of: Callab
         for length, rate, cell in _ordered(cells, lengths, rates)
     )
     return Chart(
-        name=name, title=title, unit=unit, svg=_svg(name, draw), alt=f"{title}, p50 in ms. {alt}.", legend=legend
+        name=name, title=title, unit=unit, svg=draw_svg(name, draw), alt=f"{title}, p50 in ms. {alt}.", legend=legend
     )
 
 
@@ -251,14 +207,14 @@ def _throughput_chart(cells: Sequence[BenchCell]) -> Chart:
             row = sorted((cell for cell in cells if cell.input_tokens == length), key=lambda cell: cell.request_rate)
             at = [rates.index(cell.request_rate) for cell in row]
             speeds = [cell.output_tokens_per_s for cell in row]
-            mark = {"marker": _MARKERS[place % 6], "markersize": 6.5, "markeredgecolor": _COLOURS["paper"]}
-            axes.plot(at, speeds, color=_COLOURS[SERIES[place % 6]], zorder=3, **mark)
+            mark = {"marker": MARKERS[place % 6], "markersize": 6.5, "markeredgecolor": COLOURS["paper"]}
+            axes.plot(at, speeds, color=COLOURS[SERIES[place % 6]], zorder=3, **mark)
         top = max(cell.output_tokens_per_s for cell in cells)
         dots = {"linewidth": 1.4, "linestyle": (0, (1, 2))}
-        axes.plot(range(len(rates)), [asked[rate] for rate in rates], color=_COLOURS["muted"], **dots)
+        axes.plot(range(len(rates)), [asked[rate] for rate in rates], color=COLOURS["muted"], **dots)
         axes.set_ylim(0, 1.15 * top or 1)
-        _write_rates(axes, rates)
-        _write_ticks(axes, log=False)
+        write_rates(axes, rates)
+        write_ticks(axes, log=False)
 
     legend = (*_length_legend(lengths), ("muted", "dots", "asked for: rate × output tokens"))
     alt = "; ".join(
@@ -270,7 +226,7 @@ def _throughput_chart(cells: Sequence[BenchCell]) -> Chart:
         name="throughput",
         title="Throughput",
         unit="output tokens/s",
-        svg=_svg("throughput", draw),
+        svg=draw_svg("throughput", draw),
         alt=alt,
         legend=legend,
     )
@@ -347,80 +303,3 @@ def _ordered(
             yield from (
                 (length, rate, cell) for cell in cells if (cell.input_tokens, cell.request_rate) == (length, rate)
             )
-
-
-def _write_rates(axes: Any, rates: Sequence[float]) -> None:
-    """The rates as they were asked for, one place each: a sweep is a set of settings, not a scale."""
-    axes.set_xticks(range(len(rates)), [f"{rate:g}" for rate in rates])
-    axes.set_xlim(-0.45, len(rates) - 0.55)
-    axes.set_xlabel("requests/s asked for")
-
-
-def _write_ticks(axes: Any, *, log: bool, whole_x: bool = False) -> None:
-    from matplotlib import ticker
-
-    # Wrapped in a function of any value: a log axis would otherwise write powers in mathematical type, which needs its
-    # own fonts.
-    write = ticker.FuncFormatter(lambda value, _: _tick(value))
-    axes.yaxis.set_major_formatter(write)
-    if log:
-        low, high = axes.get_ylim()
-        wide = math.log10(high / low) > 3
-        axes.yaxis.set_major_locator(ticker.LogLocator(subs=(1.0,) if wide else (1.0, 2.0, 5.0)))
-        axes.yaxis.set_minor_locator(ticker.NullLocator())
-    else:
-        axes.yaxis.set_major_locator(ticker.MaxNLocator(5))
-    if whole_x:
-        axes.xaxis.set_major_locator(ticker.MaxNLocator(6, integer=True))
-        axes.xaxis.set_major_formatter(write)
-
-
-def _tick(value: float) -> str:
-    """A tick without zeros that say nothing: 0.5, 1,200, 2e-5."""
-    if abs(value) >= 1000:
-        return count(value)
-    text = f"{value:.3e}" if 0 < abs(value) < 1e-3 else f"{value:.4g}"
-    mantissa, _, exponent = text.partition("e")
-    return f"{float(mantissa):g}e{int(exponent)}" if exponent else text
-
-
-def _svg(name: str, draw: Callable[[Any], None], *, height: int = _HEIGHT) -> str:
-    """One axes, drawn by `draw`, as an <svg> element to put into a page."""
-    import matplotlib
-    from matplotlib.figure import Figure
-    from matplotlib.layout_engine import ConstrainedLayoutEngine
-
-    with matplotlib.rc_context():
-        matplotlib.rcdefaults()  # a user's matplotlibrc must not change the page
-        settings: Any = matplotlib.rcParams
-        settings.update(_STYLE | {"svg.hashsalt": f"gemsmith-{name}"})
-        layout = ConstrainedLayoutEngine(w_pad=2 / 72, h_pad=3 / 72)
-        figure = Figure(figsize=(_WIDTH / 72, height / 72), layout=layout)
-        draw(figure.add_subplot())
-        file = io.StringIO()
-        nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-        figure.savefig(file, format="svg", transparent=True, metadata=nothing)
-    return _inline(file.getvalue())
-
-
-def _inline(svg: str) -> str:
-    """Matplotlib's SVG file as an element: no prologue, no fixed size, no ids but those it refers to, the page's fonts
-    and colours.
-    """
-    svg = svg[svg.index("<svg") :]
-    svg = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->", "", svg, flags=re.DOTALL)
-    view = re.search(r'viewBox="[^"]*"', svg)
-    assert view, "matplotlib writes a viewBox"
-    svg = re.sub(r"<svg[^>]*>", f'<svg {view[0]} aria-hidden="true" focusable="false">', svg, count=1)
-    svg = svg.replace("xlink:href", "href")
-    svg = re.sub(r'<g id="[^"]*"', "<g", svg)
-    svg = re.sub(
-        r"font-family: [^;\"]*;? ?", "", re.sub(r"font: (?:\w+ )*?([\d.]+)px [^;\"]*", r"font-size: \1px", svg)
-    )
-    for variable, colour in _COLOURS.items():
-        svg = svg.replace(colour, f"var(--{variable})")
-    svg = re.sub(
-        r"<[^>]*>", lambda tag: re.sub(r"-?\d+\.\d{3,}", lambda number: f"{float(number[0]):.2f}", tag[0]), svg
-    )
-    svg = re.sub(r"<defs>\s*</defs>", "", svg)
-    return re.sub(r"\s*\n\s*", "\n", svg).strip()

@@ -98,7 +98,9 @@ def find_notices(findings: Findings) -> list[Notice]:
             Notice(grave=True, text="The training loss is not finite at some steps. The curves leave those out.")
         )
     if findings.train and findings.train.skipped:
-        text = f"The updates of {_steps(findings.train.skipped)} were left out: the loss was a spike or no number."
+        text = (
+            f"The updates of {_steps(findings.train.skipped)} were left out: the loss was a spike, or NaN or infinite."
+        )
         notices.append(Notice(grave=False, text=text))
     if findings.train and (spikes := sorted(set(findings.train.spikes) - set(findings.train.skipped))):
         notices.append(Notice(grave=False, text=f"The loss had a spike at {_steps(spikes)}."))

@@ -161,10 +161,10 @@ def has_chat_template(folder: Path) -> bool:
 
 
 def _text_only(engine: Engine, config: Mapping[str, Any]) -> list[str]:
-    """Arguments that leave the towers out.
+    """Arguments that leave the vision and audio encoders out.
 
     The ConditionalGeneration classes import torchvision, which the CPU environment lacks, and want a vision_config.
-    vLLM's text class reads the same tensor names and skips the towers' (vllm/model_executor/models/gemma4.py,
+    vLLM's text class reads the same tensor names and skips the encoders' (vllm/model_executor/models/gemma4.py,
     hf_to_vllm_mapper, 0.32.0).
     """
     if not any("ConditionalGeneration" in name for name in config.get("architectures") or ()):

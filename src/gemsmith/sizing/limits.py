@@ -29,13 +29,13 @@ def check_mesh(recipe: Recipe, variant: Variant, sizes: Mapping[str, int]) -> No
     """Raises RecipeError unless rows, positions and heads can be split over the axes replica, fsdp, sequence and tp of
     these sizes.
     """
-    rows, length, slices = recipe.train.rows_per_step, recipe.data.max_length, recipe.train.micro_batches
-    over_rows = slices * sizes["replica"] * sizes["fsdp"]
+    rows, length, micro_batches = recipe.train.rows_per_step, recipe.data.max_length, recipe.train.micro_batches
+    over_rows = micro_batches * sizes["replica"] * sizes["fsdp"]
     if rows % over_rows:
-        product = f"{f'micro_batches {slices} × ' if slices > 1 else ''}replica × fsdp = {over_rows}"
+        product = f"{f'micro_batches {micro_batches} × ' if micro_batches > 1 else ''}replica × fsdp = {over_rows}"
         raise RecipeError(
             f"train.rows_per_step: {rows} rows do not divide over {product}; set a multiple of {over_rows}, "
-            f"{'fewer train.micro_batches, ' if slices > 1 else ''}or split rows with train.mesh.sequence"
+            f"{'fewer train.micro_batches, ' if micro_batches > 1 else ''}or split rows with train.mesh.sequence"
         )
     if length % sizes["sequence"]:
         raise RecipeError(
@@ -92,12 +92,12 @@ def trl_mesh(recipe: Recipe, processes: int) -> Mesh:
             f"train.mesh: replica {mesh.replica} × fsdp {mesh.fsdp} is not the number of processes, {processes}; set "
             "train.mesh to auto"
         )
-    slices = processes * train.micro_batches
-    if train.rows_per_step % slices:
+    micro_batches = processes * train.micro_batches
+    if train.rows_per_step % micro_batches:
         raise RecipeError(
             f"train.rows_per_step: {train.rows_per_step} cannot be split over {processes} processes × "
             f"{train.micro_batches} micro-batches; "
-            f"set a multiple of {slices}"
+            f"set a multiple of {micro_batches}"
         )
     return mesh
 

@@ -1,8 +1,8 @@
 """Bytes that one device needs at the peak of a training step, by formula.
 
 Of what XLA reserves for the steps of benchmarks/records/tpu_compile it gives 0.95 to 1.17 (tests/sizing/test_memory.py
-holds it to that). Without remat XLA's nearest build of the 31B on four chips of v5p, which kept every matmul's output,
-came to 102.4 GiB a chip; the formula, which keeps all that the backward pass reads, to 130.3.
+holds it to that). Without remat XLA's nearest build of the 31B on four chips of v5p, which saved every matmul's output,
+came to 102.4 GiB a chip; the formula, which saves all that the backward pass reads, to 130.3.
 """
 
 from dataclasses import asdict, dataclass
@@ -27,8 +27,8 @@ class Memory:
     base: float
     adapters: float
     """With gradients, both moments, and the copy in the base's dtype that the matmuls use."""
-    kept: float
-    """Activations kept from the forward to the backward pass."""
+    saved: float
+    """Activations saved from the forward to the backward pass."""
     workspace: float
     """The larger of one layer's backward pass and the head, each with the weights gathered for it."""
 
@@ -45,7 +45,7 @@ def memory_of(work: Work, mesh: Mesh) -> Memory:
         adapters=(work.adapters_along_fsdp + work.adapters_along_tp / mesh.tp)
         / weight_shards(mesh)
         * (4 * ADAPTER_BYTES + copy_bytes),
-        kept=_kept(work, mesh),
+        saved=_saved(work, mesh),
         workspace=max(_layer_workspace(work, mesh), _head_workspace(work, mesh)),
     )
 
@@ -56,7 +56,7 @@ def rows_per_device(work: Work, mesh: Mesh) -> int:
 
 
 def micro_batches(work: Work, mesh: Mesh) -> int:
-    """Slices of a step that a device goes through one after the other."""
+    """Micro-batches of a step that a device goes through one after the other."""
     return -(-work.rows // (mesh.replica * mesh.fsdp)) if work.one_by_one else work.micro_batches
 
 
@@ -70,27 +70,28 @@ def weight_shards(mesh: Mesh) -> int:
     return mesh.fsdp * mesh.sequence
 
 
-def _kept(work: Work, mesh: Mesh) -> float:
+def _saved(work: Work, mesh: Mesh) -> float:
     """With remat layers' inputs, and the results that it names; without it everything that the layer's backward pass
     reads.
     """
     variant = work.variant
-    numbers: float = work.kept_inputs * variant.hidden + variant.layers * variant.per_layer_input
+    numbers: float = work.saved_inputs * variant.embed_dim + variant.layers * variant.per_layer_input
     numbers += sum(width.split / mesh.tp + width.whole for width in work.kept_widths)
-    kept = tokens_per_device(work, mesh) * numbers * work.dtype_bytes
+    saved = tokens_per_device(work, mesh) * numbers * work.dtype_bytes
     if work.remat == "none":
-        kept += variant.layers * _scores(work, mesh) if work.attention == "dense" else 0
-    return kept
+        saved += variant.layers * _scores(work, mesh) if work.attention == "dense" else 0
+    return saved
 
 
 def _layer_workspace(work: Work, mesh: Mesh) -> float:
-    """One layer computed again and walked back; its plain weights beside codes; and under fsdp gathered weights of
-    layers that repeat.
+    """One layer recomputed and walked back; its dequantised weights beside quantised ones.
+
+    Under fsdp also gathered weights of layers that repeat.
     """
     tokens = tokens_per_device(work, mesh)
     widest = max(width.split / mesh.tp + width.whole for width in work.widths)
     period = max(blocks.period for blocks in work.variant.scan_blocks)
-    # XLA gathers ahead as far as that goes, experts twice; where layers are computed again in turn, no further than the
+    # XLA gathers ahead as far as that goes, experts twice; where layers are recomputed in turn, no further than the
     # next but one.
     held = period * (2 if work.variant.experts else 1)
     if work.recomputes and not work.chains:

@@ -1,4 +1,4 @@
-"""What `train.remat: auto` keeps for the backward pass: as much as the chip has room for, what saves most for its bytes
+"""What `train.remat: auto` saves for the backward pass: as much as the chip has room for, what saves most for its bytes
 first.
 """
 
@@ -9,7 +9,7 @@ from gemsmith.recipe import Mesh
 from gemsmith.sizing.memory import memory_of
 from gemsmith.sizing.work import Work
 
-# A projection computed again costs as many FLOPs a byte of its result as it has inputs: of down the hidden units, of o
+# A projection recomputed costs as many FLOPs a byte of its result as it has inputs: of down the hidden units, of o
 # the heads' numbers, of the others the model's width. What A gives is R wide, so it costs next to nothing to keep.
 ORDER = ("lora", "down", "o", "attended", "v", "k", "q", "gate", "up")
 ROOM = 0.8
@@ -19,14 +19,14 @@ ROOM = 0.8
 def choose_remat(work: Work, mesh: Mesh, *, device_bytes: float) -> Remat:
     """The names that fit the device's memory beside all else, `layer` where none does.
 
-    Never `none`: what no name keeps costs more to write and read than to compute. On CPU it takes 1.1 to 1.2 times as
+    Never `none`: what no name saves costs more to write and read than to compute. On CPU it takes 1.1 to 1.2 times as
     long.
     """
-    kept: tuple[str, ...] = ()
+    saved: tuple[str, ...] = ()
     for name in (name for name in ORDER if name not in work.offload):
-        if _fits(replace(work, remat=(*kept, name)), mesh, device_bytes):
-            kept = (*kept, name)
-    return kept or "layer"
+        if _fits(replace(work, remat=(*saved, name)), mesh, device_bytes):
+            saved = (*saved, name)
+    return saved or "layer"
 
 
 def _fits(work: Work, mesh: Mesh, device_bytes: float) -> bool:

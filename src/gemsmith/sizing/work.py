@@ -92,12 +92,12 @@ class Work:
     @property
     def recomputed_parameters(self) -> int:
         """Of `layer_matmul_parameters`, those that the backward pass multiplies with once more."""
-        kept = (*self.remat, *self.offload)
-        return sum(size for role, size in self.layer_parameters.items() if role not in kept) if self.recomputes else 0
+        saved = (*self.remat, *self.offload)
+        return sum(size for role, size in self.layer_parameters.items() if role not in saved) if self.recomputes else 0
 
     @property
     def kept_widths(self) -> tuple[Widths, ...]:
-        """What of each layer is kept from the forward to the backward pass, beside the layer's input."""
+        """What of each layer is saved from the forward to the backward pass, beside the layer's input."""
         if not self.recomputes:
             return self.widths
         return tuple(_sum(width for name, width in named.items() if name in self.remat) for named in self.named_widths)
@@ -108,8 +108,8 @@ class Work:
         return chains_layers(self.variant, self.remat, dequantises=self.dequantises)
 
     @property
-    def kept_inputs(self) -> int:
-        """How many layers' inputs are kept: every one's, or those that blocks of layers begin with."""
+    def saved_inputs(self) -> int:
+        """How many layers' inputs are saved: every one's, or those that blocks of layers begin with."""
         return sum(blocks.repeats for blocks in self.variant.scan_blocks) if self.chains else self.variant.layers
 
     @property
@@ -140,7 +140,7 @@ def on_chips(work: Work, kind: str, recipe: Recipe) -> Work:
 
 
 def work_of(recipe: Recipe, variant: Variant, *, attention: Attention = "blocked") -> Work:
-    """The work of one step of the recipe, whole layers computed again where train.remat is auto.
+    """The work of one step of the recipe, whole layers recomputed where train.remat is auto.
 
     Raises RecipeError for LoRA targets that do not exist.
     """
@@ -172,7 +172,7 @@ def work_of(recipe: Recipe, variant: Variant, *, attention: Attention = "blocked
         adapters_along_tp=recipe.lora.rank * (sum(sum(tensor.shape) for tensor in targets) - along_model),
         layer_parameters=met,
         projection_parameters=sum(tensor.size for tensor in outside if tensor.role == "per_layer_projection"),
-        head_parameters=variant.vocabulary * variant.hidden,
+        head_parameters=variant.vocabulary * variant.embed_dim,
         largest_layer_parameters=max(sizes.values()),
         largest_layer_bytes=max(sum(held_bytes(tensor, dtype) for tensor in group) for group in layers.values()),
         widths=tuple(_widths(variant, tensors, adapted) for tensors in layers.values()),
@@ -232,7 +232,7 @@ def _widths(variant: Variant, tensors: list[Tensor], adapted: tuple[str, ...]) -
     split += 2 * ffn  # gelu(gate) and its product with up
     split += 4 * variant.experts_per_token * variant.expert_ffn
     whole += (
-        6 * variant.hidden + 2 * variant.experts_per_token * variant.hidden
+        6 * variant.embed_dim + 2 * variant.experts_per_token * variant.embed_dim
     )  # norms and residuals; what goes to experts and back
     return Widths(split=split, whole=whole)
 

@@ -80,7 +80,7 @@ def write_checkpoint(
 
 
 def make_config(variant: Variant, dtype: str = "bfloat16") -> dict[str, Any]:
-    """The config.json of a checkpoint in the multimodal layout, without towers."""
+    """The config.json of a checkpoint in the multimodal layout, without encoders."""
     architecture = (
         "Gemma4UnifiedForConditionalGeneration"
         if variant.model_type == "gemma4_unified"

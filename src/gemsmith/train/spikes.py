@@ -1,5 +1,6 @@
-"""Steps that should not count: their loss is a spike or no number. Which ones follows from the losses, so resuming
-changes nothing.
+"""Steps that should not count: their loss is a spike, or NaN or infinite.
+
+Which ones they are follows from the losses, so resuming changes nothing.
 """
 
 import math

@@ -2,7 +2,7 @@
 layer 2 GB.
 
 The forward pass is transformers' own. The model is made without weights; each layer's are read when it is reached and
-dropped after it, the words' table stays in the file, and logits are computed in blocks of words.
+dropped after it, the embedding matrix stays in the file, and logits are computed in blocks of the vocabulary.
 """
 
 from collections.abc import Callable, Iterator, Mapping

@@ -55,8 +55,8 @@ def compare_logits(
     merged, within TOLERANCE. The difference to the adapter as it is without that rounding is in the detail.
     """
     free_bytes = free_memory_bytes()
-    windows = free_bytes < memory_needed_bytes(base)
-    if windows and free_bytes < (need_bytes := windows_needed_bytes(base, adapter)):
+    streamed = free_bytes < memory_needed_bytes(base)
+    if streamed and free_bytes < (need_bytes := streaming_needed_bytes(base, adapter)):
         detail = (
             f"not compared: needs {need_bytes / 1e9:.1f} GB of memory, {free_bytes / 1e9:.1f} GB are free; run verify "
             "on a larger machine"
@@ -64,11 +64,11 @@ def compare_logits(
         return LogitCheck(check=Check(name="logits", passed=None, detail=detail), max_abs_difference=None)
     with _quiet():
         try:
-            plain, unmerged, rounded = _base_logits(base, adapter_folder, adapter, prompts, windows=windows)
-            merged = _merged_logits(merged_folder, prompts, windows=windows)
+            plain, unmerged, rounded = _base_logits(base, adapter_folder, adapter, prompts, streamed=streamed)
+            merged = _merged_logits(merged_folder, prompts, streamed=streamed)
         except CheckpointError as error:
             return LogitCheck(check=Check(name="logits", passed=False, detail=str(error)), max_abs_difference=None)
-    return _judge(plain, unmerged, rounded, merged, how=" (layer by layer)" if windows else "")
+    return _judge(plain, unmerged, rounded, merged, how=" (layer by layer)" if streamed else "")
 
 
 def make_prompts(rows: PackedRows | None, vocabulary: int, seed: int) -> list[np.ndarray]:
@@ -97,7 +97,7 @@ def memory_needed_bytes(base: Checkpoint) -> int:
     return int(4 * values * _MEMORY_FACTOR) + _OVERHEAD_BYTES
 
 
-def windows_needed_bytes(base: Checkpoint, adapter: Adapter) -> int:
+def streaming_needed_bytes(base: Checkpoint, adapter: Adapter) -> int:
     """Of one layer in float32 with room for its merge, the adapter, and what comes with it; the rest stays in the
     files.
     """
@@ -135,7 +135,7 @@ def load_model(folder: Path) -> Any:
     return model.eval()
 
 
-def load_windowed(checkpoint: Checkpoint) -> Any:
+def load_streamed(checkpoint: Checkpoint) -> Any:
     """The same model with a layer's weights in memory at a time. Raises CheckpointError as load_model does."""
     with _load_errors(checkpoint.folder):
         return windowed_model(checkpoint, *_find_class(checkpoint.folder))
@@ -180,7 +180,7 @@ def load_peft(model: Any, folder: Path, adapter: Adapter) -> Any:
     return tuned
 
 
-def load_windowed_peft(model: Any, folder: Path, adapter: Adapter) -> Any:
+def load_streamed_peft(model: Any, folder: Path, adapter: Adapter) -> Any:
     """The same with a windowed model: its adapter's matrices come with each layer's weights."""
     from peft import LoraConfig, PeftModel
 
@@ -210,13 +210,13 @@ def _peft_names(module: str) -> tuple[str, str]:
 
 
 def _base_logits(
-    base: Checkpoint, folder: Path, adapter: Adapter, prompts: Sequence[np.ndarray], *, windows: bool
+    base: Checkpoint, folder: Path, adapter: Adapter, prompts: Sequence[np.ndarray], *, streamed: bool
 ) -> tuple[list[np.ndarray], list[np.ndarray], list[np.ndarray]]:
     """Logits of the base, of base + adapter, and of PEFT's merge with the base's rounding."""
-    if windows:
-        model = load_windowed(base)
+    if streamed:
+        model = load_streamed(base)
         plain = _run(model, prompts)
-        tuned = load_windowed_peft(model, folder, adapter)
+        tuned = load_streamed_peft(model, folder, adapter)
         unmerged = _run(tuned, prompts)
         round_merged(tuned, lambda module, weight: _rounded(weight, base.places[f"{module}.weight"].dtype))
         return plain, unmerged, _run(tuned, prompts)
@@ -231,10 +231,10 @@ def _base_logits(
     return plain, unmerged, _run(merged, prompts)
 
 
-def _merged_logits(folder: Path, prompts: Sequence[np.ndarray], *, windows: bool) -> list[np.ndarray]:
+def _merged_logits(folder: Path, prompts: Sequence[np.ndarray], *, streamed: bool) -> list[np.ndarray]:
     gc.collect()
     merged = open_checkpoint(str(folder))
-    return _run(load_windowed(merged) if windows else load_model(folder), prompts)
+    return _run(load_streamed(merged) if streamed else load_model(folder), prompts)
 
 
 def _rounded(weight: Any, dtype: str) -> Any:

@@ -49,11 +49,11 @@ def text_tensors(variant: Variant, *, optional: bool = False) -> list[Tensor]:
     With `optional`, also those that some published files carry and no model uses: k, v and k_norm of layers that share
     another's.
     """
-    tensors = [Tensor(name=f"{PREFIX}embed_tokens.weight", shape=(variant.vocabulary, variant.hidden), role="embed")]
+    tensors = [Tensor(name=f"{PREFIX}embed_tokens.weight", shape=(variant.vocabulary, variant.embed_dim), role="embed")]
     tensors += _per_layer_input_tensors(variant)
     for layer in range(variant.layers):
         tensors += _layer_tensors(variant, layer)
-    tensors.append(Tensor(name=f"{PREFIX}norm.weight", shape=(variant.hidden,), role="norm"))
+    tensors.append(Tensor(name=f"{PREFIX}norm.weight", shape=(variant.embed_dim,), role="norm"))
     return [tensor for tensor in tensors if optional or not tensor.optional]
 
 
@@ -92,7 +92,7 @@ def _per_layer_input_tensors(variant: Variant) -> list[Tensor]:
         ),
         Tensor(
             name=f"{PREFIX}per_layer_model_projection.weight",
-            shape=(width, variant.hidden),
+            shape=(width, variant.embed_dim),
             role="per_layer_projection",
         ),
         Tensor(name=f"{PREFIX}per_layer_projection_norm.weight", shape=(variant.per_layer_input,), role="norm"),
@@ -100,7 +100,7 @@ def _per_layer_input_tensors(variant: Variant) -> list[Tensor]:
 
 
 def _layer_tensors(variant: Variant, layer: int) -> list[Tensor]:
-    hidden, head_dim, ffn = variant.hidden, variant.head_dim_of(layer), variant.ffn_of(layer)
+    hidden, head_dim, ffn = variant.embed_dim, variant.head_dim_of(layer), variant.ffn_of(layer)
     query, shares = variant.heads * head_dim, variant.shares_kv(layer)
     rows = [
         ("input_layernorm", (hidden,), "norm", False),
@@ -136,7 +136,7 @@ def _layer_tensors(variant: Variant, layer: int) -> list[Tensor]:
 def _expert_tensors(variant: Variant, layer: int, stem: str) -> list[Tensor]:
     if not variant.experts:
         return []
-    hidden, experts, ffn = variant.hidden, variant.experts, variant.expert_ffn
+    hidden, experts, ffn = variant.embed_dim, variant.experts, variant.expert_ffn
     rows: list[tuple[str, tuple[int, ...], str]] = [
         ("router.proj.weight", (experts, hidden), "router"),
         ("router.scale", (hidden,), "norm"),

@@ -56,7 +56,7 @@ class Variant:
     name: str
     layers: int
     global_every: int
-    hidden: int
+    embed_dim: int
     ffn: int
     heads: int
     kv_heads: int
@@ -156,7 +156,7 @@ class Variant:
             "global_head_dim": self.global_head_dim,
             "head_dim": self.head_dim,
             "hidden_activation": "gelu_pytorch_tanh",
-            "hidden_size": self.hidden,
+            "hidden_size": self.embed_dim,
             "intermediate_size": self.ffn,
             "layer_types": self.layer_types,
             "max_position_embeddings": self.context,
@@ -233,7 +233,7 @@ def _from_text_config(text: dict[str, Any], *, name: str, model_type: str) -> Va
         model_type=model_type,
         layers=text["num_hidden_layers"],
         global_every=first_global + 1,
-        hidden=text["hidden_size"],
+        embed_dim=text["hidden_size"],
         ffn=text["intermediate_size"],
         heads=text["num_attention_heads"],
         kv_heads=text["num_key_value_heads"],

@@ -17,7 +17,7 @@ from gemsmith.zoo import Variant
 
 # q, gate and up are wider than their input, o and down narrower, k and v as wide or narrower.
 VARIANT = Variant(
-    name="odd", layers=4, global_every=2, hidden=16, ffn=32, heads=4, kv_heads=1, global_kv_heads=1, head_dim=8,
+    name="odd", layers=4, global_every=2, embed_dim=16, ffn=32, heads=4, kv_heads=1, global_kv_heads=1, head_dim=8,
     global_head_dim=16,
     sliding_window=4, vocabulary=64,
 )  # fmt: skip

@@ -88,7 +88,7 @@ json.dump(found, sys.stdout)
 def checkpoint(tmp_path_factory):
     """Two layers, one local and one global, of four heads; K = V in the global one, of one head for all four."""
     variant, random = replace(
-        find_variant("tiny-31b"), name="custom", layers=2, global_every=2, hidden=32, ffn=64, heads=4, kv_heads=2,
+        find_variant("tiny-31b"), name="custom", layers=2, global_every=2, embed_dim=32, ffn=64, heads=4, kv_heads=2,
         global_kv_heads=1,
         head_dim=16, global_head_dim=32,
     ), np.random.default_rng(7)  # fmt: skip
@@ -219,7 +219,7 @@ def test_splash_is_refused_for_heads_that_its_kernel_cannot_take_and_auto_is_den
     ("remat", "message"),
     [
         ("none", "train.remat is none, which keeps all on the device; set it to auto"),
-        (["q", "gate"], "gate is kept on the device by train.remat; name it in one of them"),
+        (["q", "gate"], "gate is saved on the device by train.remat; name it in one of them"),
     ],
 )
 def test_what_is_kept_on_the_device_cannot_be_offloaded(remat, message):

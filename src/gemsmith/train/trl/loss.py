@@ -8,22 +8,22 @@ from gemsmith.execution import LOGIT_TOKENS
 
 
 def token_nll(
-    hidden: torch.Tensor, words: torch.Tensor, tokens: torch.Tensor, loss_mask: torch.Tensor, softcap: float
+    hidden: torch.Tensor, embedding: torch.Tensor, tokens: torch.Tensor, loss_mask: torch.Tensor, softcap: float
 ) -> torch.Tensor:
-    """The sum over all targets of -log p(target | what is before it), float32, from hidden (B, L, E) and the words'
-    table (V, E).
+    """The sum over all targets of -log p(target | what is before it), float32, from hidden (B, L, E) and the
+    embedding matrix (V, E).
 
         tokens     2 105  7   9 106        hidden at 7 predicts 9, at 9 predicts 106
         loss_mask  0   0  0   1   1        2 targets
 
-    Only what predicts a target meets the table; the table itself gets no gradient.
+    Only what predicts a target meets the embedding matrix, which itself gets no gradient.
     """
     places = loss_mask[:, 1:].flatten().nonzero()[:, 0]
     # Place k of the rows without their first column lies k // (L - 1) further in the rows with it.
     length = tokens.shape[1]
     predicting = places + places // (length - 1)
     return _Nll.apply(
-        hidden.reshape(-1, hidden.shape[-1]), words, predicting, tokens.flatten()[predicting + 1], softcap or 0.0
+        hidden.reshape(-1, hidden.shape[-1]), embedding, predicting, tokens.flatten()[predicting + 1], softcap or 0.0
     )
 
 
@@ -36,7 +36,7 @@ class _Nll(torch.autograd.Function):
     def forward(
         context: Any,
         hidden: torch.Tensor,
-        words: torch.Tensor,
+        embedding: torch.Tensor,
         predicting: torch.Tensor,
         targets: torch.Tensor,
         softcap: float,
@@ -44,7 +44,7 @@ class _Nll(torch.autograd.Function):
         total = torch.zeros((), dtype=torch.float32, device=hidden.device)
         gradient = torch.zeros_like(hidden)
         for places, some in zip(predicting.split(LOGIT_TOKENS), targets.split(LOGIT_TOKENS), strict=True):
-            logits = _logits(hidden[places].to(words.dtype), words)
+            logits = _logits(hidden[places].to(embedding.dtype), embedding)
             slope = torch.tanh_(logits.div_(softcap)) if softcap else None
             if slope is not None:
                 logits = slope * softcap
@@ -54,7 +54,7 @@ class _Nll(torch.autograd.Function):
             surplus[torch.arange(len(some), device=some.device), some] -= 1.0
             if slope is not None:
                 surplus.mul_(slope.square_().neg_().add_(1.0))
-            gradient.index_copy_(0, places, (surplus.to(words.dtype) @ words).to(hidden.dtype))
+            gradient.index_copy_(0, places, (surplus.to(embedding.dtype) @ embedding).to(hidden.dtype))
         context.save_for_backward(gradient)
         return total
 
@@ -64,11 +64,11 @@ class _Nll(torch.autograd.Function):
         return gradient * above[0].to(gradient.dtype), None, None, None, None
 
 
-def _logits(hidden: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
+def _logits(hidden: torch.Tensor, embedding: torch.Tensor) -> torch.Tensor:
     """Float32, as in the JAX backend: bfloat16 numbers of 20 are 0.125 apart. Only torch's CUDA kernels sum bfloat16
     into float32.
     """
-    if words.is_cuda and words.dtype != torch.float32:
-        return torch.mm(hidden, words.T, out_dtype=torch.float32)
-    with torch.autocast(words.device.type, enabled=False):
-        return hidden.float() @ words.float().T
+    if embedding.is_cuda and embedding.dtype != torch.float32:
+        return torch.mm(hidden, embedding.T, out_dtype=torch.float32)
+    with torch.autocast(embedding.device.type, enabled=False):
+        return hidden.float() @ embedding.float().T

@@ -129,9 +129,9 @@ class _Session:
         self.done, kept, self._resumed_at = (0, [], []) if fresh else self._restore()
         self.log = StepLog(kept, self._sinks(kept) if is_first_host() else ())
         self.trainer.start_at(self.done)
-        slices = micro_batches_on(recipe, model.variant, mesh)
+        micro_batches = micro_batches_on(recipe, model.variant, mesh)
         self.step: Step = make_step(
-            model, self.trainer.optimizer, lora=recipe.lora, seed=recipe.seed, micro_batches=slices
+            model, self.trainer.optimizer, lora=recipe.lora, seed=recipe.seed, micro_batches=micro_batches
         )
         self.trainer.attach(update=self._update, finish=self._finish, load=self._load, checkpoints=self.checkpoints)
         self.inputs = input_shapes(mesh, rows=recipe.train.rows_per_step, length=recipe.data.max_length)

@@ -112,7 +112,7 @@ def _trace_injection(graphdef: Any, stack: Any, variant: Variant, provider: Swit
             "shared": (heads, heads) if layer.self_attn.shares_kv else None,
             "per_layer_input": jnp.ones((1, 8, variant.per_layer_input), dtype) if variant.per_layer_input else None,
         }
-        hidden = jnp.ones((1, 8, variant.hidden), dtype)
+        hidden = jnp.ones((1, 8, variant.embed_dim), dtype)
         layer = qwix.apply_lora_to_model(layer, provider, hidden, **inputs, rngs=nnx.Rngs(0))
         forget_rngs(layer)
         adapted_def, state = nnx.split(layer)

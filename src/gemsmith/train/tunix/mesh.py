@@ -36,9 +36,9 @@ def mesh_sizes(recipe: Recipe, variant: Variant, *, devices: int, kind: str) -> 
 
     Raises RecipeError where they do not fit the devices, the rows or the heads.
     """
-    wanted, rows, slices = recipe.train.mesh, recipe.train.rows_per_step, recipe.train.micro_batches
+    wanted, rows, micro_batches = recipe.train.mesh, recipe.train.rows_per_step, recipe.train.micro_batches
     if wanted == "auto":
-        fsdp = math.gcd(max(1, rows // slices), devices)
+        fsdp = math.gcd(max(1, rows // micro_batches), devices)
         sizes = {"replica": 1, "fsdp": fsdp, "sequence": devices // fsdp, "tp": 1}
     else:
         sizes = {axis: getattr(wanted, axis) for axis in AXES}

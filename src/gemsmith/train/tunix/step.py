@@ -30,8 +30,8 @@ class Step:
 
     `trained` and `moments` are donated. `inputs`: see input_shapes. `metrics`, scalars: `loss` and `grad_norm` (before
     clipping), float32; `targets` and `real_tokens`, the step's over all hosts; `stop`, whether any host was told to;
-    and `skipped`: a step whose loss or gradient is no number, or whose loss is above `loss_limit`, leaves the state as
-    it was.
+    and `skipped`: a step whose loss or gradient is NaN or infinite, or whose loss is above `loss_limit`, leaves the
+    state as it was.
     """
 
     update: Any
