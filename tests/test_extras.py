@@ -11,6 +11,7 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from gemsmith.cli.options import _EXTRAS, naming_extra, part
 from gemsmith.errors import MachineError
@@ -132,6 +133,24 @@ def test_a_stage_that_misses_a_library_while_it_runs_is_one_line_too(monkeypatch
 def test_a_fault_of_gemsmiths_own_stays_a_fault():
     with pytest.raises(ModuleNotFoundError, match="gemsmith"):
         part("no_such_part")
+
+
+def read_lock(name: str) -> list[str]:
+    return (ROOT / "requirements" / f"{name}.lock").read_text(encoding="utf-8").split()
+
+
+def test_locks_of_one_environment_name_each_package_once():
+    pinned = [normalised(line) for line in read_lock("train") + read_lock("dev")]
+    assert len(pinned) == len(set(pinned))
+
+
+def test_the_locks_have_what_the_extras_ask_for():
+    pinned = {normalised(line): line.partition("==")[2] for line in read_lock("train") + read_lock("dev")}
+    asked = [Requirement(item) for extra in PROJECT["optional-dependencies"].values() for item in extra]
+    checked = [item for item in asked if normalised(item.name) in pinned]
+    assert len(checked) > 30
+    wrong = [str(item) for item in checked if pinned[normalised(item.name)] not in item.specifier]
+    assert not wrong
 
 
 RENDER = """
