@@ -48,7 +48,7 @@ def check_training(run: Run) -> None:
     from or a folder for checkpoints that cannot be used, and an export.step that will not be saved, where the recipe
     tells the steps.
     """
-    from gemsmith.train.first_adapter import read_start_adapter
+    from gemsmith.train.adapter_init import read_start_adapter
 
     recipe, backend = run.recipe, run.recipe.train.backend
     if missing := [name for name in _PACKAGES[backend] if importlib.util.find_spec(name) is None]:

@@ -21,11 +21,11 @@ from torch.nn.functional import rms_norm
 from transformers import AttentionInterface, AutoModelForCausalLM
 
 from gemsmith.checkpoint import Checkpoint
-from gemsmith.checkpoint.adapter import Adapter, LowRank, target_pattern
+from gemsmith.checkpoint.adapter import Adapter, target_pattern
 from gemsmith.errors import CheckpointError, MachineError
-from gemsmith.recipe import Lora, Recipe
+from gemsmith.recipe import Recipe
 from gemsmith.sizing.limits import check_trl_nf4
-from gemsmith.train.first_adapter import start_of_a
+from gemsmith.train.adapter_init import first_pair
 from gemsmith.train.trl.attention import FULL, SLIDING, attend_documents
 from gemsmith.train.trl.loss import token_nll
 from gemsmith.zoo import Variant, lora_targets, text_tensors
@@ -139,11 +139,10 @@ def matrices_of(model: peft.PeftModel) -> Iterator[tuple[str, str, nn.Parameter]
 
 
 def set_start(model: peft.PeftModel, recipe: Recipe, variant: Variant, adapter: Adapter | None) -> None:
-    """Gives the adapters their start, in float32: that of the given adapter, or a random A and B = 0."""
-    lora = recipe.lora
-    for tensor in lora_targets(variant, lora.targets):
-        layer = adapters_of(model)[tensor.module]
-        pair = adapter.modules[tensor.module] if adapter else _new_pair(tensor, lora, recipe.seed)
+    """Gives the adapters their values in float32: those of the given adapter, or new ones."""
+    layers = adapters_of(model)
+    for tensor in lora_targets(variant, recipe.lora.targets):
+        layer, pair = layers[tensor.module], first_pair(tensor, recipe.lora.rank, recipe.seed, adapter)
         for matrices, value in ((layer.lora_A, pair.a), (layer.lora_B, pair.b)):
             weight = matrices["default"].weight
             assert weight.dtype == torch.float32, f"{tensor.module}: adapter in {weight.dtype}"
@@ -201,10 +200,6 @@ def attention_heads(variant: Variant) -> dict[str, tuple[int, int, int]]:
     return {
         kind: (variant.heads, variant.kv_heads_of(layer), variant.head_dim_of(layer)) for kind, layer in layers.items()
     }
-
-
-def _new_pair(tensor: Any, lora: Lora, seed: int) -> LowRank:
-    return LowRank(a=start_of_a(tensor, lora.rank, seed).T, b=np.zeros((tensor.shape[0], lora.rank), np.float32))
 
 
 def _sum_nll(
