@@ -29,6 +29,7 @@ from gemsmith.recipe import Recipe
 from gemsmith.train.session import Outcome, Plan
 from gemsmith.train.trl.attention import attention_inputs
 from gemsmith.train.trl.group import Group
+from gemsmith.train.trl.upstream import NoScheduler, SkippableAdamW
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,15 +43,6 @@ class Hooks:
     plan: Callable[[int], Plan]
     finish: Callable[[Outcome], bool]
     told_to_stop: Callable[[], bool]
-
-
-class SkippableAdamW(torch.optim.AdamW):
-    """AdamW that leaves everything as it is in a step that does not count."""
-
-    skip = False
-
-    def step(self, closure: Any = None) -> Any:
-        return None if self.skip else super().step(closure)
 
 
 class Trainer(SFTTrainer):
@@ -108,7 +100,7 @@ class Trainer(SFTTrainer):
         return self.adamw
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:  # noqa: ARG002 - upstream's signature
-        self.lr_scheduler = _NoScheduler()  # type: ignore[assignment]
+        self.lr_scheduler = NoScheduler()  # type: ignore[assignment]
         return self.lr_scheduler
 
     def _prepare_for_training(
@@ -253,15 +245,6 @@ class _MicroBatches:
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return self._trainer.micro_batches()
-
-
-class _NoScheduler:
-    """The rate is set with each update, so there is nothing left to schedule."""
-
-    def step(self) -> None: ...
-
-    def get_last_lr(self) -> list[float]:
-        return [0.0]
 
 
 def _norm(gradients: list[torch.Tensor]) -> torch.Tensor:

@@ -1,35 +1,90 @@
-"""What Qwix 0.1.8, Tunix 0.1.7 and JAX do otherwise than training here needs, each with where it is and the test that
-says when it can go.
+"""What Qwix, Tunix, Orbax, JAX and Optax do otherwise than training here needs: the ledger of the JAX backend.
 
-Each line: what upstream does -> what stands here for it (the test in tests/train/test_upstream.py that fails once
-upstream has changed).
+Each entry: what upstream does; what stands here for it; the version that it was seen in, and where; and the test that
+fails once upstream has changed, so that the entry and its code can go. Qwix: https://github.com/google/qwix, Tunix:
+https://github.com/google/tunix, Orbax: https://github.com/google/orbax, JAX: https://github.com/jax-ml/jax, Optax:
+https://github.com/google-deepmind/optax.
 
-Qwix
-- drops out whenever the rule has a rate, in evaluation too, with keys from a counter that resuming would have to
-  restore
-  -> SwitchableLora, set_dropout (test_qwix_drops_out_whenever_the_rule_has_a_rate)
-- multiplies by W, A and B one by one, and gives A's output no name -> SwitchableLora
-  (test_qwix_gives_what_a_makes_no_name_for_remat)
-- gives adapters the base's dtype -> lora.add_adapters makes them anew (test_qwix_gives_adapters_the_dtype_of_the_base)
-- starts A in ±sqrt(6/fan_in) -> the same (test_qwix_starts_a_wider_than_peft)
+Qwix drops out whenever the rule has a rate, in evaluation too, with keys from a counter that resuming would have to
+restore.
+    here:  SwitchableLora, set_dropout
+    seen:  qwix 0.1.8, qwix/_src/providers/lora.py
+    until: tests/train/tunix/test_upstream.py::test_qwix_drops_out_whenever_the_rule_has_a_rate
 
-Tunix
-- reads all batches again, up to the step it resumes at -> Trainer asks for batches by step
-  (test_tunix_replays_the_data_when_it_resumes)
-- compiles its step without giving the adapters' memory back, and keeps gradient norms for its own metrics
-  -> Trainer runs the step of gemsmith.train.tunix.step (test_tunix_donates_the_optimizer_only)
-- takes every listener away from JAX's events when it closes -> compile_step adds its own anew
-  (test_tunix_clears_all_listeners)
-- saves without looking at the loss -> Checkpoints.save (test_tunix_saves_a_step_whose_loss_is_no_number)
-- restores moments whole onto every device -> Checkpoints.maybe_restore
-  (test_tunix_restores_moments_whole_onto_every_device)
+Qwix multiplies by W, A and B one by one, and gives A's output no name for remat.
+    here:  SwitchableLora
+    seen:  qwix 0.1.8, qwix/_src/providers/lora.py
+    until: tests/train/tunix/test_upstream.py::test_qwix_gives_what_a_makes_no_name_for_remat
 
-JAX
-- says how many hosts a TPU slice has only once they have joined -> count_tpu_hosts
-  (test_jax_says_how_many_hosts_a_slice_has)
+Qwix gives adapters the dtype of the base.
+    here:  lora.add_adapters makes them anew
+    seen:  qwix 0.1.8, qwix/_src/providers/lora.py
+    until: tests/train/tunix/test_upstream.py::test_qwix_gives_adapters_the_dtype_of_the_base
 
-https://github.com/google/qwix/blob/v0.1.8/qwix/_src/providers/lora.py
-https://github.com/google/tunix/blob/v0.1.7/tunix/sft/peft_trainer.py, checkpoint_manager.py
+Qwix starts A in ±sqrt(6/in), six times as wide as PEFT.
+    here:  lora.add_adapters makes them anew
+    seen:  qwix 0.1.8, qwix/_src/providers/lora.py
+    until: tests/train/tunix/test_upstream.py::test_qwix_starts_a_wider_than_peft
+
+Tunix reads all batches again, up to the step it resumes at.
+    here:  Trainer asks for batches by step
+    seen:  google-tunix 0.1.7, tunix/sft/peft_trainer.py
+    until: tests/train/tunix/test_upstream.py::test_tunix_replays_the_data_when_it_resumes
+
+Tunix compiles its step without giving the adapters' memory back, and keeps gradient norms for its own metrics.
+    here:  Trainer runs the step of gemsmith.train.tunix.step
+    seen:  google-tunix 0.1.7, tunix/sft/peft_trainer.py
+    until: tests/train/tunix/test_upstream.py::test_tunix_donates_the_optimizer_only
+
+Tunix takes every listener away from JAX's events when it closes.
+    here:  compile_step adds its own anew
+    seen:  google-tunix 0.1.7, tunix/sft/metrics_logger.py
+    until: tests/train/tunix/test_upstream.py::test_tunix_clears_all_listeners
+
+Tunix saves without looking at the loss.
+    here:  Checkpoints.save
+    seen:  google-tunix 0.1.7, tunix/sft/peft_trainer.py
+    until: tests/train/tunix/test_upstream.py::test_tunix_saves_a_step_whose_loss_is_no_number
+
+Tunix restores moments whole onto every device.
+    here:  Checkpoints.maybe_restore
+    seen:  google-tunix 0.1.7, tunix/sft/checkpoint_manager.py
+    until: tests/train/tunix/test_upstream.py::test_tunix_restores_moments_whole_onto_every_device
+
+Orbax reads every step's metadata when a manager is made, and ends at one that is damaged.
+    here:  Checkpoints asks for lightweight_initialize
+    seen:  orbax-checkpoint 0.12.8, orbax/checkpoint/checkpoint_manager.py
+    until: tests/train/tunix/test_upstream.py::test_orbax_reads_the_metadata_of_all_steps_unless_told_not_to
+
+Orbax has hosts wait for each other after a read, also for one whose read has failed.
+    here:  _restore asks the handler
+    seen:  orbax-checkpoint 0.12.8, orbax/checkpoint/_src/checkpointers/checkpointer.py
+    until: tests/train/tunix/test_upstream.py::test_orbax_has_hosts_wait_after_a_read
+
+JAX says how many hosts a TPU slice has only once they have joined.
+    here:  count_tpu_hosts, tpu_host_number
+    seen:  jax 0.10.2, jax/_src/clusters/cloud_tpu_cluster.py
+    until: tests/train/tunix/test_upstream.py::test_jax_says_how_many_hosts_a_slice_has
+
+JAX takes SIGTERM for itself once hosts have joined.
+    here:  hosts.start_hosts turns its preemption service off
+    seen:  jax 0.10.2, jax/_src/distributed.py
+    until: tests/train/tunix/test_upstream.py::test_jax_takes_sigterm_for_its_preemption_service
+
+JAX ends the process from C++ where the first host is not there.
+    here:  hosts._wait_for
+    seen:  jax 0.10.2, jax/_src/distributed.py
+    until: tests/train/tunix/test_upstream.py::test_jax_ends_the_process_where_the_first_host_is_not_there
+
+Optax clips to max_norm / norm, where torch adds 1e-6 to the norm.
+    here:  optimizer.clip_as_torch
+    seen:  optax 0.2.8, optax/transforms/_clipping.py
+    until: tests/train/tunix/test_upstream.py::test_optax_clips_without_the_epsilon_of_torch
+
+Optax takes Adam's 1 - beta2^count in float32, which is 1.3e-5 off at the first step.
+    here:  optimizer.adam_as_torch
+    seen:  optax 0.2.8, optax/tree_utils/_tree_math.py
+    until: tests/train/tunix/test_upstream.py::test_optax_corrects_adams_bias_less_exactly_than_torch
 """
 
 import contextlib
