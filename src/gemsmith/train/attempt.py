@@ -112,9 +112,7 @@ def _other_rate(optimizer: Optimizer, steps: Sequence[TrainStep], updates: int) 
 
 
 def damaged_step(run: Run, steps: Iterable[int], reason: BaseException, is_good: Callable[[int], bool]) -> RunError:
-    """What to raise where the last of the saved steps cannot be gone on from; names the last one that can, once it has
-    been looked at.
-    """
+    """What to raise where the last saved step cannot be gone on from; names the last one that can."""
     last, *earlier = sorted(steps, reverse=True)
     bad = list(itertools.takewhile(lambda step: not is_good(step), earlier))
     places = " and ".join(f"{run.checkpoints}/{step}" for step in [last, *bad])
@@ -140,9 +138,7 @@ def is_spike(loss: float, limit: float) -> bool:
 
 
 def refuse_to_go_on(run: Run, steps: Sequence[TrainStep], train: Train, last_saved: int | None) -> None:
-    """Raises EngineError where the recipe stops at the last of these steps, CheckpointError where that is since the
-    base is damaged.
-    """
+    """Raises EngineError where the recipe stops at the last step, CheckpointError where the base is damaged."""
     reason = reason_to_stop(steps, train)
     if reason is None:
         return

@@ -19,8 +19,7 @@ _EXTRAS = {"tunix": "train", "trl": "trl"}
 
 
 def train(run: Run, *, fresh: bool = False) -> TrainRecord:
-    """The record of a finished training, which is also written to train.json; continues from the last checkpoint where
-    there is one.
+    """The record of a finished training, also written to train.json; continues from the last checkpoint, if any.
 
     `fresh` starts at step 0, and deletes what an earlier training left once the first step has run: until then nothing
     is lost. Raises RunError where another process saves to the same folder, MachineError where the backend is not

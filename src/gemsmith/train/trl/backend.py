@@ -1,5 +1,4 @@
-"""The PyTorch backend: Gemma 4 in transformers with PEFT's adapters in TRL's SFTTrainer, on one GPU, several by FSDP2,
-or CPU.
+"""The PyTorch backend: Gemma 4 in transformers, PEFT's adapters, TRL's SFTTrainer; on GPUs by FSDP2, or CPU.
 
 It takes the batches, start, schedule and rules of the JAX backend, so that comparing the two compares machines and
 stacks alone. Only the random bits of dropout differ.
@@ -50,8 +49,7 @@ from gemsmith.zoo import VARIANTS, Variant, find_variant
 
 
 def train_with_trl(run: Run, *, fresh: bool = False) -> TrainRecord:
-    """The record of a training that this process takes part in, written to train.json; continues from the last complete
-    checkpoint.
+    """The record of a training that this process takes part in; continues from the last complete checkpoint.
 
     `fresh`: see gemsmith.train.stage.train. Raises InputError for what the recipe asks and this backend or machine has
     not, MachineError where memory or space runs out, EngineError where a loss is one that the recipe stops at, and
@@ -208,9 +206,7 @@ def _quiet() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _one_line_errors(run: Run) -> Iterator[None]:
-    """Turns what torch and the system raise on full memory, or where the disk refuses, into one line; anything else
-    passes.
-    """
+    """Turns what torch and the system raise on full memory or disk into one line; anything else passes."""
     try:
         yield
     except torch.OutOfMemoryError as error:

@@ -1,6 +1,4 @@
-"""Gemma 4 in transformers, with PEFT's adapters, for training on packed rows: loaded, checked, and split over processes
-by FSDP2.
-"""
+"""Gemma 4 in transformers with PEFT's adapters, for packed rows: loaded, checked, split by FSDP2."""
 
 import warnings
 from collections import Counter
@@ -36,8 +34,7 @@ _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 def adapted_model(recipe: Recipe, checkpoint: Checkpoint, attention: str, device: torch.device) -> peft.PeftModel:
-    """The checkpoint's model on the device, frozen, with a float32 adapter on every target; B is zero, A is PEFT's own
-    until it is set.
+    """The checkpoint's model on the device, frozen, with a float32 adapter on every target, not yet at its start.
 
     Its forward pass takes a step's rows and gives the sum of their targets' nll.
     """
@@ -65,9 +62,7 @@ def adapted_model(recipe: Recipe, checkpoint: Checkpoint, attention: str, device
 
 
 def load_base(recipe: Recipe, checkpoint: Checkpoint, attention: str, device: torch.device) -> Any:
-    """The frozen base. Raises CheckpointError where the file lacks a weight, MachineError where nf4 needs what is not
-    installed.
-    """
+    """The frozen base. Raises CheckpointError for a missing weight, MachineError where nf4 lacks a library."""
     check_readable(checkpoint)
     AttentionInterface.register(_DOCUMENTS, attend_documents)
     dtype, options = recipe.train.dtype, {}

@@ -105,9 +105,7 @@ class NoScheduler:
 
 
 def check_readable(checkpoint: Checkpoint) -> None:
-    """Raises CheckpointError for a config that transformers writes from 5.19 on, and older ones read as one with heads
-    of 512.
-    """
+    """Raises CheckpointError for a config of transformers 5.19 that an older one reads as with heads of 512."""
     per_layer = checkpoint.config.get("text_config", checkpoint.config).get("per_layer_config")
     if per_layer and hasattr(transformers.Gemma4TextConfig, "global_head_dim"):
         raise CheckpointError(

@@ -67,9 +67,7 @@ def check_accelerator() -> None:
 
 
 def check_hosts(run: Run) -> None:
-    """Raises RunError unless all hosts have the same recipe, rows and versions, and see the same folder for
-    checkpoints.
-    """
+    """Raises RunError unless all hosts have the same recipe, rows and versions, and see the same checkpoints."""
     if jax.process_count() == 1:
         return
     for what, value in same_everywhere(run, [__version__, jax.__version__]).items():

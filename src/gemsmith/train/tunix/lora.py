@@ -126,9 +126,7 @@ def _rule(targets: Iterable[ModulePath], lora: Lora) -> Any:
 
 
 def _trace_injection(graphdef: Any, stack: Any, variant: Variant, provider: SwitchableLora) -> tuple[Any, Any]:
-    """One adapted layer's graph and the shapes of its state. Run for real it would cost a forward pass, operation by
-    operation.
-    """
+    """One adapted layer's graph and the shapes of its state, by a trace: a real pass would cost time."""
     found = []
 
     def inject(weights: Any) -> Any:

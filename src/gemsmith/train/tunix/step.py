@@ -1,6 +1,4 @@
-"""One optimizer step as a pure, compiled function, without callbacks: training runs it, and a plan compiles it for
-absent chips.
-"""
+"""One optimizer step as a pure, compiled function: training runs it, a plan compiles it for absent chips."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -119,9 +119,7 @@ from gemsmith.train.tunix.fused_lora import fused_lora_matmul
 
 
 def count_tpu_hosts() -> int:
-    """The hosts of the TPU slice that this machine belongs to, 1 elsewhere. JAX knows, but tells nobody before they
-    have joined.
-    """
+    """The hosts of the TPU slice that this machine belongs to, 1 elsewhere."""
     cluster = _tpu_cluster()
     return cluster.get_process_count() if cluster else 1
 
@@ -143,9 +141,7 @@ class DropoutKey(nnx.Variable):
 
 
 class FixedRngs(nnx.Rngs):
-    """Gives the same keys whenever it is asked, so that a rematerialised forward pass draws the masks that the first
-    one drew.
-    """
+    """Gives the same keys whenever asked, so that a recomputed forward pass draws the same masks."""
 
     def __init__(self, key: jax.Array) -> None:
         self.key = DropoutKey(key)
@@ -155,8 +151,7 @@ class FixedRngs(nnx.Rngs):
 
 
 class SwitchableLora(LoraProvider):
-    """Qwix's LoRA with dropout only in modules that have been given a key for it, and a name for what A makes, so that
-    remat can keep it.
+    """Qwix's LoRA with dropout only in modules that have a key, and a name for what A makes, for remat.
 
     `fuses`: where the result is wider than the input, projection and adapter are one matmul.
     """
@@ -174,9 +169,7 @@ class SwitchableLora(LoraProvider):
     def dot_general(
         self, lhs: jax.Array, rhs: jax.Array, dimension_numbers: Any, *others: Any, **options: Any
     ) -> jax.Array:
-        """The product lhs · kernel with the module's adapter; modules without one, and those that get one now, are
-        upstream's.
-        """
+        """The product lhs · kernel with the module's adapter; upstream's where the module has none yet."""
         module = flax_util.get_current_module()
         if not hasattr(module, "kernel_lora_a"):
             return super().dot_general(lhs, rhs, dimension_numbers, *others, **options)
@@ -191,9 +184,7 @@ class SwitchableLora(LoraProvider):
 
 
 def _drop_out(x: jax.Array, keys: jax.Array, rate: float) -> jax.Array:
-    """The x (B, L, in) with a share of its values zero, drawn with one key for each row, and the others larger by as
-    much.
-    """
+    """The x (B, L, in) with a share of its values zero, by one key for each row, and the others larger by as much."""
     kept = jax.vmap(lambda key: jax.random.bernoulli(key, 1 - rate, x.shape[1:]))(keys)
     return jnp.where(kept, x / (1 - rate), 0)
 
@@ -253,16 +244,13 @@ class Checkpoints(CheckpointManager):
         return sorted(self._checkpoint_manager.all_steps())
 
     def read_metadata(self, step: int) -> dict[str, Any]:
-        """What `before_save` returned for this step, and its checksums; empty where it was saved without. Raises
-        DamageError.
-        """
+        """What `before_save` returned, and checksums; empty where saved without. Raises DamageError."""
         return read_step_metadata(self._root / str(step))
 
     def maybe_restore(
         self, model: Any, optimizer: Any = None, step: int | None = None, **_: Any
     ) -> tuple[int, dict[str, Any]]:
-        """The step of the last complete checkpoint, whose arrays are placed where the present ones are; 0 where there
-        is none.
+        """The step of the last complete checkpoint, restored where the present arrays lie; 0 without one.
 
         Raises DamageError, and leaves model and optimizer as they are, where the step is not what was saved.
         """
@@ -275,9 +263,7 @@ class Checkpoints(CheckpointManager):
         return step, {}
 
     def read(self, step: int, model: Any, optimizer: Any) -> dict[str, Any]:
-        """A step's arrays, placed where the model's and the optimizer's are. Raises DamageError where they are not what
-        was saved.
-        """
+        """A step's arrays, placed where the model's and the optimizer's are. Raises DamageError."""
         metadata, states = self.read_metadata(step), _states(model, optimizer)
         folder = self._root / str(step)
         restored = _read_on_all_hosts(lambda: {name: _restore(folder / name, state) for name, state in states.items()})
@@ -340,8 +326,7 @@ def _later_interrupt() -> Iterator[None]:
 
 
 class Trainer(PeftTrainer):
-    """Tunix's loop with our compiled step, a data position that is a function of the step, and checkpoints that check
-    first.
+    """Tunix's loop with our compiled step, data by the step's number, and checkpoints that check first.
 
     `make_update(model, optimizer)` -> (update, sync): `update(step, batch)` runs a step and returns what `finish` takes
     once the device is done; `sync()` puts the trained arrays back into model and optimizer, which only saving needs.
