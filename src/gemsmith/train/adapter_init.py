@@ -38,7 +38,7 @@ def read_start_adapter(recipe: Recipe, variant: Variant) -> Adapter | None:
     """The adapter of train.start_adapter, None where the recipe names none.
 
     Raises RecipeError for another rank or scale than lora says, CheckpointError for modules or shapes that are not
-    those of model and lora.targets, for values that are not finite, and for a folder that cannot be read.
+    those of model and lora.targets, for values that are NaN or infinite, and for a folder that cannot be read.
     """
     folder = recipe.train.start_adapter
     if folder is None:

@@ -153,7 +153,7 @@ class Display:
 
 
 def _peculiarity(step: TrainStep) -> str:
-    what = "a spike" if step.spike else "not a finite number"
+    what = "a spike" if step.spike else "NaN or infinite"
     return f"{what}, its update is left out" if step.skipped else what
 
 
