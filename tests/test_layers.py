@@ -32,7 +32,7 @@ LAYERS = [
     {"files"},
     {"plain_yaml", "lock"},
     {"terminal", "program"},
-    {"errors", "characters"},
+    {"errors", "characters", "messages"},
 ]
 RANK = {part: rank for rank, layer in enumerate(reversed(LAYERS)) for part in layer}
 

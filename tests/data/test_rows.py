@@ -6,11 +6,12 @@ import pytest
 
 from gemsmith.data.rows import describe_columns, find_files, read_dataset, read_documents, source_sha256
 from gemsmith.errors import DataError
+from gemsmith.messages import text_message, text_of
 from gemsmith.recipe import Made
 
 PAIR = {"prompt": "add", "response": "wire"}
 CHAT = {"messages": [{"role": "user", "content": "add"}, {"role": "assistant", "content": "wire"}]}
-AS_MESSAGES = ({"role": "user", "content": "add"}, {"role": "assistant", "content": "wire"})
+AS_MESSAGES = (text_message("user", "add"), text_message("assistant", "wire"))
 
 
 def refused(source: object, **options: object) -> str:
@@ -45,6 +46,11 @@ def test_content_in_text_parts_is_joined(write_rows):
     assert read_documents(str(write_rows(row)))[0].messages == AS_MESSAGES
 
 
+def test_content_of_no_parts_is_an_empty_text(write_rows):
+    row = {"messages": [{"role": "user", "content": []}, CHAT["messages"][1]]}
+    assert read_documents(str(write_rows(row)))[0].messages[0] == text_message("user", "")
+
+
 @pytest.mark.parametrize("row", [PAIR, CHAT], ids=["pair", "chat"])
 def test_parquet_gives_the_same_messages(row, tmp_path):
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist([row, row]), tmp_path / "rows.parquet")
@@ -65,7 +71,7 @@ def test_a_null_field_that_a_table_filled_in_is_as_if_absent(tmp_path):
 def test_a_folder_is_read_file_by_file_in_the_order_of_names(tmp_path):
     for name in ("b", "a"):
         (tmp_path / f"{name}.jsonl").write_text(json.dumps(PAIR | {"prompt": name}))
-    assert [document.messages[0]["content"] for document in read_documents(str(tmp_path))] == ["a", "b"]
+    assert [text_of(document.messages[0]) for document in read_documents(str(tmp_path))] == ["a", "b"]
 
 
 def test_a_dataset_saved_by_hugging_face_datasets_is_read(tmp_path):

@@ -17,6 +17,7 @@ from gemsmith.data.overlap import write_answers
 from gemsmith.data.rows import read_documents
 from gemsmith.errors import DataError, EngineError, RecipeError
 from gemsmith.evals.stage import ANSWERS, choose_examples, evaluate, read_questions
+from gemsmith.messages import text_of
 from gemsmith.recipe import Made
 from gemsmith.records import EvalRecord, ExportRecord
 from gemsmith.run import Run, read_record, write_record
@@ -30,7 +31,7 @@ EVAL = {"scorer": "verilog-exact", "max_tokens": 64, "concurrency": 3}
 def held_out(rows: int) -> dict[str, str]:
     """Prompt -> answer of the rows that exported_run holds out."""
     documents = read_documents(Made(task="verilog", rows=rows, split="held-out"), seed=0)
-    return {document.messages[0]["content"]: document.messages[-1]["content"] for document in documents}
+    return {text_of(document.messages[0]): text_of(document.messages[-1]) for document in documents}
 
 
 def test_base_and_tuned_are_scored_on_the_same_rows(
@@ -110,7 +111,7 @@ def test_data_of_an_earlier_version_leaves_it_open_what_was_trained_on(
 
 def test_eval_limit_takes_the_first_rows(exported_run: Callable[..., Run]) -> None:
     questions = read_questions(exported_run({"eval": EVAL | {"limit": 2}}))
-    assert [question.messages[0]["content"] for question in questions] == list(held_out(4))[:2]
+    assert [text_of(question.messages[0]) for question in questions] == list(held_out(4))[:2]
 
 
 def test_no_held_out_rows_is_the_users_error(exported_run: Callable[..., Run]) -> None:
@@ -124,7 +125,7 @@ def test_everything_before_the_last_answer_is_the_question(exported_run: Callabl
     file.write_text(json.dumps({"messages": [{"role": role, "content": content} for role, content in turns]}) + "\n")
     (question,) = read_questions(exported_run({"data": {"eval": str(file)}}))
     assert question.expected == "b"
-    assert [(message["role"], message["content"]) for message in question.messages] == turns[:-1]
+    assert [(message.role, text_of(message)) for message in question.messages] == turns[:-1]
 
 
 def test_a_refused_request_is_an_error_that_names_the_row(
@@ -159,7 +160,7 @@ def test_a_signal_ends_the_command_within_five_seconds_while_requests_hang(
 ) -> None:
     fake_vllm(hang_chats=True)
     run = exported_run({"data": {"max_length": 512}, "eval": EVAL})
-    command = [sys.executable, "-m", "gemsmith.cli", "eval", str(run.path)]
+    command = [sys.executable, "-m", "gemsmith", "eval", str(run.path)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         deadline_s = time.monotonic() + 60
         while not (run.logs / ANSWERS).exists():  # it begins to ask

@@ -16,6 +16,7 @@ from tokenizers import AddedToken, Tokenizer
 
 from gemsmith.data.rows import Document
 from gemsmith.errors import DataError
+from gemsmith.messages import Message, map_text, text_of
 
 SPECIAL_IDS = {"<pad>": 0, "<eos>": 1, "<bos>": 2, "<|turn>": 105, "<turn|>": 106}
 # Pictures and sounds take their place, and transformers computes them as padding where there are none. Refused with any
@@ -85,7 +86,7 @@ class BorderCheck:
         guarded document.
         """
         found = self.control.among(ids)
-        shape = (*(message["role"] for message in document.messages), found.tobytes())
+        shape = (*(message.role for message in document.messages), found.tobytes())
         if shape in self._known:
             return
         for index, message in enumerate(document.messages):
@@ -118,20 +119,18 @@ def _find_any(tokens: Iterable[AddedToken]) -> re.Pattern[str]:
     return re.compile("|".join(patterns[text] for text in sorted(patterns, key=len, reverse=True)))
 
 
-def _words(message: Mapping[str, str]) -> str:
+def _words(message: Message) -> str:
     """The message's text, without the empty thought that an answer may begin with: the larger models are prompted with
     it.
     """
-    content = message["content"]
-    if message["role"] == "assistant" and (stripped := content.lstrip()).startswith(EMPTY_THOUGHT):
+    text = text_of(message)
+    if message.role == "assistant" and (stripped := text.lstrip()).startswith(EMPTY_THOUGHT):
         return stripped.removeprefix(EMPTY_THOUGHT)
-    return content
+    return text
 
 
 def _guard(document: Document) -> Document:
-    texts = (message["content"] for message in document.messages)
-    guarded = (f"{_GUARD}{text}{_GUARD}" if text.strip() else text for text in texts)
-    return replace(
-        document,
-        messages=tuple({**message, "content": text} for message, text in zip(document.messages, guarded, strict=True)),
-    )
+    def guard(text: str) -> str:
+        return f"{_GUARD}{text}{_GUARD}" if text.strip() else text
+
+    return replace(document, messages=tuple(map_text(message, guard) for message in document.messages))

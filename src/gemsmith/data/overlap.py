@@ -5,7 +5,7 @@ from it.
 """
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +13,7 @@ import numpy as np
 
 from gemsmith.data.rows import Document
 from gemsmith.errors import RunError
+from gemsmith.messages import Message, text_of
 
 FILE = "answers.npy"
 _HASH_BYTES = 8
@@ -96,13 +97,13 @@ def overlap_notices(overlap: Overlap | None) -> tuple[str, ...]:
     return (text,)
 
 
-def _hash_turns(messages: Sequence[Mapping[str, str]]) -> list[tuple[bytes, bytes]]:
+def _hash_turns(messages: Sequence[Message]) -> list[tuple[bytes, bytes]]:
     total, found = hashlib.blake2b(digest_size=_HASH_BYTES), []
     for message in messages:
         before = total.digest()
         # Neither separator can be in the text: both are white space.
-        total.update(b"%b\x1f%b\x1e" % (message["role"].encode(), _spaced(message["content"])))
-        if message["role"] == "assistant":
+        total.update(b"%b\x1f%b\x1e" % (message.role.encode(), _spaced(text_of(message))))
+        if message.role == "assistant":
             found.append((before, total.digest()))
     return found
 

@@ -37,6 +37,7 @@ from gemsmith.data.template import (
     find_template,
 )
 from gemsmith.errors import CheckpointError, DataError
+from gemsmith.messages import plain_messages, text_of
 
 TURN_END = "<turn|>"
 
@@ -131,7 +132,7 @@ def _text_bytes(document: Document) -> int:
     """At most what its texts take where every turn is rendered twice with all that comes before it, at 4 bytes a
     character.
     """
-    return 8 * (len(document.messages) + 1) * sum(len(message["content"]) for message in document.messages)
+    return 8 * (len(document.messages) + 1) * sum(len(text_of(message)) for message in document.messages)
 
 
 def _split_within_limits(template: ChatTemplate, document: Document) -> list[tuple[Piece, ...]]:
@@ -151,8 +152,8 @@ def split_document(template: ChatTemplate, document: Document) -> list[tuple[Pie
 
         [("<bos><|turn>user\nhi<turn|>\n<|turn>model\n", False), ("hello<turn|>", True), ("\n", False)]
     """
-    messages = document.messages
-    answers = [index for index, message in enumerate(document.messages) if message["role"] == "assistant"]
+    messages = plain_messages(document.messages)
+    answers = [index for index, message in enumerate(document.messages) if message.role == "assistant"]
     try:
         full = template.render(messages)
         upto = [full if index + 1 == len(messages) else template.render(messages[: index + 1]) for index in answers]
@@ -180,7 +181,7 @@ class _Turn(NamedTuple):
 def _cut_turn(document: Document, index: int, prompt: str, upto: str) -> _Turn:
     """Cuts `upto`, the conversation up to and including this answer, behind its generation prompt."""
     where = f"{document.origin}: {document.name(index)}"
-    content = document.messages[index]["content"]
+    content = text_of(document.messages[index])
     apart = not upto.startswith(prompt) and prompt.endswith(EMPTY_THOUGHT)
     shared = prompt.removesuffix(EMPTY_THOUGHT) if apart else prompt
     if not upto.startswith(shared):
@@ -239,7 +240,7 @@ def check_prompts(renderer: Renderer, rows: Iterable[tuple[Document, int]]) -> N
 def _prompt_ids(renderer: Renderer, document: Document) -> np.ndarray:
     try:
         with limited(renderer.limits, extra_bytes=_text_bytes(document)):
-            text = renderer.template.render(document.messages, generation_prompt=True)
+            text = renderer.template.render(plain_messages(document.messages), generation_prompt=True)
     except TemplateFailure as error:
         raise DataError(f"{document.origin}: {error}") from None
     return np.array(renderer.tokenizer.encode(text, add_special_tokens=False).ids, np.int32)

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gemsmith.errors import DataError, nearest
+from gemsmith.messages import ROLES, Message, Part, TextPart, join_texts, text_of
 from gemsmith.recipe import Made
 
 if TYPE_CHECKING:
     import pyarrow
 
-ROLES = ("system", "user", "assistant")
 _FORMS = {"messages": ("messages",), "prompt-response": ("prompt", "response")}
 _COLUMNS = tuple(column for columns in _FORMS.values() for column in columns)
 _FIELDS = ("role", "content")
@@ -34,12 +34,9 @@ _NAMED = 8
 
 @dataclass(frozen=True, kw_only=True)
 class Document:
-    """One checked row. `origin` says where it stands, for messages to the user: `rows.jsonl line 12`.
+    """One checked row. `origin` says where it stands, for messages to the user: `rows.jsonl line 12`."""
 
-    Each message is {"role": one of ROLES, "content": text}; content that was given in parts has been joined.
-    """
-
-    messages: tuple[Mapping[str, str], ...]
+    messages: tuple[Message, ...]
     origin: str
     form: str = "messages"
 
@@ -295,7 +292,7 @@ def _other_columns(row: Mapping[str, Any], origin: str, form: str) -> list[str]:
     return [_in_line(column) for column in others]
 
 
-def _read_messages(row: Mapping[str, Any], origin: str, form: str) -> tuple[Mapping[str, str], ...]:
+def _read_messages(row: Mapping[str, Any], origin: str, form: str) -> tuple[Message, ...]:
     if form == "prompt-response":
         turns: Any = [{"role": "user", "content": row["prompt"]}, {"role": "assistant", "content": row["response"]}]
         names: tuple[str, ...] = ("prompt", "response")
@@ -305,7 +302,7 @@ def _read_messages(row: Mapping[str, Any], origin: str, form: str) -> tuple[Mapp
             raise DataError(f"{origin}: messages is {_kind(turns)}; must be a list of {{role, content}}")
         names = tuple(f"messages[{index}]" for index in range(len(turns)))
     messages = tuple(_read_message(turn, f"{origin}: {name}") for turn, name in zip(turns, names, strict=True))
-    roles = [message["role"] for message in messages]
+    roles = [message.role for message in messages]
     if "assistant" not in roles:
         raise DataError(f"{origin}: has no assistant turn, so nothing to train on; add one, or take the row out")
     if roles[0] == "assistant":
@@ -314,7 +311,7 @@ def _read_messages(row: Mapping[str, Any], origin: str, form: str) -> tuple[Mapp
         (
             name
             for name, turn in zip(names, messages, strict=True)
-            if turn["role"] == "assistant" and not turn["content"].strip()
+            if turn.role == "assistant" and not text_of(turn).strip()
         ),
         None,
     )
@@ -323,7 +320,7 @@ def _read_messages(row: Mapping[str, Any], origin: str, form: str) -> tuple[Mapp
     return messages
 
 
-def _read_message(turn: Any, where: str) -> dict[str, str]:
+def _read_message(turn: Any, where: str) -> Message:
     if not isinstance(turn, Mapping):
         raise DataError(f"{where} is {_kind(turn)}; must be an object with role and content")
     # Tables fill a field that only some messages have with null.
@@ -337,30 +334,37 @@ def _read_message(turn: Any, where: str) -> dict[str, str]:
     role = turn["role"]
     if role not in ROLES:
         raise DataError(f"{where} has the role {role!r}{nearest(str(role), ROLES)}; allowed: {', '.join(ROLES)}")
-    return {"role": role, "content": _read_content(turn["content"], where)}
+    message = Message(role=role, parts=_read_parts(turn["content"], where))
+    _check_unicode(text_of(message), where)
+    return message
 
 
-def _read_content(content: Any, where: str) -> str:
-    """Text, given as a string or as a list of {"type": "text", "text": ...}, whose texts are joined."""
-    if isinstance(content, list):
-        content = "".join(_read_part(part, where) for part in content)
-    if not isinstance(content, str):
+def _read_parts(content: Any, where: str) -> tuple[Part, ...]:
+    """The parts of a message's content, which is a string or a list of {"type": "text", "text": ...}."""
+    if isinstance(content, str):
+        return (TextPart(text=content),)
+    if not isinstance(content, list):
         raise DataError(f'{where} is {_kind(content)}; must be text, or a list of {{"type": "text", "text": ...}}')
-    if not content.isascii():
-        try:
-            content.encode()
-        except UnicodeEncodeError as error:
-            raise DataError(
-                f"{where} holds half a surrogate pair at character {error.start + 1}; it is no Unicode text"
-            ) from None
-    return content
+    return join_texts(_read_part(part, where) for part in content)
 
 
-def _read_part(part: Any, where: str) -> str:
-    if not isinstance(part, Mapping) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-        kind = part.get("type", _kind(part)) if isinstance(part, Mapping) else _kind(part)
-        raise DataError(f'{where} has a part that is {kind}; only {{"type": "text", "text": ...}} can be trained on')
-    return str(part["text"])
+def _read_part(part: Any, where: str) -> Part:
+    match part:
+        case {"type": "text", "text": str(text)}:
+            return TextPart(text=text)
+    kind = part.get("type", _kind(part)) if isinstance(part, Mapping) else _kind(part)
+    raise DataError(f'{where} has a part that is {kind}; only {{"type": "text", "text": ...}} can be trained on')
+
+
+def _check_unicode(text: str, where: str) -> None:
+    if text.isascii():
+        return
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise DataError(
+            f"{where} holds half a surrogate pair at character {error.start + 1}; it is no Unicode text"
+        ) from None
 
 
 def _first_few(names: Sequence[str]) -> str:

@@ -26,6 +26,7 @@ from gemsmith.data.rows import Document
 from gemsmith.data.template import TemplateText
 from gemsmith.data.worker import Opening, Packed, Prompts
 from gemsmith.errors import DataError, GemsmithError, MachineError
+from gemsmith.messages import text_of
 
 _CHUNK = 512
 # Fewer characters a process than this are rendered before it has read its tokenizer.
@@ -36,7 +37,7 @@ _COMMAND = (sys.executable, "-P", "-c", "from gemsmith.data.worker import main; 
 
 def count_processes(documents: Sequence[Document]) -> int:
     """As many as there are cores for this process and work enough for; 1: not worth a second."""
-    characters = sum(len(message["content"]) for document in documents for message in document.messages)
+    characters = sum(len(text_of(message)) for document in documents for message in document.messages)
     return max(1, min(len(os.sched_getaffinity(0)), characters // _FEWEST_CHARACTERS))
 
 

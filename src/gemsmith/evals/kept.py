@@ -6,12 +6,13 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
 from gemsmith.data.template import find_template
 from gemsmith.files import sha256_file
+from gemsmith.messages import Message, plain_messages
 from gemsmith.run import Run
 from gemsmith.serve.chat import Reply
 from gemsmith.serve.engine import find_engine
@@ -42,9 +43,9 @@ def digest_model(run: Run, folder: Path, weights_sha256: str) -> str:
     )
 
 
-def digest_question(model: str, messages: Sequence[Mapping[str, str]]) -> str:
+def digest_question(model: str, messages: Sequence[Message]) -> str:
     """SHA-256 that an answer of the model of that digest is kept under."""
-    return _sha256([model, *messages])
+    return _sha256([model, *plain_messages(messages)])
 
 
 def read_kept(file: Path) -> dict[str, Reply]:

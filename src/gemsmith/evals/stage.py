@@ -19,6 +19,7 @@ from gemsmith.evals.compare import compare, unmoved_notices, worse_notices
 from gemsmith.evals.kept import appending, digest_model, digest_question, keep, read_kept
 from gemsmith.evals.scoring import is_right, score
 from gemsmith.files import replacing, sha256_file
+from gemsmith.messages import Message, plain_messages, text_message, text_of
 from gemsmith.provenance import start_clock
 from gemsmith.records import EvalRecord, ExportRecord, Score
 from gemsmith.run import Run, read_record, write_record
@@ -38,7 +39,7 @@ MOST_FAILED = 0.05
 class Question:
     """A held-out row: what the model is told, and what it should answer."""
 
-    messages: tuple[Mapping[str, str], ...]
+    messages: tuple[Message, ...]
     expected: str
     origin: str
 
@@ -84,7 +85,7 @@ def evaluate(run: Run, servers: Servers) -> EvalRecord:
         file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     answered = [pair for pair in zip(base, tuned, strict=True) if not any(answer.failed for answer in pair)]
     comparison = compare([one.right for one, _ in answered], [other.right for _, other in answered])
-    asked = json.dumps([(question.messages, question.expected) for question in questions])
+    asked = json.dumps([(plain_messages(question.messages), question.expected) for question in questions])
     record = EvalRecord(
         origin=origin_with_engine(
             run, "eval", clock, server, sources={"questions": hashlib.sha256(asked.encode()).hexdigest()}
@@ -187,14 +188,13 @@ def choose_examples(rows: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], 
 def _question(document: Document, number: int) -> Question:
     """Everything before the last answer, and that answer."""
     messages = document.messages
-    last = next((index for index in reversed(range(len(messages))) if messages[index]["role"] == "assistant"), None)
+    last = next((index for index in reversed(range(len(messages))) if messages[index].role == "assistant"), None)
     if not last:
         raise DataError(
             f"data.eval: row {number} has no assistant turn that follows another, so nothing to compare with; take the "
             "row out"
         )
-    before = tuple(dict(message) for message in messages[:last])
-    return Question(messages=before, expected=messages[last]["content"], origin=document.origin)
+    return Question(messages=messages[:last], expected=text_of(messages[last]), origin=document.origin)
 
 
 def _find_trained(questions: Sequence[Question], run: Run) -> Overlap | None:
@@ -202,10 +202,9 @@ def _find_trained(questions: Sequence[Question], run: Run) -> Overlap | None:
     trained = read_answers(run.data)
     if trained is None:
         return None
-    answers = ({"role": "assistant", "content": question.expected} for question in questions)
     rows = [
-        Document(messages=(*question.messages, answer), origin=question.origin)
-        for question, answer in zip(questions, answers, strict=True)
+        Document(messages=(*question.messages, text_message("assistant", question.expected)), origin=question.origin)
+        for question in questions
     ]
     return find_overlap(trained, rows)
 
@@ -239,7 +238,8 @@ def _ask_missing(
 
 
 def _request(server: Server, question: Question, max_tokens: int) -> Request:
-    body = {"model": server.model, "messages": question.messages, "max_tokens": max_tokens, "temperature": 0}
+    messages = plain_messages(question.messages)
+    body = {"model": server.model, "messages": messages, "max_tokens": max_tokens, "temperature": 0}
     return Request(path="/v1/chat/completions", body=body)
 
 
@@ -293,7 +293,7 @@ def _score(answers: Sequence[Answer]) -> Score:
 def _row(number: int, question: Question, base: Answer, tuned: Answer) -> dict[str, Any]:
     return {
         "row": number,
-        "prompt": "\n\n".join(message["content"] for message in question.messages),
+        "prompt": "\n\n".join(text_of(message) for message in question.messages),
         "expected": question.expected,
         "base": base.text,
         "tuned": tuned.text,
