@@ -28,7 +28,7 @@ LAYERS = [
     {"recipe_file"},
     {"recipe", "records"},
     {"execution"},
-    {"zoo", "hardware"},
+    {"zoo", "hardware", "tasks"},
     {"files"},
     {"plain_yaml", "lock"},
     {"terminal", "program"},

@@ -296,3 +296,21 @@ def test_a_saved_dataset_with_a_missing_shard_is_refused(tmp_path):
     assert "data-00000-of-00001.arrow is missing" in refused(tmp_path)
     with pytest.raises(DataError):
         find_files(str(tmp_path))
+
+
+@pytest.mark.parametrize("table", [False, True], ids=["jsonl", "parquet"])
+def test_a_column_that_was_asked_for_is_read_and_not_counted_as_ignored(table, write_rows, tmp_path):
+    rows = [PAIR | {"test": ["a", "b"], "id": 1}, PAIR | {"test": [], "id": 2}]
+    file = write_rows(*rows)
+    if table:
+        file = tmp_path / "rows.parquet"
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), file)
+    dataset = read_dataset(str(file), columns=("test",))
+    assert [document.columns for document in dataset.documents] == [{"test": ["a", "b"]}, {"test": []}]
+    assert dataset.ignored_columns == {"id": 2}
+
+
+def test_a_row_without_a_column_that_was_asked_for_is_refused(write_rows):
+    rows = write_rows(PAIR | {"test": "a"}, PAIR | {"test": None})
+    with pytest.raises(DataError, match=r"^rows\.jsonl line 2: has no test, which eval.scorer reads; add it, or set"):
+        read_dataset(str(rows), columns=("test",))

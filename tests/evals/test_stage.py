@@ -15,7 +15,7 @@ import pytest
 
 from gemsmith.data.overlap import write_answers
 from gemsmith.data.rows import read_documents
-from gemsmith.errors import DataError, EngineError, RecipeError
+from gemsmith.errors import DataError, EngineError, RecipeError, ScorerError
 from gemsmith.evals.stage import ANSWERS, choose_examples, evaluate, read_questions
 from gemsmith.messages import text_of
 from gemsmith.recipe import Made
@@ -23,6 +23,7 @@ from gemsmith.records import EvalRecord, ExportRecord
 from gemsmith.run import Run, read_record, write_record
 from gemsmith.serve.server import Server
 from gemsmith.serve.stage import Servers
+from gemsmith.tasks import Question, Verdict
 from gemsmith.testing.hostile import chat
 
 EVAL = {"scorer": "verilog-exact", "max_tokens": 64, "concurrency": 3}
@@ -229,6 +230,45 @@ class TestWithAHostileServer:
         record = self.evaluate(many, hostile)
         assert (record.tuned.score, record.tuned.cut, record.tuned.failed) == (0, 40, {})
         assert record.notices[0].startswith("40 of 40 answers of the tuned model are empty")
+
+    @staticmethod
+    def fail_on(monkeypatch: pytest.MonkeyPatch, *prompts: str) -> None:
+        """Lets the scorer fail on the rows of these questions."""
+
+        def score(question: Question, answers: list[str]) -> list[Verdict]:
+            if text_of(question.messages[0]) in prompts:
+                raise ScorerError("no end")
+            return [Verdict(right=False, reason="not so")] * len(answers)
+
+        monkeypatch.setattr("gemsmith.tasks.exact.score", score)
+
+    def test_a_few_answers_that_the_scorer_fails_on_are_counted_and_are_not_right(
+        self, many: Run, hostile: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        self.fail_on(monkeypatch, "3", "9")
+        hostile.deed = lambda _asked: chat("yes")
+        record = self.evaluate(many, hostile)
+        assert (record.tuned.n, record.tuned.score, record.tuned.failed) == (40, 0, {})
+        assert record.tuned.unscored == record.base.unscored == {"no end": 2}
+        assert record.notices[1] == (
+            "The scorer could not judge 2 of 40 answers of the tuned model (2 no end); they count as not right."
+        )
+        rows = [json.loads(line) for line in (many.logs / "eval_rows.jsonl").read_text().splitlines()]
+        assert [row["row"] for row in rows if row["tuned_reason"] == "no end"] == [4, 10]
+        assert rows[0]["base_reason"] == "not so" and rows[3]["tuned"] == "yes"
+
+    def test_a_scorer_that_fails_often_is_one_line_and_no_answer_is_asked_for_again(
+        self, many: Run, hostile: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with monkeypatch.context() as patch:
+            self.fail_on(patch, "3", "5", "9")
+            hostile.deed = lambda _asked: chat("yes")
+            expected = r"^eval: tuned: the scorer exact could not judge 3 of 40 rows, .* \(3 no end\): row 4: no end:"
+            with pytest.raises(ScorerError, match=expected):
+                self.evaluate(many, hostile)
+        hostile.asked.clear()
+        assert self.evaluate(many, hostile).tuned.score == 1
+        assert self.questions(hostile) == []
 
     @pytest.mark.parametrize(
         "deed", [(500, b"no"), (200, b"<html>"), (200, b"[]"), (200, b"{}"), chat(None), chat(["yes"]), "cut"]

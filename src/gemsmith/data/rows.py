@@ -5,14 +5,16 @@ from a seed.
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gemsmith.errors import DataError, nearest
 from gemsmith.messages import ROLES, Message, Part, TextPart, join_texts, text_of
-from gemsmith.recipe import Made
+from gemsmith.recipe import Made, Recipe
+from gemsmith.tasks import find_row_maker, find_scorer
 
 if TYPE_CHECKING:
     import pyarrow
@@ -39,6 +41,8 @@ class Document:
     messages: tuple[Message, ...]
     origin: str
     form: str = "messages"
+    columns: Mapping[str, Any] = field(default_factory=dict)
+    """Other columns of the row, where they were asked for."""
 
     def name(self, index: int) -> str:
         """What the row calls its message of this index: messages[1], or response."""
@@ -60,19 +64,36 @@ def read_documents(source: str | Made, *, format: str = "auto", seed: int = 0) -
     return read_dataset(source, format=format, seed=seed).documents
 
 
-def read_dataset(source: str | Made, *, format: str = "auto", seed: int = 0) -> Dataset:  # noqa: A002 (the recipe's word)
-    """Every row of the source; `seed` is for rows that are made.
+def read_held_out(recipe: Recipe) -> Dataset:
+    """The rows of data.eval, with the columns that eval.scorer reads."""
+    source, columns = recipe.data.eval, find_scorer(recipe.eval.scorer).COLUMNS
+    assert source is not None
+    return read_dataset(source, format=recipe.data.format, seed=recipe.seed, columns=columns)
+
+
+def read_dataset(
+    source: str | Made,
+    *,
+    format: str = "auto",  # noqa: A002 (the recipe's word)
+    seed: int = 0,
+    columns: Collection[str] = (),
+) -> Dataset:
+    """Every row of the source; `seed` is for rows that are made, `columns` are read beside the messages.
 
     Raises DataError naming the file and the line for whatever cannot be used.
     """
-    name, rows = ("data", _made_rows(source, seed)) if isinstance(source, Made) else (source, _stored_rows(source))
+    if isinstance(source, Made):
+        name, rows = "data", _made_rows(source, seed)
+    else:
+        name, rows = source, _stored_rows(source, columns)
     documents: list[Document] = []
     ignored: Counter[str] = Counter()
     form = None if format == "auto" else format
     for origin, row in rows:
         form = _check_form(row, origin, form, chosen=format != "auto")
-        ignored.update(_other_columns(row, origin, form))
-        documents.append(Document(messages=_read_messages(row, origin, form), origin=origin, form=form))
+        ignored.update(_other_columns(row, origin, form, columns))
+        messages, kept = _read_messages(row, origin, form), _read_columns(row, origin, columns)
+        documents.append(Document(messages=messages, origin=origin, form=form, columns=kept))
     if not documents:
         raise DataError(f"{name}: holds no rows; give a dataset with at least one")
     return Dataset(documents=documents, ignored_columns=dict(ignored.most_common()))
@@ -113,14 +134,17 @@ def find_files(source: str) -> tuple[Path, ...]:
 
 
 def _made_rows(made: Made, seed: int) -> Iterator[tuple[str, Any]]:
-    from gemsmith.data import verilog
-
-    rows = verilog.make_rows(made.rows, made.split, seed)
+    rows = find_row_maker(made.task).make_rows(made.rows, made.split, seed)
     yield from ((f"{made.task} {made.split} row {number}", row) for number, row in enumerate(rows, start=1))
 
 
-def _stored_rows(source: str) -> Iterator[tuple[str, Any]]:
-    readers = {".jsonl": _jsonl_rows, ".parquet": _parquet_rows, ".arrow": _arrow_rows}
+def _stored_rows(source: str, columns: Collection[str]) -> Iterator[tuple[str, Any]]:
+    read = frozenset((*_COLUMNS, *columns))
+    readers: dict[str, Callable[[Path], Iterator[tuple[str, Any]]]] = {
+        ".jsonl": _jsonl_rows,
+        ".parquet": partial(_parquet_rows, read),
+        ".arrow": partial(_arrow_rows, read),
+    }
     for file in find_files(source):
         try:
             yield from readers[file.suffix](file)
@@ -199,41 +223,41 @@ def _jsonl_rows(file: Path) -> Iterator[tuple[str, Any]]:
                 raise DataError(f"{origin}: is not JSON ({error})") from None
 
 
-def _parquet_rows(file: Path) -> Iterator[tuple[str, Any]]:
+def _parquet_rows(read: Collection[str], file: Path) -> Iterator[tuple[str, Any]]:
     import pyarrow
     import pyarrow.parquet
 
     try:
         with pyarrow.parquet.ParquetFile(file) as table:
             batches = table.iter_batches(batch_size=4096)
-            yield from _numbered(file, (row for batch in batches for row in _batch_rows(batch)))
+            yield from _numbered(file, (row for batch in batches for row in _batch_rows(batch, read)))
     except (pyarrow.ArrowException, UnicodeDecodeError) as error:
         raise DataError(f"{file}: cannot be read as parquet ({_first_line(error)})") from None
 
 
-def _arrow_rows(file: Path) -> Iterator[tuple[str, Any]]:
+def _arrow_rows(read: Collection[str], file: Path) -> Iterator[tuple[str, Any]]:
     import pyarrow
 
     try:
         with pyarrow.memory_map(str(file)) as stream, pyarrow.ipc.open_stream(stream) as table:
-            yield from _numbered(file, (row for batch in table for row in _batch_rows(batch)))
+            yield from _numbered(file, (row for batch in table for row in _batch_rows(batch, read)))
     except (pyarrow.ArrowException, UnicodeDecodeError) as error:
         raise DataError(f"{file}: cannot be read as an arrow stream ({_first_line(error)})") from None
 
 
-def _batch_rows(batch: "pyarrow.RecordBatch") -> list[Any]:
-    """The rows of a table's batch. Of columns that are not read, only whether there is a value: True or None."""
+def _batch_rows(batch: "pyarrow.RecordBatch", columns: Collection[str]) -> list[Any]:
+    """The rows of a table's batch. Of columns beside these, only whether there is a value: True or None."""
     import pyarrow.compute
 
     def read(name: str, values: "pyarrow.Array[Any]") -> "pyarrow.Array[Any]":
-        if name in _COLUMNS or name.strip().lower() in _MEANINGFUL:
+        if name in columns or name.strip().lower() in _MEANINGFUL:
             return values
         # Whatever they hold (files, times that Python has no type for), it is not decoded.
         return pyarrow.compute.if_else(values.is_valid(), True, None)
 
     names = batch.schema.names
-    columns = [read(name, values) for name, values in zip(names, batch.columns, strict=True)]
-    return list(pyarrow.RecordBatch.from_arrays(columns, names=names).to_pylist())
+    arrays = [read(name, values) for name, values in zip(names, batch.columns, strict=True)]
+    return list(pyarrow.RecordBatch.from_arrays(arrays, names=names).to_pylist())
 
 
 def _numbered(file: Path, rows: Iterator[Any]) -> Iterator[tuple[str, Any]]:
@@ -276,10 +300,8 @@ def _check_form(row: Any, origin: str, form: str | None, *, chosen: bool) -> str
     return fitting[0]
 
 
-def _other_columns(row: Mapping[str, Any], origin: str, form: str) -> list[str]:
-    """The names of columns with a value that the form does not read. Raises DataError where one of them changes what
-    the row says.
-    """
+def _other_columns(row: Mapping[str, Any], origin: str, form: str, columns: Collection[str]) -> list[str]:
+    """The names of columns with a value that nothing reads. Raises DataError where one changes what the row says."""
     others = [column for column, value in row.items() if value is not None and column not in _FORMS[form]]
     for column in others:
         remedy = _MEANINGFUL.get(column.strip().lower())
@@ -289,7 +311,14 @@ def _other_columns(row: Mapping[str, Any], origin: str, form: str) -> list[str]:
                 "Gemsmith does not read; "
                 f"{remedy}, or rename or drop the column to train without it"
             )
-    return [_in_line(column) for column in others]
+    return [_in_line(column) for column in others if column not in columns]
+
+
+def _read_columns(row: Mapping[str, Any], origin: str, columns: Collection[str]) -> dict[str, Any]:
+    """Those columns of the row. Raises DataError where one has no value."""
+    if missing := next((column for column in columns if row.get(column) is None), None):
+        raise DataError(f"{origin}: has no {missing}, which eval.scorer reads; add it, or set eval.scorer to another")
+    return {column: row[column] for column in columns}
 
 
 def _read_messages(row: Mapping[str, Any], origin: str, form: str) -> tuple[Message, ...]:

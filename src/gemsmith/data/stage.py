@@ -10,7 +10,7 @@ from gemsmith.data.batches import count_steps, rows_sha256
 from gemsmith.data.overlap import Overlap, find_overlap, overlap_notices, write_answers
 from gemsmith.data.pack import ARRAYS, PackedRows, assign_rows, pack_rows
 from gemsmith.data.render import Rendered, open_tokenizer
-from gemsmith.data.rows import Dataset, describe_columns, read_dataset, read_documents, source_sha256
+from gemsmith.data.rows import Dataset, describe_columns, read_dataset, read_held_out, source_sha256
 from gemsmith.data.template import TemplateText, find_template
 from gemsmith.data.workers import count_processes, render_in_processes
 from gemsmith.errors import CheckpointError, DataError, MachineError, RunError
@@ -43,7 +43,7 @@ def prepare_data(run: Run) -> DataRecord:
     template = find_template(checkpoint.folder, data.template)
     _check_tokenizer(checkpoint)
     # Rows that eval cannot read are better found now than after training.
-    held_out = [] if data.eval is None else read_documents(data.eval, format=data.format, seed=run.recipe.seed)
+    held_out = [] if data.eval is None else read_held_out(run.recipe).documents
     progress = track(dataset.documents, "rendering rows", console)
     rendered = list(render_in_processes(checkpoint.folder, template, progress, count_processes(dataset.documents)))
     kept = _keep_fitting(rendered, data.max_length, too_long=data.too_long)
