@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gemsmith.data.pack import ARRAYS, PackedRows
+from gemsmith.data.pack import ARRAYS, Rows
 from gemsmith.errors import DataError, RunError
 from gemsmith.files import sha256_file
 from gemsmith.recipe import Train
@@ -21,18 +21,6 @@ from gemsmith.run import Run, read_record
 
 if TYPE_CHECKING:
     import grain
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Batch:
-    """Rows of one optimizer step, all or some: arrays of shape (rows, L), as in `gemsmith.data.pack`; rows of zeros are
-    padding.
-    """
-
-    tokens: np.ndarray
-    segments: np.ndarray
-    positions: np.ndarray
-    loss_mask: np.ndarray
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -45,16 +33,16 @@ class Batches:
     rows_per_step: int
     total_rows: int
     """Rows of all steps; the last batch is filled up with rows of padding."""
-    rows: PackedRows
+    rows: Rows
     order: "grain.MapDataset[int]"
 
-    def batch(self, step: int, rows: Sequence[int] | None = None) -> Batch:
+    def batch(self, step: int, rows: Sequence[int] | None = None) -> Rows:
         """The batch of a step, from 1; of it only `rows`, where they are given, and no others are read."""
         assert 1 <= step <= self.steps, f"step {step} of {self.steps}"
         begin = (step - 1) * self.rows_per_step
         places = [begin + row for row in (range(self.rows_per_step) if rows is None else rows)]
         chosen = [int(self.order[place]) if place < self.total_rows else None for place in places]
-        return Batch(**{name: _take(getattr(self.rows, name), chosen) for name in ARRAYS})
+        return self.rows.take(chosen)
 
 
 def count_steps(train: Train, packed_rows: int) -> int:
@@ -103,7 +91,7 @@ def shuffled_order(rows: int, seed: int) -> "grain.MapDataset[int]":
     return grain.MapDataset.range(rows).shuffle(seed=spread).repeat()
 
 
-def open_rows(run: Run) -> PackedRows:
+def open_rows(run: Run) -> Rows:
     """The run's packed rows, mapped from their files. Raises RunError where one is gone, or not what the data stage
     wrote.
     """
@@ -124,7 +112,7 @@ def open_rows(run: Run) -> PackedRows:
             f"{run.data}: is damaged: its arrays are not those that {run.record_file('data')} was written with; "
             f"{remedy}"
         )
-    return PackedRows(**{name: np.load(file, mmap_mode="r") for name, file in files.items()})
+    return Rows(**{name: np.load(file, mmap_mode="r") for name, file in files.items()})
 
 
 def rows_sha256(files: Iterable[str]) -> str:
@@ -136,12 +124,3 @@ def rows_sha256(files: Iterable[str]) -> str:
 def _sha256(file: Path, _size_bytes: int, _changed_ns: int) -> str:
     """Once a process, as long as the file stays as it is: 1.5 GB take a second."""
     return sha256_file(file)
-
-
-def _take(array: np.ndarray, rows: Sequence[int | None]) -> np.ndarray:
-    """[[a], [b], [c]], rows [2, 0, None] → [[c], [a], [0]]"""
-    taken = np.zeros((len(rows), *array.shape[1:]), array.dtype)
-    for place, row in enumerate(rows):
-        if row is not None:
-            taken[place] = array[row]
-    return taken

@@ -8,7 +8,7 @@ import numpy as np
 from gemsmith.checkpoint import Checkpoint, open_checkpoint
 from gemsmith.data.batches import count_steps, rows_sha256
 from gemsmith.data.overlap import Overlap, find_overlap, overlap_notices, write_answers
-from gemsmith.data.pack import ARRAYS, PackedRows, assign_rows, pack_rows
+from gemsmith.data.pack import ARRAYS, Rows, assign_rows, pack_rows
 from gemsmith.data.render import Rendered, open_tokenizer
 from gemsmith.data.rows import Dataset, describe_columns, read_dataset, read_held_out, source_sha256
 from gemsmith.data.template import TemplateText, find_template
@@ -106,7 +106,7 @@ def _same_rows(before: DataRecord, record: DataRecord) -> bool:
     return (before.rows_sha256, before.origin.made_from) == (record.rows_sha256, record.origin.made_from)
 
 
-def _write_rows(run: Run, chunks: Iterable[PackedRows], shape: tuple[int, int]) -> dict[str, str]:
+def _write_rows(run: Run, chunks: Iterable[Rows], shape: tuple[int, int]) -> dict[str, str]:
     """Writes one .npy file an array into the data folder, whole or not at all, and returns the SHA-256 of each.
 
     Plain writes: a memory map on a full disk ends the process instead of raising.
@@ -123,8 +123,8 @@ def _write_rows(run: Run, chunks: Iterable[PackedRows], shape: tuple[int, int]) 
                     }
                     np.lib.format.write_array_header_1_0(file, header)
                 for chunk in chunks:
-                    for name, file in files.items():
-                        file.write(getattr(chunk, name).tobytes())
+                    for name, array in chunk.arrays().items():
+                        files[name].write(array.tobytes())
             hashes = {name: sha256_file(beside / f"{name}.npy") for name in ARRAYS}
             # The folder is replaced now; killed in between, there is no record of the rows, rather than one that lies.
             run.record_file("data").unlink(missing_ok=True)

@@ -18,7 +18,7 @@ from jax.sharding import Mesh
 
 from gemsmith.checkpoint import Checkpoint, open_checkpoint
 from gemsmith.checkpoint.saved import has_checksums, is_peft_step, no_checksums
-from gemsmith.data import Batch, Batches, load_batches
+from gemsmith.data import Batches, Rows, load_batches
 from gemsmith.errors import DamageError, MachineError, RunError
 from gemsmith.models import Gemma4, base_kinds, load_model
 from gemsmith.provenance import Clock, start_clock
@@ -209,12 +209,12 @@ class _Session:
             return False
         return True
 
-    def _load(self, step: int) -> tuple[int, Batch] | None:
+    def _load(self, step: int) -> tuple[int, Rows] | None:
         # Several hosts must stop after the same step, so there the step's own sum over all of them decides.
         told = self._told_to_stop if jax.process_count() > 1 else self.stopping.is_set()
         return None if told or step > self.batches.steps else (step, self.batches.batch(step, self.rows))
 
-    def _update(self, example: tuple[int, Batch]) -> tuple[Any, Any]:
+    def _update(self, example: tuple[int, Rows]) -> tuple[Any, Any]:
         step, batch = example
         train = self.run.recipe.train
         limit = spike_limit([done.loss for done in self.log.steps], step, train.spike_factor)
