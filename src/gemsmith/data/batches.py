@@ -1,6 +1,4 @@
-"""Batches of packed rows: the batch of a step follows from the recipe and the step alone, so a run continues where it
-stopped.
-"""
+"""Batches of packed rows: each follows from the recipe and the step alone, so a run continues where it stopped."""
 
 import hashlib
 import math
@@ -25,8 +23,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Batches:
-    """`steps` batches. Each epoch has every row once, in an order of its own; a batch may hold the end of one and the
-    start of the next.
+    """`steps` batches.
+
+    Each epoch has every row once, in an order of its own; a batch may hold the end of one and the start of the next.
     """
 
     steps: int
@@ -61,8 +60,7 @@ def load_batches(run: Run) -> Batches:
     if record.packed_rows < train.rows_per_step:
         raise DataError(
             f"train.rows_per_step: {train.rows_per_step} is more than all data makes, {record.packed_rows} packed rows "
-            "of "
-            f"{run.recipe.data.max_length}; set {record.packed_rows} or less, or lower data.max_length"
+            f"of {run.recipe.data.max_length}; set {record.packed_rows} or less, or lower data.max_length"
         )
     rows, shape = open_rows(run), (record.packed_rows, run.recipe.data.max_length)
     if rows.tokens.shape != shape:
@@ -92,8 +90,9 @@ def shuffled_order(rows: int, seed: int) -> "grain.MapDataset[int]":
 
 
 def open_rows(run: Run) -> Rows:
-    """The run's packed rows, mapped from their files. Raises RunError where one is gone, or not what the data stage
-    wrote.
+    """The run's packed rows, mapped from their files.
+
+    Raises RunError where one is gone, or not what the data stage wrote.
     """
     record = read_record(run, DataRecord)
     remedy = f"write it again with: gemsmith data {run.path} --force"

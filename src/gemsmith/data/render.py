@@ -1,5 +1,4 @@
-r"""Documents rendered to token ids, each token marked as trained or not: the loss mask is decided here and nowhere
-else.
+r"""Documents rendered to token ids, each marked as trained or not: the loss mask is decided here and nowhere else.
 
     <bos><|turn>user\nhi<turn|>\n<|turn>model\nhello<turn|>\n
     .......................................^^^^^^^^^^^^..        ^ trained: the answer, and the token that ends the turn
@@ -113,8 +112,9 @@ def open_tokenizer(folder: Path) -> Tokenizer:
 
 
 def render_documents(renderer: Renderer, documents: Sequence[Document]) -> list[Rendered]:
-    """Every document in tokens, in order; one whose turns cannot stand in one sequence gives one for each assistant
-    turn.
+    """Every document in tokens, in order.
+
+    One whose turns cannot stand in one sequence gives a sequence for each assistant turn.
 
     Raises DataError naming the row where the mask cannot be decided exactly, or its text holds or makes a control
     token.
@@ -129,9 +129,7 @@ def render_documents(renderer: Renderer, documents: Sequence[Document]) -> list[
 
 
 def _text_bytes(document: Document) -> int:
-    """At most what its texts take where every turn is rendered twice with all that comes before it, at 4 bytes a
-    character.
-    """
+    """At most what its texts take where every turn is rendered twice with all before it, at 4 bytes a character."""
     return 8 * (len(document.messages) + 1) * sum(len(text_of(message)) for message in document.messages)
 
 
@@ -143,8 +141,7 @@ def _split_within_limits(template: ChatTemplate, document: Document) -> list[tup
 
 
 def split_document(template: ChatTemplate, document: Document) -> list[tuple[Piece, ...]]:
-    r"""The document's text cut into trained and untrained pieces, as one sequence or, with some templates, one for each
-    assistant turn.
+    r"""The document's text cut into trained and untrained pieces: one sequence, or one for each assistant turn.
 
     Some templates put an empty thought channel before an answer only when the model is to write it, not when it is
     history. A sequence with several answers could then not be what the model sees when serving, so each answer gets its
@@ -227,8 +224,9 @@ def _join_turns(full: str, turns: Sequence[_Turn], document: Document) -> tuple[
 
 
 def check_prompts(renderer: Renderer, rows: Iterable[tuple[Document, int]]) -> None:
-    """Raises DataError, naming row and token, where a row holds a control token, or the prompt of its first so many
-    messages makes one.
+    """Raises DataError, naming row and token, where a row holds a control token, or its prompt makes one.
+
+    The prompt is as many of the row's first messages as the number beside it says.
     """
     borders = BorderCheck(tokenizer=renderer.tokenizer, control=renderer.control)
     for document, count in rows:

@@ -1,23 +1,16 @@
-"""Rows of a dataset, read and checked: JSONL, parquet, a folder of either, a Hugging Face dataset folder, or rows made
-from a seed.
-"""
+"""Rows of a dataset as checked documents, read from files or made from a seed."""
 
 import hashlib
-import json
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from gemsmith.data.stored import find_files, stored_rows
 from gemsmith.errors import DataError, nearest
 from gemsmith.messages import ROLES, Message, Part, TextPart, join_texts, text_of
 from gemsmith.recipe import Made, Recipe
 from gemsmith.tasks import find_row_maker, find_scorer
-
-if TYPE_CHECKING:
-    import pyarrow
 
 _FORMS = {"messages": ("messages",), "prompt-response": ("prompt", "response")}
 _COLUMNS = tuple(column for columns in _FORMS.values() for column in columns)
@@ -29,7 +22,6 @@ _MEANINGFUL = {
     **dict.fromkeys(("tools", "functions", "documents", "chat_template_kwargs", "weight"), "take such rows out"),
     **dict.fromkeys(("image", "images", "video", "videos", "audio", "audios"), "take such rows out"),
 }
-_SUFFIXES = (".jsonl", ".parquet")
 # How many columns a message names.
 _NAMED = 8
 
@@ -51,12 +43,11 @@ class Document:
 
 @dataclass(frozen=True, kw_only=True)
 class Dataset:
-    """Every row of a source, in order, and its other columns: name -> rows that have a value there. Those are not
-    read.
-    """
+    """Every row of a source, in order."""
 
     documents: list[Document]
     ignored_columns: Mapping[str, int]
+    """Columns that were not read: name -> rows that have a value there."""
 
 
 def read_documents(source: str | Made, *, format: str = "auto", seed: int = 0) -> list[Document]:  # noqa: A002 (the recipe's word)
@@ -85,7 +76,8 @@ def read_dataset(
     if isinstance(source, Made):
         name, rows = "data", _made_rows(source, seed)
     else:
-        name, rows = source, _stored_rows(source, columns)
+        read = {*_COLUMNS, *columns}
+        name, rows = source, stored_rows(source, lambda column: column in read or _changes_row(column) is not None)
     documents: list[Document] = []
     ignored: Counter[str] = Counter()
     form = None if format == "auto" else format
@@ -115,163 +107,13 @@ def source_sha256(source: str | Made) -> str:
     return total.hexdigest()
 
 
-def find_files(source: str) -> tuple[Path, ...]:
-    """The files that hold the source's rows, in reading order. Raises DataError where there are none, or of more than
-    one split.
-    """
-    path = Path(source).expanduser()
-    if path.is_dir():
-        return _files_of_folder(path)
-    if not path.exists():
-        raise DataError(
-            f"{source}: is not there; set data.train or data.eval to a JSONL or parquet file or a dataset folder"
-        )
-    if path.suffix not in _SUFFIXES:
-        raise DataError(
-            f"{source}: is a {path.suffix or 'nameless'} file; allowed: .jsonl, .parquet, or a folder of them"
-        )
-    return (path,)
-
-
 def _made_rows(made: Made, seed: int) -> Iterator[tuple[str, Any]]:
     rows = find_row_maker(made.task).make_rows(made.rows, made.split, seed)
     yield from ((f"{made.task} {made.split} row {number}", row) for number, row in enumerate(rows, start=1))
 
 
-def _stored_rows(source: str, columns: Collection[str]) -> Iterator[tuple[str, Any]]:
-    read = frozenset((*_COLUMNS, *columns))
-    readers: dict[str, Callable[[Path], Iterator[tuple[str, Any]]]] = {
-        ".jsonl": _jsonl_rows,
-        ".parquet": partial(_parquet_rows, read),
-        ".arrow": partial(_arrow_rows, read),
-    }
-    for file in find_files(source):
-        try:
-            yield from readers[file.suffix](file)
-        except OSError as error:
-            raise DataError(f"{file}: cannot be read ({error.strerror or error})") from None
-
-
-def _files_of_folder(folder: Path) -> tuple[Path, ...]:
-    if (folder / "dataset_dict.json").exists():
-        raise DataError(f"{folder}: holds several splits; name one of them, such as {folder / _first_split(folder)}")
-    if (folder / "state.json").exists():
-        return _files_of_saved_dataset(folder)
-    files = tuple(sorted(file for file in folder.iterdir() if file.suffix in _SUFFIXES))
-    if not files:
-        inner = next((inner for inner in sorted(folder.iterdir()) if inner.is_dir()), None)
-        hint = (
-            f"did you mean {inner}?"
-            if inner
-            else "save one with datasets' save_to_disk, or put .jsonl or .parquet files there"
-        )
-        raise DataError(f"{folder}: holds no .jsonl, .parquet or saved Hugging Face dataset; {hint}")
-    # The hub names files SPLIT-00000-of-00001.parquet; training on its test split by accident must not be possible.
-    splits = {file.name.split("-")[0] for file in files if "-of-" in file.name}
-    if len(splits) > 1 or len({file.suffix for file in files}) > 1:
-        raise DataError(
-            f"{folder}: mixes {', '.join(file.name for file in files[:4])}; name one file, or a folder of one kind and "
-            "split"
-        )
-    return files
-
-
-def _first_split(folder: Path) -> str:
-    splits = _read_json(folder / "dataset_dict.json").get("splits") or ["train"]
-    return str(splits[0])
-
-
-def _files_of_saved_dataset(folder: Path) -> tuple[Path, ...]:
-    """The arrow files of a dataset written by `datasets`' save_to_disk, in its own order."""
-    entries = _read_json(folder / "state.json").get("_data_files") or []
-    files = tuple(folder / entry["filename"] for entry in entries)
-    missing = [file.name for file in files if not file.exists()]
-    if missing or not files:
-        raise DataError(
-            f"{folder}: its data file {missing[0] if missing else ''} is missing; save the dataset again with "
-            "save_to_disk"
-        )
-    return files
-
-
-def _read_json(file: Path) -> dict[str, Any]:
-    try:
-        return dict(json.loads(file.read_text(encoding="utf-8")))
-    except (ValueError, TypeError) as error:
-        raise DataError(f"{file}: is not a JSON object ({error}); save the dataset again with save_to_disk") from None
-
-
-def _jsonl_rows(file: Path) -> Iterator[tuple[str, Any]]:
-    with file.open("rb") as lines:
-        for number, line in enumerate(lines, start=1):
-            origin = f"{file.name} line {number}"
-            try:
-                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
-            except UnicodeDecodeError as error:
-                raise DataError(f"{origin}, byte {error.start + 1}: is not UTF-8; convert {file} to UTF-8") from None
-            if not text.strip():
-                continue
-            try:
-                yield origin, json.loads(text.rstrip())
-            except json.JSONDecodeError as error:
-                raise DataError(
-                    f"{origin}, column {error.colno}: is not JSON ({error.msg}); {file} needs one JSON object a line"
-                ) from None
-            except RecursionError:
-                raise DataError(f"{origin}: is nested too deeply; a row is one flat JSON object") from None
-            except ValueError as error:  # a number of more digits than Python reads
-                raise DataError(f"{origin}: is not JSON ({error})") from None
-
-
-def _parquet_rows(read: Collection[str], file: Path) -> Iterator[tuple[str, Any]]:
-    import pyarrow
-    import pyarrow.parquet
-
-    try:
-        with pyarrow.parquet.ParquetFile(file) as table:
-            batches = table.iter_batches(batch_size=4096)
-            yield from _numbered(file, (row for batch in batches for row in _batch_rows(batch, read)))
-    except (pyarrow.ArrowException, UnicodeDecodeError) as error:
-        raise DataError(f"{file}: cannot be read as parquet ({_first_line(error)})") from None
-
-
-def _arrow_rows(read: Collection[str], file: Path) -> Iterator[tuple[str, Any]]:
-    import pyarrow
-
-    try:
-        with pyarrow.memory_map(str(file)) as stream, pyarrow.ipc.open_stream(stream) as table:
-            yield from _numbered(file, (row for batch in table for row in _batch_rows(batch, read)))
-    except (pyarrow.ArrowException, UnicodeDecodeError) as error:
-        raise DataError(f"{file}: cannot be read as an arrow stream ({_first_line(error)})") from None
-
-
-def _batch_rows(batch: "pyarrow.RecordBatch", columns: Collection[str]) -> list[Any]:
-    """The rows of a table's batch. Of columns beside these, only whether there is a value: True or None."""
-    import pyarrow.compute
-
-    def read(name: str, values: "pyarrow.Array[Any]") -> "pyarrow.Array[Any]":
-        if name in columns or name.strip().lower() in _MEANINGFUL:
-            return values
-        # Whatever they hold (files, times that Python has no type for), it is not decoded.
-        return pyarrow.compute.if_else(values.is_valid(), True, None)
-
-    names = batch.schema.names
-    arrays = [read(name, values) for name, values in zip(names, batch.columns, strict=True)]
-    return list(pyarrow.RecordBatch.from_arrays(arrays, names=names).to_pylist())
-
-
-def _numbered(file: Path, rows: Iterator[Any]) -> Iterator[tuple[str, Any]]:
-    return ((f"{file.name} row {number}", row) for number, row in enumerate(rows, start=1))
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
-
-
 def _check_form(row: Any, origin: str, form: str | None, *, chosen: bool) -> str:
-    """The form of the row, `messages` or `prompt-response`: the one that earlier rows or the recipe set, or else what
-    its columns say.
-    """
+    """The form of the row, `messages` or `prompt-response`: `form` where it is set, or else what the columns say."""
     if not isinstance(row, Mapping):
         raise DataError(
             f'{origin}: is {_kind(row)}; must be an object {{"messages": [...]}} or {{"prompt": ..., "response": ...}}'
@@ -304,7 +146,7 @@ def _other_columns(row: Mapping[str, Any], origin: str, form: str, columns: Coll
     """The names of columns with a value that nothing reads. Raises DataError where one changes what the row says."""
     others = [column for column, value in row.items() if value is not None and column not in _FORMS[form]]
     for column in others:
-        remedy = _MEANINGFUL.get(column.strip().lower())
+        remedy = _changes_row(column)
         if remedy and row[column] not in ("", [], {}):
             raise DataError(
                 f"{origin}: has a value in the column {_in_line(column)}, which changes what a row says and which "
@@ -312,6 +154,11 @@ def _other_columns(row: Mapping[str, Any], origin: str, form: str, columns: Coll
                 f"{remedy}, or rename or drop the column to train without it"
             )
     return [_in_line(column) for column in others if column not in columns]
+
+
+def _changes_row(column: str) -> str | None:
+    """What to do about a column that changes what a row says; None for any other."""
+    return _MEANINGFUL.get(column.strip().lower())
 
 
 def _read_columns(row: Mapping[str, Any], origin: str, columns: Collection[str]) -> dict[str, Any]:

@@ -73,8 +73,9 @@ def _check_tokenizer(checkpoint: Checkpoint) -> None:
 
 
 def _keep_fitting(rendered: Sequence[Rendered], max_length: int, *, too_long: str) -> list[Rendered]:
-    """The documents of at most max_length tokens. Raises DataError where none is left, or one is too long and that is
-    an error.
+    """The documents of at most max_length tokens.
+
+    Raises DataError where none is left, or one is too long and that is an error.
     """
     kept = [document for document in rendered if len(document.ids) <= max_length]
     longest = max(rendered, key=lambda document: len(document.ids))
@@ -100,8 +101,9 @@ def _earlier(run: Run) -> DataRecord | None:
 
 
 def _same_rows(before: DataRecord, record: DataRecord) -> bool:
-    """Whether the same rows were made from the same sources again: then the record stays, and with it what was made
-    from it since.
+    """Whether the same rows were made from the same sources again.
+
+    Then the record stays, and with it what was made from it since.
     """
     return (before.rows_sha256, before.origin.made_from) == (record.rows_sha256, record.origin.made_from)
 

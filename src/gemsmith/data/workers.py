@@ -44,10 +44,10 @@ def count_processes(documents: Sequence[Document]) -> int:
 def render_in_processes(
     folder: Path, template: TemplateText, documents: Iterable[Document], processes: int, *, limits: Limits | None = None
 ) -> Iterator[Rendered]:
-    """What render_documents gives, in its order, made by so many processes; raises what it raises, for the first such
-    document.
+    """What render_documents gives, in its order, made by so many processes.
 
-    Raises DataError where the template needs more than the limits, or crashes.
+    Raises what that raises, for the first such document, and DataError where the template crashes or needs more than
+    the limits.
     """
     opening = Opening(folder=folder, template=template, limits=limits or Limits())
     chunks = iter(documents)
@@ -102,9 +102,7 @@ def _render(idle: "SimpleQueue[subprocess.Popen[bytes]]", opening: Opening, docu
 
 
 def _ask(worker: subprocess.Popen[bytes], opening: Opening, request: object, documents: Sequence[Document]) -> Any:
-    """The worker's answer. Raises what it answers with, or why it ended instead; `documents` are those of the
-    request.
-    """
+    """The worker's answer. Raises the error that it answers with, or why it ended; `documents` are the request's."""
     try:
         _send(worker, request)
         assert worker.stdout is not None, "asked for"

@@ -131,9 +131,7 @@ def _read_rows(run: Run) -> Dataset:
 
 
 def check_rows(run: Run) -> None:
-    """Raises what read_questions does of rows that have no form or no answer; needs no checkpoint, so that nothing is
-    fetched for it.
-    """
+    """Raises what read_questions does of rows that have no form or no answer; it needs and fetches no checkpoint."""
     _questions_of(run, _read_rows(run).documents)
 
 
@@ -156,10 +154,10 @@ def _choose_questions(run: Run, documents: Sequence[Document]) -> list[Question]
 def answer_all(
     run: Run, questions: Sequence[Question], model: str, *, digest: str, start: Callable[[], Server]
 ) -> list[Answer]:
-    """The model's greedy answer to each question, in order; those kept from an earlier start under `digest` are not
-    asked for again.
+    """The model's greedy answer to each question, in order.
 
-    The server is started only where answers are missing.
+    Those kept from an earlier start under `digest` are not asked for again. The server is started only where answers
+    are missing.
     """
     keys = [digest_question(digest, question.messages) for question in questions]
     kept = read_kept(run.logs / ANSWERS)
@@ -175,9 +173,7 @@ def answer_all(
 
 
 def choose_examples(rows: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], ...]:
-    """A few rows in order, of those that both have answered: up to two that the tuned model got wrong, the first
-    others.
-    """
+    """A few rows that both have answered, in order: up to two that the tuned model got wrong, and the first others."""
     rows = [row for row in rows if not row.get("base_failed") and not row.get("tuned_failed")]
     wrong = [row for row in rows if not row["tuned_right"]][:2]
     others = [row for row in rows if row not in wrong][: EXAMPLES - len(wrong)]
@@ -213,9 +209,7 @@ def _find_trained(questions: Sequence[Question], run: Run) -> Overlap | None:
 def _ask_missing(
     run: Run, server: Server, questions: Sequence[Question], *, keys: Sequence[str], replies: dict[int, Reply | Failure]
 ) -> None:
-    """Adds the replies that are not there yet, and keeps each under its key; eval.concurrency requests are under way at
-    a time.
-    """
+    """Adds the replies that are not there yet, eval.concurrency requests at a time, and keeps each under its key."""
     settings = run.recipe.eval
     missing = [number for number in range(len(questions)) if number not in replies]
     requests = [_request(server, questions[number], settings.max_tokens) for number in missing]
