@@ -99,7 +99,7 @@ def _nll_and_gradient(
         slope = surplus * some_weights[..., None]
         if head.softcap:
             slope *= 1 - jnp.square(logits / head.softcap)
-        # Behind a barrier: fused into the matmul, it would be recomputed for each of its tiles on TPU (docs/log.md).
+        # Behind a barrier: fused into the matmul, it would be recomputed for each of its tiles on TPU (docs/log).
         slope = jax.lax.optimization_barrier(slope.astype(matrix.dtype))
         gradient = jnp.einsum(
             "bcv,ev->bce", slope, matrix, preferred_element_type=jnp.float32

@@ -15,7 +15,7 @@ _PACKAGES = {
     "tunix": ("jax", "flax", "qwix", "tunix", "optax", "orbax"),
     "trl": ("torch", "transformers", "peft", "accelerate", "trl"),
 }
-_EXTRAS = {"tunix": "train", "trl": "trl"}
+_EXTRAS = {"tunix": "jax", "trl": "trl"}
 
 
 def train(run: Run, *, fresh: bool = False) -> TrainRecord:
