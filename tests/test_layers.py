@@ -28,11 +28,11 @@ LAYERS = [
     {"recipe_file"},
     {"recipe", "records"},
     {"execution"},
-    {"zoo", "hardware"},
+    {"zoo", "hardware", "tasks"},
     {"files"},
     {"plain_yaml", "lock"},
     {"terminal", "program"},
-    {"errors", "characters"},
+    {"errors", "characters", "messages"},
 ]
 RANK = {part: rank for rank, layer in enumerate(reversed(LAYERS)) for part in layer}
 

@@ -268,6 +268,8 @@ class Score(Part):
     """Answers that reached eval.max_tokens before they had ended."""
     failed: dict[str, int] = {}
     """Rows that were not answered, by reason, such as `http 500`; each is one of `n` and not right."""
+    unscored: dict[str, int] = {}
+    """Rows whose answer the scorer could not judge, by reason; each is one of `n` and not right."""
 
 
 class EvalRecord(Record):

@@ -24,7 +24,7 @@ from torch.distributed.tensor import DTensor
 from trl import SFTConfig, SFTTrainer  # type: ignore[attr-defined]
 
 from gemsmith.checkpoint import Checkpoint
-from gemsmith.data import Batch, Batches
+from gemsmith.data import Batches, Rows
 from gemsmith.recipe import Recipe
 from gemsmith.train.session import Outcome, Plan
 from gemsmith.train.trl.attention import attention_inputs
@@ -199,7 +199,7 @@ class Trainer(SFTTrainer):
             for number, places in enumerate(np.array_split(np.arange(own.start, own.stop), micro)):
                 yield {**self._tensors(batch, places, dtype), **numbers, "first": number == 0}
 
-    def _tensors(self, batch: Batch, places: np.ndarray, dtype: torch.dtype) -> dict[str, Any]:
+    def _tensors(self, batch: Rows, places: np.ndarray, dtype: torch.dtype) -> dict[str, Any]:
         device = self._group.device
         arrays = {name: torch.from_numpy(getattr(batch, name)[places]) for name in ("tokens", "positions", "loss_mask")}
         moved = {

@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 
 from gemsmith.checkpoint import Checkpoint, open_checkpoint
 from gemsmith.checkpoint.saved import is_peft_step
-from gemsmith.data import Batch, Batches, load_batches
+from gemsmith.data import Batches, Rows, load_batches
 from gemsmith.errors import DamageError, MachineError, RunError
 from gemsmith.models import Gemma4, base_kinds, load_model
 from gemsmith.provenance import start_clock
@@ -169,13 +169,13 @@ class TunixBackend:
         self._rows = local_rows(self._inputs["tokens"])
         self.trainer.attach(update=self._update, finish=self._finish, load=self._load, checkpoints=self._checkpoints)
 
-    def _load(self, step: int) -> tuple[int, Batch] | None:
+    def _load(self, step: int) -> tuple[int, Rows] | None:
         # Several hosts must stop after the same step, so there the step's own sum over all of them decides.
         session = self._session
         told = session.told_to_stop if jax.process_count() > 1 else session.stopping.is_set()
         return None if told or step > self._batches.steps else (step, self._batches.batch(step, self._rows))
 
-    def _update(self, example: tuple[int, Batch]) -> tuple[Any, Any]:
+    def _update(self, example: tuple[int, Rows]) -> tuple[Any, Any]:
         step, batch = example
         plan = self._session.plan(step)
         numbers = {

@@ -21,8 +21,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from gemsmith import __version__
-from gemsmith.data import Batch
-from gemsmith.data.pack import ARRAYS
+from gemsmith.data import Rows
 from gemsmith.errors import MachineError, RunError
 from gemsmith.run import Run
 from gemsmith.terminal import open_console
@@ -88,12 +87,12 @@ def local_rows(like: jax.ShapeDtypeStruct) -> list[int]:
     return sorted({row for index in indices for row in range(*index[0].indices(like.shape[0]))})
 
 
-def place_batch(batch: Batch, rows: Sequence[int], shapes: Shapes) -> dict[str, jax.Array]:
+def place_batch(batch: Rows, rows: Sequence[int], shapes: Shapes) -> dict[str, jax.Array]:
     """The batch's arrays over the devices of all hosts. `batch` holds only the rows that `rows` numbers: those of this
     host's devices.
     """
     places = {row: place for place, row in enumerate(rows)}
-    return {name: _place_rows(getattr(batch, name), places, shapes[name]) for name in ARRAYS}
+    return {name: _place_rows(array, places, shapes[name]) for name, array in batch.arrays().items()}
 
 
 def place(value: Any, like: jax.ShapeDtypeStruct) -> jax.Array:
