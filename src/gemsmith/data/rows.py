@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gemsmith.errors import DataError, nearest
+from gemsmith.errors import DataError, first_line, nearest
 from gemsmith.recipe import Made
 
 if TYPE_CHECKING:
@@ -211,7 +211,7 @@ def _parquet_rows(file: Path) -> Iterator[tuple[str, Any]]:
             batches = table.iter_batches(batch_size=4096)
             yield from _numbered(file, (row for batch in batches for row in _batch_rows(batch)))
     except (pyarrow.ArrowException, UnicodeDecodeError) as error:
-        raise DataError(f"{file}: cannot be read as parquet ({_first_line(error)})") from None
+        raise DataError(f"{file}: cannot be read as parquet ({first_line(error)})") from None
 
 
 def _arrow_rows(file: Path) -> Iterator[tuple[str, Any]]:
@@ -221,7 +221,7 @@ def _arrow_rows(file: Path) -> Iterator[tuple[str, Any]]:
         with pyarrow.memory_map(str(file)) as stream, pyarrow.ipc.open_stream(stream) as table:
             yield from _numbered(file, (row for batch in table for row in _batch_rows(batch)))
     except (pyarrow.ArrowException, UnicodeDecodeError) as error:
-        raise DataError(f"{file}: cannot be read as an arrow stream ({_first_line(error)})") from None
+        raise DataError(f"{file}: cannot be read as an arrow stream ({first_line(error)})") from None
 
 
 def _batch_rows(batch: "pyarrow.RecordBatch") -> list[Any]:
@@ -241,10 +241,6 @@ def _batch_rows(batch: "pyarrow.RecordBatch") -> list[Any]:
 
 def _numbered(file: Path, rows: Iterator[Any]) -> Iterator[tuple[str, Any]]:
     return ((f"{file.name} row {number}", row) for number, row in enumerate(rows, start=1))
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def _check_form(row: Any, origin: str, form: str | None, *, chosen: bool) -> str:

@@ -25,7 +25,7 @@ from gemsmith import __version__
 from gemsmith.checkpoint import Checkpoint, open_checkpoint
 from gemsmith.checkpoint.saved import has_checksums, no_checksums
 from gemsmith.data import Batches, load_batches
-from gemsmith.errors import USERS_ERRNOS, DamageError, MachineError, RunError, explain_os_error
+from gemsmith.errors import USERS_ERRNOS, DamageError, MachineError, RunError, explain_os_error, last_line
 from gemsmith.provenance import Clock, start_clock
 from gemsmith.recipe import Mesh
 from gemsmith.records import DataRecord, TrainRecord, TrainStep
@@ -38,7 +38,6 @@ from gemsmith.train.attempt import (
     full_disk,
     is_spike,
     kept_steps,
-    last_line,
     preempted,
     refuse_no_targets,
     refuse_to_go_on,

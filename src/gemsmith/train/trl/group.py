@@ -14,9 +14,8 @@ from typing import Any
 import torch
 import torch.distributed
 
-from gemsmith.errors import GemsmithError, MachineError, RunError
+from gemsmith.errors import GemsmithError, MachineError, RunError, last_line
 from gemsmith.run import Run
-from gemsmith.train.attempt import last_line
 from gemsmith.train.trl.launch import started_by_torchrun
 
 # Loading 62 GB takes one process longer than another.
