@@ -1,6 +1,4 @@
-"""What the user left out, filled in, each value with its reason; and what cannot be, refused. No weights are read, and
-nothing is asked of the network.
-"""
+"""What the user left out, filled in, each value with its reason; what cannot be, refused. No weights, no network."""
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
@@ -140,8 +138,9 @@ def _make_folder_absolute(recipe: Recipe, derived: list[Derived]) -> None:
 
 
 def _rows_per_step(recipe: Recipe) -> Iterator[Derived]:
-    """Rows from train.tokens_per_step, where it is given. Raises RecipeError where it is no number of whole rows, or
-    rows say otherwise.
+    """Rows from train.tokens_per_step, where it is given.
+
+    Raises RecipeError where that is no number of whole rows, or train.rows_per_step says otherwise.
     """
     train, length = recipe.train, recipe.data.max_length
     if train.tokens_per_step is None:
