@@ -19,7 +19,7 @@ from jax.sharding import Mesh
 from gemsmith.checkpoint import Checkpoint, open_checkpoint
 from gemsmith.checkpoint.saved import has_checksums, is_peft_step, no_checksums
 from gemsmith.data import Batch, Batches, load_batches
-from gemsmith.errors import DamageError, MachineError, RunError
+from gemsmith.errors import DamageError, MachineError, RunError, first_line
 from gemsmith.models import Gemma4, base_kinds, load_model
 from gemsmith.provenance import Clock, start_clock
 from gemsmith.recipe import Recipe
@@ -167,7 +167,7 @@ class _Session:
         """Whether the step is there to be run, or none is left to run; False where SIGTERM came first."""
         if self.done == self.batches.steps:
             return True
-        compiled = compile_step(self.step, self.inputs, self.stopping, self.run.recipe.train.compiler_options)
+        compiled = compile_step(self.step, self.inputs, self.stopping, self.run.recipe.train)
         self.compiled = compiled or self.compiled
         return compiled is not None
 
@@ -285,7 +285,7 @@ def _one_line_errors(run: Run) -> Iterator[None]:
         text = str(error)
         if "RESOURCE_EXHAUSTED" in text:
             raise MachineError(
-                f"out of memory on {jax.devices()[0].device_kind}: {text.splitlines()[0][:200]}; lower "
+                f"out of memory on {jax.devices()[0].device_kind}: {first_line(error)}; lower "
                 "train.rows_per_step or "
                 "data.max_length, or set train.remat to layer"
             ) from None
