@@ -1,7 +1,6 @@
 """Whole training runs on CPU: what they record, and that stopping and continuing changes nothing."""
 
 import os
-import re
 import shutil
 import signal
 import struct
@@ -389,46 +388,6 @@ def test_the_recipes_compiler_options_reach_xla(prepared_run, monkeypatch):
     monkeypatch.setattr(compiling, "_Work", lambda *given: told.append(given[-1]) or work(*given))
     train(prepared_run(train={"compiler_options": {"xla_cpu_enable_fast_math": False}}))
     assert told == [{**COMPILER_OPTIONS["cpu"], "xla_cpu_enable_fast_math": False}]
-
-
-def test_null_takes_one_of_gemsmiths_flags_away(prepared_run, monkeypatch):
-    told, (flag,) = [], COMPILER_OPTIONS["cpu"]
-    work = compiling._Work
-    monkeypatch.setattr(compiling, "_Work", lambda *given: told.append(given[-1]) or work(*given))
-    train(prepared_run(train={"compiler_options": {flag: None}}))
-    assert told == [{}]
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "says"),
-    [
-        ("xla_no_such", True, "xla_no_such=true .*No such compile option"),
-        ("xla_cpu_enable_fast_math", "maybe", 'xla_cpu_enable_fast_math="maybe" .*is not a valid bool value'),
-    ],
-)
-def test_a_flag_of_the_recipes_that_xla_does_not_take_is_one_line(prepared_run, name, value, says):
-    with pytest.raises(
-        RecipeError, match=rf"^train\.compiler_options\.{name}: the recipe sets it, but XLA on cpu"
-    ) as error:
-        train(prepared_run(train={"compiler_options": {name: value}}))
-    assert re.search(rf"{says}.*\); mend it, or leave it out$", str(error.value)) and "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("name", "value"), [("xla_no_such", True), ("xla_cpu_experimental_ynn_fusion_type", "NO_SUCH")]
-)
-def test_a_flag_of_gemsmiths_that_xla_does_not_take_is_one_line_and_can_be_taken_away(
-    prepare, tmp_path, monkeypatch, name, value
-):
-    monkeypatch.setitem(COMPILER_OPTIONS, "cpu", {"xla_cpu_enable_fast_math": False, name: value})
-    with pytest.raises(
-        MachineError, match=rf"^XLA on cpu does not take {name}=.*, which Gemsmith sets itself"
-    ) as error:
-        train(prepare(tmp_path / "run", train={"optimizer_steps": 1}))
-    first, second = re.search(r"with: --set (\S+), or all .* with: --set (\S+)$", str(error.value)).groups()
-    assert (first, second) == (f"train.compiler_options.{name}=null", "train.tuned=off")
-    assert train(prepare(tmp_path / "run", train={"compiler_options": {name: None}, "optimizer_steps": 1})).steps
-    assert train(prepare(tmp_path / "other", train={"tuned": "off", "optimizer_steps": 1})).steps
 
 
 @pytest.fixture
