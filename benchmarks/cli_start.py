@@ -33,14 +33,14 @@ HEAVY = {"jax", "torch", "transformers", "numpy"}
 def cpu_seconds(arguments: list[str]) -> float:
     """User and system time of one start, children counted."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    _run([sys.executable, "-m", "gemsmith.cli", *arguments])
+    _run([sys.executable, "-m", "gemsmith", *arguments])
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
 def imported(arguments: list[str]) -> list[str]:
     """Top-level names of everything that a command imports, as Python itself lists them."""
-    listing = _run([sys.executable, "-X", "importtime", "-m", "gemsmith.cli", *arguments]).stderr
+    listing = _run([sys.executable, "-X", "importtime", "-m", "gemsmith", *arguments]).stderr
     modules = re.findall(r"^import time:.*\|\s*([\w.]+)$", listing, re.MULTILINE)
     assert "gemsmith.errors" in modules, "the listing holds no module of Gemsmith, so it cannot be trusted"
     return sorted({module.partition(".")[0] for module in modules})

@@ -144,7 +144,7 @@ def run_cp(base: Path, _adapter: Path, out: Path) -> dict[str, float]:
 
 
 def run_ours(base: Path, adapter: Path, out: Path) -> dict[str, float]:
-    return run([sys.executable, "-m", "gemsmith.cli", "export", "--base", base, "--adapter", adapter, "--out", out])
+    return run([sys.executable, "-m", "gemsmith", "export", "--base", base, "--adapter", adapter, "--out", out])
 
 
 def run_peft(base: Path, adapter: Path, out: Path) -> dict[str, float]:

@@ -146,7 +146,7 @@ def test_rows_are_shown_with_what_is_trained_on(gemsmith, recipe):
 
 def test_rows_are_shown_where_the_locale_has_no_such_letters(gemsmith, recipe):
     assert gemsmith("data", recipe)[0] == 0
-    command = [sys.executable, "-m", "gemsmith.cli", "data", str(recipe), "--show", "1"]
+    command = [sys.executable, "-m", "gemsmith", "data", str(recipe), "--show", "1"]
     shown = subprocess.run(
         command, env=os.environ | {"PYTHONIOENCODING": "latin-1"}, capture_output=True, check=False, text=True
     )

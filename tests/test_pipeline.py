@@ -120,7 +120,7 @@ def test_a_run_on_several_hosts_ends_after_training(gemsmith, recipe, engine, mo
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_run_that_is_told_to_stop_says_so_and_goes_on_later(recipe, number, code):
     file = recipe("tiny-31b", steps=400)
-    arguments = [sys.executable, "-m", "gemsmith.cli", "train", file.name]
+    arguments = [sys.executable, "-m", "gemsmith", "train", file.name]
     subprocess.run([*arguments[:3], "data", file.name], check=True, capture_output=True)
     log = Path("runs/my/logs/train_steps.jsonl")
     process = subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True, env=os.environ | {"PYTHONUNBUFFERED": "1"})

@@ -131,7 +131,7 @@ def test_a_signal_ends_the_command_within_five_seconds_while_a_cell_runs(
 ) -> None:
     fake_vllm(results=[], stall=True)
     run = exported_run({"data": {"max_length": 512}, "bench": SWEEP})
-    command = [sys.executable, "-m", "gemsmith.cli", "bench", str(run.path)]
+    command = [sys.executable, "-m", "gemsmith", "bench", str(run.path)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         deadline_s = time.monotonic() + 60
         while not (run.logs / "bench" / "client.log").exists():

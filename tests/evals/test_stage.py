@@ -159,7 +159,7 @@ def test_a_signal_ends_the_command_within_five_seconds_while_requests_hang(
 ) -> None:
     fake_vllm(hang_chats=True)
     run = exported_run({"data": {"max_length": 512}, "eval": EVAL})
-    command = [sys.executable, "-m", "gemsmith.cli", "eval", str(run.path)]
+    command = [sys.executable, "-m", "gemsmith", "eval", str(run.path)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         deadline_s = time.monotonic() + 60
         while not (run.logs / ANSWERS).exists():  # it begins to ask

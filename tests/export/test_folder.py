@@ -551,7 +551,7 @@ def verify_files(out: Path) -> bool:
 @pytest.mark.parametrize("delay_s", [0.0, 0.03, 0.1])
 def test_killed_by_the_clock_nothing_half_written_has_the_targets_name(base, adapter, tmp_path, delay_s):
     out = tmp_path / "out"
-    command = [sys.executable, "-m", "gemsmith.cli", "export", "--base", base, "--adapter", adapter, "--out", out]
+    command = [sys.executable, "-m", "gemsmith", "export", "--base", base, "--adapter", adapter, "--out", out]
     child = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     while child.poll() is None and not (tmp_path / ".out.partial").exists():
         time.sleep(0.001)

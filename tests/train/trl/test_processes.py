@@ -56,7 +56,7 @@ def test_two_processes_train_stop_and_go_on_like_one(prepare, tmp_path, capfd):
     with pytest.raises(Preempted):
         train(together)
     err = capfd.readouterr().err
-    assert "torchrun --nproc-per-node 2 -m gemsmith.cli train" in err
+    assert "torchrun --nproc-per-node 2 -m gemsmith train" in err
     stopped = max(int(path.name) for path in together.checkpoints.iterdir())
     assert stopped < 4 and f"step {stopped} is saved" in err
     two = train(together)

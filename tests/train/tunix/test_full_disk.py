@@ -38,7 +38,7 @@ def test_a_full_disk_is_one_line_and_training_goes_on_once_there_is_room(prepare
     whole, run = (prepare(tmp_path / name, **keys) for name in ("whole", "run"))
     train(whole)
     small_disk(run.checkpoints, size)
-    command = [sys.executable, "-m", "gemsmith.cli", "train", str(run.path)]
+    command = [sys.executable, "-m", "gemsmith", "train", str(run.path)]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ended.returncode == 2
     lines = [line for line in ended.stderr.splitlines() if not line.startswith("train")]

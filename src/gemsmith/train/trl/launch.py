@@ -77,7 +77,7 @@ def wanted_processes(recipe: Recipe, gpus: int) -> int:
 def launch(run: Run, processes: int, *, fresh: bool) -> None:
     """Returns once so many processes have trained the run. Raises what they ended with; each has said why on stderr."""
     command = [*_WORKER, str(run.path), *(["--fresh"] if fresh else [])]
-    by_hand = ["torchrun", "--nproc-per-node", str(processes), "-m", "gemsmith.cli", "train", str(run.path)]
+    by_hand = ["torchrun", "--nproc-per-node", str(processes), "-m", "gemsmith", "train", str(run.path)]
     console = open_console()
     console.print(
         f"train  starting {processes} processes; with several nodes, run on each (plus --nnodes and --rdzv-*): "
