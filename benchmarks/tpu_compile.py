@@ -29,16 +29,17 @@ from gemsmith.aot.timeline import HOST_BYTES_PER_S, KERNEL_SHARE, KINDS, Costs, 
 from gemsmith.errors import GemsmithError
 from gemsmith.hardware import Chip, load_catalogue
 from gemsmith.provenance import this_machine
-from gemsmith.recipe import Recipe
+from gemsmith.recipe import Recipe, Train
 from gemsmith.recipe_file import build_recipe
 from gemsmith.sizing import work_of
-from gemsmith.train.tunix.xla import COMPILER_OPTIONS, FUSED_GATHERS, WHOLE_MATMULS
+from gemsmith.train.tunix.xla import FUSED_GATHERS, WHOLE_MATMULS, compiler_options
 from gemsmith.zoo import find_variant
 
 ROOT = Path(__file__).parents[1]
 RECORDS = ROOT / "benchmarks" / "records" / "tpu_compile"
 GIB = 2**30
-ASYNC = COMPILER_OPTIONS["tpu"]  # as `gemsmith train` compiles
+ASYNC = compiler_options("tpu", Train())  # as `gemsmith train` compiles
+PLAIN = compiler_options("tpu", Train(tuned="off"))
 FUSED = FUSED_GATHERS | WHOLE_MATMULS  # without the sparse cores
 SYNC = WHOLE_MATMULS  # nothing beside anything
 PAPER_SHARE = 0.3  # of the positions in the paper's padded rows, arXiv 2605.25645, are real tokens
@@ -91,11 +92,20 @@ CASES = {
     "31b-v5p-fused": Case(
         note="the same, gathers in the matmuls' programs", rows=4, train=_fsdp(4, remat="auto"), options=FUSED
     ),
+    "31b-v5p-plain": Case(
+        note="the same, train.tuned off", rows=4, train=_fsdp(4, remat="auto", tuned="off"), options=PLAIN
+    ),
     "31b-v6e": BEST_ON_V6E,
     "31b-v6e-48mib": dataclasses.replace(
         BEST_ON_V6E,
         note="the same, XLA's matmuls with 48 MiB of on-chip memory",
         options=ASYNC | {"xla_tpu_scoped_vmem_limit_kib": 49152},
+    ),
+    "31b-v6e-plain": dataclasses.replace(
+        BEST_ON_V6E,
+        note="the same, train.tuned off",
+        train=_fsdp(8, remat=["o", "down", "lora"], tuned="off"),
+        options=PLAIN,
     ),
     "31b-v6e-fused": dataclasses.replace(BEST_ON_V6E, note="the same, gathers in the matmuls' programs", options=FUSED),
     "31b-v6e-sync": dataclasses.replace(BEST_ON_V6E, note="the same, no collective overlapped", options=SYNC),

@@ -118,7 +118,7 @@ def train_ours(folder: Path) -> dict[str, Any]:
 
     def update(rows: dict[str, np.ndarray], number: int) -> float:
         nonlocal compiled, trained, moments
-        compiled = compiled or compile_step(step, shapes, threading.Event(), recipe.train.compiler_options)
+        compiled = compiled or compile_step(step, shapes, threading.Event(), recipe.train)
         assert compiled is not None, "nothing stops it"
         values: dict[str, Any] = rows | {"learning_rate": RATE, "step": number + 1, "loss_limit": np.inf, "stop": 0}
         inputs = {

@@ -69,7 +69,7 @@ def test_an_unknown_key_is_refused_with_a_near_match(key, expected):
         (
             "train.compiler_options",
             {"a": [1]},
-            "compiler_options.a: [1] was given, it must be true or false, a number or a text",
+            "compiler_options.a: [1] was given, it must be true or false, a number, a text or null",
         ),
         ("seed", -1, "seed: -1 was given"),
         ("seed", 2**63, "seed: 9223372036854775808 was given"),
@@ -89,18 +89,27 @@ def test_a_wrong_value_is_refused_by_its_key(key, value, expected):
         (
             "tunix",
             "attention=sdpa",
-            "attention: sdpa was given, train.backend tunix has splash, dense; set one of them, or auto",
+            "attention: sdpa was given, train.backend tunix has auto, splash, dense; set one of them",
         ),
-        ("trl", "attention=splash", "attention: splash was given, train.backend trl has documents, sdpa, eager"),
-        ("trl", "remat=[o]", "remat: names of results were given"),
-        ("trl", "offload=[o]", "offload: train.backend trl keeps all on the device"),
-        ("trl", "compiler_options={xla_tpu_a: true}", "compiler_options: are XLA's, train.backend trl has none"),
+        ("trl", "attention=splash", "attention: splash was given, train.backend trl has auto, documents, sdpa, eager"),
+        ("trl", "remat=[o]", "remat: a list of results was given, train.backend trl has auto, none, layer; set"),
+        (
+            "trl",
+            "offload=[o]",
+            r'offload: \["o"\] was given, but train.backend trl keeps all on the device; leave it out, or set ',
+        ),
+        (
+            "trl",
+            "compiler_options.a=true",
+            'compiler_options: {"a": true} was given, but train.backend trl does not use',
+        ),
+        ("trl", "tuned=off", "tuned: off was given, but train.backend trl has none of .* set train.backend to tunix$"),
         (
             "trl",
             "checkpoint_folder=gs://b/f",
             "checkpoint_folder: gs://b/f was given, but train.backend trl saves to folders only",
         ),
-        ("trl", "dtype=int8", "dtype: int8 was given, train.backend trl has bfloat16, float32 and nf4"),
+        ("trl", "dtype=int8", "dtype: int8 was given, train.backend trl has bfloat16, float32, nf4; set one"),
     ],
 )
 def test_what_a_backend_has_not_is_refused_before_any_stage(backend, key, expected):
@@ -200,3 +209,26 @@ def test_a_base_is_held_in_what_can_be_trained_on():
         RecipeError, match=r"train\.dtype: 'int4' was given, input should be 'bfloat16', 'float32', 'nf4' or 'int8'"
     ):
         build_recipe(values, ["train.dtype=int4"])
+
+
+@pytest.mark.parametrize("text", ["off", "'off'", "OFF"])
+def test_tuned_off_is_taken_from_yaml_and_from_set_and_dumped_so_that_it_loads_again(tmp_path, text):
+    """YAML 1.1 reads a bare off as false."""
+    file, again = tmp_path / "recipe.yaml", tmp_path / "again.yaml"
+    file.write_text(f"checkpoint: x\ndata: {{train: y}}\ntrain:\n  tuned: {text}\n")
+    recipe = load_recipe(file)
+    assert recipe.train.tuned == "off" and build_recipe(MINIMAL, [f"train.tuned={text}"]).train.tuned == "off"
+    again.write_text(dump_recipe(recipe))
+    assert 'tuned: "off"' in again.read_text() and load_recipe(again) == recipe
+
+
+@pytest.mark.parametrize("text", ["on", "none", "null", "0"])
+def test_tuned_is_auto_or_off_and_nothing_else(text):
+    assert "input should be 'auto' or 'off'" in refused(MINIMAL, f"train.tuned={text}")
+
+
+def test_a_compiler_flag_may_be_null_and_is_dumped_so_that_it_loads_again(tmp_path):
+    recipe = build_recipe(MINIMAL, ["train.compiler_options={a: null, b: 3}", "train.compiler_options.c=true"])
+    assert recipe.train.compiler_options == {"a": None, "b": 3, "c": True}
+    (tmp_path / "recipe.yaml").write_text(dump_recipe(recipe))
+    assert load_recipe(tmp_path / "recipe.yaml") == recipe

@@ -12,7 +12,7 @@ from gemsmith import __version__
 from gemsmith.errors import MachineError, RecipeError, RunError, VersionError
 from gemsmith.files import replacing, replacing_folder
 from gemsmith.provenance import start_clock, this_machine
-from gemsmith.recipe import Derived
+from gemsmith.recipe import ADDED_LATER, Derived, later_defaults
 from gemsmith.recipe_file import build_recipe
 from gemsmith.records import Check, DataRecord, ServeRecord, TrainRecord, VerifyRecord
 from gemsmith.run import (
@@ -27,6 +27,8 @@ from gemsmith.run import (
     open_run,
     open_source,
     read_record,
+    refused_changes,
+    stage_keys,
     write_record,
 )
 
@@ -388,3 +390,31 @@ def test_a_run_whose_base_has_gone_still_opens(tmp_path, tiny_checkpoint):
     run = opened(source, tmp_path / "run")
     shutil.rmtree(base)
     assert opened(run.path) == run
+
+
+@pytest.mark.parametrize(
+    ("stage", "sha256"),
+    [
+        ("plan", "d932b99b399fe743918b3e31b7042f387ec7249b8b9502885b0de2400216e7e5"),
+        ("data", "678b109da7717e4028ba21ee7f43b4cf604cfdca0c7e4bdabb3cbf9958abdcf9"),
+        ("train", "33fcb7a7feb40d7bb0d7e7970e78b5e4d083a56c1c1160e91d1202b9469c303c"),
+    ],
+)
+def test_keys_added_later_leave_what_stages_were_made_from_as_it_was(tmp_path, stage, sha256):
+    """The hashes are those that version 0.1.0 wrote for this recipe, before it had any of ADDED_LATER."""
+    values = {"checkpoint": "folder", "data": {"train": "rows.jsonl"}, "model": "gemma4-31b"}
+    assert made_from(Run(path=tmp_path, recipe=build_recipe(values)), stage)["recipe"] == sha256
+    changed = Run(path=tmp_path, recipe=build_recipe(values, ["train.tuned=off"]))
+    assert (made_from(changed, stage)["recipe"] == sha256) == (stage == "data")
+
+
+def test_every_key_added_later_is_one_of_the_recipe():
+    assert later_defaults().keys() == ADDED_LATER
+
+
+def test_training_does_not_go_on_with_another_value_of_a_key_added_later():
+    auto, off = (stage_keys(recipe(f"train.tuned={tuned}"), "train") for tuned in ("auto", "off"))
+    assert "train.tuned" not in auto
+    assert refused_changes(auto, off) == {"train.tuned": ("auto", "off")}
+    assert refused_changes(off, auto) == {"train.tuned": ("off", "auto")}
+    assert refused_changes(auto, auto) == refused_changes(off, off) == {}

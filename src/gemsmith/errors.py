@@ -5,6 +5,8 @@ import errno
 import os
 from collections.abc import Iterable
 
+_LONGEST_LINE = 200
+
 
 class GemsmithError(Exception):
     """Anything that Gemsmith raises on purpose. The message is one line for a person to act on."""
@@ -31,9 +33,7 @@ class CheckpointError(InputError):
 
 
 class DamageError(CheckpointError):
-    """A saved step of training that is not what was saved; the message is the reason alone, for whoever names the
-    step.
-    """
+    """A saved step of training that is not what was saved; the message is the reason, without the step's name."""
 
 
 class RunError(InputError):
@@ -74,6 +74,25 @@ def nearest(word: str, allowed: Iterable[str]) -> str:
     """
     matches = difflib.get_close_matches(word, list(allowed), n=1, cutoff=0.6)
     return f" (did you mean {matches[0]}?)" if matches else ""
+
+
+def first_line(error: object, *, otherwise: str | None = None) -> str:
+    r"""The first line of a library's message that says anything; where none does, `otherwise` or the error's type.
+
+    >>> first_line(ValueError("\n  no such file\nat line 3")), first_line(KeyError())
+    ('no such file', 'KeyError')
+    """
+    return _lines(error, otherwise)[0]
+
+
+def last_line(error: object) -> str:
+    """The last such line: where a traceback of another process comes first, the reason is at the end."""
+    return _lines(error, None)[-1]
+
+
+def _lines(error: object, otherwise: str | None) -> list[str]:
+    lines = [line.strip()[:_LONGEST_LINE] for line in str(error).splitlines() if line.strip()]
+    return lines or [otherwise or type(error).__name__]
 
 
 # What a disk or its permissions refuse: the user's to mend.

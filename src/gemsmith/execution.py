@@ -1,10 +1,9 @@
-"""How a training step runs: facts that the model, training, the recipe, the formulas and the plan all read. No jax, and
-no arithmetic.
+"""How a training step runs: facts that the model, training, the recipe, the formulas and the plan all read. No jax.
 
 Letters: B rows, L length, D head dim, Q queries and M keys of one block of attention.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -24,6 +23,8 @@ Attention = Literal["blocked", "flash", "dense"]
 """`flash` is the splash kernel on TPU; `blocked` the JAX model's own, a block of queries at a time against the keys in
 its reach; `dense` compares all pairs of a row."""
 
+Tuned = Literal["auto", "off"]
+
 LANES = 128
 """Numbers that a TPU's vector unit works on at a time: the kernels' heads and blocks of rows are multiples of this."""
 LOGIT_TOKENS = 1024
@@ -42,39 +43,91 @@ LOOPS = 8
 compile."""
 
 
+NAMES = "a list of results"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Backend:
     """What a value of train.backend can do, whatever the machine."""
 
     attentions: tuple[str, ...]
     """Of train.attention, beside auto."""
+    remats: tuple[str, ...]
+    """Of train.remat, beside auto; NAMES stands for a list of results."""
     dtypes: tuple[str, ...]
     mesh_axes: tuple[str, ...]
     chips: tuple[str, ...]
     """Kinds of the hardware catalogue that it runs on."""
-    saves_by_name: bool
-    """Whether train.remat and train.offload may name results."""
-    compiler_options: bool
+    lacks: Mapping[str, str]
+    """Keys of train that stay at their defaults, each with the reason as an error gives it."""
+    buckets: bool
+    """Whether train.checkpoint_folder may be gs://bucket/folder."""
+    splits_quantised: bool
+    """Whether a quantised base may be split over several devices."""
+    quantises_experts: bool
 
 
 BACKENDS = {
     "tunix": Backend(
         attentions=("splash", "dense"),
+        remats=("none", "layer", NAMES),
         dtypes=("bfloat16", "float32", "nf4", "int8"),
         mesh_axes=("replica", "fsdp", "sequence", "tp"),
         chips=("tpu", "gpu", "cpu"),
-        saves_by_name=True,
-        compiler_options=True,
+        lacks={},
+        buckets=True,
+        splits_quantised=True,
+        quantises_experts=True,
     ),
     "trl": Backend(
         attentions=("documents", "sdpa", "eager"),
+        remats=("none", "layer"),
         dtypes=("bfloat16", "float32", "nf4"),
         mesh_axes=("replica", "fsdp"),
         chips=("gpu", "cpu"),
-        saves_by_name=False,
-        compiler_options=False,
+        lacks={
+            "offload": "keeps all on the device",
+            "compiler_options": "does not use XLA",
+            "tuned": "has none of what it turns off",
+        },
+        buckets=False,
+        splits_quantised=False,
+        quantises_experts=False,
     ),
 }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Levers:
+    """What a step of the JAX backend does to be faster or smaller; `train.tuned: off` does without all of it.
+
+    The gains are those of XLA's cycle estimates for TPUs (docs/log.md): no TPU has confirmed one. What is computed does
+    not depend on them, but for its rounding.
+    """
+
+    fuses_lora: bool = False
+    """A projection and its adapter are one matmul, where the result is wider than the input."""
+    heads_kernel: bool = True
+    """With splash attention, one Pallas kernel splits heads off and gives them QK-norm and RoPE."""
+    chains: bool = True
+    """A block of layers is recomputed from its first layer's input, where `chains_layers` allows it."""
+    in_turn: bool = True
+    """A layer is recomputed no sooner than its gradient is there: an optimization barrier keeps the order."""
+    isolates_matmuls: bool = True
+    """Optimization barriers keep elementwise work out of the projections' matmuls and the loss's."""
+    splits_vocabulary: bool = True
+    """Each device makes the logits of its part of the vocabulary, where that moves fewer bytes."""
+
+
+PLAIN = Levers(heads_kernel=False, chains=False, in_turn=False, isolates_matmuls=False, splits_vocabulary=False)
+
+
+TUNED = Levers()
+
+
+def levers_on(kind: str, tuned: Tuned) -> Levers:
+    """What a step does on devices of a kind, such as "tpu": elsewhere the fused matmul would copy the weights."""
+    return PLAIN if tuned == "off" else Levers(fuses_lora=kind == "tpu")
 
 
 def query_block(kind: str) -> int:
@@ -110,16 +163,12 @@ def _whole_blocks(tokens: int, block: int) -> int:
 
 
 def heads_fill_lanes(variant: Variant) -> bool:
-    """Whether the TPU's kernels take this model's heads, as they take any real Gemma 4's: they work on 128 numbers at a
-    time.
-    """
+    """Whether the TPU's kernels take this model's heads, as any real Gemma 4's: they work on 128 numbers at a time."""
     return variant.head_dim % LANES == 0 and variant.global_head_dim % LANES == 0
 
 
 def attention_on(kind: str, wanted: str, variant: Variant) -> Attention:
-    """How train.attention = `wanted` attends on devices of a kind: the splash kernel on TPU, where it takes the model's
-    heads.
-    """
+    """What train.attention = `wanted` is on devices of a kind: splash on TPU, where the kernel takes the heads."""
     return "flash" if kind == "tpu" and wanted != "dense" and heads_fill_lanes(variant) else "blocked"
 
 
@@ -132,13 +181,12 @@ def goes_row_by_row(kind: str, backend: str) -> bool:
     return kind == "cpu" and backend == "tunix"
 
 
-def chains_layers(variant: Variant, remat: Remat, *, dequantises: bool) -> bool:
-    """Whether the backward pass recomputes layers' inputs from what their predecessors in the block saved, in sums and
-    norms alone.
+def chains_layers(levers: Levers, variant: Variant, remat: Remat, *, dequantises: bool) -> bool:
+    """Whether the backward pass recomputes layers' inputs from what earlier layers of the block saved, without matmuls.
 
     The outputs of o and down are then at hand. Not where experts or per-layer inputs add to them, which take matmuls
     (on several CPUs these changed an update by 1.2e-6), or where weights are dequantised, of which a block at a time
     would hold too many.
     """
     adds_matmuls = variant.experts or variant.per_layer_input or dequantises
-    return not isinstance(remat, str) and {"o", "down"} <= {*remat} and not adds_matmuls
+    return levers.chains and not isinstance(remat, str) and {"o", "down"} <= {*remat} and not adds_matmuls

@@ -1,13 +1,11 @@
-"""YAML read strictly: a key given twice is an error, where PyYAML drops the first in silence; 1e-4 is a number, as in
-YAML 1.2.
-"""
+"""YAML read strictly: a key given twice is an error, where PyYAML silently drops the first; 1e-4 is a number."""
 
 import re
 from typing import Any
 
 import yaml
 
-from gemsmith.errors import RecipeError
+from gemsmith.errors import RecipeError, first_line
 
 
 def parse_yaml(text: str, name: str, base: Any = yaml.SafeLoader) -> Any:
@@ -18,7 +16,7 @@ def parse_yaml(text: str, name: str, base: Any = yaml.SafeLoader) -> Any:
         where = getattr(error, "problem_mark", None)
         line = f" line {where.line + 1}" if where else ""
         raise RecipeError(
-            f"{name}{line}: is not YAML ({getattr(error, 'problem', None) or str(error).splitlines()[0]})"
+            f"{name}{line}: is not YAML ({getattr(error, 'problem', None) or first_line(error)})"
         ) from None
     except (RecursionError, ValueError) as error:
         raise RecipeError(f"{name}: is not YAML ({error})") from None

@@ -3,14 +3,15 @@
 Defaults live here and nowhere else; where arXiv 2605.25645 gives a value, it is that one.
 """
 
+import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from gemsmith.errors import RecipeError
-from gemsmith.execution import BACKENDS, Saved
+from gemsmith.execution import BACKENDS, NAMES, Saved, Tuned
 from gemsmith.tasks import MADE, SCORERS, describe_made, describe_scorers
 from gemsmith.zoo import LORA_KINDS, find_variant, lora_targets, variant_of_hub_id
 
@@ -21,6 +22,12 @@ if TYPE_CHECKING:
     ScorerName: TypeAlias = str
 else:  # the names of the tasks that there are
     MadeTask, ScorerName = Literal[MADE], Literal[SCORERS]
+# YAML 1.1, which PyYAML reads, takes a bare off for false.
+AutoOrOff = Annotated[Tuned, BeforeValidator(lambda value: "off" if value is False else value)]
+
+ADDED_LATER = frozenset({"train.tuned"})
+"""Keys that recipes of earlier versions lack. At its default such a key is left out of what says how a stage was made,
+so that what those versions made stays complete and can be gone on with."""
 
 
 class Section(BaseModel):
@@ -150,8 +157,16 @@ class Train(Section):
     compile: bool = Field(
         False, description="trl: fuses what lies between matmuls, with torch.compile; tunix always compiles."
     )
-    compiler_options: dict[str, bool | int | float | str] = Field(
-        {}, description="tunix: XLA's options by name, over those that Gemsmith sets (gemsmith.train.tunix.xla)."
+    compiler_options: dict[str, bool | int | float | str | None] = Field(
+        {},
+        description="tunix: XLA's flags by name, over those that Gemsmith sets (gemsmith.train.tunix.xla); null takes "
+        "one of Gemsmith's away.",
+    )
+    tuned: AutoOrOff = Field(
+        "auto",
+        description="tunix: `off` trains without anything whose gain is modelled and not yet measured on a TPU: "
+        "Gemsmith's XLA flags, the fused LoRA matmul, the kernel for heads, QK-norm and RoPE, layers chained and "
+        "recomputed in turn, barriers around matmuls, the split vocabulary. The update is the same, but for rounding.",
     )
     checkpoint_every: Positive = Field(100, description="Steps.")
     keep_checkpoints: Positive = 3
@@ -271,23 +286,22 @@ def _check_checkpoint_folder(train: Train) -> None:
         return
     if not folder.startswith("gs://"):
         raise RecipeError(f"train.checkpoint_folder: {folder!r} was given; allowed: a folder, or gs://bucket/folder")
-    if train.backend == "trl":
+    if not BACKENDS[train.backend].buckets:
         raise RecipeError(
-            f"train.checkpoint_folder: {folder} was given, but train.backend trl saves to folders only; give one that "
-            "all processes see, "
-            "or null"
+            f"train.checkpoint_folder: {folder} was given, but train.backend {train.backend} saves to folders only; "
+            "give one that all processes see, or null"
         )
 
 
 def _check_offload(train: Train) -> None:
-    """What waits in the host's memory cannot be kept on the device, too."""
+    """What waits in the host's memory is not saved on the device, too."""
     if train.offload and train.remat == "none":
         raise RecipeError(
-            "train.offload: train.remat is none, which keeps all on the device; set it to auto, layer or names of what "
-            "to keep there"
+            "train.offload: train.remat is none, which saves all on the device; set it to auto, layer or names of what "
+            "to save there"
         )
-    kept = train.remat if isinstance(train.remat, tuple) else ()
-    if both := [name for name in train.offload if name in kept]:
+    saved = train.remat if isinstance(train.remat, tuple) else ()
+    if both := [name for name in train.offload if name in saved]:
         raise RecipeError(
             f"train.offload: {', '.join(both)} is saved on the device by train.remat; name it in one of them"
         )
@@ -295,32 +309,28 @@ def _check_offload(train: Train) -> None:
 
 def _check_backend(train: Train) -> None:
     """What one of the backends has not, whatever the machine."""
-    attentions = BACKENDS[train.backend].attentions
-    if train.attention not in ("auto", *attentions):
-        raise RecipeError(
-            f"train.attention: {train.attention} was given, train.backend {train.backend} has {', '.join(attentions)}; "
-            "set one of them, or auto"
-        )
-    if train.backend == "tunix":
-        return
-    if isinstance(train.remat, tuple):
-        raise RecipeError(
-            "train.remat: names of results were given, train.backend trl recomputes all of a layer or nothing; set "
-            "layer, or none"
-        )
-    if train.offload:
-        raise RecipeError(
-            "train.offload: train.backend trl keeps all on the device; leave it out, or set train.backend to tunix"
-        )
-    if train.compiler_options:
-        raise RecipeError(
-            "train.compiler_options: are XLA's, train.backend trl has none; leave them out, or set train.backend to "
-            "tunix"
-        )
-    if train.dtype == "int8":
-        raise RecipeError(
-            "train.dtype: int8 was given, train.backend trl has bfloat16, float32 and nf4; set one of them"
-        )
+    name, backend = train.backend, BACKENDS[train.backend]
+    remat = NAMES if isinstance(train.remat, tuple) else train.remat
+    for key, value, allowed in (
+        ("attention", train.attention, ("auto", *backend.attentions)),
+        ("remat", remat, ("auto", *backend.remats)),
+        ("dtype", train.dtype, backend.dtypes),
+    ):
+        if value not in allowed:
+            raise RecipeError(
+                f"train.{key}: {value} was given, train.backend {name} has {', '.join(allowed)}; set one of them"
+            )
+    for key, reason in backend.lacks.items():
+        if (value := getattr(train, key)) != Train.model_fields[key].default:
+            others = " or ".join(other for other in BACKENDS if key not in BACKENDS[other].lacks)
+            raise RecipeError(
+                f"train.{key}: {_as_yaml(value)} was given, but train.backend {name} {reason}; leave it out, or set "
+                f"train.backend to {others}"
+            )
+
+
+def _as_yaml(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -357,6 +367,11 @@ def default_values() -> dict[str, Any]:
     """The value of every dotted key that a recipe need not give."""
     flat = flatten(Recipe(checkpoint="x", data=Data(train="x")).model_dump(mode="json"))
     return {key: value for key, value in flat if key not in ("checkpoint", "data.train")}
+
+
+def later_defaults() -> dict[str, Any]:
+    """Those of the keys in ADDED_LATER."""
+    return {key: value for key, value in default_values().items() if key in ADDED_LATER}
 
 
 def _with_value(section: Any, path: Sequence[str], value: Any) -> Any:

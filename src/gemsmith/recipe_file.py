@@ -1,6 +1,4 @@
-"""Recipes from YAML and back: loaded, overridden, checked with errors in the recipe's own words, dumped with
-reasons.
-"""
+"""Recipes from YAML and back: loaded, overridden, checked in the recipe's own words, dumped with reasons."""
 
 import json
 import re
@@ -124,7 +122,7 @@ def _first_problem(error: ValidationError) -> str:
     if problem["type"] == "missing":
         return f"{key} is missing; it must be given"
     if place[-1] == "bool":  # the first of the kinds that an option of XLA may have
-        message = "it must be true or false, a number or a text"
+        message = "it must be true or false, a number, a text or null"
     else:
         message = _IN_YAML.get(problem["type"]) or problem["msg"][0].lower() + problem["msg"][1:] + _near_match(problem)
     return f"{key}: {problem['input']!r} was given, {message}"

@@ -1,6 +1,4 @@
-"""What the user left out, filled in, each value with its reason; and what cannot be, refused. No weights are read, and
-nothing is asked of the network.
-"""
+"""What the user left out, filled in, each value with its reason; what cannot be, refused. No weights, no network."""
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path

@@ -21,7 +21,7 @@ from gemsmith.errors import RunError, VersionError
 from gemsmith.files import bucket_path, sha256_file, write_text
 from gemsmith.lock import LOCK
 from gemsmith.provenance import Clock, this_machine
-from gemsmith.recipe import Derived, Recipe, differing_keys, flatten
+from gemsmith.recipe import Derived, Recipe, differing_keys, flatten, later_defaults
 from gemsmith.recipe_file import dump_recipe, load_recipe, read_reasons
 from gemsmith.records import Origin, Record, RecordT, read_record_file
 from gemsmith.resolve import resolve_again, resolve_file
@@ -177,9 +177,7 @@ def has_begun(run: Run, stage: str) -> bool:
 
 
 def read_record(run: Run, kind: type[RecordT]) -> RecordT:
-    """A stage's record. Raises RunError naming the command that makes it, where it is missing or damaged, and
-    VersionError.
-    """
+    """A stage's record. Raises VersionError, and RunError naming the command that makes a missing or damaged one."""
     command = f"gemsmith {kind.stage} {run.path}{' --json' if kind.stage == 'serve' else ''}"
     return read_record_file(
         run.record_file(kind.stage), kind, missing=f"run first: {command}", damaged=f"run: {command}"
@@ -218,8 +216,9 @@ def made_from(run: Run, stage: str) -> dict[str, str]:
 
 
 def stage_keys(recipe: Recipe, stage: str) -> dict[str, Any]:
-    """The dotted keys of the recipe that the stage reads."""
-    return {key: value for key, value in flatten(recipe.model_dump(mode="json")) if _reads(stage, key)}
+    """The dotted keys of the recipe that the stage reads, without those of ADDED_LATER that have their default."""
+    flat, later = flatten(recipe.model_dump(mode="json")), later_defaults()
+    return {key: value for key, value in flat if _reads(stage, key) and not (key in later and value == later[key])}
 
 
 def refused_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
@@ -228,6 +227,7 @@ def refused_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str,
     What was trained has not met what `stop` would have stopped; what open warm-up came to, the learning rates of its
     steps say.
     """
+    old, new = later_defaults() | {**old}, later_defaults() | {**new}
     return {
         key: (old.get(key), new.get(key))
         for key in sorted(old.keys() | new.keys())
@@ -253,9 +253,7 @@ def _own_sources(record: Record, run: Run, stage: str) -> dict[str, str]:
 
 
 def _readers(run: Run, key: str, redo: str | None) -> list[str]:
-    """The begun stages that have read the key and stay. A plan is made again in no time, so it holds nobody to its
-    keys.
-    """
+    """The begun stages that have read the key and stay, without the plan, which is made again in no time."""
     readers = [stage for stage in STAGES if stage != "plan" and _reads(stage, key) and has_begun(run, stage)]
     return [stage for stage in readers if redo is None or not _depends_on(stage, redo)]
 
@@ -266,9 +264,7 @@ def _resolve_again(path: Path, overrides: Sequence[str], redo: str | None) -> tu
 
 
 def _joined_reasons(run: Run, recipe: Recipe, derived: Sequence[Derived]) -> list[Derived]:
-    """The reasons in the run's recipe and the new ones. A value that is there without a reason, and stays the same,
-    gets none.
-    """
+    """The reasons in the run's recipe and the new ones; none for a value that was there without and is the same."""
     earlier = read_reasons(run.recipe_file.read_text(encoding="utf-8"))
     there, said = dict(flatten(recipe.model_dump(mode="json"))), {item.key for item in earlier}
     return [*earlier, *(item for item in derived if item.key in said or there.get(item.key) != item.plain_value)]

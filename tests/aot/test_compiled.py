@@ -53,6 +53,7 @@ def test_a_program_is_compiled_for_a_slice_that_is_not_there():
 GATHERS = """
 import sys
 from gemsmith.aot.compiled import compile_for, open_topology
+from gemsmith.recipe import Train
 from gemsmith.train.tunix.xla import compiler_options
 devices = open_topology(sys.argv[1])
 import jax, jax.numpy as jnp, numpy as np
@@ -67,7 +68,7 @@ def layers(x, weights):
 def shape(*sizes):
     return jax.ShapeDtypeStruct(sizes, jnp.bfloat16, sharding=split)
 lowered = jax.jit(layers).lower(shape(len(devices) * 1024, 8192), [shape(8192, 8192)] * 3)
-print(compile_for(lowered, compiler_options("tpu", {})).text)
+print(compile_for(lowered, compiler_options("tpu", Train())).text)
 """
 
 

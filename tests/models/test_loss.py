@@ -13,6 +13,7 @@ import pytest
 from flax import nnx
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
+from gemsmith.execution import PLAIN, TUNED
 from gemsmith.models import Execution, abstract_model, token_nll
 from gemsmith.models import loss as module
 from gemsmith.models.sharding import AXES, BATCH, WEIGHTS
@@ -99,21 +100,21 @@ def test_the_vocabulary_is_split_where_hidden_states_are_fewer_bytes():
 
 
 def main():
-    """Loss and gradient of four devices, with the words split over them and gathered, are those of one."""
+    """Loss and gradient of four devices, tuned with the vocabulary split over them and plain, are those of one."""
     words = np.random.default_rng(1).normal(0, 0.2, (VARIANT.vocabulary, VARIANT.embed_dim)).astype(np.float32)
     hidden, tokens, mask = make_batch((4, 12))
     whole = SimpleNamespace(variant=VARIANT, execution=Execution(), embed_tokens=SimpleNamespace(embedding=words))
     expected, expected_gradient = jax.value_and_grad(lambda x: token_nll(whole, x, tokens, mask)[0])(hidden)
+    module._splits_vocabulary = lambda *_: True
     for splits, sizes in itertools.product((True, False), ((1, 4, 1, 1), (2, 2, 1, 1), (1, 2, 2, 1), (1, 2, 1, 2))):
-        module._splits_vocabulary = lambda *_, splits=splits: splits
+        levers = TUNED if splits else PLAIN
         mesh = jax.make_mesh(sizes, AXES, axis_types=(AxisType.Auto,) * 4)
         table = jax.device_put(words, NamedSharding(mesh, PartitionSpec("tp", WEIGHTS)))
         rows = NamedSharding(mesh, PartitionSpec(BATCH, "sequence"))
 
-        def nll(hidden, table, tokens, mask, mesh=mesh):
-            split = SimpleNamespace(
-                variant=VARIANT, execution=Execution(mesh=mesh), embed_tokens=SimpleNamespace(embedding=table)
-            )
+        def nll(hidden, table, tokens, mask, mesh=mesh, levers=levers):
+            execution, embedding = Execution(mesh=mesh, levers=levers), SimpleNamespace(embedding=table)
+            split = SimpleNamespace(variant=VARIANT, execution=execution, embed_tokens=embedding)
             return token_nll(split, hidden, tokens, mask, chunk=8)[0]
 
         laid_out, *others = jax.device_put((hidden, tokens, mask), rows)

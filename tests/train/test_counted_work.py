@@ -59,16 +59,17 @@ def stepped(tiny_checkpoint):
 
 
 @pytest.mark.parametrize(
-    ("variant", "remat"),
+    ("variant", "remat", "tuned"),
     [
-        ("tiny-31b", "none"),
-        ("tiny-12b", "layer"),
-        ("tiny-31b", ("o", "down", "attended", "lora")),
-        ("tiny-e2b", ("q", "k", "v", "gate", "up")),
+        ("tiny-31b", "none", "auto"),
+        ("tiny-12b", "layer", "auto"),
+        ("tiny-31b", ("o", "down", "attended", "lora"), "auto"),
+        ("tiny-31b", ("o", "down", "attended", "lora"), "off"),
+        ("tiny-e2b", ("q", "k", "v", "gate", "up"), "auto"),
     ],
 )
-def test_the_formulas_count_the_flops_and_bytes_of_the_step(stepped, variant, remat):
-    model, step, work = stepped(variant, remat=remat)
+def test_the_formulas_count_the_flops_and_bytes_of_the_step(stepped, variant, remat, tuned):
+    model, step, work = stepped(variant, remat=remat, tuned=tuned)
     inputs = input_shapes(model.execution.mesh, rows=ROWS, length=LENGTH)
     traced = step.update.trace(step.trained, step.moments, step.frozen, inputs)
     assert dot_flops(traced.jaxpr.jaxpr) == pytest.approx(matmul_flops(work) + attention_flops(work), rel=0.01)

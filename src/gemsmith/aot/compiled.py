@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gemsmith.errors import MachineError
+from gemsmith.errors import MachineError, first_line
 from gemsmith.hardware import load_catalogue
 from gemsmith.recipe import Recipe
 from gemsmith.sizing import Work, attended_pairs
@@ -80,7 +80,7 @@ def open_topology(name: str) -> Any:
     try:
         return topologies.get_topology_desc(platform="tpu", topology_name=name, **bounds).devices
     except (RuntimeError, ValueError) as error:
-        raise MachineError(f"topology {name}: libtpu does not know it ({str(error).splitlines()[0][:200]})") from None
+        raise MachineError(f"topology {name}: libtpu does not know it ({first_line(error)})") from None
 
 
 def compile_step(recipe: Recipe, *, topology: str, options: Mapping[str, Any]) -> CompiledStep:
@@ -97,9 +97,7 @@ def compile_step(recipe: Recipe, *, topology: str, options: Mapping[str, Any]) -
 
 
 def lower_step(recipe: Recipe, devices: Any, *, device_bytes: float | None = None) -> tuple[Any, Any]:
-    """The recipe's step on arrays that have shapes and places but no values, and how it runs
-    (gemsmith.models.Execution).
-    """
+    """The recipe's step on arrays with shapes and places but no values, and how it runs (gemsmith.models.Execution)."""
     from functools import partial
 
     import jax
@@ -135,9 +133,7 @@ def compile_for(
     trace_cpu_s: float = 0.0,
     remat: str | tuple[str, ...] = "none",
 ) -> CompiledStep:
-    """A lowered step compiled with XLA's options. Raises MachineError where it does not fit the chip, with XLA's
-    numbers.
-    """
+    """A lowered step compiled with XLA's flags. Raises MachineError with XLA's numbers where it does not fit."""
     import jax
 
     begin = _cpu_s()

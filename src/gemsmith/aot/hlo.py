@@ -1,6 +1,4 @@
-"""Compiled XLA text as computations and instructions: shapes with their memory, trip counts of loops, FLOPs of
-matmuls.
-"""
+"""Compiled XLA text as computations and instructions: shapes and their memory, trip counts, FLOPs of matmuls."""
 
 import json
 import re

@@ -11,9 +11,7 @@ _PRODUCTS = {"fwd": 2, "dq": 3, "dkv": 4, "fused": 5}
 
 
 def kernel_flops(call: Instruction, home: Computation) -> float | None:
-    """FLOPs of one call: from the kernel's own estimate, or what is known of splash attention, grouped matmuls and our
-    own; else None.
-    """
+    """FLOPs of one call by the kernel's own estimate, or what is known of splash, grouped matmuls, ours; else None."""
     estimate = call.config.get("custom_call_config", {}).get("cost_estimate", {})
     if int(estimate.get("flops", 0)) > 0:
         return float(estimate["flops"])

@@ -1,5 +1,4 @@
-"""Seconds of one run of a compiled TPU program, operation by operation: compute, memory traffic, and what of the links'
-time is exposed.
+"""Seconds of one run of a compiled TPU program by operation: compute, memory traffic, and collectives not hidden.
 
 The order of a scheduled module is the order of execution. Three things run side by side: the core, the memory's copy
 engines and the links. What starts asynchronously takes its time on its own engine, and only what its `done` still has
@@ -95,9 +94,7 @@ class Costs:
 
     @property
     def step_high_s(self) -> float:
-        """Collectives exposed as the schedule has them: synchronous ones in full, others in what their `done` waits
-        for.
-        """
+        """Collectives exposed as scheduled: synchronous ones in full, others in what their `done` waits for."""
         return self.step_low_s + self.seconds("collective")
 
     @property

@@ -1,6 +1,4 @@
-"""Bytes that one operation reads from and writes to a chip's memory: of what is sliced inside a fusion only the
-slice.
-"""
+"""Bytes that one operation reads from and writes to a chip's memory: of what a fusion slices, only the slice."""
 
 from gemsmith.aot.hlo import HBM, Array, Computation, Instruction, Module
 
@@ -77,9 +75,7 @@ def _results(body: Computation) -> list[Instruction]:
 
 
 def _written(result: Instruction, array: Array, *, body: Computation, module: Module) -> int:
-    """Bytes of one result that are new: an update's where a buffer is changed in place, none where a parameter passes
-    through.
-    """
+    """Bytes of one result that are new: an update's, where a buffer is changed in place, none of a passed parameter."""
     if array.space != HBM:
         return 0
     while result.opcode in _ALIASES:

@@ -111,8 +111,7 @@ def refuse_broken(modules: Sequence[str], *, source: str, otherwise: str) -> Non
 
 
 def read_peft_adapter(folder: Path) -> Adapter:
-    """The plain LoRA adapter in a PEFT folder, of the multimodal class or the text-only one; modules get the multimodal
-    names.
+    """The plain LoRA adapter in a PEFT folder; modules of a text-only class get the multimodal class's names.
 
     Where modules have ranks or alphas of their own, matrices are padded with zeros to the largest rank, and B is scaled
     so that one alpha holds for all. Raises CheckpointError where a file is missing, damaged or lies elsewhere, or the
@@ -153,8 +152,7 @@ def write_peft_adapter(
     prefix: str = PREFIX,
     v_of_k: Mapping[str, str] | None = None,
 ) -> dict[str, Written]:
-    """Writes adapter_config.json and adapter_model.safetensors for PEFT and vLLM; returns the size and checksum of
-    each.
+    """Sizes and checksums of adapter_config.json and adapter_model.safetensors, written for PEFT and vLLM.
 
     The default names fit Gemma4ForConditionalGeneration and its unified twin; `prefix="model."` those of a text-only
     Gemma4ForCausalLM, whose modules lack `language_model`. target_modules fits both, and no tower: PEFT cannot wrap the
@@ -209,16 +207,13 @@ def write_peft_adapter(
 
 
 def shared_projections(variant: Variant) -> dict[str, str]:
-    """v_proj -> k_proj of the layers where V is K's projection, by their full names; no weight has the former's
-    name.
-    """
+    """v_proj -> k_proj of the layers where V is K's projection, by full names; no weight has the former's name."""
     layers = [layer for layer in range(variant.layers) if not variant.has_v(layer) and not variant.shares_kv(layer)]
     return {f"{PREFIX}layers.{layer}.self_attn.v_proj": f"{PREFIX}layers.{layer}.self_attn.k_proj" for layer in layers}
 
 
 def target_pattern(modules: Iterable[str]) -> str:
-    r"""The regular expression for PEFT's target_modules that matches these modules, with and without `language_model`,
-    and no other.
+    r"""PEFT's target_modules: a regular expression for these modules alone, with or without `language_model`.
 
     >>> print(target_pattern([f"model.language_model.layers.{n}.mlp.up_proj" for n in (0, 1)]))
     model\.(?:language_model\.)?layers\.(?:(?:0|1)\.mlp\.up_proj)
@@ -250,9 +245,7 @@ def some(names: Sequence[str]) -> str:
 
 
 def refuse_outside(file: Path, folder: Path) -> None:
-    """Raises CheckpointError where a file is a symbolic link out of its folder; links into the hub cache's own blobs
-    are none.
-    """
+    """Raises CheckpointError where a file is a symbolic link out of its folder, other than to the hub cache's blobs."""
     target, home = file.resolve(), folder.resolve()
     blobs = next((parent.parent / "blobs" for parent in home.parents if parent.name == "snapshots"), home)
     if not (target.is_relative_to(home) or target.is_relative_to(blobs)):
@@ -265,8 +258,7 @@ def _full_name(module: str) -> str:
 
 
 class _Pairs(Mapping[str, LowRank]):
-    """The matrices in a file, each pair read when it is asked for: module -> its name in the file, and the places of A
-    and B.
+    """Module -> its name in the file and the places of A and B; each pair is read when it is asked for.
 
     `factors`: module -> the rank to pad to, and what to multiply B by.
     """

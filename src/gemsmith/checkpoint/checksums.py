@@ -1,5 +1,4 @@
-"""A checksum of a tensor's bits that can be computed where its parts lie, split over devices and hosts, and from numpy
-alike.
+"""A checksum of a tensor's bits, computed where its parts are, split over devices and hosts, or from numpy.
 
     mixed = mix(bits, place)    sums modulo 2**32 over all places: mixed, and mixed · (2 place + 1)
 

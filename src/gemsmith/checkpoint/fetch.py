@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from gemsmith.errors import CheckpointError
+from gemsmith.errors import CheckpointError, first_line
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _PIECE_BYTES = 64 * 2**20
@@ -28,9 +28,7 @@ def fetch_folder(source: str) -> Path:
 
 
 def check_source(source: str) -> None:
-    """Raises CheckpointError for what is neither a folder that is there nor a name or address to fetch one from;
-    nothing is fetched.
-    """
+    """Raises CheckpointError for what is neither a folder that is there nor an address to fetch. Fetches nothing."""
     check_scheme(source)
     if "://" not in source and not Path(source).expanduser().is_dir() and not is_hub_id(source):
         raise CheckpointError(
@@ -59,11 +57,9 @@ def _fetch_hub(hub_id: str) -> Path:
     try:
         return Path(huggingface_hub.snapshot_download(hub_id, allow_patterns=list(_WANTED)))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
-        first_line = (str(error).splitlines() or [type(error).__name__])[0]
         raise CheckpointError(
             f"checkpoint {hub_id}: is no folder here and could not be downloaded from the Hugging Face hub "
-            f"({first_line}); "
-            "check the name, accept the model's licence and set HF_TOKEN, or give a local folder"
+            f"({first_line(error)}); check the name, accept the model's licence and set HF_TOKEN, or give a folder"
         ) from None
 
 
@@ -85,7 +81,7 @@ def _fetch_bucket(url: str) -> Path:
             _copy_key(store, name, folder / name)
     except (ValueError, OSError) as error:
         raise CheckpointError(
-            f"checkpoint {url}: cannot be read ({str(error).splitlines()[0]}); check the address and your credentials"
+            f"checkpoint {url}: cannot be read ({first_line(error)}); check the address and your credentials"
         ) from None
     if "config.json" not in wanted:
         raise CheckpointError(f"checkpoint {url}: holds no config.json; give the folder of a Hugging Face checkpoint")

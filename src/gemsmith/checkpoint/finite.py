@@ -20,9 +20,7 @@ _BLOCK_VALUES = 2**20
 
 
 def refuse_nonfinite_base(base: Checkpoint, *, consequence: str) -> None:
-    """Raises CheckpointError naming the first tensor of the text model that holds NaN or infinity, and its file. Reads
-    all of them.
-    """
+    """Raises CheckpointError naming the text model's first tensor with NaN or infinity, and its file. Reads all."""
     counts = {tensor.name: count_nonfinite(base.places[tensor.name]) for tensor in text_tensors(base.variant)}
     broken = [name for name, count in counts.items() if count]
     if not broken:

@@ -36,9 +36,7 @@ _PLAIN_STARTS = (True, False, None, "gaussian", "eva", "orthogonal", "mica")
 
 @dataclass(frozen=True, kw_only=True)
 class PeftConfig:
-    """`r`, `lora_alpha` and what may differ from them by module; names of modules are those of the class that was
-    trained.
-    """
+    """`r`, `lora_alpha` and what may differ from them by module, under the names of the class that was trained."""
 
     rank: int
     alpha: float
@@ -58,9 +56,7 @@ class PeftConfig:
         return lora_scale(rank=self.rank_of(module), alpha=alpha, rslora=self.rslora)
 
     def targets(self, module: str) -> bool | None:
-        """Whether PEFT would put an adapter on a module of that name; None where the config does not say it by
-        names.
-        """
+        """Whether PEFT would put an adapter on a module of that name; None where the config gives no names."""
         wanted, excluded = self.values.get("target_modules"), self.values.get("exclude_modules")
         if not wanted or wanted == "all-linear":
             return None
@@ -77,9 +73,7 @@ class PeftConfig:
 
 
 def read_peft_config(folder: Path) -> PeftConfig:
-    """The folder's adapter_config.json. Raises CheckpointError where it is missing or damaged, or is not plain
-    LoRA's.
-    """
+    """The folder's adapter_config.json. Raises CheckpointError where it is missing, damaged or not plain LoRA's."""
     file = folder / CONFIG
     try:
         config = json.loads(file.read_text(encoding="utf-8"))

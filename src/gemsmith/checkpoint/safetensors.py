@@ -68,8 +68,9 @@ class TensorPlace:
         return self._typed(np.memmap(self.file, np.uint8, mode="r", offset=self.begin, shape=(self.end - self.begin,)))
 
     def copy(self) -> "np.ndarray":
-        """The tensor, in memory of its own: a file that is shortened meanwhile is an error here, and in a map the
-        process's end.
+        """The tensor, in memory of its own.
+
+        A file that is shortened meanwhile is an error here; in a map it would end the process.
 
         Raises CheckpointError where the file has become shorter, OSError where it is gone.
         """
@@ -142,9 +143,7 @@ def write_tensors(
     metadata: Mapping[str, str],
     sha256_key: str,
 ) -> Written:
-    """Writes float32 tensors, one in memory at a time, with the digest of them all under `sha256_key` of the
-    metadata.
-    """
+    """Writes float32 tensors, one in memory at a time, with the digest of all under `sha256_key` of the metadata."""
     header: dict[str, Any] = {"__metadata__": {**metadata, sha256_key: "0" * 64}}
     end = 0
     for name in sorted(shapes):
@@ -188,8 +187,9 @@ def check_digest(places: Mapping[str, TensorPlace], metadata: Mapping[str, str],
 
 
 def fingerprint(places: Mapping[str, TensorPlace]) -> str:
-    """SHA-256 over names, dtypes, shapes and the first, middle and last bytes of the tensors: two bases differ in it,
-    two copies do not.
+    """SHA-256 over names, dtypes, shapes and the first, middle and last bytes of the tensors.
+
+    Two bases differ in it, two copies do not.
 
     It reads 10 MB of a 62 GB checkpoint, and how tensors lie in files does not matter.
     """

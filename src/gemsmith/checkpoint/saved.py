@@ -20,20 +20,18 @@ from typing import Any, TypeVar
 
 from gemsmith.checkpoint.adapter import WEIGHTS
 from gemsmith.checkpoint.peft_config import CONFIG
-from gemsmith.errors import DamageError
+from gemsmith.errors import DamageError, first_line
 
 ResultT = TypeVar("ResultT")
 
 ORBAX, TRAINING = "_CHECKPOINT_METADATA", "training.json"
 _COMMITTED, _COMMIT_TIME = "commit_success.txt", "commit_timestamp_nsecs"
 _CHECKSUMS, _SHA256 = "checksums", "sha256"
-_LISTED, _LONGEST_REASON = 3, 200
+_LISTED = 3
 
 
 def saved_steps(checkpoints: Path) -> list[int]:
-    """The steps that training saved, in order, damaged ones among them; not those that it was stopped in the middle of
-    saving.
-    """
+    """The steps that training saved, in order, also damaged ones, but none whose saving was interrupted."""
     if not checkpoints.is_dir():
         return []
     folders = [folder for folder in checkpoints.iterdir() if folder.name.isdecimal() and folder.is_dir()]
@@ -61,9 +59,7 @@ def seal(metadata: Mapping[str, Any], checksums: Mapping[str, Any]) -> dict[str,
 
 
 def unseal(sealed: Any) -> dict[str, Any]:
-    """What `seal` was given; of a step of an earlier version, its metadata as it is. Raises DamageError where it has
-    changed.
-    """
+    """What `seal` was given, or all metadata of an earlier version's step. Raises DamageError where that changed."""
     if not isinstance(sealed, dict):
         raise DamageError("its metadata is damaged")
     content = {key: value for key, value in sealed.items() if key != _SHA256}
@@ -93,9 +89,7 @@ def no_checksums(place: object) -> str:
 
 
 def compare_checksums(metadata: Mapping[str, Any], item: str, found: Mapping[str, str]) -> None:
-    """Raises DamageError where an item's tensors are not those saved; metadata without checksums says nothing of
-    them.
-    """
+    """Raises DamageError where an item's tensors are not those saved; without checksums nothing is said of them."""
     if not has_checksums(metadata):
         return
     saved: Mapping[str, str] = metadata[_CHECKSUMS].get(item, {})
@@ -126,9 +120,7 @@ def read_json(file: Path) -> Any:
 
 
 def read_or_damage(read: Callable[[], ResultT], *, but: type[Exception] = MemoryError) -> ResultT:
-    """What `read` returns; raises DamageError in one line where Orbax trips over a damaged file, whatever it raises but
-    `but`.
-    """
+    """What `read` returns; DamageError in one line where Orbax trips over a damaged file with any error but `but`."""
     unmute = _mute_abandoned_reads()
     try:
         result = read()
@@ -136,16 +128,14 @@ def read_or_damage(read: Callable[[], ResultT], *, but: type[Exception] = Memory
         unmute()
         raise
     except Exception as error:  # noqa: BLE001
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        reason = f"{type(error).__name__}: {lines[0][:_LONGEST_REASON]}" if lines else type(error).__name__
-        raise DamageError(f"Orbax cannot read it, {reason}") from None
+        reason = first_line(error, otherwise="no reason given")
+        raise DamageError(f"Orbax cannot read it, {type(error).__name__}: {reason}") from None
     unmute()
     return result
 
 
 def _mute_abandoned_reads() -> Callable[[], None]:
-    """Where one of its reads fails Orbax leaves the others to themselves, and Python prints what becomes of each,
-    whenever that is.
+    """Mutes reads that Orbax abandons once one has failed, of each of which Python would print what becomes.
 
     Returns what undoes it, for where none has failed.
     """

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gemsmith.errors import DataError
+from gemsmith.errors import DataError, first_line
 
 if TYPE_CHECKING:
     import pyarrow
@@ -130,7 +130,7 @@ def _parquet_rows(is_read: Callable[[str], bool], file: Path) -> Iterator[tuple[
             batches = table.iter_batches(batch_size=4096)
             yield from _numbered(file, (row for batch in batches for row in _batch_rows(batch, is_read)))
     except (pyarrow.ArrowException, UnicodeDecodeError) as error:
-        raise DataError(f"{file}: cannot be read as parquet ({_first_line(error)})") from None
+        raise DataError(f"{file}: cannot be read as parquet ({first_line(error)})") from None
 
 
 def _arrow_rows(is_read: Callable[[str], bool], file: Path) -> Iterator[tuple[str, Any]]:
@@ -140,7 +140,7 @@ def _arrow_rows(is_read: Callable[[str], bool], file: Path) -> Iterator[tuple[st
         with pyarrow.memory_map(str(file)) as stream, pyarrow.ipc.open_stream(stream) as table:
             yield from _numbered(file, (row for batch in table for row in _batch_rows(batch, is_read)))
     except (pyarrow.ArrowException, UnicodeDecodeError) as error:
-        raise DataError(f"{file}: cannot be read as an arrow stream ({_first_line(error)})") from None
+        raise DataError(f"{file}: cannot be read as an arrow stream ({first_line(error)})") from None
 
 
 def _batch_rows(batch: "pyarrow.RecordBatch", is_read: Callable[[str], bool]) -> list[Any]:
@@ -160,7 +160,3 @@ def _batch_rows(batch: "pyarrow.RecordBatch", is_read: Callable[[str], bool]) ->
 
 def _numbered(file: Path, rows: Iterator[Any]) -> Iterator[tuple[str, Any]]:
     return ((f"{file.name} row {number}", row) for number, row in enumerate(rows, start=1))
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -19,9 +19,7 @@ from gemsmith.models.heads import Rope, make_heads
 
 @dataclass(frozen=True, kw_only=True)
 class DenseAttention:
-    """The layers' attention in dense blocks, on any device; heads are (B, L, H, D). See `attention` for what the fields
-    mean.
-    """
+    """The layers' attention in dense blocks, on any device; heads are (B, L, H, D). For the fields see `attention`."""
 
     angles: Rope
     positions: jax.Array
@@ -150,8 +148,9 @@ def _forward(
 
 
 def _backward(reach: _Reach, saved: tuple[Any, ...], gradient: jax.Array) -> tuple[Any, ...]:
-    """Gradients of query, key and value. With weights P = exp(S - log total), dV = Pᵀ dO and dS = P · (dO Vᵀ -
-    rowsum(dO · O)).
+    """Gradients of query, key and value.
+
+    With weights P = exp(S - log total), dV = Pᵀ dO and dS = P · (dO Vᵀ - rowsum(dO · O)).
     """
     queries, key, value, tokens, attended, log_total = saved
     shape, kv_heads, length = gradient.shape, key.shape[1], key.shape[2]
@@ -186,9 +185,7 @@ _attend.defvjp(_forward, _backward)
 
 
 def _scores(query: jax.Array, key: jax.Array, seen: jax.Array) -> jax.Array:
-    """Scores of queries (B, K, G·Q, D) over keys (B, K, M, D), (B, K, G·Q, M) in fp32; the least number where a key is
-    not seen.
-    """
+    """Scores (B, K, G·Q, M) of queries (B, K, G·Q, D) over keys (B, K, M, D), fp32; the least number where unseen."""
     scores = _product("bkqd,bkmd->bkqm", query, key)
     by_head = scores.reshape(*scores.shape[:2], -1, *seen.shape[1:])
     return jnp.where(seen[:, None, None], by_head, jnp.finfo(jnp.float32).min).reshape(scores.shape)

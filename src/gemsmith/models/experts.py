@@ -1,5 +1,4 @@
-"""Mixture of experts without a capacity: each token goes through all its top-k experts, and no other product is
-computed.
+"""Mixture of experts without a capacity: a token goes through all its top-k experts, and nothing else is computed.
 
 Axes: B batch, L length, A experts of a token (top-k), C = B·L·A copies of tokens, X experts, E model, F hidden.
 """
@@ -132,9 +131,7 @@ def _ragged_products(rows: jax.Array, weights: jax.Array, loads: jax.Array, *, t
 
 
 def _block_products(rows: jax.Array, weights: jax.Array, loads: jax.Array, *, transposed: bool) -> jax.Array:
-    """The same one block of rows after the other. What a block gives for rows of the next expert, that one's first
-    block overwrites.
-    """
+    """The same one block of rows after the other; what one gives for rows of the next expert, that one overwrites."""
     count, experts = rows.shape[0], weights.shape[0]
     size = min(ROWS.get(jax.default_backend(), OTHER_ROWS), count)
     blocks = -(-loads // size)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Mesh
 
-from gemsmith.execution import Remat, chains_layers
+from gemsmith.execution import TUNED, Levers, Remat, chains_layers
 from gemsmith.models.attention import DenseAttention
 from gemsmith.models.heads import inverse_frequencies, rope
 from gemsmith.models.layer import Engine, KeyValue, Layer, RMSNorm, linear
@@ -34,11 +34,11 @@ class Execution:
     """How the forward pass runs; what it computes does not depend on it.
 
     `attention`: "dense" blocks anywhere, or the "splash" kernel on TPU ("splash-interpret" runs that one on CPU,
-    slowly, for tests). `fuses_lora`: a projection and its adapter are one matmul where that saves time on TPU.
+    slowly, for tests).
     """
 
     attention: str = "dense"
-    fuses_lora: bool = False
+    levers: Levers = TUNED
     remat: Remat = "none"
     offload: tuple[str, ...] = ()
     mesh: Mesh | None = None
@@ -60,8 +60,7 @@ class ImageTokens:
 
 
 class Gemma4(nnx.Module):
-    """Logits from tokens, positions and segments, each (B, L); segment 0 is padding, and positions restart in each
-    document.
+    """Logits from tokens, positions and segments, each (B, L): segment 0 is padding, documents' positions begin at 0.
 
     Layers that repeat are one entry of `layers`, whose arrays have a first axis of that many repeats
     (`Variant.stacks`); the forward pass scans over the blocks of layers that repeat (`Variant.scan_blocks`). Weights
@@ -79,9 +78,7 @@ class Gemma4(nnx.Module):
             self.embed_tokens_per_layer = _embedding(variant.vocabulary, width, dtype=dtype)
             self.per_layer_model_projection = linear(variant.embed_dim, width, dtype=dtype)
             self.per_layer_projection_norm = RMSNorm(variant.per_layer_input, variant, dtype=dtype)
-        self.layers = nnx.List(
-            [_stack(Layer(variant, layers[0], dtype=dtype), len(layers)) for layers in variant.stacks]
-        )
+        self.layers = nnx.List([_stack(self._new_layer(layers[0]), len(layers)) for layers in variant.stacks])
         self.norm = RMSNorm(variant.embed_dim, variant, dtype=dtype)
 
     def __call__(
@@ -117,10 +114,11 @@ class Gemma4(nnx.Module):
         softcap = self.variant.softcap
         return softcap * jnp.tanh(logits / softcap) if softcap else logits
 
+    def _new_layer(self, number: int) -> Layer:
+        return Layer(self.variant, number, dtype=self.dtype, isolates_matmuls=self.execution.levers.isolates_matmuls)
+
     def _embed(self, tokens: jax.Array, images: ImageTokens | None) -> tuple[jax.Array, jax.Array]:
-        """Every token's embedding, (B, L, E), and the ids that per-layer inputs are looked up by, (B, L): 0 at
-        images.
-        """
+        """Each token's embedding, (B, L, E), and the id of its per-layer input, (B, L), which is 0 at images."""
         token_ids = tokens
         if images is not None:
             rows = jnp.arange(tokens.shape[0])[:, None]  # (B, 1), beside places (B, M)
@@ -132,9 +130,7 @@ class Gemma4(nnx.Module):
         return self.split_rows(embedded), token_ids
 
     def _per_layer_inputs(self, token_ids: jax.Array, embedded: jax.Array) -> jax.Array | None:
-        """What each layer gets beside the residual, (layers, B, L, P): half from the token's id, half from its
-        embedding.
-        """
+        """What each layer gets beside the residual, (layers, B, L, P): half by the token's id, half its embedding."""
         width = self.variant.per_layer_input
         if not width:
             return None
@@ -160,7 +156,10 @@ class Gemma4(nnx.Module):
                 )
             options: dict[str, Any] = {"mesh": self.execution.mesh, "interpret": how == "splash-interpret"}
             kernel = make_kernel(positions.shape[1], heads=variant.heads, window=window, **options)
-            return SplashAttention(angles=angles, segments=segments, kernel=kernel, **options)
+            heads_kernel = self.execution.levers.heads_kernel
+            return SplashAttention(
+                angles=angles, segments=segments, kernel=kernel, heads_kernel=heads_kernel, **options
+            )
 
         everywhere = engine(
             head_dim=variant.global_head_dim,
@@ -185,8 +184,7 @@ class Gemma4(nnx.Module):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _LayerScan:
-    """A scan over one run of `Variant.scan_blocks`: the same block of layers, again and again, with each repeat's
-    weights.
+    """A scan over one run of `Variant.scan_blocks`: one block of layers, again and again, with each repeat's weights.
 
     `graphs` and `states` are those of the block's layers, the arrays of `states` with a first axis of repeats; `shared`
     are the keys and values, by kind of layer, that earlier layers left for these, or that these leave for later ones.
@@ -229,7 +227,8 @@ class _LayerScan:
     @property
     def _chains(self) -> bool:
         """Whether a block is recomputed as one, from its first layer's input: see chains_layers."""
-        return chains_layers(self.model.variant, self.model.execution.remat, dequantises=holds_quantised(self.states))
+        how = self.model.execution
+        return chains_layers(how.levers, self.model.variant, how.remat, dequantises=holds_quantised(self.states))
 
     def _rerun(self, function: Callable[..., Any], **options: bool) -> Callable[..., Any]:
         how = self.model.execution
@@ -244,7 +243,7 @@ class _LayerScan:
         (hidden, left), (states, per_layer) = carry, of_repeat
         for place in range(self.blocks.period):
             run: Callable[..., Any] = partial(self._run_layer, place)
-            run = run if self._chains else self._rerun(run, in_turn=True)
+            run = run if self._chains else self._rerun(run, in_turn=self.model.execution.levers.in_turn)
             is_global = self.model.variant.is_global(self.blocks.first + place)
             taken = self.shared[is_global] if self._takes_key_values and self.shared else None
             hidden, key_value = run(states[place], hidden, taken, None if per_layer is None else per_layer[place])

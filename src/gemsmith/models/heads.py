@@ -49,9 +49,7 @@ def rms_norm(x: jax.Array, eps: float) -> jax.Array:
 
 
 def make_heads(x: jax.Array, head_dim: int, *, weight: jax.Array | None, angles: Rope | None, eps: float) -> jax.Array:
-    """The x of (B, L, H·D) as heads (B, L, H, D): RMS-normed, times the weight (D,) if there is one, with RoPE if there
-    are angles.
-    """
+    """The x of (B, L, H·D) as heads (B, L, H, D), RMS-normed; weight (D,) and angles (RoPE) may be None."""
     heads = x.reshape(*x.shape[:-1], -1, head_dim)  # (B, L, H, D)
     normed = rms_norm(heads, eps)
     if weight is not None:

@@ -23,8 +23,7 @@ BLOCK_LENGTH, BLOCK_COLUMNS = 512, 1024
 def make_heads_first(
     x: jax.Array, head_dim: int, *, weight: jax.Array | None, angles: Rope | None, eps: float, interpret: bool = False
 ) -> jax.Array:
-    """The x of (B, L, H·D) as (B, H, L, D), each head with its norm, weight and RoPE as `make_heads` does; L a multiple
-    of 128.
+    """The x of (B, L, H·D) as (B, H, L, D), each head as `make_heads` makes it; L a multiple of 128.
 
     The weight is frozen: it gets no gradient.
     """
@@ -68,8 +67,9 @@ def _forward_block(head_dim: int, eps: float, x: Any, weight: Any, angles: Any, 
 
 
 def _backward_block(head_dim: int, eps: float, x: Any, gradient: Any, weight: Any, angles: Any, out: Any) -> None:
-    """With n = x / rms(x): dx = (dn - n mean(dn · n)) / rms(x), where dn is the gradient rotated back, times the
-    weight.
+    """The gradient of x: with n = x / rms(x), dx = (dn - n mean(dn · n)) / rms(x).
+
+    There dn is the gradient rotated back, times the weight.
     """
     for head in range(gradient.shape[1]):
         columns = pl.ds(head * head_dim, head_dim)
@@ -106,9 +106,7 @@ def _over_blocks(
     small: tuple[jax.Array, Rope | None],
     shape: tuple[int, ...],
 ) -> jax.Array:
-    """The body over blocks of some positions of some heads; arrays and result are (B, L, H·D) or, of four axes, (B, H,
-    L, D).
-    """
+    """The body over blocks of some positions of some heads; arrays and result are (B, L, H·D) or (B, H, L, D)."""
     batch, length, columns = arrays[0].shape
     heads = columns // head_dim
     of_block = next(count for count in range(max(1, BLOCK_COLUMNS // head_dim), 0, -1) if heads % count == 0)

@@ -4,6 +4,7 @@ Axes: B batch, L length, H heads, K kv heads, D head dim, E model, F hidden, P p
 a token. Matmuls run in the model's dtype; norms, RoPE, softmax and the router in fp32.
 """
 
+from collections.abc import Callable
 from functools import partial
 
 import jax
@@ -12,6 +13,7 @@ from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import Mesh
 
+from gemsmith.execution import Projection
 from gemsmith.models.attention import DenseAttention
 from gemsmith.models.experts import mixture_of_experts
 from gemsmith.models.heads import rms_norm
@@ -23,17 +25,18 @@ Engine = DenseAttention | SplashAttention
 
 
 class Layer(nnx.Module):
-    """One decoder layer: attention, then the MLP (beside it experts, where the variant has them), then the per-layer
-    input.
+    """One decoder layer: attention, the MLP (beside it experts, where the variant has them), the per-layer input.
+
+    `isolates_matmuls`: optimization barriers around its projections.
     """
 
-    def __init__(self, variant: Variant, number: int, *, dtype: jnp.dtype) -> None:
+    def __init__(self, variant: Variant, number: int, *, dtype: jnp.dtype, isolates_matmuls: bool = True) -> None:
         self.has_experts = variant.experts > 0
         norm = partial(RMSNorm, variant.embed_dim, variant, dtype=dtype)
         self.input_layernorm, self.post_attention_layernorm = norm(), norm()
-        self.self_attn = Attention(variant, number, dtype=dtype)
+        self.self_attn = Attention(variant, number, dtype=dtype, isolates_matmuls=isolates_matmuls)
         self.pre_feedforward_layernorm, self.post_feedforward_layernorm = norm(), norm()
-        self.mlp = MLP(variant.embed_dim, variant.ffn_of(number), dtype=dtype)
+        self.mlp = MLP(variant.embed_dim, variant.ffn_of(number), dtype=dtype, isolates_matmuls=isolates_matmuls)
         if self.has_experts:
             self.router = Router(variant, dtype=dtype)
             self.experts = Experts(variant, dtype=dtype)
@@ -76,7 +79,8 @@ class Layer(nnx.Module):
 class Attention(nnx.Module):
     """Self-attention; local or global, with its own keys and values or with those of an earlier layer."""
 
-    def __init__(self, variant: Variant, number: int, *, dtype: jnp.dtype) -> None:
+    def __init__(self, variant: Variant, number: int, *, dtype: jnp.dtype, isolates_matmuls: bool) -> None:
+        self.isolates_matmuls = isolates_matmuls
         self.head_dim, self.eps = variant.head_dim_of(number), variant.rms_eps
         self.window = None if variant.is_global(number) else variant.sliding_window
         self.shares_kv, self.has_v = variant.shares_kv(number), variant.has_v(number)
@@ -92,15 +96,15 @@ class Attention(nnx.Module):
 
     def __call__(self, x: jax.Array, *, engine: Engine, shared: KeyValue | None) -> tuple[jax.Array, KeyValue]:
         """The attended values, (B, L, E), and the keys and values, whose axes are ordered as the engine has them."""
-        query = engine.heads(_project(self.q_proj, x, "q"), self.head_dim, eps=self.eps, weight=self.q_norm.weight[...])
+        query = engine.heads(_project(self, "q", x), self.head_dim, eps=self.eps, weight=self.q_norm.weight[...])
         key, value = self._keys_and_values(x, engine) if shared is None else shared
         attended = engine.attend(query, key, value)  # (B, L, H·D)
-        return _project(self.o_proj, attended, "o"), (key, value)  # (B, L, E)
+        return _project(self, "o", attended), (key, value)  # (B, L, E)
 
     def _keys_and_values(self, x: jax.Array, engine: Engine) -> KeyValue:
         """Where K = V, the value is K's projection, before K's norm and RoPE."""
-        key = _project(self.k_proj, x, "k")  # (B, L, K·D)
-        value = _project(self.v_proj, x, "v") if self.has_v else key
+        key = _project(self, "k", x)  # (B, L, K·D)
+        value = _project(self, "v", x) if self.has_v else key
         heads = partial(engine.heads, head_dim=self.head_dim, eps=self.eps)
         return heads(key, weight=self.k_norm.weight[...]), heads(value, rotated=False)
 
@@ -108,14 +112,15 @@ class Attention(nnx.Module):
 class MLP(nnx.Module):
     """down(gelu(gate(x)) · up(x))."""
 
-    def __init__(self, hidden: int, ffn: int, *, dtype: jnp.dtype) -> None:
+    def __init__(self, hidden: int, ffn: int, *, dtype: jnp.dtype, isolates_matmuls: bool) -> None:
+        self.isolates_matmuls = isolates_matmuls
         self.gate_proj = linear(hidden, ffn, dtype=dtype)
         self.up_proj = linear(hidden, ffn, dtype=dtype)
         self.down_proj = linear(ffn, hidden, dtype=dtype)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        gated = _gelu(_project(self.gate_proj, x, "gate")) * _project(self.up_proj, x, "up")  # (B, L, F)
-        return _project(self.down_proj, gated, "down")
+        gated = _gelu(_project(self, "gate", x)) * _project(self, "up", x)  # (B, L, F)
+        return _project(self, "down", gated)
 
 
 class Router(nnx.Module):
@@ -166,15 +171,16 @@ def _gelu(x: jax.Array) -> jax.Array:
     return jax.nn.gelu(x, approximate=True)
 
 
-def _project(linear: nnx.Linear, x: jax.Array, name: str) -> jax.Array:
-    """The projection (..., out) of x (..., in), in x's dtype (fp32 adapters make that of a bf16 base fp32).
+def _project(module: Attention | MLP, name: Projection, x: jax.Array) -> jax.Array:
+    """The module's projection of that name, (..., out), of x (..., in), in x's dtype.
 
-    Under the name, remat may save it. The optimization barriers keep XLA from fusing elementwise work into the matmuls
-    on both sides, where it is done again for every tile: on v5p, the MLP's matmuls took up to 52 ms instead of 22 for
-    ten layers (benchmarks/tpu_compile.py).
+    Adapters in float32 make a bfloat16 base's output float32. Under the name, remat may save it. The optimization
+    barriers keep XLA from fusing elementwise work into the matmuls on both sides, where it is done again for every
+    tile: on v5p, the MLP's matmuls took up to 52 ms instead of 22 for ten layers (benchmarks/tpu_compile.py).
     """
-    product = linear(jax.lax.optimization_barrier(x)).astype(x.dtype)
-    return jax.lax.optimization_barrier(checkpoint_name(product, name))
+    barrier: Callable[[jax.Array], jax.Array] = jax.lax.optimization_barrier if module.isolates_matmuls else lambda x: x
+    product: jax.Array = getattr(module, f"{name}_proj")(barrier(x)).astype(x.dtype)
+    return barrier(checkpoint_name(product, name))
 
 
 def linear(

@@ -23,9 +23,7 @@ from gemsmith.zoo.quantised import is_quantised
 def abstract_model(
     variant: Variant, *, dtype: jax.typing.DTypeLike, quantised: Kind | None = None, execution: Execution | None = None
 ) -> Gemma4:
-    """The model with ShapeDtypeStructs for weights, laid out on the execution's mesh; big matrices quantised where
-    `quantised` says so.
-    """
+    """The model with ShapeDtypeStructs for weights, laid out on the execution's mesh; `quantised`: matrices' kind"""
     execution = execution or Execution()
     graph, state = nnx.split(nnx.eval_shape(lambda: Gemma4(variant, dtype=dtype, execution=execution)))
     tensors = {path: tensors[0] for path, tensors in _by_path(variant).items()}
@@ -42,8 +40,7 @@ def abstract_model(
 def load_model(
     checkpoint: Checkpoint, *, dtype: str, quantised: Kind | None = None, execution: Execution | None = None
 ) -> Gemma4:
-    """The model with the checkpoint's weights in `dtype`, on one device or on the execution's mesh; see abstract_model
-    for `quantised`.
+    """The model with the checkpoint's weights, on a device or the execution's mesh; `quantised`: see abstract_model.
 
     The mesh's axes must be Auto, as those of `jax.sharding.Mesh` are (`jax.make_mesh` makes Explicit ones). The host
     holds one tensor at a time: each is mapped from its file, and each device's part copied, turned and cast; and
@@ -76,9 +73,7 @@ def _by_path(variant: Variant) -> dict[Any, list[Tensor]]:
 
 
 def _laid_out(variant: Variant, tensor: Tensor, mesh: Mesh | None, part: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-    """The array's shape with its place: the array is the tensor, its quantised values or its scales, or a stack of
-    those.
-    """
+    """The array's shape with its place; it is the tensor, its quantised values or its scales, or a stack of those."""
     if mesh is None:
         return jax.ShapeDtypeStruct(part.shape, part.dtype, sharding=SingleDeviceSharding(jax.devices()[0]))
     spec = partition(variant, tensor, mesh=mesh)
@@ -87,9 +82,7 @@ def _laid_out(variant: Variant, tensor: Tensor, mesh: Mesh | None, part: jax.Sha
 
 
 def _storable(spec: PartitionSpec, shape: tuple[int, ...], mesh: Mesh) -> PartitionSpec:
-    """The spec, or where scales are too few for the devices of an axis, one that splits them by their outputs over
-    those, too.
-    """
+    """The spec; where scales are too few for the devices of an axis, one that splits outputs over those, too."""
     fitted = fitting(spec, shape, mesh)
     left_out = [axis for axis, kept in zip(spec, fitted, strict=False) if axis and not kept]
     axes: list[str] = []

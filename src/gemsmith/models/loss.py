@@ -27,8 +27,12 @@ def token_nll(
     as many logits as `chunk` tokens have, or its share of the vocabulary for so many tokens of each device.
     """
     mesh, embedding = model.execution.mesh, model.embed_tokens.embedding[...]  # (V, E)
+    levers = model.execution.levers
     head = _Head(
-        softcap=model.variant.softcap, mesh=mesh, splits_vocabulary=_splits_vocabulary(embedding, hidden, mesh)
+        softcap=model.variant.softcap,
+        mesh=mesh,
+        splits_vocabulary=levers.splits_vocabulary and _splits_vocabulary(embedding, hidden, mesh),
+        isolates_matmuls=levers.isolates_matmuls,
     )
     targets, weights = (jnp.pad(x[:, 1:], ((0, 0), (0, 1))) for x in (tokens, loss_mask.astype(jnp.float32)))
     # Laid out once, not for every chunk; by its first axis, after which XLA need not copy it.
@@ -39,13 +43,13 @@ def token_nll(
 
 @dataclass(frozen=True, kw_only=True)
 class _Head:
-    """How logits are made, and whether each device makes those of its part of the vocabulary for all rows, instead of
-    for its own rows.
-    """
+    """How logits are made."""
 
     softcap: float
     mesh: Mesh | None
     splits_vocabulary: bool
+    """Whether each device makes those of its part of the vocabulary for all rows, instead of all for its own rows."""
+    isolates_matmuls: bool
 
     @property
     def vocabulary(self) -> Axes:
@@ -57,8 +61,7 @@ class _Head:
 
 
 def _splits_vocabulary(embedding: jax.Array, hidden: jax.Array, mesh: Mesh | None) -> bool:
-    """Whether it moves fewer bytes to gather hidden states and scatter their float32 gradients than to gather the
-    embedding matrix.
+    """Whether to gather hidden states and scatter their float32 gradients moves fewer bytes than the embedding matrix.
 
     Never in float32, where the other order of the sum over the vocabulary would show: 1.2e-6 of a matrix' gradient.
     """
@@ -75,9 +78,7 @@ def _splits_vocabulary(embedding: jax.Array, hidden: jax.Array, mesh: Mesh | Non
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _nll(head: _Head, matrix: jax.Array, hidden: jax.Array, targets: jax.Array, weights: jax.Array) -> jax.Array:
-    """The weighted nll of hidden (chunks, B, C, E), targets and weights (chunks, B, C), with the embedding matrix
-    transposed, (E, V).
-    """
+    """The weighted nll of hidden (chunks, B, C, E), targets and weights (chunks, B, C); `matrix` (E, V) is the head."""
 
     def add_chunk(total: jax.Array, piece: tuple[jax.Array, ...]) -> tuple[jax.Array, None]:
         return total + _chunk_nll(head, matrix, *piece)[0], None
@@ -88,9 +89,7 @@ def _nll(head: _Head, matrix: jax.Array, hidden: jax.Array, targets: jax.Array, 
 def _nll_and_gradient(
     head: _Head, matrix: jax.Array, hidden: jax.Array, targets: jax.Array, weights: jax.Array
 ) -> tuple[Any, Any]:
-    """The sum is linear in what it is multiplied by, so its gradient is made here, from logits that are at hand, not
-    recomputed.
-    """
+    """The nll and its gradient, which needs no later slope: made from the logits at hand, it is only scaled by that."""
 
     def add_chunk(total: jax.Array, piece: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
         nll, logits, log_total = _chunk_nll(head, matrix, *piece)
@@ -99,8 +98,9 @@ def _nll_and_gradient(
         slope = surplus * some_weights[..., None]
         if head.softcap:
             slope *= 1 - jnp.square(logits / head.softcap)
-        # Behind a barrier: fused into the matmul, it would be recomputed for each of its tiles on TPU (docs/log).
-        slope = jax.lax.optimization_barrier(slope.astype(matrix.dtype))
+        slope = slope.astype(matrix.dtype)
+        if head.isolates_matmuls:  # fused into the matmul, it would be recomputed for each tile on TPU (docs/log)
+            slope = jax.lax.optimization_barrier(slope)
         gradient = jnp.einsum(
             "bcv,ev->bce", slope, matrix, preferred_element_type=jnp.float32
         )  # summed over devices before it is rounded
@@ -136,9 +136,7 @@ def _is_target(logits: jax.Array, targets: jax.Array) -> jax.Array:
 
 
 def _in_chunks(x: jax.Array, mesh: Mesh | None, chunk: int) -> jax.Array:
-    """The x of (B, L, …) as (chunks, B · S, C, …), S the devices that a row is split over; filled up with zeros at the
-    end.
-    """
+    """The x of (B, L, …) as (chunks, B · S, C, …), S the devices that a row is split over; zeros fill the last one."""
     batch, length = x.shape[:2]
     shards, rows = (
         (1, batch) if mesh is None else (axis_size(mesh, "sequence"), max(1, batch // axis_size(mesh, BATCH)))

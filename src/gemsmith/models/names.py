@@ -1,5 +1,4 @@
-"""Where each tensor of a checkpoint lives in the nnx model: HF's own names, but for the last word and the layer's
-number.
+"""Where each tensor of a checkpoint is in the nnx model: HF's names, but for the last word and the layer's number.
 
 Layers that repeat are held as one stack, along a first axis: in the 31B, layers 3, 9, 15, … are `layers.3`.
 
@@ -30,9 +29,7 @@ def path_of(variant: Variant, tensor: Tensor) -> Path:
 
 
 def hf_names_of(variant: Variant, path: Sequence[str | int]) -> list[str]:
-    """The checkpoint's names of what the model holds at that path: the inverse of `path_of`, one for each layer of a
-    stack.
-    """
+    """The checkpoint's names of what is at that path, one for each layer of a stack: the inverse of `path_of`."""
     *words, leaf = path
     stem = ".".join(map(str, [*words, "weight" if leaf in _LEAVES else leaf]))
     if words[:1] != ["layers"]:

@@ -1,5 +1,4 @@
-"""A frozen base of 4 or 8 bits a weight: matrices held as quantised values and scales, and dequantised where they are
-used.
+"""A frozen base of 4 or 8 bits a weight: quantised values and scales, dequantised where they are used.
 
 kind   qvalue   weight                                 scale
 nf4    4 bits   one of 16 levels * scale               for every 64 inputs of an output, their largest magnitude
@@ -65,14 +64,12 @@ def base_kinds(dtype: str) -> tuple[str, Kind | None]:
 
 
 def quantise(weight: jax.Array, kind: Kind) -> Quantised:
-    """Quantised values and scales of matrices (…, in, out); the scales have the weight's dtype, which dequantising
-    gives back.
-    """
+    """Quantised values and scales of matrices (…, in, out); the scales have the weight's dtype."""
     *outer, inputs, outputs = weight.shape
     block = block_of(inputs, kind)
     blocks = weight.astype(jnp.float32).reshape(*outer, inputs // block, block, outputs)
     scale = (jnp.abs(blocks).max(axis=-2) / (1 if kind == "nf4" else 127)).astype(weight.dtype)
-    # What is divided by is what is kept, so that rounding the scale adds nothing; a block of zeros has the scale 0.
+    # What is divided by is what is stored, so that rounding the scale adds nothing; a block of zeros has the scale 0.
     divisor = jnp.where(scale == 0, 1, scale).astype(jnp.float32)[..., None, :]
     scaled = blocks / divisor
     if kind == "int8":

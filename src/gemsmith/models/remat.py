@@ -21,7 +21,7 @@ def rematerialised(
     "none" saves all, "layer" only the function's inputs; names save the results that `checkpoint_name` gave them, and
     the inputs. Results named in `offload` wait in the host's memory. A function that `dequantises` weights never saves
     those. `in_turn`: nothing is recomputed before the gradient that needs it is there; else XLA may recompute several
-    functions at once, and hold all of it.
+    functions at once, and hold all of that.
     """
     if remat == "none" and not dequantises:
         return function
@@ -43,7 +43,8 @@ def rematerialised(
 
 
 def _all_but_weights(primitive: Any, *_: Any, **__: Any) -> bool:
-    """Frozen weights are dequantised in a custom_vjp; any other has a gradient, and has been resolved by the time a
-    policy is asked.
+    """Whether a result may be saved: not what a custom_vjp gives, which dequantises frozen weights.
+
+    Any other custom_vjp has a gradient, and has been resolved by the time a policy is asked.
     """
     return str(primitive) != "custom_vjp_call"

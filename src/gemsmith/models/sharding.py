@@ -57,9 +57,7 @@ def constrain(x: jax.Array, mesh: Mesh | None, *axes: Axes) -> jax.Array:
 
 
 def gathered(state: nnx.State, specs: dict[tuple[Any, ...], PartitionSpec], mesh: Mesh | None) -> nnx.State:
-    """A layer's arrays, whole over fsdp and sequence: without this, XLA may move activations instead, which are
-    larger.
-    """
+    """A layer's arrays, whole over fsdp and sequence; else XLA may move activations, which are larger."""
     if mesh is None:
         return state
     leaves = []

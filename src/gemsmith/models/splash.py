@@ -1,5 +1,4 @@
-"""Attention by JAX's splash kernel for TPU: no scores in HBM, blocks outside of the mask skipped, documents kept apart
-by segments.
+"""Attention by JAX's splash kernel for TPU: no scores in HBM, blocks outside of the mask skipped, segments told apart.
 
 Source of the kernel: jax.experimental.pallas.ops.tpu.splash_attention, https://arxiv.org/abs/2205.14135 for the method.
 """
@@ -16,7 +15,7 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ma
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from gemsmith.execution import ATTENDED, LANES
-from gemsmith.models.heads import Rope
+from gemsmith.models.heads import Rope, make_heads
 from gemsmith.models.heads_kernel import make_heads_first
 from gemsmith.models.sharding import BATCH, axis_size, constrain
 
@@ -33,12 +32,17 @@ class SplashAttention:
     """For all layers that attend alike: a mask of 131,072 positions takes seconds to make."""
     mesh: Mesh | None = None
     interpret: bool = False
+    heads_kernel: bool = True
+    """Whether `heads` is one kernel, or left to XLA."""
 
     def heads(
         self, x: jax.Array, head_dim: int, *, eps: float, weight: jax.Array | None = None, rotated: bool = True
     ) -> jax.Array:
         """A projection (B, L, H·D) as heads (B, H, L, D), with QK-norm's weight and RoPE where they apply."""
         angles = self.angles if rotated else None
+        if not self.heads_kernel:
+            heads = make_heads(x, head_dim, weight=weight, angles=angles, eps=eps)  # (B, L, H, D)
+            return jnp.swapaxes(heads, 1, 2)
         make = partial(make_heads_first, head_dim=head_dim, eps=eps, interpret=self.interpret)
         if self.mesh is None:
             return make(x, weight=weight, angles=angles)
@@ -62,9 +66,7 @@ class SplashAttention:
 def make_kernel(
     length: int, *, heads: int, window: int | None, mesh: Mesh | None = None, interpret: bool = False
 ) -> kernels.SplashAttentionKernel:
-    """The kernel for rows of `length` positions, a multiple of 128, and so many heads; `interpret` runs it on CPU,
-    slowly.
-    """
+    """The kernel for so many heads and rows of `length`, a multiple of 128; `interpret` runs it on CPU, slowly."""
     shards = 1 if mesh is None else axis_size(mesh, HEADS)
     assert length % LANES == 0 and heads % shards == 0, (
         f"rows of {length} positions, {heads} heads over {shards} devices"
@@ -114,9 +116,7 @@ def splash_attention(
 
 
 class _ByBlocks:
-    """Knows of a block whose every pair is seen, or none, without comparing their positions: at 131,072, minutes of
-    them.
-    """
+    """Knows of a block whose every pair is seen, or none, without comparing positions: minutes of it at 131,072."""
 
     reach: int
 
@@ -166,8 +166,7 @@ def _divisor(length: int, most: int) -> int:
 
 
 def _enough_heads(x: jax.Array, shards: int, mesh: Mesh | None) -> jax.Array:
-    """Keys or values (B, K, L, D) with each head repeated where there are more devices than heads, so that each has the
-    one it needs.
+    """Keys or values (B, K, L, D), each head repeated where devices outnumber heads, so that each has the one it needs.
 
     Repeated where their positions lie: XLA would else gather all heads of all positions on every device, and repeat
     those.

@@ -71,10 +71,10 @@ def choose_mesh(
 def _missing_in_trl(work: Work, machine: Machine, mesh: Mesh) -> Iterator[str]:
     backend = BACKENDS["trl"]
     if machine.chip.kind not in backend.chips:
-        yield "train.backend trl runs on GPU and CPU; set it to tunix"
+        yield f"train.backend trl runs on {' and '.join(kind.upper() for kind in backend.chips)}; set it to tunix"
     if any(size > 1 for axis, size in mesh.model_dump().items() if axis not in backend.mesh_axes):
         yield f"train.mesh: train.backend trl splits by {' and '.join(backend.mesh_axes)} only"
-    if work.dequantises and mesh.replica * mesh.fsdp > 1:
+    if work.dequantises and mesh.replica * mesh.fsdp > 1 and not backend.splits_quantised:
         yield "train.dtype: with train.backend trl a quantised base trains on one device"
 
 

@@ -35,8 +35,7 @@ def plan_only(recipe: Recipe) -> PlanRecord:
 def plan_recipe(
     recipe: Recipe, variant: Variant, *, steps: StepCount, origin: Origin, catalogue: Catalogue | None = None
 ) -> PlanRecord:
-    """The plan as a pure function of the recipe, the model, the number of steps and the catalogue (default: the
-    recipe's own).
+    """The plan as a pure function of the recipe, model, number of steps and catalogue (default: the recipe's own).
 
     Raises RecipeError for a machine that the catalogue does not have, or LoRA targets that do not exist.
     """
@@ -104,11 +103,11 @@ def _rows_note(work: Work) -> tuple[str, ...]:
 
 
 def _remat_note(choice: Choice, recipe: Recipe) -> tuple[str, ...]:
-    """What training keeps there, where the recipe leaves it to the machine."""
+    """What training saves there, where the recipe leaves it to the machine."""
     if recipe.train.remat != "auto" or choice.problems:
         return ()
-    kept = {"none": "everything", "layer": "only the layers' inputs"}.get(str(choice.remat), ", ".join(choice.remat))
-    return (f"train.remat auto: {kept} saved for the backward pass",)
+    saved = {"none": "everything", "layer": "only the layers' inputs"}.get(str(choice.remat), ", ".join(choice.remat))
+    return (f"train.remat auto: {saved} saved for the backward pass",)
 
 
 def _mesh_note(choice: Choice, recipe: Recipe) -> tuple[str, ...]:
@@ -155,7 +154,7 @@ def _at_once(work: Work) -> str:
     return "all at once" if work.micro_batches == 1 else f"in {work.micro_batches} micro-batches"
 
 
-def _computed_again(recipe: Recipe) -> str:
+def _recomputed(recipe: Recipe) -> str:
     remat = "layer" if (recipe.train.backend, recipe.train.remat) == ("trl", "auto") else recipe.train.remat
     sentences = {
         "auto": "of every layer as much is saved for the backward pass as fits",
@@ -169,7 +168,7 @@ def _assumptions(work: Work, recipe: Recipe) -> tuple[str, ...]:
     sentences = [
         "Everything here is modelled by formula; nothing was measured on these machines.",
         f"{work.rows} row{'s' * (work.rows != 1)} of {work.length:,} tokens a step, {_at_once(work)}; "
-        f"{_computed_again(recipe)}.",
+        f"{_recomputed(recipe)}.",
         f"Attention is the splash kernel on TPU; elsewhere blocks of {OTHER_QUERY_BLOCK} queries "
         f"({QUERY_BLOCKS['cpu']} on CPU) are "
         "compared with the keys in their reach.",

@@ -1,6 +1,4 @@
-"""The plan as a table on the terminal. Plain text: importing a library that draws tables would take a tenth of the
-start's time.
-"""
+"""The plan as a table on the terminal, in plain text: importing a library for it would take a tenth of the start."""
 
 import sys
 from collections.abc import Sequence

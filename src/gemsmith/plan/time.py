@@ -1,5 +1,4 @@
-"""Seconds of one training step, by formula: FLOPs at an assumed share of the peak, bytes through HBM, bytes between
-chips.
+"""Seconds of one training step by formula: FLOPs at a share of the peak, bytes through HBM and between chips.
 
 Against the step that XLA's cycle estimates give for the 31B with rank 64 (compiled with no device; ms, collectives
 hidden to exposed), and against what was measured:
@@ -40,8 +39,9 @@ of one."""
 
 @dataclass(frozen=True, kw_only=True)
 class StepTime:
-    """Seconds of one step. `low`: all traffic between chips hidden, matmuls at their best; `high`: none hidden, at
-    their worst.
+    """Seconds of one step.
+
+    `low`: all traffic between chips hidden, matmuls at their best; `high`: none hidden, at their worst.
     """
 
     flops: float
@@ -73,8 +73,7 @@ def step_time(work: Work, machine: Machine, mesh: Mesh) -> StepTime:
 
 
 def matmul_flops(work: Work) -> float:
-    """Of one step, a weight and token: 2 forward, 2 for the activations' gradient, 2 for an adapter's own, and 2 for
-    recomputing.
+    """Of a step, a weight and token: 2 forward, 2 for activations' gradients, 2 for an adapter's own, 2 recomputed.
 
     The loss has the head's gradient from the logits at hand.
     """
@@ -84,9 +83,7 @@ def matmul_flops(work: Work) -> float:
 
 
 def attention_flops(work: Work) -> float:
-    """Of one step: scores and their product with V forward, twice that backward, and again what the layer and the
-    kernel recompute.
-    """
+    """Of one step: scores and their product with V forward, twice that backward, what layer and kernel recompute."""
     variant, forward = work.variant, 0
     for layer in range(variant.layers):
         window = None if variant.is_global(layer) else variant.sliding_window
@@ -117,8 +114,10 @@ def _hbm_bytes(work: Work, mesh: Mesh) -> float:
 
 
 def _received_bytes(work: Work, mesh: Mesh) -> float:
-    """By one device: the gathered weights once forward and once backward, the adapters' gradients, the all-to-all of a
-    row's devices around attention, and tp's two sums a layer and direction.
+    """Bytes that one device receives.
+
+    The gathered weights once forward and once backward, the adapters' gradients, the all-to-all of a row's devices
+    around attention, and tp's two sums a layer and direction.
     """
     passes, variant, shards = 3 if work.recomputes else 2, work.variant, weight_shards(mesh)
     others, copies = (shards - 1) / shards, 2 * (mesh.replica - 1) / mesh.replica

@@ -1,14 +1,16 @@
-"""What training cannot do on any machine: rows, heads and layouts that do not go together. Backends ask the same once
-they know theirs.
+"""What training cannot do on any machine: rows, heads and layouts that do not go together.
+
+Backends ask the same once they know their machine.
 """
 
 import math
 from collections.abc import Mapping
 
 from gemsmith.errors import RecipeError
-from gemsmith.execution import LANES, heads_fill_lanes
+from gemsmith.execution import BACKENDS, LANES, heads_fill_lanes
 from gemsmith.recipe import Mesh, Recipe
 from gemsmith.zoo import Variant
+from gemsmith.zoo.quantised import KINDS
 
 
 def check_training(recipe: Recipe, variant: Variant) -> None:
@@ -17,8 +19,7 @@ def check_training(recipe: Recipe, variant: Variant) -> None:
     mesh = Mesh() if wanted == "auto" else wanted
     if train.backend == "trl":
         trl_mesh(recipe, mesh.replica * mesh.fsdp)
-        if train.dtype == "nf4":
-            check_trl_nf4(variant)
+        check_trl_quantised(train.dtype, variant)
         return
     check_mesh(recipe, variant, mesh.model_dump())
     if train.attention == "splash":
@@ -26,9 +27,7 @@ def check_training(recipe: Recipe, variant: Variant) -> None:
 
 
 def check_mesh(recipe: Recipe, variant: Variant, sizes: Mapping[str, int]) -> None:
-    """Raises RecipeError unless rows, positions and heads can be split over the axes replica, fsdp, sequence and tp of
-    these sizes.
-    """
+    """Raises RecipeError unless rows, positions and heads can be split over axes of these sizes."""
     rows, length, micro_batches = recipe.train.rows_per_step, recipe.data.max_length, recipe.train.micro_batches
     over_rows = micro_batches * sizes["replica"] * sizes["fsdp"]
     if rows % over_rows:
@@ -53,9 +52,7 @@ def name_mesh(sizes: Mapping[str, int]) -> str:
 
 
 def check_splash(recipe: Recipe, variant: Variant, sizes: Mapping[str, int]) -> None:
-    """Raises RecipeError for heads and rows that the splash kernel cannot take, split over the axes sequence and tp of
-    these sizes.
-    """
+    """Raises RecipeError for heads and rows that the splash kernel cannot take, split over sequence and tp so far."""
     if not heads_fill_lanes(variant):
         raise RecipeError(
             f"train.attention: the splash kernel takes heads in multiples of {LANES} numbers, {variant.name} has heads "
@@ -74,18 +71,18 @@ def check_splash(recipe: Recipe, variant: Variant, sizes: Mapping[str, int]) -> 
 
 def trl_mesh(recipe: Recipe, processes: int) -> Mesh:
     """How the weights lie on so many processes of TRL. Raises RecipeError for what these cannot do."""
-    mesh, train = recipe.train.mesh, recipe.train
-    if train.dtype == "nf4" and processes > 1:
+    mesh, train, trl = recipe.train.mesh, recipe.train, BACKENDS["trl"]
+    if train.dtype in KINDS and processes > 1 and not trl.splits_quantised:
         raise RecipeError(
-            f"train.dtype: nf4 trains in one process, {processes} were asked for; set train.mesh to {{fsdp: 1}}, or "
-            "bfloat16"
+            f"train.dtype: {train.dtype} trains in one process, {processes} were asked for; set train.mesh to "
+            "{fsdp: 1}, or bfloat16"
         )
     if mesh == "auto":
         mesh = Mesh(fsdp=processes)
-    if mesh.sequence > 1 or mesh.tp > 1:
+    if others := [axis for axis, size in mesh.model_dump().items() if size > 1 and axis not in trl.mesh_axes]:
         raise RecipeError(
-            "train.mesh: train.backend trl splits by replica and fsdp only; set sequence and tp to 1, or train.backend "
-            "to tunix"
+            f"train.mesh: train.backend trl splits by {' and '.join(trl.mesh_axes)} only; set "
+            f"{' and '.join(others)} to 1, or train.backend to tunix"
         )
     if mesh.replica * mesh.fsdp != processes:
         raise RecipeError(
@@ -96,19 +93,17 @@ def trl_mesh(recipe: Recipe, processes: int) -> Mesh:
     if train.rows_per_step % micro_batches:
         raise RecipeError(
             f"train.rows_per_step: {train.rows_per_step} cannot be split over {processes} processes × "
-            f"{train.micro_batches} micro-batches; "
-            f"set a multiple of {micro_batches}"
+            f"{train.micro_batches} micro-batches; set a multiple of {micro_batches}"
         )
     return mesh
 
 
-def check_trl_nf4(variant: Variant) -> None:
+def check_trl_quantised(dtype: str, variant: Variant) -> None:
     """Raises RecipeError for experts, which bitsandbytes leaves in bfloat16."""
-    if variant.experts:
+    if dtype in KINDS and variant.experts and not BACKENDS["trl"].quantises_experts:
         raise RecipeError(
-            f"train.dtype: nf4 was given, but bitsandbytes leaves the experts of {variant.name} in bfloat16; set "
-            "bfloat16, or "
-            "train.backend to tunix"
+            f"train.dtype: {dtype} was given, but bitsandbytes leaves the experts of {variant.name} in bfloat16; set "
+            "bfloat16, or train.backend to tunix"
         )
 
 

@@ -71,9 +71,7 @@ def weight_shards(mesh: Mesh) -> int:
 
 
 def _saved(work: Work, mesh: Mesh) -> float:
-    """With remat layers' inputs, and the results that it names; without it everything that the layer's backward pass
-    reads.
-    """
+    """With remat layers' inputs and the results that it names; without it all that the layer's backward pass reads."""
     variant = work.variant
     numbers: float = work.saved_inputs * variant.embed_dim + variant.layers * variant.per_layer_input
     numbers += sum(width.split / mesh.tp + width.whole for width in work.kept_widths)
@@ -92,9 +90,9 @@ def _layer_workspace(work: Work, mesh: Mesh) -> float:
     widest = max(width.split / mesh.tp + width.whole for width in work.widths)
     period = max(blocks.period for blocks in work.variant.scan_blocks)
     # XLA gathers ahead as far as that goes, experts twice; where layers are recomputed in turn, no further than the
-    # next but one.
+    # next but one. (26B-A4B on v6e: 27.8 GiB before they were, by docs/log.md; 26.4 by this.)
     held = period * (2 if work.variant.experts else 1)
-    if work.recomputes and not work.chains:
+    if work.recomputes and work.levers.in_turn and not work.chains:
         held = min(held, 3)
     gathered = held * work.largest_layer_bytes / mesh.tp if weight_shards(mesh) > 1 else 0.0
     plain = work.largest_layer_parameters * work.dtype_bytes / mesh.tp if work.dequantises else 0.0
@@ -102,9 +100,7 @@ def _layer_workspace(work: Work, mesh: Mesh) -> float:
 
 
 def _head_workspace(work: Work, mesh: Mesh) -> float:
-    """A chunk's logits and their gradient in float32, and under fsdp the gathered head, which the JAX loss splits where
-    tokens are few.
-    """
+    """A chunk's logits and their gradient in float32, and under fsdp the head, gathered, as where tokens are many."""
     logits = 2 * min(LOGIT_TOKENS, tokens_per_device(work, mesh)) * work.variant.vocabulary * 4 / mesh.tp
     gathered = work.head_parameters * work.dtype_bytes / mesh.tp if weight_shards(mesh) > 1 else 0.0
     return logits + gathered

@@ -1,6 +1,4 @@
-"""What `train.remat: auto` saves for the backward pass: as much as the chip has room for, what saves most for its bytes
-first.
-"""
+"""What `train.remat: auto` saves for the backward pass: as much as fits, first what saves most for its bytes."""
 
 from dataclasses import replace
 
@@ -10,7 +8,7 @@ from gemsmith.sizing.memory import memory_of
 from gemsmith.sizing.work import Work
 
 # A projection recomputed costs as many FLOPs a byte of its result as it has inputs: of down the hidden units, of o
-# the heads' numbers, of the others the model's width. What A gives is R wide, so it costs next to nothing to keep.
+# the heads' numbers, of the others the model's width. What A gives is R wide, so it costs next to nothing to save.
 ORDER = ("lora", "down", "o", "attended", "v", "k", "q", "gate", "up")
 ROOM = 0.8
 """Of the chip's memory: the formula knows of no fragments."""

@@ -9,11 +9,13 @@ from dataclasses import dataclass, replace
 from gemsmith.execution import (
     OTHER_QUERY_BLOCK,
     Attention,
+    Levers,
     Remat,
     attention_loops,
     attention_on,
     chains_layers,
     goes_row_by_row,
+    levers_on,
     query_block,
 )
 from gemsmith.recipe import Recipe
@@ -29,11 +31,10 @@ _EXPERTS = ("expert_gate_up", "expert_down")
 
 @dataclass(frozen=True, kw_only=True)
 class Widths:
-    """Numbers that one token leaves in one layer for its backward pass: those that tp splits, and those that it does
-    not.
-    """
+    """Numbers that one token leaves in one layer for its backward pass."""
 
     split: int
+    """Those that tp splits."""
     whole: int
 
 
@@ -47,6 +48,7 @@ class Work:
     micro_batches: int
     one_by_one: bool
     """Whether each device goes through its rows one after the other, whatever `micro_batches` says."""
+    levers: Levers
     remat: Remat
     offload: tuple[str, ...]
     """Results that wait in the host's memory."""
@@ -63,8 +65,7 @@ class Work:
     adapters_along_tp: int
     """Those on the sides of heads and hidden units, which tp splits, and fsdp splits further."""
     layer_parameters: Mapping[str, int]
-    """Weights of the layers that each token is multiplied with, by their role: of the experts, only those it is sent
-    to."""
+    """Weights of the layers that each token is multiplied with, by role: of the experts, only those it is sent to."""
     projection_parameters: int
     """The same, of per-layer inputs, before the layers."""
     head_parameters: int
@@ -104,8 +105,8 @@ class Work:
 
     @property
     def chains(self) -> bool:
-        """Whether the backward pass makes most layers' inputs again."""
-        return chains_layers(self.variant, self.remat, dequantises=self.dequantises)
+        """Whether the backward pass recomputes most layers' inputs."""
+        return chains_layers(self.levers, self.variant, self.remat, dequantises=self.dequantises)
 
     @property
     def saved_inputs(self) -> int:
@@ -114,7 +115,7 @@ class Work:
 
     @property
     def recomputes(self) -> bool:
-        """Whether the backward pass runs layers again, all or in part."""
+        """Whether the backward pass recomputes layers, all or in part."""
         return self.remat != "none"
 
     @property
@@ -127,15 +128,14 @@ class Work:
 
 
 def on_chips(work: Work, kind: str, recipe: Recipe) -> Work:
-    """The work as the recipe's backend does it on chips of a kind, such as "tpu": its attention, and whether row by
-    row.
-    """
+    """The work as the recipe's backend does it on chips of a kind, such as "tpu"."""
     return replace(
         work,
         attention=attention_on(kind, recipe.train.attention, work.variant),
         # Of the other backend's attention no formula is known: it is taken to be the JAX model's with large blocks.
         query_block=query_block(kind) if recipe.train.backend == "tunix" else OTHER_QUERY_BLOCK,
         one_by_one=goes_row_by_row(kind, recipe.train.backend),
+        levers=levers_on(kind, recipe.train.tuned),
     )
 
 
@@ -161,6 +161,7 @@ def work_of(recipe: Recipe, variant: Variant, *, attention: Attention = "blocked
         length=recipe.data.max_length,
         micro_batches=recipe.train.micro_batches,
         one_by_one=False,
+        levers=levers_on("", recipe.train.tuned),
         remat="layer" if remat == "auto" else remat,
         offload=recipe.train.offload,
         attention=attention,
@@ -214,9 +215,7 @@ def _met_by_a_token(variant: Variant, tensor: Tensor) -> int:
 
 
 def _widths(variant: Variant, tensors: list[Tensor], adapted: tuple[str, ...]) -> Widths:
-    """What a layer's backward pass reads: each matmul's output, once more from its adapter, and what stands between the
-    matmuls.
-    """
+    """What a layer's backward pass reads: matmuls' outputs, again for their adapters, and what is between matmuls."""
     split = whole = 0
     ffn = 0
     for tensor in tensors:

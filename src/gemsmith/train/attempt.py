@@ -12,7 +12,7 @@ from typing import Any
 
 from gemsmith.checkpoint import open_checkpoint
 from gemsmith.checkpoint.finite import refuse_nonfinite_base
-from gemsmith.errors import DataError, EngineError, MachineError, Preempted, RunError
+from gemsmith.errors import DataError, EngineError, MachineError, Preempted, RunError, last_line
 from gemsmith.recipe import Optimizer, Train
 from gemsmith.records import DataRecord, TrainStep
 from gemsmith.run import Run, confirm_recipe, read_record, refused_changes, stage_keys
@@ -195,8 +195,3 @@ def stop_on_sigterm(stop: Callable[[], None]) -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def last_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1][:200] if lines else type(error).__name__

@@ -14,7 +14,7 @@ from gemsmith.checkpoint import Checkpoint, open_checkpoint
 from gemsmith.checkpoint.adapter import Adapter
 from gemsmith.data.batches import open_rows
 from gemsmith.data.pack import Rows
-from gemsmith.errors import CheckpointError
+from gemsmith.errors import CheckpointError, first_line
 from gemsmith.records import Check
 from gemsmith.run import Run
 from gemsmith.verify.layer_streaming import read_adapters, round_merged, window_bytes, windowed_model
@@ -160,8 +160,8 @@ def _load_errors(folder: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-        first = (str(error).splitlines() or [type(error).__name__])[0]
-        raise CheckpointError(f"{folder}: transformers {transformers.__version__} cannot load it ({first})") from None
+        reason = f"transformers {transformers.__version__} cannot load it ({first_line(error)})"
+        raise CheckpointError(f"{folder}: {reason}") from None
 
 
 def load_peft(model: Any, folder: Path, adapter: Adapter) -> Any:
@@ -192,7 +192,7 @@ def _put_on(adapter: Adapter, folder: Path, load: Callable[[], Any]) -> Any:
     try:
         tuned = load().eval()
     except (OSError, ValueError, RuntimeError, KeyError) as error:
-        raise CheckpointError(f"{folder}: PEFT cannot load it ({str(error).splitlines()[0]})") from None
+        raise CheckpointError(f"{folder}: PEFT cannot load it ({first_line(error)})") from None
     found = {name for name, _ in tuned.named_parameters() if ".lora_A." in name or ".lora_B." in name}
     expected = {name for module in adapter.modules for name in _peft_names(module)}
     if odd := sorted(found ^ expected):

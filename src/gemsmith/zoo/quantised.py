@@ -13,7 +13,7 @@ ROLES = (*LORA_KINDS, "expert_gate_up", "expert_down")
 
 
 def is_quantised(tensor: Tensor) -> bool:
-    """Whether a quantised base holds the tensor as codes and scales."""
+    """Whether a quantised base holds the tensor as quantised values and scales."""
     return tensor.role in ROLES
 
 

@@ -58,8 +58,7 @@ def text_tensors(variant: Variant, *, optional: bool = False) -> list[Tensor]:
 
 
 def lora_targets(variant: Variant, kinds: Sequence[str] = LORA_KINDS) -> list[Tensor]:
-    """The matrices that get an adapter, each [out, in]. K of the K = V layers is among them; experts and the router are
-    not.
+    """The matrices that get an adapter, each [out, in]: K of K = V layers among them, experts and router not.
 
     Raises RecipeError for a kind that does not exist, or none at all, or kinds of which the variant has no matrix.
     """

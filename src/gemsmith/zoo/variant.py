@@ -105,9 +105,7 @@ class Variant:
 
     @cached_property
     def scan_blocks(self) -> tuple[ScanBlocks, ...]:
-        """The layers as repeated blocks: 31B, ten times five local layers and a global one; E2B, three blocks and four
-        that share kv.
-        """
+        """The layers as repeated blocks: 31B, ten times five local layers and a global one; E2B, two kinds."""
 
         def kinds(first: int, period: int) -> list[tuple[Any, ...]]:
             numbers = range(first, first + period)
@@ -127,9 +125,7 @@ class Variant:
 
     @cached_property
     def stacks(self) -> tuple[range, ...]:
-        """The layers at each place of a block, which a model may hold as one array: in the 31B, 0, 6, …, 54 are the
-        first of six.
-        """
+        """The layers at each place of a block, which may be one array: in the 31B, 0, 6, …, 54 are the first of six."""
         return tuple(
             range(blocks.first + place, blocks.layers.stop, blocks.period)
             for blocks in self.scan_blocks
@@ -260,8 +256,7 @@ def _from_text_config(text: dict[str, Any], *, name: str, model_type: str) -> Va
 
 
 def _global_heads(text: dict[str, Any]) -> tuple[int, int]:
-    """head_dim and kv heads of the global layers, which transformers writes under per_layer_config from 5.19 on, by the
-    layer's number.
+    """The global layers' head_dim and kv heads by layer, from per_layer_config, which transformers 5.19 writes.
 
     Older ones write global_head_dim, and num_global_key_value_heads, which counts where K = V.
     """

@@ -391,16 +391,6 @@ def test_the_recipes_compiler_options_reach_xla(prepared_run, monkeypatch):
     assert told == [{**COMPILER_OPTIONS["cpu"], "xla_cpu_enable_fast_math": False}]
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "says"), [("xla_no_such", True, "xla_no_such"), ("xla_cpu_enable_fast_math", "maybe", "maybe")]
-)
-def test_compiler_options_that_xla_does_not_take_are_one_line(prepared_run, name, value, says):
-    with pytest.raises(
-        RecipeError, match=rf"^train\.compiler_options: XLA does not take them \(.*{says}.*\); mend or leave out"
-    ):
-        train(prepared_run(train={"compiler_options": {name: value}}))
-
-
 @pytest.fixture
 def no_cache_folder():
     before = {name: jax.config.values[name] for name in ("jax_compilation_cache_dir", "jax_compilation_cache_max_size")}

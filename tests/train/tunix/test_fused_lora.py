@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from gemsmith.execution import Levers
 from gemsmith.models import Execution, abstract_model, token_nll
 from gemsmith.recipe import Lora
 from gemsmith.train.tunix.fused_lora import fused_lora_matmul
@@ -26,7 +27,7 @@ INPUTS = (TOKENS, np.broadcast_to(np.arange(12), (2, 12)), np.ones((2, 12), int)
 
 
 def make_model(*, fuses, dropout=0.0, dtype=jnp.float32, variant=VARIANT):
-    execution = Execution(fuses_lora=fuses, remat=("lora",))
+    execution = Execution(levers=Levers(fuses_lora=fuses), remat=("lora",))
     graph, state = nnx.split(abstract_model(variant, dtype=dtype, execution=execution))
     random = np.random.default_rng(0)
     base = nnx.merge(graph, jax.tree.map(lambda x: jnp.asarray(random.normal(0.1, 0.2, x.shape), x.dtype), state))

@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -73,12 +73,12 @@ def far(actual, expected):
     return {name: float(norm(actual[name] - expected[name]) / norm(expected[name])) for name in expected}
 
 one, nf4 = (1, 1, 1, 1), {"quantised": "nf4"}
-plain, codes = results(one), results(one, **nf4)
+plain, quantised = results(one), results(one, **nf4)
 found = {
     "sequence, splash": far(results((1, 2, 2, 1), "splash-interpret"), plain),
     "tp": far(results((1, 1, 1, 4)), plain),
     "tp, splash": far(results((1, 1, 1, 4), "splash-interpret"), plain),
-    "fsdp, nf4": far(results((1, 4, 1, 1), **nf4), codes),
+    "fsdp, nf4": far(results((1, 4, 1, 1), **nf4), quantised),
 }
 json.dump(found, sys.stdout)
 """
@@ -110,8 +110,7 @@ def make_weight(tensor, random):
 
 
 def test_four_devices_give_the_logits_and_the_gradients_of_one(checkpoint):
-    """Rows over sequence 2 x fsdp 2; heads over tp 4, where there are 2 kv heads and 1; codes and scales over fsdp
-    4."""
+    """Rows over sequence 2 x fsdp 2; heads over tp 4, with 2 kv heads and 1; a quantised base over fsdp 4."""
     environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
     command = [sys.executable, "-c", SCRIPT, str(checkpoint)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
@@ -218,7 +217,7 @@ def test_splash_is_refused_for_heads_that_its_kernel_cannot_take_and_auto_is_den
 @pytest.mark.parametrize(
     ("remat", "message"),
     [
-        ("none", "train.remat is none, which keeps all on the device; set it to auto"),
+        ("none", "train.remat is none, which saves all on the device; set it to auto"),
         (["q", "gate"], "gate is saved on the device by train.remat; name it in one of them"),
     ],
 )
@@ -238,8 +237,16 @@ def test_offloading_is_refused_where_there_is_no_other_memory():
 def test_adapters_are_joined_to_their_projections_on_tpu_alone():
     tpu = SimpleNamespace(devices=np.array([SimpleNamespace(platform="tpu")]), shape={"sequence": 1, "tp": 1})
     recipe, variant = recipe_of(rows=4, remat="layer"), find_variant("gemma4-31b")
-    assert make_execution(recipe, variant, tpu).fuses_lora
-    assert not make_execution(recipe, variant, make_mesh(recipe, variant)).fuses_lora
+    assert make_execution(recipe, variant, tpu).levers.fuses_lora
+    assert not make_execution(recipe, variant, make_mesh(recipe, variant)).levers.fuses_lora
+
+
+def test_with_tuned_off_no_lever_is_left():
+    tpu = SimpleNamespace(devices=np.array([SimpleNamespace(platform="tpu")]), shape={"sequence": 1, "tp": 1})
+    how = make_execution(recipe_of(rows=4, remat="layer", tuned="off"), find_variant("gemma4-31b"), tpu)
+    assert how.attention == "splash" and not any(asdict(how.levers).values())
+    tuned = make_execution(recipe_of(rows=4, remat="layer"), find_variant("gemma4-31b"), tpu)
+    assert all(asdict(tuned.levers).values()), "each is on somewhere"
 
 
 def test_names_of_what_is_offloaded_reach_the_layers():

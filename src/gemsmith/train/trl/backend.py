@@ -20,14 +20,14 @@ from torch.distributed.device_mesh import init_device_mesh
 from gemsmith import __version__
 from gemsmith.checkpoint import Checkpoint, open_checkpoint
 from gemsmith.data import Batches, load_batches
-from gemsmith.errors import USERS_ERRNOS, DamageError, MachineError, RunError, explain_os_error
+from gemsmith.errors import USERS_ERRNOS, DamageError, MachineError, RunError, explain_os_error, last_line
 from gemsmith.provenance import start_clock
 from gemsmith.recipe import Mesh
 from gemsmith.records import TrainRecord
 from gemsmith.run import Run
 from gemsmith.sizing.limits import trl_mesh
 from gemsmith.train.adapter_init import read_start_adapter
-from gemsmith.train.attempt import full_disk, last_line, same_everywhere
+from gemsmith.train.attempt import full_disk, same_everywhere
 from gemsmith.train.session import Facts, Outcome, Session, train_session
 from gemsmith.train.trl.attention import kernels
 from gemsmith.train.trl.checkpoints import Arrays, Checkpoints

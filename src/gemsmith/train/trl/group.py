@@ -14,9 +14,9 @@ from typing import Any
 import torch
 import torch.distributed
 
-from gemsmith.errors import GemsmithError, MachineError
+from gemsmith.errors import GemsmithError, MachineError, last_line
 from gemsmith.run import Run
-from gemsmith.train.attempt import disagreement, last_line
+from gemsmith.train.attempt import disagreement
 from gemsmith.train.trl.launch import started_by_torchrun
 
 # Loading 62 GB takes one process longer than another.

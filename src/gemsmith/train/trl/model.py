@@ -21,7 +21,7 @@ from gemsmith.checkpoint import Checkpoint
 from gemsmith.checkpoint.adapter import Adapter, target_pattern
 from gemsmith.errors import CheckpointError, MachineError
 from gemsmith.recipe import Recipe
-from gemsmith.sizing.limits import check_trl_nf4
+from gemsmith.sizing.limits import check_trl_quantised
 from gemsmith.train.adapter_init import first_pair
 from gemsmith.train.trl.attention import FULL, SLIDING, attend_documents
 from gemsmith.train.trl.loss import token_nll
@@ -205,7 +205,7 @@ def nf4_config(variant: Variant) -> transformers.BitsAndBytesConfig:
 
     Raises RecipeError for experts, which bitsandbytes leaves in bfloat16, and MachineError where it is not installed.
     """
-    check_trl_nf4(variant)
+    check_trl_quantised("nf4", variant)
     try:
         import bitsandbytes  # noqa: F401 - transformers imports it, with a page of advice where it cannot
     except ImportError as error:

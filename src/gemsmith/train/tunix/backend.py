@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 from gemsmith.checkpoint import Checkpoint, open_checkpoint
 from gemsmith.checkpoint.saved import is_peft_step
 from gemsmith.data import Batches, Rows, load_batches
-from gemsmith.errors import DamageError, MachineError, RunError
+from gemsmith.errors import DamageError, MachineError, RunError, first_line
 from gemsmith.models import Gemma4, base_kinds, load_model
 from gemsmith.provenance import start_clock
 from gemsmith.recipe import Recipe
@@ -147,8 +147,8 @@ class TunixBackend:
         """Compiles the step and runs it; where SIGTERM comes first, it runs none."""
         try:
             self._make_step()
-            stopping, options = self._session.stopping, self._run.recipe.train.compiler_options
-            if compiled := compile_step(self._step, self._inputs, stopping, options):
+            stopping, train = self._session.stopping, self._run.recipe.train
+            if compiled := compile_step(self._step, self._inputs, stopping, train):
                 self._compiled = compiled
                 self._session.start_clock()
                 self.trainer.run()
@@ -239,7 +239,7 @@ def _one_line_errors(run: Run) -> Iterator[None]:
         text = str(error)
         if "RESOURCE_EXHAUSTED" in text:
             raise MachineError(
-                f"out of memory on {jax.devices()[0].device_kind}: {text.splitlines()[0][:200]}; lower "
+                f"out of memory on {jax.devices()[0].device_kind}: {first_line(error)}; lower "
                 "train.rows_per_step or data.max_length, or set train.remat to layer"
             ) from None
         raise

@@ -6,17 +6,16 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import jax
 
-from gemsmith.errors import RecipeError
-from gemsmith.train.attempt import last_line
+from gemsmith.recipe import Train
 from gemsmith.train.tunix.step import Step
-from gemsmith.train.tunix.xla import Option, compiler_options
+from gemsmith.train.tunix.xla import Option, compiler_options, explain_refusal
 
 _LARGEST_CACHE_BYTES = 10 * 2**30
 _POLL_S = 0.1
@@ -32,10 +31,10 @@ class Compiled:
 
 
 def use_compile_cache() -> None:
-    """Lets JAX keep compiled programs in ~/.cache/gemsmith/compiled (GEMSMITH_CACHE moves it), unless
-    JAX_COMPILATION_CACHE_DIR is set.
+    """Lets JAX keep compiled programs in ~/.cache/gemsmith/compiled, unless JAX_COMPILATION_CACHE_DIR is set.
 
-    JAX_ENABLE_COMPILATION_CACHE=false turns it off. The oldest programs go when they take more than 10 GiB.
+    GEMSMITH_CACHE moves ~/.cache/gemsmith, JAX_ENABLE_COMPILATION_CACHE=false turns it off. The oldest programs go when
+    they take more than 10 GiB.
     """
     if jax.config.values["jax_compilation_cache_dir"]:
         return
@@ -45,13 +44,15 @@ def use_compile_cache() -> None:
 
 
 def compile_step(
-    step: Step, inputs: dict[str, jax.ShapeDtypeStruct], stop: threading.Event, options: Mapping[str, Option]
+    step: Step, inputs: dict[str, jax.ShapeDtypeStruct], stop: threading.Event, train: Train
 ) -> Compiled | None:
     """The step, compiled for these inputs; None where `stop` was set first.
 
-    options: the recipe's train.compiler_options. Raises RecipeError where XLA does not take them.
+    Raises InputError where XLA does not take a flag of the recipe's, or one of Gemsmith's own.
     """
-    begin_s, work = time.monotonic(), _Work(step, inputs, compiler_options(jax.default_backend(), options))
+    begin_s, platform = time.monotonic(), jax.default_backend()
+    flags = compiler_options(platform, train)
+    work = _Work(step, inputs, flags)
     # XLA cannot be told to stop, and the interpreter's end would crash under it: the process leaves from there without
     # an end.
     atexit.register(_leave, work, stop)
@@ -61,16 +62,8 @@ def compile_step(
             if stop.is_set():
                 return None
     atexit.unregister(_leave)
-    if (
-        options
-        and isinstance(work.error, jax.errors.JaxRuntimeError)
-        and str(work.error).startswith("INVALID_ARGUMENT")
-    ):
-        raise RecipeError(
-            f"train.compiler_options: XLA does not take them ({last_line(work.error)}); mend or leave out what it names"
-        )
     if work.error:
-        raise work.error
+        raise explain_refusal(work.error, flags, train, platform=platform) or work.error
     return Compiled(update=work.result, seconds=time.monotonic() - begin_s, from_cache=bool(hits))
 
 

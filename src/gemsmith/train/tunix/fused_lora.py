@@ -21,9 +21,7 @@ def _forward(x: jax.Array, u: jax.Array, w: jax.Array, b: jax.Array) -> tuple[ja
 
 
 def _backward(saved: tuple[jax.Array, ...], gradient: jax.Array) -> tuple[jax.Array, ...]:
-    """As of the two matmuls: fused, that of [x, u] would be split again. XLA leaves W's own out where nobody asks for
-    it.
-    """
+    """The gradients of the two matmuls: fused, that of [x, u] would be split again. XLA drops W's own where unused."""
     x, u, w, b = saved
     return gradient @ w.T, gradient @ b.T, _outer(x, gradient), _outer(u, gradient)
 

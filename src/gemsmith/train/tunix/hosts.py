@@ -22,7 +22,7 @@ from jax.experimental import multihost_utils
 
 from gemsmith import __version__
 from gemsmith.data import Rows
-from gemsmith.errors import MachineError, RunError
+from gemsmith.errors import MachineError, RunError, first_line
 from gemsmith.run import Run
 from gemsmith.terminal import open_console
 from gemsmith.train.attempt import disagreement, same_everywhere
@@ -58,9 +58,9 @@ def check_accelerator() -> None:
     try:
         jax.devices()
     except (RuntimeError, AssertionError) as error:  # the latter for a platform whose plugin is not installed
-        reason = next((line.strip() for line in str(error).splitlines() if line.strip()), "its plugin is not installed")
+        reason = first_line(error, otherwise="its plugin is not installed")
         raise MachineError(
-            f"no accelerator: JAX_PLATFORMS is {jax.config.values['jax_platforms']} ({reason[:200]}); unset it to "
+            f"no accelerator: JAX_PLATFORMS is {jax.config.values['jax_platforms']} ({reason}); unset it to "
             "train on what there is"
         ) from None
 

@@ -48,7 +48,7 @@ def add_adapters(model: Gemma4, variant: Variant, lora: Lora, *, seed: int, star
     for number, layer in enumerate(adapted.layers):
         inside = {path[2:]: tensors for path, tensors in targets.items() if path[1] == number}
         if inside:
-            provider = SwitchableLora([_rule(inside, lora)], fuses=model.execution.fuses_lora)
+            provider = SwitchableLora([_rule(inside, lora)], fuses=model.execution.levers.fuses_lora)
             first = partial(first_pair, rank=lora.rank, seed=seed, adapter=start)
             adapted.layers[number] = _adapt(layer, variant, inside, provider, first)
     _check_targets(adapted, targets)

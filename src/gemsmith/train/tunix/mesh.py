@@ -2,19 +2,19 @@
 
 import math
 import os
-from typing import Any
 
 import jax
 from jax.sharding import AxisType, Mesh
 
-from gemsmith.errors import MachineError, RecipeError
-from gemsmith.execution import Remat, heads_fill_lanes
+from gemsmith.errors import MachineError, RecipeError, last_line
+from gemsmith.execution import Remat, heads_fill_lanes, levers_on
 from gemsmith.models import Execution
 from gemsmith.models.sharding import AXES
 from gemsmith.recipe import Mesh as MeshSizes
 from gemsmith.recipe import Recipe
 from gemsmith.sizing import Work, choose_remat, micro_batches, on_chips, work_of
 from gemsmith.sizing.limits import check_mesh, check_splash, name_mesh
+from gemsmith.train.tunix.xla import compiler_options
 from gemsmith.zoo import Variant
 
 
@@ -24,7 +24,7 @@ def make_mesh(recipe: Recipe, variant: Variant) -> Mesh:
         devices = jax.devices()
     except RuntimeError as error:
         raise MachineError(
-            f"no accelerator: {_last_line(error)}; unset JAX_PLATFORMS to train on what there is"
+            f"no accelerator: {last_line(error)}; unset JAX_PLATFORMS to train on what there is"
         ) from None
     sizes = mesh_sizes(recipe, variant, devices=len(devices), kind=devices[0].device_kind)
     return jax.make_mesh(tuple(sizes.values()), AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices)
@@ -54,10 +54,11 @@ def mesh_sizes(recipe: Recipe, variant: Variant, *, devices: int, kind: str) -> 
 def make_execution(recipe: Recipe, variant: Variant, mesh: Mesh, *, device_bytes: float | None = None) -> Execution:
     """How this recipe's forward pass runs on the mesh, whose devices have so much memory; default: what they say.
 
-    Raises RecipeError for rows and heads that the splash kernel cannot take, and for offloading where there is no other
-    memory.
+    Raises RecipeError for rows and heads that the splash kernel cannot take, for offloading where there is no other
+    memory, and where train.compiler_options take a flag away that Gemsmith does not set there.
     """
     train, platform = recipe.train, mesh.devices.flat[0].platform
+    compiler_options(platform, train)
     how = train.attention
     if how == "auto":
         how = "splash" if platform == "tpu" and heads_fill_lanes(variant) else "dense"
@@ -70,7 +71,8 @@ def make_execution(recipe: Recipe, variant: Variant, mesh: Mesh, *, device_bytes
     if train.offload and platform == "cpu":
         raise RecipeError("train.offload: the devices here are cpu, whose memory is the host's; leave it out")
     remat = _remat(recipe, variant, mesh, device_bytes)
-    return Execution(attention=how, fuses_lora=platform == "tpu", remat=remat, offload=train.offload, mesh=mesh)
+    levers = levers_on(platform, train.tuned)
+    return Execution(attention=how, levers=levers, remat=remat, offload=train.offload, mesh=mesh)
 
 
 def micro_batches_on(recipe: Recipe, variant: Variant, mesh: Mesh) -> int:
@@ -97,8 +99,3 @@ def memory_bytes(mesh: Mesh) -> float:
     return (
         stats.get("bytes_limit") or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / jax.local_device_count()
     )
-
-
-def _last_line(error: Any) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1][:200] if lines else type(error).__name__

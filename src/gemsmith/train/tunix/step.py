@@ -116,9 +116,11 @@ def place_moments(moments: nnx.State, model: Gemma4) -> nnx.State:
 
 
 def input_shapes(mesh: Mesh, *, rows: int, length: int) -> dict[str, jax.ShapeDtypeStruct]:
-    """What a step takes: four arrays (rows, length), by rows over replica and fsdp and by positions over sequence; the
-    learning rate; the step's number, from 1; the loss above which it is skipped; and for each device, 1 where its
-    process was told to stop.
+    """The shapes and places of what a step takes.
+
+    Four arrays (rows, length), by rows over replica and fsdp and by positions over sequence; the learning rate; the
+    step's number, from 1; the loss above which it is skipped; and for each device, 1 where its process was told to
+    stop.
     """
     by_rows, everywhere = (NamedSharding(mesh, spec) for spec in (PartitionSpec(BATCH, "sequence"), PartitionSpec()))
     arrays = {name: jax.ShapeDtypeStruct((rows, length), kind, sharding=by_rows) for name, kind in _ROW_ARRAYS.items()}
@@ -133,9 +135,7 @@ def input_shapes(mesh: Mesh, *, rows: int, length: int) -> dict[str, jax.ShapeDt
 
 
 def _in_base_dtype(trained: nnx.State, frozen: nnx.State) -> nnx.State:
-    """Adapters as the forward pass uses them: in the base's dtype, as under torch's autocast; their gradients are
-    float32.
-    """
+    """Adapters in the base's dtype, as under torch's autocast, for the forward pass; their gradients are float32."""
     kernels = dict(nnx.to_flat_state(frozen))
     leaves = []
     for path, leaf in nnx.to_flat_state(trained):
@@ -168,13 +168,11 @@ def _accumulate(
 
 
 def _in_micro_batches(x: jax.Array, mesh: Mesh, count: int) -> jax.Array:
-    """Rows (B, L) as (count, B / count, L); every device gives each micro-batch some of the rows that it holds, so none
-    are moved.
-    """
+    """Rows (B, L) as (count, B / count, L): each device gives every micro-batch rows that it holds; none move."""
     devices = axis_size(mesh, BATCH)
-    apart = x.reshape(devices, count, x.shape[0] // (devices * count), *x.shape[1:])
-    apart = constrain(apart, mesh, BATCH, None, None, "sequence")
-    return constrain(jnp.swapaxes(apart, 0, 1).reshape(count, -1, *x.shape[1:]), mesh, None, BATCH, "sequence")
+    by_device = x.reshape(devices, count, x.shape[0] // (devices * count), *x.shape[1:])
+    by_device = constrain(by_device, mesh, BATCH, None, None, "sequence")
+    return constrain(jnp.swapaxes(by_device, 0, 1).reshape(count, -1, *x.shape[1:]), mesh, None, BATCH, "sequence")
 
 
 def _row_keys(key: jax.Array, places: np.ndarray) -> jax.Array:
