@@ -20,6 +20,7 @@ LAYERS = [
     {"plan", "aot", "evals", "bench"},
     {"train", "export", "serve"},
     {"models", "data"},
+    {"tasks"},
     {"run"},
     {"resolve"},
     {"sizing", "lengths"},
@@ -31,7 +32,7 @@ LAYERS = [
     {"zoo", "hardware"},
     {"files"},
     {"plain_yaml", "lock"},
-    {"terminal", "program"},
+    {"terminal", "program", "sandbox"},
     {"errors", "characters"},
 ]
 RANK = {part: rank for rank, layer in enumerate(reversed(LAYERS)) for part in layer}
