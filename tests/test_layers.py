@@ -31,7 +31,7 @@ LAYERS = [
     {"zoo", "hardware", "tasks"},
     {"files"},
     {"plain_yaml", "lock"},
-    {"terminal", "program"},
+    {"terminal", "program", "sandbox"},
     {"errors", "characters", "messages"},
 ]
 RANK = {part: rank for rank, layer in enumerate(reversed(LAYERS)) for part in layer}
