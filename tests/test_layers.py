@@ -131,3 +131,7 @@ def test_planning_loads_nothing_heavy():
     assert not loaded_by("import gemsmith.plan.stage, gemsmith.resolve, gemsmith.run") & (
         HEAVY.keys() | {"numpy", "rich"}
     )
+
+
+def test_a_training_session_loads_no_backend():
+    assert not loaded_by("import gemsmith.train.session, gemsmith.train.adapter_init") & {"jax", "torch", *BACKENDS}
