@@ -4,16 +4,13 @@ import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import ValidationError
 
 from gemsmith.errors import RecipeError, nearest
 from gemsmith.plain_yaml import parse_yaml
 from gemsmith.recipe import Derived, Made, Mesh, Recipe, check_recipe
-
-if TYPE_CHECKING:
-    from pydantic_core import ErrorDetails
 
 
 def load_recipe(path: Path | str, overrides: Sequence[str] = (), *, forget: Collection[str] = ()) -> Recipe:
@@ -124,15 +121,15 @@ def _first_problem(error: ValidationError) -> str:
     if place[-1] == "bool":  # the first of the kinds that an option of XLA may have
         message = "it must be true or false, a number, a text or null"
     else:
-        message = _IN_YAML.get(problem["type"]) or problem["msg"][0].lower() + problem["msg"][1:] + _near_match(problem)
+        message = _IN_YAML.get(problem["type"]) or problem["msg"][0].lower() + problem["msg"][1:]
+    if problem["type"] == "literal_error":
+        message += _near_match(problem["input"], problem["ctx"]["expected"])
     return f"{key}: {problem['input']!r} was given, {message}"
 
 
-def _near_match(problem: "ErrorDetails") -> str:
-    """The name that was meant, where one of several must be given."""
-    if problem["type"] != "literal_error":
-        return ""
-    return nearest(str(problem["input"]), re.findall("'([^']*)'", problem["ctx"]["expected"]))
+def _near_match(given: Any, allowed: str) -> str:
+    """The name that was meant, of those that pydantic quotes."""
+    return nearest(str(given), re.findall("'([^']*)'", allowed))
 
 
 def _keys_at(place: Sequence[str]) -> list[str]:
