@@ -5,11 +5,12 @@ export PYTHON
 BIN := .venv/bin
 RUN ?= runs/demo
 
-.PHONY: help env serve-env demo test test-slow test-vllm check docs clean
+.PHONY: help env serve-env demo test test-slow test-install test-vllm check docs clean
 
 help:
 	@echo "make demo       the whole pipeline on a tiny Gemma 4, into $(RUN)"
-	@echo "make test       the tests that need no vLLM;  make test-vllm: those that do;  make test-slow: those that take minutes"
+	@echo "make test       the quick tests;  make test-slow: those of whole runs;  make test-vllm: those that need vLLM"
+	@echo "make test-install   the extras, installed by pip from its index into fresh environments"
 	@echo "make check      format, lint, types, and the documentation without a warning"
 	@echo "make docs       the documentation, into build/site"
 	@echo "make clean      environments, caches and runs"
@@ -32,10 +33,13 @@ demo: env serve-env
 	$(BIN)/gemsmith run recipes/demo.yaml --run $(RUN)
 
 test: env
-	$(BIN)/python -m pytest -m "not vllm and not slow" -n 2 --dist worksteal
+	$(BIN)/python -m pytest -m "not (vllm or slow or install)" -n 2 --dist worksteal
 
 test-slow: env
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -m slow -n 2 --dist worksteal
+
+test-install: env
+	$(BIN)/python -m pytest -m install
 
 test-vllm: env serve-env
 	$(BIN)/python -m pytest -m vllm

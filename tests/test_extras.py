@@ -189,7 +189,7 @@ def install(tmp_path):
     return make
 
 
-@pytest.mark.slow
+@pytest.mark.install
 def test_the_report_extra_renders_a_report_from_records_alone(install, tmp_path):
     run = tmp_path / "run"
     run.mkdir()
@@ -199,7 +199,7 @@ def test_the_report_extra_renders_a_report_from_records_alone(install, tmp_path)
     subprocess.run([install("report"), "-c", RENDER, str(run)], check=True, cwd=tmp_path, env=plain_environment())
 
 
-@pytest.mark.slow
+@pytest.mark.install
 def test_the_jax_extra_imports_training_without_transformers(install, tmp_path):
     subprocess.run([install("jax"), "-c", TRAINING], check=True, cwd=tmp_path, env=plain_environment())
 

@@ -19,7 +19,10 @@ from gemsmith.sandbox import Limits, Sandbox, find_sandbox
 def sandbox() -> Sandbox:
     if not shutil.which("bwrap"):
         pytest.skip("bubblewrap is not installed")
-    return find_sandbox()
+    try:
+        return find_sandbox()
+    except MachineError as error:
+        pytest.skip(str(error))
 
 
 @pytest.fixture

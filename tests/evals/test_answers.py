@@ -1,17 +1,26 @@
 """Answers in a file, scored by the command line."""
 
 import json
-import shutil
 
 import pytest
+
+from gemsmith.errors import MachineError
+from gemsmith.sandbox import find_sandbox
+from gemsmith.tasks.verilog_eval.simulate import find_simulator
 
 from ..tasks.verilog_eval.conftest import PROMPT, REFERENCE, TESTBENCH
 
 RIGHT = "```verilog\n" + REFERENCE.replace("RefModule", "TopModule") + "```"
 WRONG = RIGHT.replace("&", "|")
-needs_simulator = pytest.mark.skipif(
-    not (shutil.which("bwrap") and shutil.which("iverilog")), reason="bubblewrap and iverilog are not installed"
-)
+
+
+@pytest.fixture
+def simulator():
+    """Skips where nothing is simulated."""
+    try:
+        find_simulator(), find_sandbox()
+    except MachineError as error:
+        pytest.skip(str(error))
 
 
 @pytest.fixture
@@ -39,7 +48,7 @@ def answer(problem, completion):
     return {"problem": problem, "completion": completion}
 
 
-@needs_simulator
+@pytest.mark.usefixtures("simulator")
 def test_each_problem_has_its_samples_its_passes_and_why_the_others_did_not(gemsmith, dataset, write):
     file = write(
         *(answer("Prob001_and", text) for text in (RIGHT, WRONG, RIGHT, "no", RIGHT)),
@@ -58,7 +67,7 @@ def test_each_problem_has_its_samples_its_passes_and_why_the_others_did_not(gems
     assert scores[1][0] == pytest.approx(0.3) and scores[5][0] == 0.5  # the broken problem does not count
 
 
-@needs_simulator
+@pytest.mark.usefixtures("simulator")
 def test_the_table_says_what_does_not_count(gemsmith, dataset, write):
     file = write(answer("Prob001_and", RIGHT), answer("Prob003_broken", RIGHT))
     code, _, err = gemsmith("eval", "--task", "verilog", "--dataset", dataset, "--answers", file)
@@ -77,7 +86,7 @@ def test_the_table_says_what_does_not_count(gemsmith, dataset, write):
         (["\n"], "holds no answer"),
     ],
 )
-@needs_simulator
+@pytest.mark.usefixtures("simulator")
 def test_a_file_that_cannot_be_read_is_one_line(gemsmith, dataset, write, rows, said):
     file = write(*rows)
     code, out, err = gemsmith("eval", "--task", "verilog", "--dataset", dataset, "--answers", file)

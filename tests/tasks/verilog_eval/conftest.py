@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from gemsmith.errors import MachineError
 from gemsmith.sandbox import Sandbox, find_sandbox
 from gemsmith.tasks.verilog_eval.problems import Problem
 from gemsmith.tasks.verilog_eval.simulate import Bench, open_bench
@@ -67,7 +68,10 @@ endmodule
 def sandbox() -> Sandbox:
     if not (shutil.which("bwrap") and shutil.which("iverilog")):
         pytest.skip("bubblewrap and iverilog are not installed")
-    return find_sandbox()
+    try:
+        return find_sandbox()
+    except MachineError as error:
+        pytest.skip(str(error))
 
 
 @pytest.fixture(scope="session")
