@@ -132,3 +132,13 @@ def gemsmith(capfd):
         return int(end.value.code or 0), out, err
 
     return run
+
+
+@pytest.fixture
+def recipe(tmp_path: Path, tiny_checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> Path:
+    """my.yaml in the working directory: a recipe that trains tiny-31b on 20 made rows."""
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "my.yaml"
+    made = "{task: verilog, rows: 20}"
+    file.write_text(f"checkpoint: {tiny_checkpoint('tiny-31b')}\ndata: {{train: {made}, max_length: 256}}\n")
+    return file

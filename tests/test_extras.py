@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from gemsmith.cli.options import _EXTRAS, naming_extra, part
-from gemsmith.errors import MachineError
+from gemsmith.cli.options import _EXTRAS
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "gemsmith"
@@ -100,39 +99,6 @@ def test_the_extras_that_error_lines_name_are_there():
         for name in re.findall(r"pip install 'gemsmith\[(\w+)\]'", file.read_text(encoding="utf-8"))
     }
     assert named | set(NEEDS.values()) <= PROJECT["optional-dependencies"].keys()
-
-
-@pytest.mark.parametrize(
-    ("module", "library", "extra"),
-    [
-        ("data.pack", "numpy", "data"),
-        ("models.remat", "jax", "jax"),
-        ("train.trl.loss", "torch", "trl"),
-        ("evals.ask", "httpx", "serve"),
-        ("verify.logits", "numpy", "verify"),
-    ],
-)
-def test_a_missing_library_is_one_line_with_the_extra_that_has_it(monkeypatch, module, library, extra):
-    for name in list(sys.modules):
-        if name == f"gemsmith.{module}":
-            monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, library, None)
-    expected = rf"^{library} is not installed, which this needs; run: pip install 'gemsmith\[{extra}\]'$"
-    with pytest.raises(MachineError, match=expected):
-        part(module)
-
-
-def test_a_stage_that_misses_a_library_while_it_runs_is_one_line_too(monkeypatch):
-    from gemsmith.data import batches
-
-    monkeypatch.setitem(sys.modules, "grain", None)
-    with pytest.raises(MachineError, match=r"^grain is not installed, .*'gemsmith\[data\]'$"), naming_extra():
-        batches.shuffled_order(3, 0)
-
-
-def test_a_fault_of_gemsmiths_own_stays_a_fault():
-    with pytest.raises(ModuleNotFoundError, match="gemsmith"):
-        part("no_such_part")
 
 
 def read_lock(name: str) -> list[str]:

@@ -1,7 +1,6 @@
 import importlib.util
 import json
 import os
-import platform
 import shutil
 import subprocess
 from pathlib import Path
@@ -10,8 +9,7 @@ import pytest
 
 from gemsmith import __version__
 from gemsmith.errors import MachineError, RecipeError, RunError, VersionError
-from gemsmith.files import replacing, replacing_folder
-from gemsmith.provenance import start_clock, this_machine
+from gemsmith.provenance import start_clock
 from gemsmith.recipe import ADDED_LATER, Derived, later_defaults
 from gemsmith.recipe_file import build_recipe
 from gemsmith.records import Check, DataRecord, ServeRecord, TrainRecord, VerifyRecord
@@ -209,52 +207,6 @@ def test_every_stage_depends_on_its_own_keys(run):
         assert made_from(run, stage) != made_from(changed, stage), stage
 
 
-def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):
-    file = tmp_path / "file"
-    file.write_text("old")
-    with pytest.raises(ZeroDivisionError), replacing(file) as stream:
-        stream.write("half")
-        _ = 1 / 0
-    assert file.read_text() == "old"
-    assert list(tmp_path.iterdir()) == [file]
-
-
-def test_a_folder_is_replaced_whole_or_not_at_all(tmp_path):
-    folder = tmp_path / "merged"
-    for text in ("first", "second"):
-        with replacing_folder(folder) as beside:
-            (beside / "file").write_text(text)
-    with pytest.raises(ZeroDivisionError), replacing_folder(folder) as beside:
-        (beside / "file").write_text("half")
-        _ = 1 / 0
-    assert (folder / "file").read_text() == "second"
-    assert list(tmp_path.iterdir()) == [folder]
-
-
-def test_a_folder_lost_between_two_renames_is_put_back(tmp_path):
-    folder = tmp_path / "merged"
-    (tmp_path / ".merged.old").mkdir()
-    (tmp_path / ".merged.old" / "file").write_text("old")
-    with pytest.raises(ZeroDivisionError), replacing_folder(folder):
-        _ = 1 / 0
-    assert (folder / "file").read_text() == "old"
-
-
-def test_a_folder_that_another_process_begins_while_the_old_one_is_deleted_is_left_alone(tmp_path, monkeypatch):
-    folder, another = tmp_path / "merged", tmp_path / ".merged.partial"
-    rmtree = shutil.rmtree
-
-    def begun_meanwhile(path, **options):
-        rmtree(path, **options)
-        if (folder / "new").exists() and path.name == ".merged.old":
-            another.mkdir()
-
-    monkeypatch.setattr(shutil, "rmtree", begun_meanwhile)
-    with replacing_folder(folder) as beside:
-        (beside / "new").touch()
-    assert another.exists()
-
-
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a tmpfs takes root")
 def test_a_full_disk_leaves_the_old_record(tmp_path):
     disk = tmp_path / "disk"
@@ -322,24 +274,6 @@ def test_checkpoints_are_in_the_run_or_where_the_recipe_says(run, tmp_path, monk
         folder("gs://b/f")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
     assert folder("gs://b/f") == "gs://b/f"
-
-
-@pytest.mark.parametrize(
-    ("cpuinfo", "expected"),
-    [
-        ("model name\t: AMD EPYC\nflags\t\t: fpu avx2 avx512f\n\nmodel name\t: another", "AMD EPYC ({}, AVX-512)"),
-        ("model name : Xeon: v4\nflags : avx avx2\n", "Xeon: v4 ({}, AVX2)"),
-        ("model name : old\nflags : sse2\n", "old ({})"),
-        ("processor : 0\nFeatures : asimd\n", "{}"),  # as ARM has it
-        (None, "{}"),
-    ],
-)
-def test_a_machine_names_its_processor_and_its_widest_vectors(tmp_path, monkeypatch, cpuinfo, expected):
-    file = tmp_path / "cpuinfo"
-    if cpuinfo is not None:
-        file.write_text(cpuinfo)
-    monkeypatch.setattr("gemsmith.provenance._CPUINFO", file)
-    assert this_machine().processor == expected.format(platform.machine())
 
 
 def test_open_warmup_may_be_set_while_training_has_not_ended(run):

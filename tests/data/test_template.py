@@ -2,15 +2,12 @@ import hashlib
 import json
 import os
 import re
-import resource
-import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from gemsmith.data.limits import Limits, limited
 from gemsmith.data.template import TemplateFailure, compile_template, find_template
 from gemsmith.errors import CheckpointError, DataError
 from gemsmith.testing.tiny import make_tokenizer
@@ -210,15 +207,6 @@ def test_time_without_bounds_is_refused_with_the_line(text, said):
 @pytest.mark.parametrize(("text", "message"), NOT_COMPILED)
 def test_what_cannot_be_compiled_within_bounds_is_refused(text, message, said):
     assert said(text).startswith(f"compile: DataError: chat template FILE {message}")
-
-
-def test_the_limits_end_with_their_block(tokenizer_folder):
-    before = [resource.getrlimit(resource.RLIMIT_AS), signal.getsignal(signal.SIGPROF)]
-    with limited(Limits(cpu_s=5)):
-        use(tokenizer_folder, "x").render(TURNS)
-        assert 4 < signal.getitimer(signal.ITIMER_PROF)[0] < 6 and 9 < signal.getitimer(signal.ITIMER_VIRTUAL)[0] < 11
-    assert [resource.getrlimit(resource.RLIMIT_AS), signal.getsignal(signal.SIGPROF)] == before
-    assert signal.getitimer(signal.ITIMER_PROF)[0] == signal.getitimer(signal.ITIMER_VIRTUAL)[0] == 0
 
 
 def test_a_template_that_is_no_text_file_is_refused(tokenizer_folder, tmp_path):

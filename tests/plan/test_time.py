@@ -4,7 +4,7 @@ from gemsmith.hardware import find_machine, load_catalogue
 from gemsmith.plan.time import attention_flops, matmul_flops, step_time
 from gemsmith.recipe import Mesh
 from gemsmith.recipe_file import build_recipe
-from gemsmith.sizing.work import attended_pairs, work_of
+from gemsmith.sizing.work import work_of
 from gemsmith.zoo import find_variant
 
 # Steps that XLA's cycle estimates give for the 31B: machine, fsdp, tp, rows, length, attention, ms with collectives
@@ -100,24 +100,6 @@ def test_parts_of_a_row_send_each_other_keys_and_values(catalogue):
     machine = find_machine(catalogue, "v5p-8")
     whole, parts = (step_time(work(), machine, Mesh(**sizes)) for sizes in ({"fsdp": 4}, {"fsdp": 2, "sequence": 2}))
     assert parts.interconnect_s > whole.interconnect_s and parts.flops == whole.flops
-
-
-def test_pairs_by_counting_them():
-    for length, window in ((7, 3), (5, 9), (6, None)):
-        reach = window or length
-        seen = sum(1 for query in range(length) for key in range(length) if 0 <= query - key < reach)
-        assert attended_pairs(length, window, "flash") == seen
-    assert attended_pairs(4096, None, "dense") == 4096**2
-
-
-@pytest.mark.parametrize(
-    ("length", "window", "block"), [(4096, None, 512), (4096, 1024, 512), (300, 100, 64), (40, None, 64)]
-)
-def test_blocked_attention_reads_all_that_a_query_sees_and_no_more_than_its_loop(length, window, block):
-    blocked, seen = (attended_pairs(length, window, kind, block=block) for kind in ("blocked", "flash"))
-    padded = -(-length // block) * block
-    assert seen <= blocked <= padded**2
-    assert blocked < 0.6 * 4096**2 or length < 4096
 
 
 def test_a_single_chip_has_no_traffic_between_chips(catalogue):

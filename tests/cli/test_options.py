@@ -1,0 +1,93 @@
+import itertools
+import subprocess
+import sys
+
+import pytest
+
+from gemsmith.cli.options import naming_extra, part
+from gemsmith.errors import MachineError
+
+HOLDER = """
+import time
+from pathlib import Path
+from gemsmith.lock import locked
+with locked(Path("runs/my")):
+    print(flush=True)
+    time.sleep(300)
+"""
+
+
+WRITING = ["run", "plan", "data", "train", "export", "verify", "serve", "serve --json", "bench", "eval", "report"]
+
+
+def test_while_one_command_uses_a_run_directory_no_other_writes_there(gemsmith, recipe, tmp_path):
+    gemsmith("data", recipe)
+    before = {
+        file: file.read_bytes()
+        for file in (tmp_path / "runs" / "my").rglob("*")
+        if file.is_file() and file.name != ".lock"
+    }
+    holder = subprocess.Popen([sys.executable, "-c", HOLDER], stdout=subprocess.PIPE)
+    try:
+        holder.stdout.readline()
+        for verb, source in itertools.product(WRITING, (str(recipe), "runs/my")):
+            if (verb, source) == ("plan", str(recipe)):
+                continue  # writes nothing
+            code, _, err = gemsmith(*verb.split(), source, *([] if verb == "serve" else ["--set", "bench.prompts=7"]))
+            assert code == 2 and err.count("\n") == 1 and f"is in use by `gemsmith` (process {holder.pid} on " in err, (
+                verb,
+                source,
+                err,
+            )
+        assert gemsmith("data", "runs/my", "--show", 1)[0] == 0
+    finally:
+        holder.kill()
+        holder.communicate()
+    assert {
+        file: file.read_bytes()
+        for file in (tmp_path / "runs" / "my").rglob("*")
+        if file.is_file() and file.name != ".lock"
+    } == before
+    assert gemsmith("report", "runs/my")[0] == 0
+
+
+def test_a_folder_that_is_no_run_is_left_as_it_is(gemsmith, recipe, tmp_path):
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "thesis.tex").touch()
+    assert "is not empty and holds no recipe.yaml" in gemsmith("data", recipe, "--run", "thesis")[2]
+    assert "holds no recipe.yaml" in gemsmith("data", "thesis")[2]
+    assert gemsmith("data", recipe, "--run", "new", "--set", "lora.rank=none")[0] == 2
+    assert [file.name for file in (tmp_path / "thesis").iterdir()] == ["thesis.tex"] and not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    ("module", "library", "extra"),
+    [
+        ("data.pack", "numpy", "data"),
+        ("models.remat", "jax", "jax"),
+        ("train.trl.loss", "torch", "trl"),
+        ("evals.ask", "httpx", "serve"),
+        ("verify.logits", "numpy", "verify"),
+    ],
+)
+def test_a_missing_library_is_one_line_with_the_extra_that_has_it(monkeypatch, module, library, extra):
+    for name in list(sys.modules):
+        if name == f"gemsmith.{module}":
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, library, None)
+    expected = rf"^{library} is not installed, which this needs; run: pip install 'gemsmith\[{extra}\]'$"
+    with pytest.raises(MachineError, match=expected):
+        part(module)
+
+
+def test_a_stage_that_misses_a_library_while_it_runs_is_one_line_too(monkeypatch):
+    from gemsmith.data import batches
+
+    monkeypatch.setitem(sys.modules, "grain", None)
+    with pytest.raises(MachineError, match=r"^grain is not installed, .*'gemsmith\[data\]'$"), naming_extra():
+        batches.shuffled_order(3, 0)
+
+
+def test_a_fault_of_gemsmiths_own_stays_a_fault():
+    with pytest.raises(ModuleNotFoundError, match="gemsmith"):
+        part("no_such_part")

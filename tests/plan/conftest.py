@@ -1,0 +1,27 @@
+"""Shared by the tests of plans and of their table: a recipe that can be planned."""
+
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from gemsmith.recipe import Recipe
+from gemsmith.recipe_file import build_recipe
+
+
+@pytest.fixture
+def recipe() -> Callable[..., Recipe]:
+    """Returns a recipe for these machines: `recipe("gemma4-e2b", machines=("v5e-4",), rows_per_step=1)`."""
+
+    def make(
+        model: str = "gemma4-31b",
+        *,
+        machines: Sequence[str] = ("v5p-8", "v6e-8", "2xh100"),
+        catalogue: str | None = None,
+        **train: object,
+    ) -> Recipe:
+        hardware = {"machines": machines, "catalogue": catalogue}
+        return build_recipe(
+            {"checkpoint": "x/y", "model": model, "data": {"train": "x"}, "train": train, "hardware": hardware}
+        )
+
+    return make
