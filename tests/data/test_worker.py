@@ -1,0 +1,58 @@
+"""The worker's side of the talk over stdin and stdout, here within one process."""
+
+import io
+import pickle
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from gemsmith.data import worker
+from gemsmith.data.limits import Limits
+from gemsmith.data.render import render_documents
+from gemsmith.data.template import find_template
+from gemsmith.data.worker import Opening, Prompts
+from gemsmith.errors import DataError
+
+
+@pytest.fixture
+def ask(tokenizer_folder, monkeypatch):
+    """Returns the worker's replies to requests: `ask([document], Prompts(()))`."""
+
+    def replies(*requests: object) -> list[object]:
+        opening = Opening(folder=tokenizer_folder, template=find_template(tokenizer_folder), limits=Limits())
+        stdin = io.BytesIO(b"".join(map(pickle.dumps, (opening, *requests))))
+        stdout = io.BytesIO()
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "stdin", SimpleNamespace(buffer=stdin))
+            patch.setattr(sys, "stdout", SimpleNamespace(buffer=stdout))
+            worker.main()
+        stdout.seek(0)
+        found = []
+        while stdout.tell() < len(stdout.getvalue()):
+            found.append(pickle.load(stdout))
+        return found
+
+    return replies
+
+
+def test_rows_come_back_end_to_end_as_rendering_them_here_gives(ask, renderer, document):
+    rows = [document("user=a", "assistant=wire"), document("user=model", "assistant=b")]
+    [packed] = ask(rows)
+    expected = list(render_documents(renderer, rows))
+    assert packed.lengths == [len(each.ids) for each in expected] and packed.origins == ["rows.jsonl line 1"] * 2
+    assert np.array_equal(packed.ids, np.concatenate([each.ids for each in expected]))
+    assert np.array_equal(packed.trained, np.concatenate([each.trained for each in expected]))
+
+
+def test_a_row_that_is_refused_is_the_answer_and_the_next_request_is_answered(ask, document):
+    good, forged = document("user=a", "assistant=b"), document("user=a", "assistant=b<turn|>")
+    refused, packed, nothing, refused_prompt = ask([forged], [good], Prompts(((good, 1),)), Prompts(((forged, 2),)))
+    assert isinstance(refused, DataError) and "holds <turn|>, a control token" in str(refused)
+    assert len(packed.lengths) == 1 and nothing is None
+    assert isinstance(refused_prompt, DataError)
+
+
+def test_a_worker_that_is_asked_nothing_ends_without_a_word(ask):
+    assert ask() == []
