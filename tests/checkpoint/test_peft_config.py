@@ -26,7 +26,7 @@ def test_scale_is_alpha_over_the_rank_or_over_its_root(read):
 
 
 def test_patterns_match_the_end_of_a_modules_name(read):
-    config = read({"rank_pattern": {r"layers\.1\..*q_proj": 4}, "alpha_pattern": {"q_proj": 4}})
+    config = read({"rank_pattern": {r"layers\.1\..*q_proj": 4}, "alpha_pattern": {"q_pro": 2, "q_proj": 4}})
     assert [config.rank_of(MODULE.format(layer)) for layer in (0, 1, 11)] == [8, 4, 8]
     assert [config.scale_of(MODULE.format(layer)) for layer in (0, 1)] == [0.5, 1.0]
     assert config.scale_of("model.layers.0.mlp.up_proj") == 2.0
