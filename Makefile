@@ -5,12 +5,13 @@ export PYTHON
 BIN := .venv/bin
 RUN ?= runs/demo
 
-.PHONY: help env serve-env demo test test-slow test-vllm check bench clean
+.PHONY: help env serve-env demo test test-slow test-vllm check docs clean
 
 help:
 	@echo "make demo       the whole pipeline on a tiny Gemma 4, into $(RUN)"
 	@echo "make test       the tests that need no vLLM;  make test-vllm: those that do;  make test-slow: those that take minutes"
-	@echo "make check      format, lint, types"
+	@echo "make check      format, lint, types, and the documentation without a warning"
+	@echo "make docs       the documentation, into build/site"
 	@echo "make clean      environments, caches and runs"
 
 .venv/.done: requirements/train.lock requirements/dev.lock scripts/make_env.sh
@@ -39,10 +40,13 @@ test-slow: env
 test-vllm: env serve-env
 	$(BIN)/python -m pytest -m vllm
 
-check: env
+check: env docs
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+docs: env
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict -q -d build/site
 
 clean:
 	rm -rf .venv .venv-serve .venv.log .venv-serve.log .mypy_cache .ruff_cache .pytest_cache build runs

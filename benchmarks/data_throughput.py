@@ -40,11 +40,12 @@ def write_rows(file: Path, count: int, *, length: int = LENGTH) -> None:
     rows do not have.
     """
     from gemsmith.data import read_documents
+    from gemsmith.messages import text_of
     from gemsmith.recipe import Made
 
     random = np.random.default_rng(0)
     tasks = [
-        [message["content"] for message in row.messages]
+        [text_of(message) for message in row.messages]
         for row in read_documents(Made(task="verilog", rows=4096), seed=0)
     ]
     with file.open("w") as stream:

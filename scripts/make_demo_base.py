@@ -4,8 +4,8 @@
     python scripts/make_demo_base.py --tokenizer   src/gemsmith/testing/tiny_tokenizer.json, which it is trained with
 
 LoRA on a random model learns next to nothing, so the base must know something. It learns to repeat words, and to write
-C, Python, JSON and port lists for the specifications of gemsmith.data.verilog's train split. It never sees a Verilog
-module, nor a specification of the held-out split.
+C, Python, JSON and port lists for the specifications of gemsmith.tasks.verilog_demo's train split. It never sees a
+Verilog module, nor a specification of the held-out split.
 """
 
 import argparse
@@ -21,7 +21,7 @@ import torch
 from tokenizers import Tokenizer
 from transformers import Gemma4ForCausalLM, Gemma4TextConfig
 
-from gemsmith.data.verilog import PORTS, WORDS, Spec, describe, expression, make_rows, make_specs
+from gemsmith.tasks.verilog_demo import PORTS, WORDS, Spec, describe, expression, make_rows, make_specs
 from gemsmith.testing.tiny import make_tokenizer, train_tokenizer, write_checkpoint
 from gemsmith.zoo import find_variant
 from gemsmith.zoo.tensors import PREFIX

@@ -28,11 +28,11 @@ LAYERS = [
     {"recipe_file"},
     {"recipe", "records"},
     {"execution"},
-    {"zoo", "hardware"},
+    {"zoo", "hardware", "tasks"},
     {"files"},
     {"plain_yaml", "lock"},
-    {"terminal", "program"},
-    {"errors", "characters"},
+    {"terminal", "program", "sandbox"},
+    {"errors", "characters", "messages"},
 ]
 RANK = {part: rank for rank, layer in enumerate(reversed(LAYERS)) for part in layer}
 
@@ -131,3 +131,7 @@ def test_planning_loads_nothing_heavy():
     assert not loaded_by("import gemsmith.plan.stage, gemsmith.resolve, gemsmith.run") & (
         HEAVY.keys() | {"numpy", "rich"}
     )
+
+
+def test_a_training_session_loads_no_backend():
+    assert not loaded_by("import gemsmith.train.session, gemsmith.train.adapter_init") & {"jax", "torch", *BACKENDS}

@@ -52,6 +52,10 @@ class EngineError(GemsmithError):
     """An engine that Gemsmith started (vLLM, its bench client) failed; the message ends with its last lines."""
 
 
+class ScorerError(GemsmithError):
+    """A scorer cannot judge an answer; raised by a scorer, the message is the reason alone, in two or three words."""
+
+
 class VerifyError(GemsmithError):
     """The exported weights are not what training produced."""
 

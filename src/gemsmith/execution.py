@@ -175,7 +175,7 @@ def attention_on(kind: str, wanted: str, variant: Variant) -> Attention:
 def goes_row_by_row(kind: str, backend: str) -> bool:
     """Whether each device goes through its rows one after the other, whatever train.micro_batches says.
 
-    How XLA rounds a row on CPU depends on how many there are, and up to 2e-5 of a gradient with it (docs/log.md). One
+    How XLA rounds a row on CPU depends on how many there are, and up to 2e-5 of a gradient with it (docs/log). One
     by one they take less memory, and longer only where the model is tiny.
     """
     return kind == "cpu" and backend == "tunix"

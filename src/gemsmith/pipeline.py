@@ -91,7 +91,7 @@ def check_stages(run: Run, stages: Collection[str]) -> None:
     recipe = run.recipe
     check_settings(recipe, stages)
     if "data" in stages and isinstance(recipe.data.train, str):
-        importlib.import_module("gemsmith.data.rows").find_files(recipe.data.train)
+        importlib.import_module("gemsmith.data.stored").find_files(recipe.data.train)
     if recipe.data.template is not None and not {"data", *SERVED}.isdisjoint(stages):
         importlib.import_module("gemsmith.data.template").check_template(recipe.data.template)
     if "train" in stages:

@@ -6,16 +6,22 @@ Defaults live here and nowhere else; where arXiv 2605.25645 gives a value, it is
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from gemsmith.errors import RecipeError
 from gemsmith.execution import BACKENDS, NAMES, Saved, Tuned
+from gemsmith.tasks import MADE, SCORERS, describe_made, describe_scorers
 from gemsmith.zoo import LORA_KINDS, find_variant, lora_targets, variant_of_hub_id
 
 Positive = Annotated[int, Field(gt=0)]
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
+if TYPE_CHECKING:
+    MadeTask: TypeAlias = str
+    ScorerName: TypeAlias = str
+else:  # the names of the tasks that there are
+    MadeTask, ScorerName = Literal[MADE], Literal[SCORERS]
 # YAML 1.1, which PyYAML reads, takes a bare off for false.
 AutoOrOff = Annotated[Tuned, BeforeValidator(lambda value: "off" if value is False else value)]
 
@@ -33,9 +39,7 @@ class Section(BaseModel):
 class Made(Section):
     """Rows made by a seeded generator that ships with Gemsmith, instead of a file."""
 
-    task: Literal["verilog"] = Field(
-        description="The generator: `verilog` makes specs of small modules with canonical answers."
-    )
+    task: MadeTask = Field(description=f"The generator: {describe_made()}.")
     rows: Positive = Field(description="How many rows to make.")
     split: Literal["train", "held-out"] = Field("train", description="The two splits share no specification.")
 
@@ -204,9 +208,7 @@ class Bench(Section):
 
 
 class Eval(Section):
-    scorer: Literal["exact", "verilog-exact"] = Field(
-        "exact", description="`verilog-exact` normalises white space and comments first."
-    )
+    scorer: ScorerName = Field("exact", description=f"What an answer is judged by: {describe_scorers()}.")
     max_tokens: Positive = 512
     limit: Positive | None = Field(None, description="Score only the first rows.")
     concurrency: Positive = 16

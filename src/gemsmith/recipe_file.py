@@ -1,6 +1,7 @@
 """Recipes from YAML and back: loaded, overridden, checked in the recipe's own words, dumped with reasons."""
 
 import json
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -121,7 +122,14 @@ def _first_problem(error: ValidationError) -> str:
         message = "it must be true or false, a number, a text or null"
     else:
         message = _IN_YAML.get(problem["type"]) or problem["msg"][0].lower() + problem["msg"][1:]
+    if problem["type"] == "literal_error":
+        message += _near_match(problem["input"], problem["ctx"]["expected"])
     return f"{key}: {problem['input']!r} was given, {message}"
+
+
+def _near_match(given: Any, allowed: str) -> str:
+    """The name that was meant, of those that pydantic quotes."""
+    return nearest(str(given), re.findall("'([^']*)'", allowed))
 
 
 def _keys_at(place: Sequence[str]) -> list[str]:

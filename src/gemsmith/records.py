@@ -268,6 +268,8 @@ class Score(Part):
     """Answers that reached eval.max_tokens before they had ended."""
     failed: dict[str, int] = {}
     """Rows that were not answered, by reason, such as `http 500`; each is one of `n` and not right."""
+    unscored: dict[str, int] = {}
+    """Rows whose answer the scorer could not judge, by reason; each is one of `n` and not right."""
 
 
 class EvalRecord(Record):
@@ -287,6 +289,44 @@ class EvalRecord(Record):
     """Of an exact McNemar test of those two: how likely chance alone makes them at least as uneven."""
     held_out_also_trained: int | None = None
     """Scored rows whose prompt is also trained on; None where the prepared data does not tell."""
+
+
+class ProblemScore(Part):
+    name: str
+    samples: int
+    passed: int
+    reasons: dict[str, int]
+    """Of the samples that did not pass, by why: no module, compile error, wrong output, timeout, forged, sandbox."""
+    details: tuple[str, ...] = ()
+    """What was said of them, each once."""
+    unscorable: str | None = None
+    """Why no answer to it can be judged here: the problem does not count."""
+
+
+class PassAt(Part):
+    """pass@k: how likely at least one of k answers is right, with a 95 % interval over problems."""
+
+    k: int
+    score: float
+    low: float
+    high: float
+
+
+class AnswersRecord(Part):
+    """Answers that existed already, scored; no stage of a run."""
+
+    schema_version: int = SCHEMA_VERSION
+    task: str
+    dataset: str
+    dataset_sha256: str
+    answers: str
+    answers_sha256: str
+    simulator: str
+    sandbox: bool
+    problems: tuple[ProblemScore, ...]
+    unanswered: int
+    """Problems of the dataset without an answer, which do not count."""
+    pass_at: tuple[PassAt, ...]
 
 
 RecordT = TypeVar("RecordT", bound=Record)

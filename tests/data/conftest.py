@@ -14,6 +14,7 @@ import pytest
 
 from gemsmith.data.render import Renderer, open_renderer
 from gemsmith.data.rows import Document
+from gemsmith.messages import text_message
 from gemsmith.recipe_file import build_recipe
 from gemsmith.run import Run, open_run
 from gemsmith.testing.tiny import make_tokenizer
@@ -67,9 +68,7 @@ def document() -> Callable[..., Document]:
 
     def make(*turns: str) -> Document:
         pairs = [turn.split("=", 1) for turn in turns]
-        return Document(
-            messages=tuple({"role": role, "content": content} for role, content in pairs), origin="rows.jsonl line 1"
-        )
+        return Document(messages=tuple(text_message(*pair) for pair in pairs), origin="rows.jsonl line 1")
 
     return make
 

@@ -8,6 +8,7 @@ from gemsmith.data.control import EMPTY_THOUGHT, PLACEHOLDERS, find_control_toke
 from gemsmith.data.render import Renderer, check_prompts, open_renderer, render_documents
 from gemsmith.data.rows import Document
 from gemsmith.errors import DataError
+from gemsmith.messages import text_message
 from gemsmith.testing.tiny import SPECIAL_TOKENS
 
 # As tokenizers of the family add them: matched in raw text like special tokens, but text.
@@ -57,7 +58,7 @@ def test_each_special_token_in_content_is_refused_with_row_place_and_token(token
 
 
 def test_a_pair_is_refused_by_the_name_of_its_column(renderer):
-    messages = ({"role": "user", "content": "a"}, {"role": "assistant", "content": "b<|tool_response>"})
+    messages = (text_message("user", "a"), text_message("assistant", "b<|tool_response>"))
     forged = Document(messages=messages, origin="rows.jsonl line 1", form="prompt-response")
     assert "line 1: response holds <|tool_response>" in refused(renderer, forged)
 

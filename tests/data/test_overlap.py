@@ -4,13 +4,14 @@ import pytest
 from gemsmith.data.overlap import find_overlap, hash_answers, overlap_notices, read_answers, write_answers
 from gemsmith.data.rows import Document
 from gemsmith.errors import RunError
+from gemsmith.messages import text_message
 
 ROLES = {"s": "system", "u": "user", "a": "assistant"}
 
 
 def document(*turns: str, origin: str = "rows.jsonl line 1") -> Document:
     """A document of turns such as "u:hello"."""
-    return Document(messages=tuple({"role": ROLES[turn[0]], "content": turn[2:]} for turn in turns), origin=origin)
+    return Document(messages=tuple(text_message(ROLES[turn[0]], turn[2:]) for turn in turns), origin=origin)
 
 
 def overlap(trained: list[Document], *held_out: Document):

@@ -64,3 +64,16 @@ def test_packing_is_within_best_fit_decreasings_bound_of_the_least_rows(seed):
 def test_packing_is_the_same_each_time():
     lengths = np.random.default_rng(0).integers(1, 50, size=500).tolist()
     assert assign_rows(lengths, 64) == assign_rows(lengths, 64)
+
+
+def test_the_documents_of_a_row_are_found_again():
+    [rows] = pack_rows([rendered([2, 5, 6], [0, 1, 1]), rendered([2, 7], [0, 1])], [[0, 1], [1], []], 6)
+    assert [rows.documents(row) for row in range(len(rows))] == [[slice(0, 3), slice(3, 5)], [slice(0, 2)], []]
+    assert rows.tokens[0][rows.documents(0)[1]].tolist() == [2, 7]
+
+
+def test_rows_are_taken_in_any_order_with_padding_between():
+    [rows] = pack_rows([rendered([2, 5], [0, 1]), rendered([2, 7], [0, 1])], [[0], [1]], 3)
+    taken = rows.take([1, None, 0, 1])
+    assert taken.tokens.tolist() == [[2, 7, 0], [0, 0, 0], [2, 5, 0], [2, 7, 0]]
+    assert {name: array.dtype for name, array in taken.arrays().items()} == ARRAYS

@@ -15,6 +15,7 @@ from gemsmith.data.render import (
 )
 from gemsmith.data.rows import Document
 from gemsmith.errors import CheckpointError, DataError
+from gemsmith.messages import plain_messages, text_of
 
 GOLDEN = Path(__file__).parent / "golden" / "system_and_two_turns.json"
 TALK = ("system=be brief", "user=a or b?", "assistant=b", "user=why", "assistant=so\n  it is")
@@ -100,7 +101,7 @@ def test_each_answer_is_trained_once_and_nothing_else_is(renderer, document):
 def test_the_ids_spell_the_full_render(renderer, document):
     talk = document(*TALK)
     [rendered] = render_documents(renderer, [talk])
-    assert decode(renderer.tokenizer, rendered.ids) == renderer.template.render(talk.messages)
+    assert decode(renderer.tokenizer, rendered.ids) == renderer.template.render(plain_messages(talk.messages))
 
 
 def test_white_space_around_an_answer_is_the_templates_affair(renderer, document):
@@ -143,7 +144,7 @@ def test_a_channel_in_the_generation_prompt_alone_is_put_in_and_not_trained(toke
     renderer = with_template(tokenizer_folder, CHANNEL_IN_PROMPT)
     asked = document("user=a", "assistant=b")
     [rendered] = render_documents(renderer, [asked])
-    prompt = renderer.template.render(asked.messages[:1], generation_prompt=True)
+    prompt = renderer.template.render(plain_messages(asked.messages[:1]), generation_prompt=True)
     assert decode(renderer.tokenizer, rendered.ids) == prompt + "b<turn|>\n"
     assert trained_runs(rendered, renderer.tokenizer) == ["b<turn|>"]
 
@@ -155,16 +156,16 @@ def test_with_such_a_channel_each_answer_gets_a_sequence_that_is_what_serving_wo
     for rendered, index in zip(sequences, (2, 4), strict=True):
         begin = int(np.flatnonzero(rendered.trained)[0])
         assert decode(renderer.tokenizer, rendered.ids[:begin]) == renderer.template.render(
-            talk.messages[:index], generation_prompt=True
+            plain_messages(talk.messages[:index]), generation_prompt=True
         )
-        assert trained_runs(rendered, renderer.tokenizer) == [talk.messages[index]["content"] + "<turn|>"]
+        assert trained_runs(rendered, renderer.tokenizer) == [text_of(talk.messages[index]) + "<turn|>"]
 
 
 def test_a_channel_in_the_history_alone_stays_and_is_not_trained(tokenizer_folder, document):
     renderer = with_template(tokenizer_folder, CHANNEL_IN_HISTORY)
     talk = document(*TALK)
     [rendered] = render_documents(renderer, [talk])
-    assert decode(renderer.tokenizer, rendered.ids) == renderer.template.render(talk.messages)
+    assert decode(renderer.tokenizer, rendered.ids) == renderer.template.render(plain_messages(talk.messages))
     assert trained_runs(rendered, renderer.tokenizer) == ["b<turn|>", "so\n  it is<turn|>"]
 
 
@@ -258,7 +259,7 @@ def test_the_mask_is_right_with_each_published_revision_of_the_template(file, to
     renderer = with_template(tokenizer_folder, file.read_text())
     talk = document(*TALK)
     [rendered] = render_documents(renderer, [talk])
-    assert decode(renderer.tokenizer, rendered.ids) == renderer.template.render(talk.messages)
+    assert decode(renderer.tokenizer, rendered.ids) == renderer.template.render(plain_messages(talk.messages))
     assert trained_runs(rendered, renderer.tokenizer) == ["b<turn|>", "so\n  it is<turn|>"]
     assert "changes the answer" in refused(renderer, document("user=a", f"assistant={EMPTY_THOUGHT}b"))
 
@@ -281,7 +282,7 @@ def test_two_answers_in_a_row_are_trained_or_refused_by_each_published_revision(
 def test_templates_render_as_in_transformers(file, generation_prompt, tokenizer_folder, document):
     reference = pytest.importorskip("transformers.utils.chat_template_utils")
     renderer = with_template(tokenizer_folder, file.read_text()) if file else open_renderer(tokenizer_folder)
-    talk = document(*TALK).messages[:4]
+    talk = plain_messages(document(*TALK).messages[:4])
     [[expected], _] = reference.render_jinja_template(
         [[dict(message) for message in talk]],
         chat_template=(tokenizer_folder / "chat_template.jinja").read_text(),
@@ -294,5 +295,5 @@ def test_templates_render_as_in_transformers(file, generation_prompt, tokenizer_
 def test_pieces_of_a_document_join_to_the_full_render(renderer, document):
     talk = document(*TALK)
     [pieces] = split_document(renderer.template, talk)
-    assert "".join(piece.text for piece in pieces) == renderer.template.render(talk.messages)
+    assert "".join(piece.text for piece in pieces) == renderer.template.render(plain_messages(talk.messages))
     assert [piece.trained for piece in pieces] == [False, True, False, True, False]

@@ -1,16 +1,15 @@
-import json
-
 import pyarrow
 import pyarrow.parquet
 import pytest
 
-from gemsmith.data.rows import describe_columns, find_files, read_dataset, read_documents, source_sha256
+from gemsmith.data.rows import describe_columns, read_dataset, read_documents, source_sha256
 from gemsmith.errors import DataError
+from gemsmith.messages import text_message
 from gemsmith.recipe import Made
 
 PAIR = {"prompt": "add", "response": "wire"}
 CHAT = {"messages": [{"role": "user", "content": "add"}, {"role": "assistant", "content": "wire"}]}
-AS_MESSAGES = ({"role": "user", "content": "add"}, {"role": "assistant", "content": "wire"})
+AS_MESSAGES = (text_message("user", "add"), text_message("assistant", "wire"))
 
 
 def refused(source: object, **options: object) -> str:
@@ -27,22 +26,15 @@ def test_both_forms_of_jsonl_give_the_same_messages_and_say_their_line(row, writ
     assert [document.origin for document in documents] == ["rows.jsonl line 1", "rows.jsonl line 2"]
 
 
-def test_blank_lines_are_no_rows_and_keep_their_numbers(tmp_path):
-    file = tmp_path / "rows.jsonl"
-    file.write_text(f"\n{json.dumps(PAIR)}\n\n{json.dumps(PAIR)}")
-    assert [document.origin for document in read_documents(str(file))] == ["rows.jsonl line 2", "rows.jsonl line 4"]
-
-
-def test_a_byte_order_mark_at_the_start_is_no_error(tmp_path):
-    file = tmp_path / "rows.jsonl"
-    file.write_bytes(b"\xef\xbb\xbf" + json.dumps(PAIR).encode())
-    assert read_documents(str(file))[0].messages == AS_MESSAGES
-
-
 def test_content_in_text_parts_is_joined(write_rows):
     parts = [{"type": "text", "text": "ad"}, {"type": "text", "text": "d"}]
     row = {"messages": [{"role": "user", "content": parts}, CHAT["messages"][1]]}
     assert read_documents(str(write_rows(row)))[0].messages == AS_MESSAGES
+
+
+def test_content_of_no_parts_is_an_empty_text(write_rows):
+    row = {"messages": [{"role": "user", "content": []}, CHAT["messages"][1]]}
+    assert read_documents(str(write_rows(row)))[0].messages[0] == text_message("user", "")
 
 
 @pytest.mark.parametrize("row", [PAIR, CHAT], ids=["pair", "chat"])
@@ -62,20 +54,6 @@ def test_a_null_field_that_a_table_filled_in_is_as_if_absent(tmp_path):
     assert read_documents(str(tmp_path / "rows.parquet"))[0].messages == AS_MESSAGES
 
 
-def test_a_folder_is_read_file_by_file_in_the_order_of_names(tmp_path):
-    for name in ("b", "a"):
-        (tmp_path / f"{name}.jsonl").write_text(json.dumps(PAIR | {"prompt": name}))
-    assert [document.messages[0]["content"] for document in read_documents(str(tmp_path))] == ["a", "b"]
-
-
-def test_a_dataset_saved_by_hugging_face_datasets_is_read(tmp_path):
-    datasets = pytest.importorskip("datasets")
-    datasets.Dataset.from_list([CHAT] * 5).save_to_disk(str(tmp_path / "saved"), num_shards=2)
-    documents = read_documents(str(tmp_path / "saved"))
-    assert [document.messages for document in documents] == [AS_MESSAGES] * 5
-    assert documents[3].origin == "data-00001-of-00002.arrow row 1"
-
-
 def test_rows_are_made_from_the_seed():
     made = Made(task="verilog", rows=3)
     first, again, other = (read_documents(made, seed=seed) for seed in (1, 1, 2))
@@ -88,34 +66,10 @@ def test_the_source_hash_follows_the_bytes(write_rows):
     assert source_sha256(str(one)) == source_sha256(str(one)) != source_sha256(str(other))
 
 
-def test_a_missing_file_is_refused(tmp_path):
-    assert "nothing.jsonl: is not there; set data.train" in refused(tmp_path / "nothing.jsonl")
-
-
-def test_an_unknown_kind_of_file_is_refused(tmp_path):
-    (tmp_path / "rows.csv").write_text("prompt,response")
-    assert "is a .csv file; allowed: .jsonl, .parquet" in refused(tmp_path / "rows.csv")
-
-
 @pytest.mark.parametrize("text", ["", "\n \n"])
 def test_an_empty_dataset_is_refused(text, tmp_path):
     (tmp_path / "rows.jsonl").write_text(text)
     assert "holds no rows" in refused(tmp_path / "rows.jsonl")
-
-
-def test_broken_json_is_refused_with_its_line(tmp_path):
-    (tmp_path / "rows.jsonl").write_text(json.dumps(PAIR) + '\n{"prompt": "a",\n')
-    assert "rows.jsonl line 2, column 16: is not JSON" in refused(tmp_path / "rows.jsonl")
-
-
-def test_a_number_of_too_many_digits_is_refused_with_its_line(tmp_path):
-    (tmp_path / "rows.jsonl").write_text(json.dumps(PAIR) + '\n{"prompt": ' + "1" * 5000 + "}")
-    assert "rows.jsonl line 2: is not JSON" in refused(tmp_path / "rows.jsonl")
-
-
-def test_text_that_is_not_utf8_is_refused_with_line_and_byte(tmp_path):
-    (tmp_path / "rows.jsonl").write_bytes(json.dumps(PAIR).encode() + b'\n{"prompt": "\xe9"}')
-    assert "rows.jsonl line 2, byte 13: is not UTF-8" in refused(tmp_path / "rows.jsonl")
 
 
 def test_half_a_surrogate_pair_is_refused(tmp_path):
@@ -264,29 +218,19 @@ def test_another_form_than_the_recipe_names_is_refused(write_rows):
     )
 
 
-def test_a_damaged_parquet_file_is_refused(tmp_path):
-    (tmp_path / "rows.parquet").write_bytes(b"PAR1 but not really PAR1")
-    assert "rows.parquet: cannot be read as parquet" in refused(tmp_path / "rows.parquet")
+@pytest.mark.parametrize("table", [False, True], ids=["jsonl", "parquet"])
+def test_a_column_that_was_asked_for_is_read_and_not_counted_as_ignored(table, write_rows, tmp_path):
+    rows = [PAIR | {"test": ["a", "b"], "id": 1}, PAIR | {"test": [], "id": 2}]
+    file = write_rows(*rows)
+    if table:
+        file = tmp_path / "rows.parquet"
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), file)
+    dataset = read_dataset(str(file), columns=("test",))
+    assert [document.columns for document in dataset.documents] == [{"test": ["a", "b"]}, {"test": []}]
+    assert dataset.ignored_columns == {"id": 2}
 
 
-def test_a_folder_without_data_is_refused_and_the_folder_inside_is_named(tmp_path):
-    (tmp_path / "data").mkdir()
-    assert f"did you mean {tmp_path / 'data'}?" in refused(tmp_path)
-
-
-def test_a_folder_that_mixes_splits_is_refused(tmp_path):
-    for split in ("train", "test"):
-        (tmp_path / f"{split}-00000-of-00001.jsonl").write_text(json.dumps(PAIR))
-    assert "mixes test-00000-of-00001.jsonl, train-00000-of-00001.jsonl" in refused(tmp_path)
-
-
-def test_a_saved_dataset_of_several_splits_is_refused_and_one_is_named(tmp_path):
-    (tmp_path / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
-    assert f"name one of them, such as {tmp_path / 'train'}" in refused(tmp_path)
-
-
-def test_a_saved_dataset_with_a_missing_shard_is_refused(tmp_path):
-    (tmp_path / "state.json").write_text('{"_data_files": [{"filename": "data-00000-of-00001.arrow"}]}')
-    assert "data-00000-of-00001.arrow is missing" in refused(tmp_path)
-    with pytest.raises(DataError):
-        find_files(str(tmp_path))
+def test_a_row_without_a_column_that_was_asked_for_is_refused(write_rows):
+    rows = write_rows(PAIR | {"test": "a"}, PAIR | {"test": None})
+    with pytest.raises(DataError, match=r"^rows\.jsonl line 2: has no test, which eval.scorer reads; add it, or set"):
+        read_dataset(str(rows), columns=("test",))

@@ -18,6 +18,7 @@ from gemsmith.data.rows import Document
 from gemsmith.data.template import find_template
 from gemsmith.data.workers import check_prompts_in_process, count_processes, render_in_processes
 from gemsmith.errors import DataError, MachineError
+from gemsmith.messages import text_message
 from gemsmith.recipe import Made
 
 
@@ -35,7 +36,7 @@ def test_several_processes_render_what_one_does_in_its_order(tiny_checkpoint, mo
 
 @pytest.mark.parametrize("token", ["<turn|>", "<|tool_response>", "<|think|>"])
 def test_a_row_that_cannot_be_used_is_named(token, tiny_checkpoint):
-    forged = ({"role": "user", "content": "a"}, {"role": "assistant", "content": f"b{token}"})
+    forged = (text_message("user", "a"), text_message("assistant", f"b{token}"))
     documents = [*read_documents(Made(task="verilog", rows=3)), Document(messages=forged, origin="rows.jsonl line 4")]
     folder = tiny_checkpoint("tiny-31b")
     with pytest.raises(DataError, match=rf"rows.jsonl line 4: messages\[1\] holds {re.escape(token)}, a control token"):
@@ -161,8 +162,8 @@ def test_a_script_without_a_main_guard_can_render(tokenizer_folder, tmp_path):
     script.write_text(
         "import sys; from pathlib import Path\n"
         "from gemsmith.data.rows import Document; from gemsmith.data.template import find_template\n"
-        "from gemsmith.data.workers import render_in_processes\n"
-        "turns = ({'role': 'user', 'content': 'a'}, {'role': 'assistant', 'content': 'b'})\n"
+        "from gemsmith.data.workers import render_in_processes; from gemsmith.messages import text_message\n"
+        "turns = (text_message('user', 'a'), text_message('assistant', 'b'))\n"
         "folder = Path(sys.argv[1])\n"
         "print(len(list(render_in_processes(folder, find_template(folder), [Document(messages=turns, origin='x')], "
         "1))))\n"

@@ -1,8 +1,11 @@
 """Answers on disk, as a process that was killed at any moment left them."""
 
+import hashlib
+import json
 from pathlib import Path
 
 from gemsmith.evals.kept import appending, digest_question, keep, read_kept
+from gemsmith.messages import plain_messages, text_message
 from gemsmith.serve.chat import Reply
 
 ONE, OTHER = Reply(text="eins\n\u2028é\u0000", cut=False), Reply(text="zwei", cut=True)
@@ -39,7 +42,13 @@ def test_no_file_holds_no_answer(tmp_path: Path) -> None:
 
 
 def test_questions_differ_in_roles_and_in_turns() -> None:
-    user, system = {"role": "user", "content": "a"}, {"role": "system", "content": "a"}
+    user, system = text_message("user", "a"), text_message("system", "a")
     assert len({digest_question("m", messages) for messages in ([user], [system], [user, user], [system, user])}) == 4
     assert digest_question("m", [user]) != digest_question("n", [user])
-    assert digest_question("m", [user]) == digest_question("m", [{"content": "a", "role": "user"}])
+
+
+def test_an_answer_is_kept_under_the_json_that_the_server_is_asked_with() -> None:
+    user = text_message("user", "é")
+    text = json.dumps(["m", {"role": "user", "content": "é"}], sort_keys=True)
+    assert digest_question("m", [user]) == hashlib.sha256(text.encode()).hexdigest()
+    assert json.dumps(plain_messages([user])) == '[{"role": "user", "content": "\\u00e9"}]'

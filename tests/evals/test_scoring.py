@@ -1,6 +1,6 @@
 import pytest
 
-from gemsmith.evals.scoring import is_right, score, wilson_interval
+from gemsmith.evals.scoring import score, wilson_interval
 
 
 # The first four: Newcombe, Statistics in Medicine 17 (1998) 857, table I, method 3. The last: n / (n + z²).
@@ -26,23 +26,7 @@ def test_the_interval_is_symmetric_in_right_and_wrong_and_holds_the_share() -> N
         assert 0 <= low <= right / 50 <= high <= 1
 
 
-def test_exact_ignores_white_space_at_the_ends_alone() -> None:
-    assert is_right(" yes\n", "yes", "exact")
-    assert not is_right("y es", "yes", "exact") and not is_right("Yes", "yes", "exact")
-
-
-def test_verilog_exact_ignores_spacing_and_comments_and_nothing_else() -> None:
-    expected = "module m(input a, output y);\n  assign y = ~a;\nendmodule"
-    assert is_right(
-        "Here it is:\nmodule m( input a, output y );  // one\nassign y=~a; /* two */\nendmodule\n",
-        expected,
-        "verilog-exact",
-    )
-    assert not is_right(expected.replace("~a", "a"), expected, "verilog-exact")
-    assert not is_right("", expected, "verilog-exact")
-
-
 def test_a_score_counts() -> None:
-    found = score([True, False, True, True], cut=1)
-    assert (found.score, found.n, found.cut) == (0.75, 4, 1)
+    found = score([True, False, True, True], cut=1, failed={"timeout": 1}, unscored={})
+    assert (found.score, found.n, found.cut, found.failed, found.unscored) == (0.75, 4, 1, {"timeout": 1}, {})
     assert found.low < 0.75 < found.high

@@ -15,13 +15,15 @@ import pytest
 
 from gemsmith.data.overlap import write_answers
 from gemsmith.data.rows import read_documents
-from gemsmith.errors import DataError, EngineError, RecipeError
+from gemsmith.errors import DataError, EngineError, RecipeError, ScorerError
 from gemsmith.evals.stage import ANSWERS, choose_examples, evaluate, read_questions
+from gemsmith.messages import text_of
 from gemsmith.recipe import Made
 from gemsmith.records import EvalRecord, ExportRecord
 from gemsmith.run import Run, read_record, write_record
 from gemsmith.serve.server import Server
 from gemsmith.serve.stage import Servers
+from gemsmith.tasks import Question, Verdict
 from gemsmith.testing.hostile import chat
 
 EVAL = {"scorer": "verilog-exact", "max_tokens": 64, "concurrency": 3}
@@ -30,7 +32,7 @@ EVAL = {"scorer": "verilog-exact", "max_tokens": 64, "concurrency": 3}
 def held_out(rows: int) -> dict[str, str]:
     """Prompt -> answer of the rows that exported_run holds out."""
     documents = read_documents(Made(task="verilog", rows=rows, split="held-out"), seed=0)
-    return {document.messages[0]["content"]: document.messages[-1]["content"] for document in documents}
+    return {text_of(document.messages[0]): text_of(document.messages[-1]) for document in documents}
 
 
 def test_base_and_tuned_are_scored_on_the_same_rows(
@@ -110,7 +112,7 @@ def test_data_of_an_earlier_version_leaves_it_open_what_was_trained_on(
 
 def test_eval_limit_takes_the_first_rows(exported_run: Callable[..., Run]) -> None:
     questions = read_questions(exported_run({"eval": EVAL | {"limit": 2}}))
-    assert [question.messages[0]["content"] for question in questions] == list(held_out(4))[:2]
+    assert [text_of(question.messages[0]) for question in questions] == list(held_out(4))[:2]
 
 
 def test_no_held_out_rows_is_the_users_error(exported_run: Callable[..., Run]) -> None:
@@ -124,7 +126,7 @@ def test_everything_before_the_last_answer_is_the_question(exported_run: Callabl
     file.write_text(json.dumps({"messages": [{"role": role, "content": content} for role, content in turns]}) + "\n")
     (question,) = read_questions(exported_run({"data": {"eval": str(file)}}))
     assert question.expected == "b"
-    assert [(message["role"], message["content"]) for message in question.messages] == turns[:-1]
+    assert [(message.role, text_of(message)) for message in question.messages] == turns[:-1]
 
 
 def test_a_refused_request_is_an_error_that_names_the_row(
@@ -228,6 +230,45 @@ class TestWithAHostileServer:
         record = self.evaluate(many, hostile)
         assert (record.tuned.score, record.tuned.cut, record.tuned.failed) == (0, 40, {})
         assert record.notices[0].startswith("40 of 40 answers of the tuned model are empty")
+
+    @staticmethod
+    def fail_on(monkeypatch: pytest.MonkeyPatch, *prompts: str) -> None:
+        """Lets the scorer fail on the rows of these questions."""
+
+        def score(question: Question, answers: list[str]) -> list[Verdict]:
+            if text_of(question.messages[0]) in prompts:
+                raise ScorerError("no end")
+            return [Verdict(right=False, reason="not so")] * len(answers)
+
+        monkeypatch.setattr("gemsmith.tasks.exact.score", score)
+
+    def test_a_few_answers_that_the_scorer_fails_on_are_counted_and_are_not_right(
+        self, many: Run, hostile: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        self.fail_on(monkeypatch, "3", "9")
+        hostile.deed = lambda _asked: chat("yes")
+        record = self.evaluate(many, hostile)
+        assert (record.tuned.n, record.tuned.score, record.tuned.failed) == (40, 0, {})
+        assert record.tuned.unscored == record.base.unscored == {"no end": 2}
+        assert record.notices[1] == (
+            "The scorer could not judge 2 of 40 answers of the tuned model (2 no end); they count as not right."
+        )
+        rows = [json.loads(line) for line in (many.logs / "eval_rows.jsonl").read_text().splitlines()]
+        assert [row["row"] for row in rows if row["tuned_reason"] == "no end"] == [4, 10]
+        assert rows[0]["base_reason"] == "not so" and rows[3]["tuned"] == "yes"
+
+    def test_a_scorer_that_fails_often_is_one_line_and_no_answer_is_asked_for_again(
+        self, many: Run, hostile: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with monkeypatch.context() as patch:
+            self.fail_on(patch, "3", "5", "9")
+            hostile.deed = lambda _asked: chat("yes")
+            expected = r"^eval: tuned: the scorer exact could not judge 3 of 40 rows, .* \(3 no end\): row 4: no end:"
+            with pytest.raises(ScorerError, match=expected):
+                self.evaluate(many, hostile)
+        hostile.asked.clear()
+        assert self.evaluate(many, hostile).tuned.score == 1
+        assert self.questions(hostile) == []
 
     @pytest.mark.parametrize(
         "deed", [(500, b"no"), (200, b"<html>"), (200, b"[]"), (200, b"{}"), chat(None), chat(["yes"]), "cut"]

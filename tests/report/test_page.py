@@ -313,7 +313,7 @@ def test_a_missing_library_is_one_sentence_that_names_the_command(make_run, monk
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name, *rest: None if name == "matplotlib" else find(name, *rest)
     )
-    with pytest.raises(MachineError, match=r"matplotlib is not installed; run: pip install 'gemsmith\[train\]'"):
+    with pytest.raises(MachineError, match=r"matplotlib is not installed; run: pip install 'gemsmith\[report\]'"):
         render_page(make_run(without=tuple(STAGES)))
 
 

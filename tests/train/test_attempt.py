@@ -9,7 +9,7 @@ from gemsmith.errors import CheckpointError, EngineError, RunError
 from gemsmith.recipe import Train
 from gemsmith.records import TrainStep
 from gemsmith.run import Run, stage_keys
-from gemsmith.train.attempt import checkpoint_metadata, kept_steps, refuse_to_go_on
+from gemsmith.train.attempt import checkpoint_metadata, earlier_steps, refuse_to_go_on
 from gemsmith.train.schedule import learning_rate
 from gemsmith.train.stage import train
 
@@ -99,7 +99,7 @@ def with_warmup(run: Run, warmup: int | None) -> Run:
 
 def test_training_goes_on_with_the_schedule_that_it_began_with(saved):
     run, metadata = saved(None, 6)
-    assert len(kept_steps(run, "checkpoints/6", metadata, None)) == 6
+    assert len(earlier_steps(run, "checkpoints/6", metadata, None)) == 6
 
 
 def test_open_warmup_that_was_a_hundred_steps_is_not_changed_on_the_way(saved):
@@ -107,22 +107,22 @@ def test_open_warmup_that_was_a_hundred_steps_is_not_changed_on_the_way(saved):
     run, metadata = saved(100, 6)
     metadata["recipe"] = stage_keys(run.recipe, "train")
     with pytest.raises(RunError) as refusal:
-        kept_steps(run, "checkpoints/6", metadata, None)
+        earlier_steps(run, "checkpoints/6", metadata, None)
     assert str(refusal.value) == (
         "checkpoints/6: was trained with another schedule: step 2 had the learning rate 0.0001, with a warm-up of 2 "
         "steps it has 0.005; "
         f"--set optimizer.warmup_steps=100 goes on with it, or start again with: gemsmith train {run.path} --force"
     )
-    assert len(kept_steps(with_warmup(run, 100), "checkpoints/6", metadata, None)) == 6
+    assert len(earlier_steps(with_warmup(run, 100), "checkpoints/6", metadata, None)) == 6
     with pytest.raises(
         RunError,
         match=r"step 2 had the learning rate 0.0001, with a warm-up of 7 steps it has .*warmup_steps=100 goes on",
     ):
-        kept_steps(with_warmup(run, 7), "checkpoints/6", metadata, None)
+        earlier_steps(with_warmup(run, 7), "checkpoints/6", metadata, None)
 
 
 def test_a_number_of_steps_cannot_be_exchanged_for_another(saved):
     run, metadata = saved(5, 6)
     metadata["recipe"]["optimizer.warmup_steps"] = 5
     with pytest.raises(RunError, match=r"was trained with another recipe: optimizer\.warmup_steps was 5 and is null"):
-        kept_steps(run, "checkpoints/6", metadata, None)
+        earlier_steps(run, "checkpoints/6", metadata, None)

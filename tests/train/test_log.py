@@ -69,7 +69,7 @@ def test_spikes_and_skipped_steps_are_told(run, capsys):
     assert told == [
         "train  step 1/6  loss 7.0000: a spike",
         "train  step 1/6  loss 7.0000: a spike, its update is left out",
-        "train  step 1/6  loss nan: not a finite number, its update is left out",
+        "train  step 1/6  loss nan: NaN or infinite, its update is left out",
     ]
 
 

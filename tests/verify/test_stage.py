@@ -7,7 +7,7 @@ import pytest
 
 from gemsmith.checkpoint import open_checkpoint
 from gemsmith.checkpoint.adapter import LowRank, read_peft_adapter, write_peft_adapter
-from gemsmith.data.pack import PackedRows
+from gemsmith.data.pack import Rows
 from gemsmith.errors import CheckpointError, VerifyError
 from gemsmith.export import stage as stage_module
 from gemsmith.export.stage import export
@@ -281,7 +281,7 @@ def test_weights_that_transformers_would_fill_in_at_random_are_refused(exported)
 def test_prompts_are_documents_that_were_trained_on():
     tokens = np.arange(1, 25).reshape(2, 12)
     segments = np.array([[1] * 5 + [2] * 4 + [0] * 3, [1] * 12])
-    rows = PackedRows(tokens=tokens, segments=segments, positions=tokens, loss_mask=segments > 0)
+    rows = Rows(tokens=tokens, segments=segments, positions=tokens, loss_mask=segments > 0)
     prompts = logits.make_prompts(rows, 1024, 0)
     assert [prompt.tolist() for prompt in prompts] == [[1, 2, 3, 4, 5], [6, 7, 8, 9], list(range(13, 25))]
 

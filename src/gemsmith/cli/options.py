@@ -1,8 +1,10 @@
 """What verbs share: their options, a run opened and locked, and modules imported when they are needed."""
 
 import contextlib
+import functools
 import importlib
-from collections.abc import Callable, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,6 +15,23 @@ from gemsmith.characters import spell_out_json
 from gemsmith.errors import MachineError
 
 FOLDER = click.Path(path_type=Path)
+
+_EXTRAS = {
+    "report": "report",
+    "verify": "verify",
+    "evals": "serve",
+    "bench": "serve",
+    "serve": "serve",
+    "train.trl": "trl",
+    "train": "jax",
+    "aot": "jax",
+    "models": "jax",
+    "export": "data",
+    "data": "data",
+    "checkpoint": "data",
+}
+"""A part of Gemsmith -> the extra that brings what it imports. Of parts that import each other the upper one comes
+first."""
 
 
 def source_options(function: Callable[..., None], *, required: bool = True) -> Callable[..., None]:
@@ -32,7 +51,7 @@ def source_options(function: Callable[..., None], *, required: bool = True) -> C
         click.argument("source", type=FOLDER, required=required),
     ):
         function = option(function)
-    return function
+    return _naming_extras(function)
 
 
 unverified_option = click.option(
@@ -43,14 +62,38 @@ force_option = click.option("--force", is_flag=True, help="Do the stage again al
 
 def part(name: str) -> ModuleType:
     """A module of Gemsmith, imported when it is needed; a missing extra is one line."""
-    try:
+    with naming_extra():
         return importlib.import_module(f"gemsmith.{name}")
+
+
+@contextlib.contextmanager
+def naming_extra() -> Iterator[None]:
+    """Raises MachineError with the extra to install, where a module that Gemsmith imports is not installed."""
+    try:
+        yield
     except ModuleNotFoundError as error:
-        if (error.name or "").startswith("gemsmith"):
+        modules = [
+            frame.f_globals["__name__"].removeprefix("gemsmith.") for frame, _ in traceback.walk_tb(error.__traceback__)
+        ]
+        extra = next(
+            (_EXTRAS[part] for part in _EXTRAS if any(f"{module}.".startswith(f"{part}.") for module in modules)), None
+        )
+        if extra is None or (error.name or "gemsmith").startswith("gemsmith"):
             raise
         raise MachineError(
-            f"{error.name} is not installed, which this needs; run: pip install 'gemsmith[train]'"
+            f"{error.name} is not installed, which this needs; run: pip install 'gemsmith[{extra}]'"
         ) from None
+
+
+def _naming_extras(function: Callable[..., None]) -> Callable[..., None]:
+    """The same verb, within `naming_extra`."""
+
+    @functools.wraps(function)
+    def verb(*arguments: Any, **options: Any) -> None:
+        with naming_extra():
+            function(*arguments, **options)
+
+    return verb
 
 
 def open_source(

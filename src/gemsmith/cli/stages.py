@@ -247,18 +247,54 @@ def bench(source: Path, run_path: Path | None, overrides: Sequence[str], as_json
 
 
 @cli.command(name="eval")
-@source_options
+@partial(source_options, required=False)
 @force_option
 @unverified_option
-def evaluate(source: Path, run_path: Path | None, overrides: Sequence[str], as_json: bool, **options: bool) -> None:
+@click.option(
+    "--task", type=click.Choice(["verilog"]), help="Instead of a run: score answers that are there, with --answers."
+)
+@click.option(
+    "--dataset", type=FOLDER, metavar="FOLDER", help="With --task verilog: verilog-eval's dataset_spec-to-rtl."
+)
+@click.option("--answers", type=FOLDER, metavar="FILE", help='With --task: JSONL of {"problem", "completion"}.')
+@click.option("--unsafe", is_flag=True, help="With --task: run generated code without a sandbox.")
+def evaluate(
+    source: Path | None,
+    run_path: Path | None,
+    overrides: Sequence[str],
+    as_json: bool,
+    force: bool,
+    unverified: bool,
+    **answers: Any,
+) -> None:
     """Score base and tuned model on the held-out rows, greedily, through the served API.
 
-    SOURCE is a recipe (YAML) or a run directory.
+    SOURCE is a recipe (YAML) or a run directory. Without it, --task, --dataset and --answers score completions that
+    exist already, without a server: each is compiled and simulated in a sandbox.
 
     \b
     gemsmith eval runs/my --set eval.limit=50 --force
+    gemsmith eval --task verilog --dataset verilog-eval/dataset_spec-to-rtl --answers completions.jsonl --json
     """
-    run_stage("eval", source, run_path, overrides, as_json=as_json, **options)
+    given = {name: value for name, value in answers.items() if value not in (None, False)}
+    if source is not None:
+        if given:
+            raise InputError(
+                f"--{next(iter(given))}: goes without SOURCE, for answers that exist already; leave one out"
+            )
+        run_stage("eval", source, run_path, overrides, as_json=as_json, force=force, unverified=unverified)
+        return
+    if missing := [f"--{name}" for name in ("task", "dataset", "answers") if name not in given]:
+        raise InputError(
+            f"{missing[0]} is missing; give SOURCE, or --task verilog, --dataset FOLDER and --answers FILE"
+        )
+    if force or unverified or run_path or overrides:
+        raise InputError("--force, --unverified, --run and --set are for a run: give SOURCE, or leave them out")
+    record = part("evals.answers").score_answers(answers["dataset"], answers["answers"], unsafe=answers["unsafe"])
+    if as_json:
+        click.echo(spell_out_json(record.model_dump_json(indent=1)))
+    else:
+        part("evals.answers").print_answers(record)
 
 
 @cli.command()

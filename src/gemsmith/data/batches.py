@@ -1,6 +1,4 @@
-"""Batches of packed rows: the batch of a step follows from the recipe and the step alone, so a run continues where it
-stopped.
-"""
+"""Batches of packed rows: each follows from the recipe and the step alone, so a run continues where it stopped."""
 
 import hashlib
 import math
@@ -12,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gemsmith.data.pack import ARRAYS, PackedRows
+from gemsmith.data.pack import ARRAYS, Rows
 from gemsmith.errors import DataError, RunError
 from gemsmith.files import sha256_file
 from gemsmith.recipe import Train
@@ -24,37 +22,26 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Batch:
-    """Rows of one optimizer step, all or some: arrays of shape (rows, L), as in `gemsmith.data.pack`; rows of zeros are
-    padding.
-    """
-
-    tokens: np.ndarray
-    segments: np.ndarray
-    positions: np.ndarray
-    loss_mask: np.ndarray
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
 class Batches:
-    """`steps` batches. Each epoch has every row once, in an order of its own; a batch may hold the end of one and the
-    start of the next.
+    """`steps` batches.
+
+    Each epoch has every row once, in an order of its own; a batch may hold the end of one and the start of the next.
     """
 
     steps: int
     rows_per_step: int
     total_rows: int
     """Rows of all steps; the last batch is filled up with rows of padding."""
-    rows: PackedRows
+    rows: Rows
     order: "grain.MapDataset[int]"
 
-    def batch(self, step: int, rows: Sequence[int] | None = None) -> Batch:
+    def batch(self, step: int, rows: Sequence[int] | None = None) -> Rows:
         """The batch of a step, from 1; of it only `rows`, where they are given, and no others are read."""
         assert 1 <= step <= self.steps, f"step {step} of {self.steps}"
         begin = (step - 1) * self.rows_per_step
         places = [begin + row for row in (range(self.rows_per_step) if rows is None else rows)]
         chosen = [int(self.order[place]) if place < self.total_rows else None for place in places]
-        return Batch(**{name: _take(getattr(self.rows, name), chosen) for name in ARRAYS})
+        return self.rows.take(chosen)
 
 
 def count_steps(train: Train, packed_rows: int) -> int:
@@ -73,8 +60,7 @@ def load_batches(run: Run) -> Batches:
     if record.packed_rows < train.rows_per_step:
         raise DataError(
             f"train.rows_per_step: {train.rows_per_step} is more than all data makes, {record.packed_rows} packed rows "
-            "of "
-            f"{run.recipe.data.max_length}; set {record.packed_rows} or less, or lower data.max_length"
+            f"of {run.recipe.data.max_length}; set {record.packed_rows} or less, or lower data.max_length"
         )
     rows, shape = open_rows(run), (record.packed_rows, run.recipe.data.max_length)
     if rows.tokens.shape != shape:
@@ -103,9 +89,10 @@ def shuffled_order(rows: int, seed: int) -> "grain.MapDataset[int]":
     return grain.MapDataset.range(rows).shuffle(seed=spread).repeat()
 
 
-def open_rows(run: Run) -> PackedRows:
-    """The run's packed rows, mapped from their files. Raises RunError where one is gone, or not what the data stage
-    wrote.
+def open_rows(run: Run) -> Rows:
+    """The run's packed rows, mapped from their files.
+
+    Raises RunError where one is gone, or not what the data stage wrote.
     """
     record = read_record(run, DataRecord)
     remedy = f"write it again with: gemsmith data {run.path} --force"
@@ -124,7 +111,7 @@ def open_rows(run: Run) -> PackedRows:
             f"{run.data}: is damaged: its arrays are not those that {run.record_file('data')} was written with; "
             f"{remedy}"
         )
-    return PackedRows(**{name: np.load(file, mmap_mode="r") for name, file in files.items()})
+    return Rows(**{name: np.load(file, mmap_mode="r") for name, file in files.items()})
 
 
 def rows_sha256(files: Iterable[str]) -> str:
@@ -136,12 +123,3 @@ def rows_sha256(files: Iterable[str]) -> str:
 def _sha256(file: Path, _size_bytes: int, _changed_ns: int) -> str:
     """Once a process, as long as the file stays as it is: 1.5 GB take a second."""
     return sha256_file(file)
-
-
-def _take(array: np.ndarray, rows: Sequence[int | None]) -> np.ndarray:
-    """[[a], [b], [c]], rows [2, 0, None] → [[c], [a], [0]]"""
-    taken = np.zeros((len(rows), *array.shape[1:]), array.dtype)
-    for place, row in enumerate(rows):
-        if row is not None:
-            taken[place] = array[row]
-    return taken

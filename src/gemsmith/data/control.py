@@ -1,5 +1,4 @@
-"""Control tokens: those that end turns, open thoughts and call tools. The chat template writes them; a row's text may
-not.
+"""Control tokens end turns, open thoughts and call tools: the chat template writes them, and a row's text may not.
 
 The text is searched before it is rendered. The ids that it comes to are looked at as well, for a control token can also
 arise where text meets what the template writes (`<|` before `turn>`), where two texts meet, or where the tokenizer
@@ -16,6 +15,7 @@ from tokenizers import AddedToken, Tokenizer
 
 from gemsmith.data.rows import Document
 from gemsmith.errors import DataError
+from gemsmith.messages import Message, map_text, text_of
 
 SPECIAL_IDS = {"<pad>": 0, "<eos>": 1, "<bos>": 2, "<|turn>": 105, "<turn|>": 106}
 # Pictures and sounds take their place, and transformers computes them as padding where there are none. Refused with any
@@ -32,13 +32,14 @@ _REMEDY = "a control token that only the chat template may write; take it out, o
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ControlTokens:
-    """A tokenizer's control tokens: their texts by id, what finds one in a text, and bool by id, False behind the
-    highest.
-    """
+    """A tokenizer's control tokens."""
 
     texts: Mapping[int, str]
+    """By id."""
     pattern: re.Pattern[str]
+    """Finds one in a text."""
     marks: np.ndarray
+    """bool by id; the last is False, and stands for all ids above."""
 
     def among(self, ids: np.ndarray) -> np.ndarray:
         """[2, 105, 9, 9, 106] → [2, 105, 106]"""
@@ -60,8 +61,9 @@ def find_control_tokens(tokenizer: Tokenizer) -> ControlTokens:
 
 
 def refuse_control_tokens(control: ControlTokens, document: Document) -> None:
-    """Raises DataError where a message's text holds a control token: it would forge a turn, or train the model to stop
-    in the middle.
+    """Raises DataError where a message's text holds a control token.
+
+    It would forge a turn, or train the model to stop in the middle.
     """
     for index, message in enumerate(document.messages):
         if found := control.pattern.search(_words(message)):
@@ -81,11 +83,12 @@ class BorderCheck:
     _known: set[tuple[object, ...]] = field(default_factory=set)
 
     def refuse_made(self, document: Document, ids: np.ndarray, again: Callable[[Document], np.ndarray]) -> None:
-        """Raises DataError where `ids` hold other control tokens than the template's own; `again` makes the ids of a
-        guarded document.
+        """Raises DataError where `ids` hold control tokens that are not the template's own.
+
+        `again` makes the ids of a guarded document.
         """
         found = self.control.among(ids)
-        shape = (*(message["role"] for message in document.messages), found.tobytes())
+        shape = (*(message.role for message in document.messages), found.tobytes())
         if shape in self._known:
             return
         for index, message in enumerate(document.messages):
@@ -118,20 +121,16 @@ def _find_any(tokens: Iterable[AddedToken]) -> re.Pattern[str]:
     return re.compile("|".join(patterns[text] for text in sorted(patterns, key=len, reverse=True)))
 
 
-def _words(message: Mapping[str, str]) -> str:
-    """The message's text, without the empty thought that an answer may begin with: the larger models are prompted with
-    it.
-    """
-    content = message["content"]
-    if message["role"] == "assistant" and (stripped := content.lstrip()).startswith(EMPTY_THOUGHT):
+def _words(message: Message) -> str:
+    """The message's text, without the empty thought that an answer may begin with: larger models are prompted by it."""
+    text = text_of(message)
+    if message.role == "assistant" and (stripped := text.lstrip()).startswith(EMPTY_THOUGHT):
         return stripped.removeprefix(EMPTY_THOUGHT)
-    return content
+    return text
 
 
 def _guard(document: Document) -> Document:
-    texts = (message["content"] for message in document.messages)
-    guarded = (f"{_GUARD}{text}{_GUARD}" if text.strip() else text for text in texts)
-    return replace(
-        document,
-        messages=tuple({**message, "content": text} for message, text in zip(document.messages, guarded, strict=True)),
-    )
+    def guard(text: str) -> str:
+        return f"{_GUARD}{text}{_GUARD}" if text.strip() else text
+
+    return replace(document, messages=tuple(map_text(message, guard) for message in document.messages))

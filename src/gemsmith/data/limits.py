@@ -1,5 +1,4 @@
-"""Bounds on the CPU and the memory that somebody else's code may use in this process. The kernel keeps them; Linux
-only.
+"""Limits on the CPU and the memory that somebody else's code may use in this process, kept by the kernel; Linux only.
 
 Counting in the code itself would not hold: one comparison of nested lists, or one power, is a single step that can take
 for ever.
@@ -28,8 +27,9 @@ class Limits:
 
 
 class OutOfTime(BaseException):
-    """The CPU limit is reached. Not an Exception: Jinja takes each of those for an expression that it cannot compute in
-    advance.
+    """The CPU limit is reached.
+
+    Not an Exception: Jinja takes each of those for an expression that it cannot compute in advance.
     """
 
 
@@ -38,8 +38,9 @@ _current: Limits | None = None
 
 @contextmanager
 def limited(limits: Limits | None, *, extra_bytes: int = 0) -> Iterator[None]:
-    """Inside, too much memory is a MemoryError and too much CPU an OutOfTime, or else SIGVTALRM. Main thread only;
-    None: no limits.
+    """Inside, too much memory is a MemoryError and too much CPU an OutOfTime, or else SIGVTALRM; None: no limits.
+
+    In the main thread only.
     """
     global _current  # noqa: PLW0603 - the kernel's timers and limits are the process's, too
     if limits is None:

@@ -5,7 +5,7 @@ from it.
 """
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +13,7 @@ import numpy as np
 
 from gemsmith.data.rows import Document
 from gemsmith.errors import RunError
+from gemsmith.messages import Message, text_of
 
 FILE = "answers.npy"
 _HASH_BYTES = 8
@@ -23,14 +24,16 @@ _NAMED = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Overlap:
-    """Of so many held-out rows, how many have a prompt that is trained on, how many of those the same answer, and the
-    first ones.
-    """
+    """How many held-out rows are trained on as well."""
 
     rows: int
+    """All that were looked at."""
     prompts: int
+    """Those whose prompt is trained on."""
     answers: int
+    """Of these, those whose answer is the trained one."""
     first: tuple[str, ...]
+    """Where the first of them stand."""
 
 
 def write_answers(folder: Path, documents: Iterable[Document]) -> np.ndarray:
@@ -41,8 +44,9 @@ def write_answers(folder: Path, documents: Iterable[Document]) -> np.ndarray:
 
 
 def read_answers(folder: Path) -> np.ndarray | None:
-    """The hashes of the answers that a run is trained on; None where its data stage left none. Raises RunError for a
-    damaged file.
+    """The hashes of the answers that a run is trained on; None where its data stage left none.
+
+    Raises RunError for a damaged file.
     """
     file = folder / FILE
     try:
@@ -60,8 +64,9 @@ def read_answers(folder: Path) -> np.ndarray | None:
 
 
 def hash_answers(documents: Iterable[Document]) -> np.ndarray:
-    """uint64 of shape (answers, 2): of each assistant turn a hash of all before it, and one with it; white space is
-    made alike.
+    """uint64 of shape (answers, 2): of each assistant turn a hash of all before it, and one with it.
+
+    Any stretch of white space counts as one space.
     """
     hashes = b"".join(digest for document in documents for pair in _hash_turns(document.messages) for digest in pair)
     return np.frombuffer(hashes, np.uint64).reshape(-1, 2)
@@ -96,13 +101,13 @@ def overlap_notices(overlap: Overlap | None) -> tuple[str, ...]:
     return (text,)
 
 
-def _hash_turns(messages: Sequence[Mapping[str, str]]) -> list[tuple[bytes, bytes]]:
+def _hash_turns(messages: Sequence[Message]) -> list[tuple[bytes, bytes]]:
     total, found = hashlib.blake2b(digest_size=_HASH_BYTES), []
     for message in messages:
         before = total.digest()
         # Neither separator can be in the text: both are white space.
-        total.update(b"%b\x1f%b\x1e" % (message["role"].encode(), _spaced(message["content"])))
-        if message["role"] == "assistant":
+        total.update(b"%b\x1f%b\x1e" % (message.role.encode(), _spaced(text_of(message))))
+        if message.role == "assistant":
             found.append((before, total.digest()))
     return found
 

@@ -1,14 +1,9 @@
-"""Documents to rows of one length: several documents in a row, kept apart by segments; never a document over two rows.
-
-documents [2 5 6 | 2 7], max_length 6  →  tokens    2 5 6 2 7 0
-                                          segments  1 1 1 2 2 0      0 = padding
-                                          positions 0 1 2 0 1 0      restart with each document
-                                          loss_mask 0 1 1 0 1 0      1 where this token is a target
-"""
+"""Documents to rows of one length: several in a row, kept apart by segments; never a document over two rows."""
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -24,13 +19,36 @@ _ROWS_AT_ONCE = 256
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class PackedRows:
-    """Arrays of shape (B, L), of the types in ARRAYS."""
+class Rows:
+    """Packed rows, all or those of a batch: arrays of shape (B, L), of the types in ARRAYS. A row of zeros is padding.
+
+    documents [2 5 6 | 2 7], max_length 6  →  tokens    2 5 6 2 7 0
+                                              segments  1 1 1 2 2 0      0 = padding
+                                              positions 0 1 2 0 1 0      restart with each document
+                                              loss_mask 0 1 1 0 1 0      1 where this token is a target
+    """
 
     tokens: np.ndarray
     segments: np.ndarray
     positions: np.ndarray
     loss_mask: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """The arrays by name, in the order of ARRAYS; none is copied."""
+        return {name: getattr(self, name) for name in ARRAYS}
+
+    def take(self, places: Sequence[int | None]) -> "Rows":
+        """[[a], [b], [c]], places [2, 0, None] → [[c], [a], [0]]"""
+        return Rows(**{name: _take(array, places) for name, array in self.arrays().items()})
+
+    def documents(self, row: int) -> list[slice]:
+        """The places of each document of a row: segments 1 1 1 2 2 0 → 0:3, 3:5."""
+        segments = np.asarray(self.segments[row])
+        borders = [0, *(np.flatnonzero(np.diff(segments)) + 1).tolist(), len(segments)]
+        return [slice(begin, end) for begin, end in pairwise(borders) if segments[begin]]
 
 
 def assign_rows(lengths: Sequence[int], max_length: int, *, packing: bool = True) -> list[list[int]]:
@@ -68,13 +86,13 @@ def assign_rows(lengths: Sequence[int], max_length: int, *, packing: bool = True
     return rows
 
 
-def pack_rows(documents: Sequence[Rendered], rows: Sequence[Sequence[int]], max_length: int) -> Iterator[PackedRows]:
+def pack_rows(documents: Sequence[Rendered], rows: Sequence[Sequence[int]], max_length: int) -> Iterator[Rows]:
     """The rows as arrays, some hundred at a time, so that the whole is never in memory twice."""
     for begin in range(0, len(rows), _ROWS_AT_ONCE):
         yield _fill(documents, rows[begin : begin + _ROWS_AT_ONCE], max_length)
 
 
-def _fill(documents: Sequence[Rendered], rows: Sequence[Sequence[int]], max_length: int) -> PackedRows:
+def _fill(documents: Sequence[Rendered], rows: Sequence[Sequence[int]], max_length: int) -> Rows:
     arrays = {name: np.zeros((len(rows), max_length), dtype) for name, dtype in ARRAYS.items()}
     counting = np.arange(max_length, dtype=np.int32)
     for row, members in enumerate(rows):
@@ -88,4 +106,12 @@ def _fill(documents: Sequence[Rendered], rows: Sequence[Sequence[int]], max_leng
             # A document's first token has nothing before it to be predicted from.
             arrays["loss_mask"][row, begin + 1 : end] = document.trained[1:]
             begin = end
-    return PackedRows(**arrays)
+    return Rows(**arrays)
+
+
+def _take(array: np.ndarray, places: Sequence[int | None]) -> np.ndarray:
+    taken = np.zeros((len(places), *array.shape[1:]), array.dtype)
+    for row, place in enumerate(places):
+        if place is not None:
+            taken[row] = array[place]
+    return taken

@@ -1,5 +1,4 @@
-r"""Documents rendered to token ids, each token marked as trained or not: the loss mask is decided here and nowhere
-else.
+r"""Documents rendered to token ids, each marked as trained or not: the loss mask is decided here and nowhere else.
 
     <bos><|turn>user\nhi<turn|>\n<|turn>model\nhello<turn|>\n
     .......................................^^^^^^^^^^^^..        ^ trained: the answer, and the token that ends the turn
@@ -37,6 +36,7 @@ from gemsmith.data.template import (
     find_template,
 )
 from gemsmith.errors import CheckpointError, DataError
+from gemsmith.messages import plain_messages, text_of
 
 TURN_END = "<turn|>"
 
@@ -112,8 +112,9 @@ def open_tokenizer(folder: Path) -> Tokenizer:
 
 
 def render_documents(renderer: Renderer, documents: Sequence[Document]) -> list[Rendered]:
-    """Every document in tokens, in order; one whose turns cannot stand in one sequence gives one for each assistant
-    turn.
+    """Every document in tokens, in order.
+
+    One whose turns cannot stand in one sequence gives a sequence for each assistant turn.
 
     Raises DataError naming the row where the mask cannot be decided exactly, or its text holds or makes a control
     token.
@@ -128,10 +129,8 @@ def render_documents(renderer: Renderer, documents: Sequence[Document]) -> list[
 
 
 def _text_bytes(document: Document) -> int:
-    """At most what its texts take where every turn is rendered twice with all that comes before it, at 4 bytes a
-    character.
-    """
-    return 8 * (len(document.messages) + 1) * sum(len(message["content"]) for message in document.messages)
+    """At most what its texts take where every turn is rendered twice with all before it, at 4 bytes a character."""
+    return 8 * (len(document.messages) + 1) * sum(len(text_of(message)) for message in document.messages)
 
 
 def _split_within_limits(template: ChatTemplate, document: Document) -> list[tuple[Piece, ...]]:
@@ -142,8 +141,7 @@ def _split_within_limits(template: ChatTemplate, document: Document) -> list[tup
 
 
 def split_document(template: ChatTemplate, document: Document) -> list[tuple[Piece, ...]]:
-    r"""The document's text cut into trained and untrained pieces, as one sequence or, with some templates, one for each
-    assistant turn.
+    r"""The document's text cut into trained and untrained pieces: one sequence, or one for each assistant turn.
 
     Some templates put an empty thought channel before an answer only when the model is to write it, not when it is
     history. A sequence with several answers could then not be what the model sees when serving, so each answer gets its
@@ -151,8 +149,8 @@ def split_document(template: ChatTemplate, document: Document) -> list[tuple[Pie
 
         [("<bos><|turn>user\nhi<turn|>\n<|turn>model\n", False), ("hello<turn|>", True), ("\n", False)]
     """
-    messages = document.messages
-    answers = [index for index, message in enumerate(document.messages) if message["role"] == "assistant"]
+    messages = plain_messages(document.messages)
+    answers = [index for index, message in enumerate(document.messages) if message.role == "assistant"]
     try:
         full = template.render(messages)
         upto = [full if index + 1 == len(messages) else template.render(messages[: index + 1]) for index in answers]
@@ -180,7 +178,7 @@ class _Turn(NamedTuple):
 def _cut_turn(document: Document, index: int, prompt: str, upto: str) -> _Turn:
     """Cuts `upto`, the conversation up to and including this answer, behind its generation prompt."""
     where = f"{document.origin}: {document.name(index)}"
-    content = document.messages[index]["content"]
+    content = text_of(document.messages[index])
     apart = not upto.startswith(prompt) and prompt.endswith(EMPTY_THOUGHT)
     shared = prompt.removesuffix(EMPTY_THOUGHT) if apart else prompt
     if not upto.startswith(shared):
@@ -226,8 +224,9 @@ def _join_turns(full: str, turns: Sequence[_Turn], document: Document) -> tuple[
 
 
 def check_prompts(renderer: Renderer, rows: Iterable[tuple[Document, int]]) -> None:
-    """Raises DataError, naming row and token, where a row holds a control token, or the prompt of its first so many
-    messages makes one.
+    """Raises DataError, naming row and token, where a row holds a control token, or its prompt makes one.
+
+    The prompt is as many of the row's first messages as the number beside it says.
     """
     borders = BorderCheck(tokenizer=renderer.tokenizer, control=renderer.control)
     for document, count in rows:
@@ -239,7 +238,7 @@ def check_prompts(renderer: Renderer, rows: Iterable[tuple[Document, int]]) -> N
 def _prompt_ids(renderer: Renderer, document: Document) -> np.ndarray:
     try:
         with limited(renderer.limits, extra_bytes=_text_bytes(document)):
-            text = renderer.template.render(document.messages, generation_prompt=True)
+            text = renderer.template.render(plain_messages(document.messages), generation_prompt=True)
     except TemplateFailure as error:
         raise DataError(f"{document.origin}: {error}") from None
     return np.array(renderer.tokenizer.encode(text, add_special_tokens=False).ids, np.int32)

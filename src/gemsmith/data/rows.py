@@ -1,22 +1,17 @@
-"""Rows of a dataset, read and checked: JSONL, parquet, a folder of either, a Hugging Face dataset folder, or rows made
-from a seed.
-"""
+"""Rows of a dataset as checked documents, read from files or made from a seed."""
 
 import hashlib
-import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
-from gemsmith.errors import DataError, first_line, nearest
-from gemsmith.recipe import Made
+from gemsmith.data.stored import find_files, stored_rows
+from gemsmith.errors import DataError, nearest
+from gemsmith.messages import ROLES, Message, Part, TextPart, join_texts, text_of
+from gemsmith.recipe import Made, Recipe
+from gemsmith.tasks import find_row_maker, find_scorer
 
-if TYPE_CHECKING:
-    import pyarrow
-
-ROLES = ("system", "user", "assistant")
 _FORMS = {"messages": ("messages",), "prompt-response": ("prompt", "response")}
 _COLUMNS = tuple(column for columns in _FORMS.values() for column in columns)
 _FIELDS = ("role", "content")
@@ -27,21 +22,19 @@ _MEANINGFUL = {
     **dict.fromkeys(("tools", "functions", "documents", "chat_template_kwargs", "weight"), "take such rows out"),
     **dict.fromkeys(("image", "images", "video", "videos", "audio", "audios"), "take such rows out"),
 }
-_SUFFIXES = (".jsonl", ".parquet")
 # How many columns a message names.
 _NAMED = 8
 
 
 @dataclass(frozen=True, kw_only=True)
 class Document:
-    """One checked row. `origin` says where it stands, for messages to the user: `rows.jsonl line 12`.
+    """One checked row. `origin` says where it stands, for messages to the user: `rows.jsonl line 12`."""
 
-    Each message is {"role": one of ROLES, "content": text}; content that was given in parts has been joined.
-    """
-
-    messages: tuple[Mapping[str, str], ...]
+    messages: tuple[Message, ...]
     origin: str
     form: str = "messages"
+    columns: Mapping[str, Any] = field(default_factory=dict)
+    """Other columns of the row, where they were asked for."""
 
     def name(self, index: int) -> str:
         """What the row calls its message of this index: messages[1], or response."""
@@ -50,12 +43,11 @@ class Document:
 
 @dataclass(frozen=True, kw_only=True)
 class Dataset:
-    """Every row of a source, in order, and its other columns: name -> rows that have a value there. Those are not
-    read.
-    """
+    """Every row of a source, in order."""
 
     documents: list[Document]
     ignored_columns: Mapping[str, int]
+    """Columns that were not read: name -> rows that have a value there."""
 
 
 def read_documents(source: str | Made, *, format: str = "auto", seed: int = 0) -> list[Document]:  # noqa: A002 (the recipe's word)
@@ -63,19 +55,37 @@ def read_documents(source: str | Made, *, format: str = "auto", seed: int = 0) -
     return read_dataset(source, format=format, seed=seed).documents
 
 
-def read_dataset(source: str | Made, *, format: str = "auto", seed: int = 0) -> Dataset:  # noqa: A002 (the recipe's word)
-    """Every row of the source; `seed` is for rows that are made.
+def read_held_out(recipe: Recipe) -> Dataset:
+    """The rows of data.eval, with the columns that eval.scorer reads."""
+    source, columns = recipe.data.eval, find_scorer(recipe.eval.scorer).COLUMNS
+    assert source is not None
+    return read_dataset(source, format=recipe.data.format, seed=recipe.seed, columns=columns)
+
+
+def read_dataset(
+    source: str | Made,
+    *,
+    format: str = "auto",  # noqa: A002 (the recipe's word)
+    seed: int = 0,
+    columns: Collection[str] = (),
+) -> Dataset:
+    """Every row of the source; `seed` is for rows that are made, `columns` are read beside the messages.
 
     Raises DataError naming the file and the line for whatever cannot be used.
     """
-    name, rows = ("data", _made_rows(source, seed)) if isinstance(source, Made) else (source, _stored_rows(source))
+    if isinstance(source, Made):
+        name, rows = "data", _made_rows(source, seed)
+    else:
+        read = {*_COLUMNS, *columns}
+        name, rows = source, stored_rows(source, lambda column: column in read or _changes_row(column) is not None)
     documents: list[Document] = []
     ignored: Counter[str] = Counter()
     form = None if format == "auto" else format
     for origin, row in rows:
         form = _check_form(row, origin, form, chosen=format != "auto")
-        ignored.update(_other_columns(row, origin, form))
-        documents.append(Document(messages=_read_messages(row, origin, form), origin=origin, form=form))
+        ignored.update(_other_columns(row, origin, form, columns))
+        messages, kept = _read_messages(row, origin, form), _read_columns(row, origin, columns)
+        documents.append(Document(messages=messages, origin=origin, form=form, columns=kept))
     if not documents:
         raise DataError(f"{name}: holds no rows; give a dataset with at least one")
     return Dataset(documents=documents, ignored_columns=dict(ignored.most_common()))
@@ -97,156 +107,13 @@ def source_sha256(source: str | Made) -> str:
     return total.hexdigest()
 
 
-def find_files(source: str) -> tuple[Path, ...]:
-    """The files that hold the source's rows, in reading order. Raises DataError where there are none, or of more than
-    one split.
-    """
-    path = Path(source).expanduser()
-    if path.is_dir():
-        return _files_of_folder(path)
-    if not path.exists():
-        raise DataError(
-            f"{source}: is not there; set data.train or data.eval to a JSONL or parquet file or a dataset folder"
-        )
-    if path.suffix not in _SUFFIXES:
-        raise DataError(
-            f"{source}: is a {path.suffix or 'nameless'} file; allowed: .jsonl, .parquet, or a folder of them"
-        )
-    return (path,)
-
-
 def _made_rows(made: Made, seed: int) -> Iterator[tuple[str, Any]]:
-    from gemsmith.data import verilog
-
-    rows = verilog.make_rows(made.rows, made.split, seed)
+    rows = find_row_maker(made.task).make_rows(made.rows, made.split, seed)
     yield from ((f"{made.task} {made.split} row {number}", row) for number, row in enumerate(rows, start=1))
 
 
-def _stored_rows(source: str) -> Iterator[tuple[str, Any]]:
-    readers = {".jsonl": _jsonl_rows, ".parquet": _parquet_rows, ".arrow": _arrow_rows}
-    for file in find_files(source):
-        try:
-            yield from readers[file.suffix](file)
-        except OSError as error:
-            raise DataError(f"{file}: cannot be read ({error.strerror or error})") from None
-
-
-def _files_of_folder(folder: Path) -> tuple[Path, ...]:
-    if (folder / "dataset_dict.json").exists():
-        raise DataError(f"{folder}: holds several splits; name one of them, such as {folder / _first_split(folder)}")
-    if (folder / "state.json").exists():
-        return _files_of_saved_dataset(folder)
-    files = tuple(sorted(file for file in folder.iterdir() if file.suffix in _SUFFIXES))
-    if not files:
-        inner = next((inner for inner in sorted(folder.iterdir()) if inner.is_dir()), None)
-        hint = (
-            f"did you mean {inner}?"
-            if inner
-            else "save one with datasets' save_to_disk, or put .jsonl or .parquet files there"
-        )
-        raise DataError(f"{folder}: holds no .jsonl, .parquet or saved Hugging Face dataset; {hint}")
-    # The hub names files SPLIT-00000-of-00001.parquet; training on its test split by accident must not be possible.
-    splits = {file.name.split("-")[0] for file in files if "-of-" in file.name}
-    if len(splits) > 1 or len({file.suffix for file in files}) > 1:
-        raise DataError(
-            f"{folder}: mixes {', '.join(file.name for file in files[:4])}; name one file, or a folder of one kind and "
-            "split"
-        )
-    return files
-
-
-def _first_split(folder: Path) -> str:
-    splits = _read_json(folder / "dataset_dict.json").get("splits") or ["train"]
-    return str(splits[0])
-
-
-def _files_of_saved_dataset(folder: Path) -> tuple[Path, ...]:
-    """The arrow files of a dataset written by `datasets`' save_to_disk, in its own order."""
-    entries = _read_json(folder / "state.json").get("_data_files") or []
-    files = tuple(folder / entry["filename"] for entry in entries)
-    missing = [file.name for file in files if not file.exists()]
-    if missing or not files:
-        raise DataError(
-            f"{folder}: its data file {missing[0] if missing else ''} is missing; save the dataset again with "
-            "save_to_disk"
-        )
-    return files
-
-
-def _read_json(file: Path) -> dict[str, Any]:
-    try:
-        return dict(json.loads(file.read_text(encoding="utf-8")))
-    except (ValueError, TypeError) as error:
-        raise DataError(f"{file}: is not a JSON object ({error}); save the dataset again with save_to_disk") from None
-
-
-def _jsonl_rows(file: Path) -> Iterator[tuple[str, Any]]:
-    with file.open("rb") as lines:
-        for number, line in enumerate(lines, start=1):
-            origin = f"{file.name} line {number}"
-            try:
-                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
-            except UnicodeDecodeError as error:
-                raise DataError(f"{origin}, byte {error.start + 1}: is not UTF-8; convert {file} to UTF-8") from None
-            if not text.strip():
-                continue
-            try:
-                yield origin, json.loads(text.rstrip())
-            except json.JSONDecodeError as error:
-                raise DataError(
-                    f"{origin}, column {error.colno}: is not JSON ({error.msg}); {file} needs one JSON object a line"
-                ) from None
-            except RecursionError:
-                raise DataError(f"{origin}: is nested too deeply; a row is one flat JSON object") from None
-            except ValueError as error:  # a number of more digits than Python reads
-                raise DataError(f"{origin}: is not JSON ({error})") from None
-
-
-def _parquet_rows(file: Path) -> Iterator[tuple[str, Any]]:
-    import pyarrow
-    import pyarrow.parquet
-
-    try:
-        with pyarrow.parquet.ParquetFile(file) as table:
-            batches = table.iter_batches(batch_size=4096)
-            yield from _numbered(file, (row for batch in batches for row in _batch_rows(batch)))
-    except (pyarrow.ArrowException, UnicodeDecodeError) as error:
-        raise DataError(f"{file}: cannot be read as parquet ({first_line(error)})") from None
-
-
-def _arrow_rows(file: Path) -> Iterator[tuple[str, Any]]:
-    import pyarrow
-
-    try:
-        with pyarrow.memory_map(str(file)) as stream, pyarrow.ipc.open_stream(stream) as table:
-            yield from _numbered(file, (row for batch in table for row in _batch_rows(batch)))
-    except (pyarrow.ArrowException, UnicodeDecodeError) as error:
-        raise DataError(f"{file}: cannot be read as an arrow stream ({first_line(error)})") from None
-
-
-def _batch_rows(batch: "pyarrow.RecordBatch") -> list[Any]:
-    """The rows of a table's batch. Of columns that are not read, only whether there is a value: True or None."""
-    import pyarrow.compute
-
-    def read(name: str, values: "pyarrow.Array[Any]") -> "pyarrow.Array[Any]":
-        if name in _COLUMNS or name.strip().lower() in _MEANINGFUL:
-            return values
-        # Whatever they hold (files, times that Python has no type for), it is not decoded.
-        return pyarrow.compute.if_else(values.is_valid(), True, None)
-
-    names = batch.schema.names
-    columns = [read(name, values) for name, values in zip(names, batch.columns, strict=True)]
-    return list(pyarrow.RecordBatch.from_arrays(columns, names=names).to_pylist())
-
-
-def _numbered(file: Path, rows: Iterator[Any]) -> Iterator[tuple[str, Any]]:
-    return ((f"{file.name} row {number}", row) for number, row in enumerate(rows, start=1))
-
-
 def _check_form(row: Any, origin: str, form: str | None, *, chosen: bool) -> str:
-    """The form of the row, `messages` or `prompt-response`: the one that earlier rows or the recipe set, or else what
-    its columns say.
-    """
+    """The form of the row, `messages` or `prompt-response`: `form` where it is set, or else what the columns say."""
     if not isinstance(row, Mapping):
         raise DataError(
             f'{origin}: is {_kind(row)}; must be an object {{"messages": [...]}} or {{"prompt": ..., "response": ...}}'
@@ -275,23 +142,33 @@ def _check_form(row: Any, origin: str, form: str | None, *, chosen: bool) -> str
     return fitting[0]
 
 
-def _other_columns(row: Mapping[str, Any], origin: str, form: str) -> list[str]:
-    """The names of columns with a value that the form does not read. Raises DataError where one of them changes what
-    the row says.
-    """
+def _other_columns(row: Mapping[str, Any], origin: str, form: str, columns: Collection[str]) -> list[str]:
+    """The names of columns with a value that nothing reads. Raises DataError where one changes what the row says."""
     others = [column for column, value in row.items() if value is not None and column not in _FORMS[form]]
     for column in others:
-        remedy = _MEANINGFUL.get(column.strip().lower())
+        remedy = _changes_row(column)
         if remedy and row[column] not in ("", [], {}):
             raise DataError(
                 f"{origin}: has a value in the column {_in_line(column)}, which changes what a row says and which "
                 "Gemsmith does not read; "
                 f"{remedy}, or rename or drop the column to train without it"
             )
-    return [_in_line(column) for column in others]
+    return [_in_line(column) for column in others if column not in columns]
 
 
-def _read_messages(row: Mapping[str, Any], origin: str, form: str) -> tuple[Mapping[str, str], ...]:
+def _changes_row(column: str) -> str | None:
+    """What to do about a column that changes what a row says; None for any other."""
+    return _MEANINGFUL.get(column.strip().lower())
+
+
+def _read_columns(row: Mapping[str, Any], origin: str, columns: Collection[str]) -> dict[str, Any]:
+    """Those columns of the row. Raises DataError where one has no value."""
+    if missing := next((column for column in columns if row.get(column) is None), None):
+        raise DataError(f"{origin}: has no {missing}, which eval.scorer reads; add it, or set eval.scorer to another")
+    return {column: row[column] for column in columns}
+
+
+def _read_messages(row: Mapping[str, Any], origin: str, form: str) -> tuple[Message, ...]:
     if form == "prompt-response":
         turns: Any = [{"role": "user", "content": row["prompt"]}, {"role": "assistant", "content": row["response"]}]
         names: tuple[str, ...] = ("prompt", "response")
@@ -301,7 +178,7 @@ def _read_messages(row: Mapping[str, Any], origin: str, form: str) -> tuple[Mapp
             raise DataError(f"{origin}: messages is {_kind(turns)}; must be a list of {{role, content}}")
         names = tuple(f"messages[{index}]" for index in range(len(turns)))
     messages = tuple(_read_message(turn, f"{origin}: {name}") for turn, name in zip(turns, names, strict=True))
-    roles = [message["role"] for message in messages]
+    roles = [message.role for message in messages]
     if "assistant" not in roles:
         raise DataError(f"{origin}: has no assistant turn, so nothing to train on; add one, or take the row out")
     if roles[0] == "assistant":
@@ -310,7 +187,7 @@ def _read_messages(row: Mapping[str, Any], origin: str, form: str) -> tuple[Mapp
         (
             name
             for name, turn in zip(names, messages, strict=True)
-            if turn["role"] == "assistant" and not turn["content"].strip()
+            if turn.role == "assistant" and not text_of(turn).strip()
         ),
         None,
     )
@@ -319,7 +196,7 @@ def _read_messages(row: Mapping[str, Any], origin: str, form: str) -> tuple[Mapp
     return messages
 
 
-def _read_message(turn: Any, where: str) -> dict[str, str]:
+def _read_message(turn: Any, where: str) -> Message:
     if not isinstance(turn, Mapping):
         raise DataError(f"{where} is {_kind(turn)}; must be an object with role and content")
     # Tables fill a field that only some messages have with null.
@@ -333,30 +210,37 @@ def _read_message(turn: Any, where: str) -> dict[str, str]:
     role = turn["role"]
     if role not in ROLES:
         raise DataError(f"{where} has the role {role!r}{nearest(str(role), ROLES)}; allowed: {', '.join(ROLES)}")
-    return {"role": role, "content": _read_content(turn["content"], where)}
+    message = Message(role=role, parts=_read_parts(turn["content"], where))
+    _check_unicode(text_of(message), where)
+    return message
 
 
-def _read_content(content: Any, where: str) -> str:
-    """Text, given as a string or as a list of {"type": "text", "text": ...}, whose texts are joined."""
-    if isinstance(content, list):
-        content = "".join(_read_part(part, where) for part in content)
-    if not isinstance(content, str):
+def _read_parts(content: Any, where: str) -> tuple[Part, ...]:
+    """The parts of a message's content, which is a string or a list of {"type": "text", "text": ...}."""
+    if isinstance(content, str):
+        return (TextPart(text=content),)
+    if not isinstance(content, list):
         raise DataError(f'{where} is {_kind(content)}; must be text, or a list of {{"type": "text", "text": ...}}')
-    if not content.isascii():
-        try:
-            content.encode()
-        except UnicodeEncodeError as error:
-            raise DataError(
-                f"{where} holds half a surrogate pair at character {error.start + 1}; it is no Unicode text"
-            ) from None
-    return content
+    return join_texts(_read_part(part, where) for part in content)
 
 
-def _read_part(part: Any, where: str) -> str:
-    if not isinstance(part, Mapping) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-        kind = part.get("type", _kind(part)) if isinstance(part, Mapping) else _kind(part)
-        raise DataError(f'{where} has a part that is {kind}; only {{"type": "text", "text": ...}} can be trained on')
-    return str(part["text"])
+def _read_part(part: Any, where: str) -> Part:
+    match part:
+        case {"type": "text", "text": str(text)}:
+            return TextPart(text=text)
+    kind = part.get("type", _kind(part)) if isinstance(part, Mapping) else _kind(part)
+    raise DataError(f'{where} has a part that is {kind}; only {{"type": "text", "text": ...}} can be trained on')
+
+
+def _check_unicode(text: str, where: str) -> None:
+    if text.isascii():
+        return
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise DataError(
+            f"{where} holds half a surrogate pair at character {error.start + 1}; it is no Unicode text"
+        ) from None
 
 
 def _first_few(names: Sequence[str]) -> str:

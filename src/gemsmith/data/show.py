@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 from gemsmith.characters import spell_out
 from gemsmith.checkpoint.fetch import fetch_folder
 from gemsmith.data.batches import open_rows
-from gemsmith.data.pack import PackedRows
+from gemsmith.data.pack import Rows
 from gemsmith.data.render import open_tokenizer
 from gemsmith.run import Run
 from gemsmith.terminal import open_console
@@ -22,24 +22,23 @@ def show(run: Run, count: int, *, console: Console | None = None) -> None:
     rows = open_rows(run)
     tokenizer = open_tokenizer(fetch_folder(run.recipe.checkpoint))
     mark = "in colour" if console.is_terminal else "within ⟦ ⟧"
-    console.print(f"{len(rows.tokens)} packed rows of {rows.tokens.shape[1]} tokens; what is trained on is {mark}")
-    for row in range(min(count, len(rows.tokens))):
+    console.print(f"{len(rows)} packed rows of {rows.tokens.shape[1]} tokens; what is trained on is {mark}")
+    for row in range(min(count, len(rows))):
         console.print(row_text(rows, row, tokenizer, coloured=console.is_terminal))
 
 
-def row_text(rows: PackedRows, row: int, tokenizer: Tokenizer, *, coloured: bool) -> Text:
+def row_text(rows: Rows, row: int, tokenizer: Tokenizer, *, coloured: bool) -> Text:
     """One row: a line for each document's border, its text with the trained part marked, a line for the padding."""
-    segments = np.asarray(rows.segments[row])
-    padding = int(np.count_nonzero(segments == 0))
+    documents = rows.documents(row)
+    padding = int(np.count_nonzero(rows.segments[row] == 0))
     text = Text()
     text.append(
-        f"\n━━ row {row + 1}: {segments.max()} documents, {int(rows.loss_mask[row].sum())} trained tokens\n",
+        f"\n━━ row {row + 1}: {len(documents)} documents, {int(rows.loss_mask[row].sum())} trained tokens\n",
         style="bold",
     )
-    for segment in range(1, int(segments.max()) + 1):
-        chosen = segments == segment
-        tokens, trained = rows.tokens[row][chosen], rows.loss_mask[row][chosen] != 0
-        text.append(f"── document {segment}: {len(tokens)} tokens, {int(trained.sum())} trained\n", style="cyan")
+    for number, places in enumerate(documents, start=1):
+        tokens, trained = rows.tokens[row][places], rows.loss_mask[row][places] != 0
+        text.append(f"── document {number}: {len(tokens)} tokens, {int(trained.sum())} trained\n", style="cyan")
         text.append_text(document_text(tokens, trained, tokenizer, coloured=coloured))
         text.append("" if text.plain.endswith("\n") else "\n")
     if padding:

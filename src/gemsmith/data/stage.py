@@ -8,9 +8,9 @@ import numpy as np
 from gemsmith.checkpoint import Checkpoint, open_checkpoint
 from gemsmith.data.batches import count_steps, rows_sha256
 from gemsmith.data.overlap import Overlap, find_overlap, overlap_notices, write_answers
-from gemsmith.data.pack import ARRAYS, PackedRows, assign_rows, pack_rows
+from gemsmith.data.pack import ARRAYS, Rows, assign_rows, pack_rows
 from gemsmith.data.render import Rendered, open_tokenizer
-from gemsmith.data.rows import Dataset, describe_columns, read_dataset, read_documents, source_sha256
+from gemsmith.data.rows import Dataset, describe_columns, read_dataset, read_held_out, source_sha256
 from gemsmith.data.template import TemplateText, find_template
 from gemsmith.data.workers import count_processes, render_in_processes
 from gemsmith.errors import CheckpointError, DataError, MachineError, RunError
@@ -43,7 +43,7 @@ def prepare_data(run: Run) -> DataRecord:
     template = find_template(checkpoint.folder, data.template)
     _check_tokenizer(checkpoint)
     # Rows that eval cannot read are better found now than after training.
-    held_out = [] if data.eval is None else read_documents(data.eval, format=data.format, seed=run.recipe.seed)
+    held_out = [] if data.eval is None else read_held_out(run.recipe).documents
     progress = track(dataset.documents, "rendering rows", console)
     rendered = list(render_in_processes(checkpoint.folder, template, progress, count_processes(dataset.documents)))
     kept = _keep_fitting(rendered, data.max_length, too_long=data.too_long)
@@ -73,8 +73,9 @@ def _check_tokenizer(checkpoint: Checkpoint) -> None:
 
 
 def _keep_fitting(rendered: Sequence[Rendered], max_length: int, *, too_long: str) -> list[Rendered]:
-    """The documents of at most max_length tokens. Raises DataError where none is left, or one is too long and that is
-    an error.
+    """The documents of at most max_length tokens.
+
+    Raises DataError where none is left, or one is too long and that is an error.
     """
     kept = [document for document in rendered if len(document.ids) <= max_length]
     longest = max(rendered, key=lambda document: len(document.ids))
@@ -100,13 +101,14 @@ def _earlier(run: Run) -> DataRecord | None:
 
 
 def _same_rows(before: DataRecord, record: DataRecord) -> bool:
-    """Whether the same rows were made from the same sources again: then the record stays, and with it what was made
-    from it since.
+    """Whether the same rows were made from the same sources again.
+
+    Then the record stays, and with it what was made from it since.
     """
     return (before.rows_sha256, before.origin.made_from) == (record.rows_sha256, record.origin.made_from)
 
 
-def _write_rows(run: Run, chunks: Iterable[PackedRows], shape: tuple[int, int]) -> dict[str, str]:
+def _write_rows(run: Run, chunks: Iterable[Rows], shape: tuple[int, int]) -> dict[str, str]:
     """Writes one .npy file an array into the data folder, whole or not at all, and returns the SHA-256 of each.
 
     Plain writes: a memory map on a full disk ends the process instead of raising.
@@ -123,8 +125,8 @@ def _write_rows(run: Run, chunks: Iterable[PackedRows], shape: tuple[int, int]) 
                     }
                     np.lib.format.write_array_header_1_0(file, header)
                 for chunk in chunks:
-                    for name, file in files.items():
-                        file.write(getattr(chunk, name).tobytes())
+                    for name, array in chunk.arrays().items():
+                        files[name].write(array.tobytes())
             hashes = {name: sha256_file(beside / f"{name}.npy") for name in ARRAYS}
             # The folder is replaced now; killed in between, there is no record of the rows, rather than one that lies.
             run.record_file("data").unlink(missing_ok=True)

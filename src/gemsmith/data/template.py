@@ -1,6 +1,4 @@
-"""The chat template: found beside the weights or in a file, and rendered the way Hugging Face's tokenizers render
-it.
-"""
+"""The chat template, found beside the weights or in a file, and rendered as Hugging Face's tokenizers render it."""
 
 import hashlib
 import json
@@ -26,14 +24,13 @@ _MEND = "mend it, or set data.template to another"
 
 @dataclass(frozen=True, kw_only=True)
 class TemplateText:
-    """A template as it was found, not yet compiled. `names` are the tokenizer's named tokens that it may write, such as
-    bos_token.
-    """
+    """A template as it was found, not yet compiled."""
 
     source: str
     text: str
     sha256: str
     names: Mapping[str, str]
+    """The tokenizer's named tokens that it may write, such as bos_token."""
 
 
 class TemplateFailure(Exception):  # noqa: N818 - beside DataError, which also names the row
@@ -49,9 +46,7 @@ class ChatTemplate:
     compiled: jinja2.Template
 
     def render(self, messages: Sequence[Mapping[str, str]], *, generation_prompt: bool = False) -> str:
-        """The conversation as one text, ended by the beginning of the model's turn where wanted. Raises
-        TemplateFailure.
-        """
+        """The conversation as one text, with the beginning of the model's turn where wanted. Raises TemplateFailure."""
         restart_clock()
         try:
             text = self.compiled.render(
@@ -91,8 +86,9 @@ def check_template(file: str) -> None:
 
 
 def compile_template(found: TemplateText) -> ChatTemplate:
-    """The template, ready to render. Raises DataError with the line where it is not Jinja, or takes more than its
-    limits to compile.
+    """The template, ready to render.
+
+    Raises DataError with the line where it is not Jinja, or takes more than its limits to compile.
     """
     restart_clock()
     try:
@@ -218,8 +214,9 @@ def _named_tokens(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 class _Generation(Extension):
-    """Accepts `{% generation %} … {% endgeneration %}` and renders what is inside: where to train is not left to the
-    template.
+    """Accepts `{% generation %} … {% endgeneration %}` and renders what is inside.
+
+    Where to train is not left to the template.
     """
 
     tags = {"generation"}  # noqa: RUF012 (Jinja's interface)

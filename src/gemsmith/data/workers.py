@@ -26,6 +26,7 @@ from gemsmith.data.rows import Document
 from gemsmith.data.template import TemplateText
 from gemsmith.data.worker import Opening, Packed, Prompts
 from gemsmith.errors import DataError, GemsmithError, MachineError
+from gemsmith.messages import text_of
 
 _CHUNK = 512
 # Fewer characters a process than this are rendered before it has read its tokenizer.
@@ -36,17 +37,17 @@ _COMMAND = (sys.executable, "-P", "-c", "from gemsmith.data.worker import main; 
 
 def count_processes(documents: Sequence[Document]) -> int:
     """As many as there are cores for this process and work enough for; 1: not worth a second."""
-    characters = sum(len(message["content"]) for document in documents for message in document.messages)
+    characters = sum(len(text_of(message)) for document in documents for message in document.messages)
     return max(1, min(len(os.sched_getaffinity(0)), characters // _FEWEST_CHARACTERS))
 
 
 def render_in_processes(
     folder: Path, template: TemplateText, documents: Iterable[Document], processes: int, *, limits: Limits | None = None
 ) -> Iterator[Rendered]:
-    """What render_documents gives, in its order, made by so many processes; raises what it raises, for the first such
-    document.
+    """What render_documents gives, in its order, made by so many processes.
 
-    Raises DataError where the template needs more than the limits, or crashes.
+    Raises what that raises, for the first such document, and DataError where the template crashes or needs more than
+    the limits.
     """
     opening = Opening(folder=folder, template=template, limits=limits or Limits())
     chunks = iter(documents)
@@ -101,9 +102,7 @@ def _render(idle: "SimpleQueue[subprocess.Popen[bytes]]", opening: Opening, docu
 
 
 def _ask(worker: subprocess.Popen[bytes], opening: Opening, request: object, documents: Sequence[Document]) -> Any:
-    """The worker's answer. Raises what it answers with, or why it ended instead; `documents` are those of the
-    request.
-    """
+    """The worker's answer. Raises the error that it answers with, or why it ended; `documents` are the request's."""
     try:
         _send(worker, request)
         assert worker.stdout is not None, "asked for"

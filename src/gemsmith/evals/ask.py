@@ -1,5 +1,4 @@
-"""Requests to a server that may hang, drip, break off or answer with rubbish: each ends as an answer or as a counted
-failure.
+"""Requests to a server that may hang, drip, break off or answer with rubbish: each gets an answer or a counted failure.
 
 In one event loop, not in threads: a thread that waits for a server cannot be stopped, so Ctrl-C would have to wait with
 it.
@@ -49,8 +48,7 @@ def ask_all(
     *,
     concurrency: int,
 ) -> None:
-    """Calls `heard` with each request's index and the JSON object that it was answered with, in the order in which they
-    come.
+    """Calls `heard` with each request's index and the JSON object that answers it, in the order in which they come.
 
     Ends at once at Ctrl-C, at SIGTERM, and where `heard` raises. Raises EngineError where the server has died. A
     request that cannot connect, breaks off, or is answered with 429 or 5xx is tried again a few times; one that takes
@@ -70,9 +68,8 @@ async def _ask_all(
             heard(number, await _ask(client, server, request))
 
     limits = httpx.Limits(max_connections=concurrency, max_keepalive_connections=concurrency)
-    timeout = httpx.Timeout(
-        None, connect=CONNECT_S
-    )  # the whole request's is kept in _post: a read's would not end a server that drips
+    # The whole request's is kept in _post: a read's would not end a server that drips.
+    timeout = httpx.Timeout(None, connect=CONNECT_S)
     client = httpx.AsyncClient(
         base_url=server.url, headers=api_headers(), timeout=timeout, limits=limits, trust_env=False
     )
@@ -114,8 +111,7 @@ async def _post(client: httpx.AsyncClient, request: Request) -> tuple[dict[str, 
 
 
 def _run_until_stopped(work: Coroutine[Any, Any, None]) -> None:
-    """Runs a coroutine; at Ctrl-C or SIGTERM it is cancelled, and what they raise elsewhere is raised once it has
-    ended.
+    """Runs a coroutine, which Ctrl-C and SIGTERM cancel; what they raise elsewhere is raised once it has ended.
 
     asyncio does that for Ctrl-C alone. What a handler of SIGTERM raises inside the loop would be lost in whatever
     callback it met.

@@ -1,6 +1,4 @@
-"""Whether the tuned model scores otherwise than the base. Both answer the same rows, so only the rows in which they
-differ count.
-"""
+"""Whether the tuned model scores otherwise than the base. Both answer the same rows; only those that differ count."""
 
 import math
 from collections.abc import Sequence
@@ -39,8 +37,9 @@ def compare(base: Sequence[bool], tuned: Sequence[bool]) -> Comparison:
 
 
 def mcnemar_p_value(better: int, worse: int) -> float:
-    """The two-sided p-value of the exact McNemar test: how likely a fair coin splits the differing rows at least this
-    unevenly.
+    """The two-sided p-value of the exact McNemar test.
+
+    It is how likely a fair coin splits the differing rows at least this unevenly.
 
     With n = better + worse: min(1, 2 Σ C(n, k) / 2ⁿ) for k from 0 to min(better, worse); 1 where no row differs.
     McNemar, Psychometrika 12 (1947) 153; exact: Fagerland, Lydersen and Laake, BMC Medical Research Methodology 13

@@ -1,17 +1,16 @@
-"""Answers as they come, in a file that a second start goes on from: a line an answer, under a digest of all that it
-follows from.
-"""
+"""Answers as they come, in a file that a second start goes on from: a line each, under a digest of what made it."""
 
 import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
 from gemsmith.data.template import find_template
 from gemsmith.files import sha256_file
+from gemsmith.messages import Message, plain_messages
 from gemsmith.run import Run
 from gemsmith.serve.chat import Reply
 from gemsmith.serve.engine import find_engine
@@ -21,9 +20,7 @@ _READ_BY_VLLM = (".json", ".jinja", ".model")
 
 
 def digest_model(run: Run, folder: Path, weights_sha256: str) -> str:
-    """SHA-256 of what a model's answers follow from but the question: weights, template, tokenizer, vLLM and its
-    settings.
-    """
+    """SHA-256 of all that makes a model's answers but the question: weights, template, tokenizer, vLLM, settings."""
     recipe, engine = run.recipe, find_engine(run.recipe.serve.python)
     return _sha256(
         {
@@ -42,15 +39,13 @@ def digest_model(run: Run, folder: Path, weights_sha256: str) -> str:
     )
 
 
-def digest_question(model: str, messages: Sequence[Mapping[str, str]]) -> str:
+def digest_question(model: str, messages: Sequence[Message]) -> str:
     """SHA-256 that an answer of the model of that digest is kept under."""
-    return _sha256([model, *messages])
+    return _sha256([model, *plain_messages(messages)])
 
 
 def read_kept(file: Path) -> dict[str, Reply]:
-    """Digest -> answer. A line that cannot be read, such as one that a killed process was at, is as if it were not
-    there.
-    """
+    """Digest -> answer. A line that cannot be read, such as one that a killed process was at, is left out."""
     kept = {}
     for line in file.read_bytes().splitlines() if file.exists() else ():
         with contextlib.suppress(ValueError, RecursionError):

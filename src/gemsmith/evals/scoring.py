@@ -1,39 +1,36 @@
-"""Whether an answer is right, and how sure a share of right answers is."""
+"""How sure a share of right answers is."""
 
 import math
 from collections.abc import Mapping, Sequence
 
-from gemsmith.data.verilog import normalise_module
 from gemsmith.records import Score
 
 Z_95 = 1.959963984540054
 """The 97.5 % quantile of the normal distribution: 2.5 % left out on each side."""
 
 
-def is_right(answer: str, expected: str, scorer: str) -> bool:
-    r"""Whether an answer is the expected one, by a scorer of the recipe.
-
-    `exact` ignores white space at both ends; `verilog-exact` compares the modules without comments and spacing.
-
-    >>> is_right("module m(input a);endmodule", "module m (input a); // one\nendmodule", "verilog-exact")
-    True
-    """
-    match scorer:
-        case "exact":
-            return answer.strip() == expected.strip()
-        case "verilog-exact":
-            return normalise_module(answer) == normalise_module(expected)
-    raise AssertionError(f"the recipe let an unknown scorer through: {scorer}")
-
-
-def score(right: Sequence[bool], *, cut: int = 0, failed: Mapping[str, int] | None = None) -> Score:
+def score(
+    right: Sequence[bool],
+    *,
+    cut: int = 0,
+    failed: Mapping[str, int] | None = None,
+    unscored: Mapping[str, int] | None = None,
+) -> Score:
     """The share of right answers with its 95 % interval.
 
-    `cut`: how many answers reached the limit of tokens; `failed`: how many of those not right are no answers, by
-    reason.
+    `cut`: how many answers reached the limit of tokens. Of those not right, by reason, how many are no answers
+    (`failed`) and how many could not be judged (`unscored`).
     """
     low, high = wilson_interval(sum(right), len(right))
-    return Score(score=sum(right) / len(right), low=low, high=high, n=len(right), cut=cut, failed=dict(failed or {}))
+    return Score(
+        score=sum(right) / len(right),
+        low=low,
+        high=high,
+        n=len(right),
+        cut=cut,
+        failed=dict(failed or {}),
+        unscored=dict(unscored or {}),
+    )
 
 
 def wilson_interval(right: int, n: int) -> tuple[float, float]:

@@ -10,21 +10,24 @@ from typing import Any
 from gemsmith.checkpoint import open_checkpoint
 from gemsmith.checkpoint.fetch import fetch_folder
 from gemsmith.data.overlap import Overlap, find_overlap, overlap_notices, read_answers
-from gemsmith.data.rows import Dataset, Document, describe_columns, read_dataset
+from gemsmith.data.rows import Dataset, Document, describe_columns, read_held_out
 from gemsmith.data.template import find_template
 from gemsmith.data.workers import check_prompts_in_process
-from gemsmith.errors import DataError, EngineError, RecipeError
+from gemsmith.errors import DataError, EngineError, RecipeError, ScorerError
 from gemsmith.evals.ask import Request, ask_all
 from gemsmith.evals.compare import compare, unmoved_notices, worse_notices
+from gemsmith.evals.judging import judge_all
 from gemsmith.evals.kept import appending, digest_model, digest_question, keep, read_kept
-from gemsmith.evals.scoring import is_right, score
+from gemsmith.evals.scoring import score
 from gemsmith.files import replacing, sha256_file
+from gemsmith.messages import plain_messages, text_message, text_of
 from gemsmith.provenance import start_clock
 from gemsmith.records import EvalRecord, ExportRecord, Score
 from gemsmith.run import Run, read_record, write_record
 from gemsmith.serve.chat import Failure, Reply, read_chat
 from gemsmith.serve.server import Server
 from gemsmith.serve.stage import Servers, origin_with_engine
+from gemsmith.tasks import Question, Verdict, find_scorer
 from gemsmith.terminal import open_console, open_progress
 
 ANSWERS = "eval_answers.jsonl"
@@ -35,24 +38,19 @@ MOST_FAILED = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
-class Question:
-    """A held-out row: what the model is told, and what it should answer."""
-
-    messages: tuple[Mapping[str, str], ...]
-    expected: str
-    origin: str
-
-
-@dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What a model answered. `cut`: it reached eval.max_tokens before it had ended. `failed`: why there is no answer,
-    and so no text.
-    """
+    """What a model answered, and what the scorer makes of it."""
 
     text: str
     right: bool
     cut: bool
+    """It reached eval.max_tokens before it had ended."""
+    reason: str | None = None
+    """Why it is not right, where the scorer says so."""
     failed: str | None = None
+    """Why there is no answer, and so no text."""
+    unscored: str | None = None
+    """Why the scorer could not judge it."""
 
 
 def evaluate(run: Run, servers: Servers) -> EvalRecord:
@@ -61,7 +59,7 @@ def evaluate(run: Run, servers: Servers) -> EvalRecord:
     Answers are kept in logs/eval_answers.jsonl as they come, and a second start asks for the others only.
 
     Raises RecipeError where data.eval is not given, DataError where a row has no answer to compare with, EngineError
-    where the server dies or more than MOST_FAILED of the rows fail.
+    where the server dies or more than MOST_FAILED of the rows fail, ScorerError where the scorer fails on as many.
     """
     clock = start_clock()
     dataset = _read_rows(run)
@@ -82,9 +80,11 @@ def evaluate(run: Run, servers: Servers) -> EvalRecord:
     rows = [_row(number, *row) for number, row in enumerate(zip(questions, base, tuned, strict=True), start=1)]
     with replacing(run.logs / "eval_rows.jsonl") as file:
         file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-    answered = [pair for pair in zip(base, tuned, strict=True) if not any(answer.failed for answer in pair)]
+    answered = [
+        pair for pair in zip(base, tuned, strict=True) if not any(answer.failed or answer.unscored for answer in pair)
+    ]
     comparison = compare([one.right for one, _ in answered], [other.right for _, other in answered])
-    asked = json.dumps([(question.messages, question.expected) for question in questions])
+    asked = json.dumps([(plain_messages(question.messages), question.expected) for question in questions])
     record = EvalRecord(
         origin=origin_with_engine(
             run, "eval", clock, server, sources={"questions": hashlib.sha256(asked.encode()).hexdigest()}
@@ -127,13 +127,11 @@ def _read_rows(run: Run) -> Dataset:
         raise RecipeError(
             "data.eval: names no held-out rows, so there is nothing to score; name a file, a folder, or rows to make"
         )
-    return read_dataset(recipe.data.eval, format=recipe.data.format, seed=recipe.seed)
+    return read_held_out(recipe)
 
 
 def check_rows(run: Run) -> None:
-    """Raises what read_questions does of rows that have no form or no answer; needs no checkpoint, so that nothing is
-    fetched for it.
-    """
+    """Raises what read_questions does of rows that have no form or no answer; it needs and fetches no checkpoint."""
     _questions_of(run, _read_rows(run).documents)
 
 
@@ -156,10 +154,10 @@ def _choose_questions(run: Run, documents: Sequence[Document]) -> list[Question]
 def answer_all(
     run: Run, questions: Sequence[Question], model: str, *, digest: str, start: Callable[[], Server]
 ) -> list[Answer]:
-    """The model's greedy answer to each question, in order; those kept from an earlier start under `digest` are not
-    asked for again.
+    """The model's greedy answer to each question, in order.
 
-    The server is started only where answers are missing.
+    Those kept from an earlier start under `digest` are not asked for again. The server is started only where answers
+    are missing.
     """
     keys = [digest_question(digest, question.messages) for question in questions]
     kept = read_kept(run.logs / ANSWERS)
@@ -169,15 +167,13 @@ def answer_all(
         console.print(f"eval: {model}: {len(replies)} of {len(questions)} answers are there from an earlier start")
     if len(replies) < len(questions):
         _ask_missing(run, start(), questions, keys=keys, replies=replies)
-    answers = [_answer(replies[number], question, run.recipe.eval.scorer) for number, question in enumerate(questions)]
+    answers = _judge(run, model, questions, [replies[number] for number in range(len(questions))])
     console.print(_describe(model, _score(answers)))
     return answers
 
 
 def choose_examples(rows: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], ...]:
-    """A few rows in order, of those that both have answered: up to two that the tuned model got wrong, the first
-    others.
-    """
+    """A few rows that both have answered, in order: up to two that the tuned model got wrong, and the first others."""
     rows = [row for row in rows if not row.get("base_failed") and not row.get("tuned_failed")]
     wrong = [row for row in rows if not row["tuned_right"]][:2]
     others = [row for row in rows if row not in wrong][: EXAMPLES - len(wrong)]
@@ -187,14 +183,15 @@ def choose_examples(rows: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], 
 def _question(document: Document, number: int) -> Question:
     """Everything before the last answer, and that answer."""
     messages = document.messages
-    last = next((index for index in reversed(range(len(messages))) if messages[index]["role"] == "assistant"), None)
+    last = next((index for index in reversed(range(len(messages))) if messages[index].role == "assistant"), None)
     if not last:
         raise DataError(
             f"data.eval: row {number} has no assistant turn that follows another, so nothing to compare with; take the "
             "row out"
         )
-    before = tuple(dict(message) for message in messages[:last])
-    return Question(messages=before, expected=messages[last]["content"], origin=document.origin)
+    return Question(
+        messages=messages[:last], expected=text_of(messages[last]), origin=document.origin, columns=document.columns
+    )
 
 
 def _find_trained(questions: Sequence[Question], run: Run) -> Overlap | None:
@@ -202,10 +199,9 @@ def _find_trained(questions: Sequence[Question], run: Run) -> Overlap | None:
     trained = read_answers(run.data)
     if trained is None:
         return None
-    answers = ({"role": "assistant", "content": question.expected} for question in questions)
     rows = [
-        Document(messages=(*question.messages, answer), origin=question.origin)
-        for question, answer in zip(questions, answers, strict=True)
+        Document(messages=(*question.messages, text_message("assistant", question.expected)), origin=question.origin)
+        for question in questions
     ]
     return find_overlap(trained, rows)
 
@@ -213,9 +209,7 @@ def _find_trained(questions: Sequence[Question], run: Run) -> Overlap | None:
 def _ask_missing(
     run: Run, server: Server, questions: Sequence[Question], *, keys: Sequence[str], replies: dict[int, Reply | Failure]
 ) -> None:
-    """Adds the replies that are not there yet, and keeps each under its key; eval.concurrency requests are under way at
-    a time.
-    """
+    """Adds the replies that are not there yet, eval.concurrency requests at a time, and keeps each under its key."""
     settings = run.recipe.eval
     missing = [number for number in range(len(questions)) if number not in replies]
     requests = [_request(server, questions[number], settings.max_tokens) for number in missing]
@@ -239,28 +233,59 @@ def _ask_missing(
 
 
 def _request(server: Server, question: Question, max_tokens: int) -> Request:
-    body = {"model": server.model, "messages": question.messages, "max_tokens": max_tokens, "temperature": 0}
+    messages = plain_messages(question.messages)
+    body = {"model": server.model, "messages": messages, "max_tokens": max_tokens, "temperature": 0}
     return Request(path="/v1/chat/completions", body=body)
 
 
-def _answer(reply: Reply | Failure, question: Question, scorer: str) -> Answer:
+def _judge(run: Run, model: str, questions: Sequence[Question], replies: Sequence[Reply | Failure]) -> list[Answer]:
+    """The replies as answers. Raises ScorerError where too many of them cannot be judged."""
+    name = run.recipe.eval.scorer
+    texts = {number: reply.text for number, reply in enumerate(replies) if isinstance(reply, Reply)}
+    found = judge_all(find_scorer(name), [(questions[number], (text,)) for number, text in texts.items()])
+    judged = dict(zip(texts, found, strict=True))
+    if failures := _too_many(judged, len(questions)):
+        raise ScorerError(
+            f"eval: {model}: the scorer {name} could not judge {_describe_failures(failures, len(questions))}; the "
+            "same command asks for no answer again"
+        )
+    return [_answer(reply, judged.get(number)) for number, reply in enumerate(replies)]
+
+
+def _answer(reply: Reply | Failure, judged: tuple[Verdict, ...] | Failure | None) -> Answer:
     if isinstance(reply, Failure):
         return Answer(text="", right=False, cut=False, failed=reply.reason)
-    return Answer(text=reply.text, right=is_right(reply.text, question.expected, scorer), cut=reply.cut)
+    if isinstance(judged, Failure):
+        return Answer(text=reply.text, right=False, cut=reply.cut, unscored=judged.reason)
+    assert judged is not None and len(judged) == 1
+    return Answer(text=reply.text, right=judged[0].right, cut=reply.cut, reason=judged[0].reason)
 
 
 def _refuse_many_failures(server: Server, replies: Mapping[int, Reply | Failure], rows: int) -> None:
-    failures = {number: reply for number, reply in sorted(replies.items()) if isinstance(reply, Failure)}
-    if len(failures) <= MOST_FAILED * rows:
+    failures = _too_many(replies, rows)
+    if not failures:
         return
-    reasons = Counter(failure.reason for failure in failures.values())
-    number, first = next(iter(failures.items()))
-    slower = "; a lower eval.concurrency makes each answer faster" if reasons["timeout"] else ""
+    timed_out = any(failure.reason == "timeout" for failure in failures.values())
+    slower = "; a lower eval.concurrency makes each answer faster" if timed_out else ""
     raise EngineError(
-        f"eval: {server.model}: no answer to {len(failures)} of {rows} rows, more than {MOST_FAILED:.0%} "
-        f"({_counted(reasons)}): "
-        f"row {number + 1}: {first.reason}: {first.detail}{slower}; see {server.log}. The same command asks only for "
-        "what is missing"
+        f"eval: {server.model}: no answer to {_describe_failures(failures, rows)}{slower}; see {server.log}. The same "
+        "command asks only for what is missing"
+    )
+
+
+def _too_many(found: Mapping[int, object], rows: int) -> dict[int, Failure]:
+    """The failures in it by row, where they are more than MOST_FAILED of the rows; else none."""
+    failures = {number: one for number, one in sorted(found.items()) if isinstance(one, Failure)}
+    return failures if len(failures) > MOST_FAILED * rows else {}
+
+
+def _describe_failures(failures: Mapping[int, Failure], rows: int) -> str:
+    """How many rows have failed, why, and the first of them."""
+    number, first = next(iter(failures.items()))
+    return (
+        f"{len(failures)} of {rows} rows, more than {MOST_FAILED:.0%} "
+        f"({_counted(Counter(failure.reason for failure in failures.values()))}): "
+        f"row {number + 1}: {first.reason}: {first.detail}"
     )
 
 
@@ -272,6 +297,7 @@ def _counted(reasons: Mapping[str, int]) -> str:
 def _notices(model: str, answers: Sequence[Answer]) -> list[str]:
     """What must be known of a model's answers before its score."""
     failed = Counter(answer.failed for answer in answers if answer.failed)
+    unscored = Counter(answer.unscored for answer in answers if answer.unscored)
     empty = sum(not answer.text and not answer.failed for answer in answers)
     notices = []
     if failed:
@@ -279,6 +305,9 @@ def _notices(model: str, answers: Sequence[Answer]) -> list[str]:
             f"The {model} model's server gave no answer to {failed.total()} of {len(answers)} rows ({_counted(failed)})"
         )
         notices.append(f"{text}; they count as not right.")
+    if unscored:
+        text = f"The scorer could not judge {unscored.total()} of {len(answers)} answers of the {model} model"
+        notices.append(f"{text} ({_counted(unscored)}); they count as not right.")
     if empty:
         text = f"{empty} of {len(answers)} answers of the {model} model are empty"
         notices.append(f"{text}: it wrote nothing, or only what a reasoning or tool parser of vLLM takes out.")
@@ -287,13 +316,15 @@ def _notices(model: str, answers: Sequence[Answer]) -> list[str]:
 
 def _score(answers: Sequence[Answer]) -> Score:
     failed = Counter(answer.failed for answer in answers if answer.failed)
-    return score([answer.right for answer in answers], cut=sum(answer.cut for answer in answers), failed=failed)
+    unscored = Counter(answer.unscored for answer in answers if answer.unscored)
+    cut = sum(answer.cut for answer in answers)
+    return score([answer.right for answer in answers], cut=cut, failed=failed, unscored=unscored)
 
 
 def _row(number: int, question: Question, base: Answer, tuned: Answer) -> dict[str, Any]:
     return {
         "row": number,
-        "prompt": "\n\n".join(message["content"] for message in question.messages),
+        "prompt": "\n\n".join(text_of(message) for message in question.messages),
         "expected": question.expected,
         "base": base.text,
         "tuned": tuned.text,
@@ -303,10 +334,14 @@ def _row(number: int, question: Question, base: Answer, tuned: Answer) -> dict[s
         "tuned_cut": tuned.cut,
         "base_failed": base.failed,
         "tuned_failed": tuned.failed,
+        "base_reason": base.reason or base.unscored,
+        "tuned_reason": tuned.reason or tuned.unscored,
     }
 
 
 def _describe(model: str, found: Score) -> str:
     cut = f", {found.cut} cut at eval.max_tokens" if found.cut else ""
     failed = f", no answer to {sum(found.failed.values())}" if found.failed else ""
-    return f"eval: {model}: {found.score:.1%} right ({found.low:.1%} to {found.high:.1%}, n = {found.n}{cut}{failed})"
+    unscored = f", no verdict on {sum(found.unscored.values())}" if found.unscored else ""
+    interval = f"{found.low:.1%} to {found.high:.1%}, n = {found.n}"
+    return f"eval: {model}: {found.score:.1%} right ({interval}{cut}{failed}{unscored})"

@@ -99,7 +99,7 @@ def _nll_and_gradient(
         if head.softcap:
             slope *= 1 - jnp.square(logits / head.softcap)
         slope = slope.astype(matrix.dtype)
-        if head.isolates_matmuls:  # fused into the matmul, it would be recomputed for each tile on TPU (docs/log.md)
+        if head.isolates_matmuls:  # fused into the matmul, it would be recomputed for each tile on TPU (docs/log)
             slope = jax.lax.optimization_barrier(slope)
         gradient = jnp.einsum(
             "bcv,ev->bce", slope, matrix, preferred_element_type=jnp.float32

@@ -38,7 +38,7 @@ def rematerialised(
         )
     # JAX's barrier is there to keep XLA from merging both passes, which in a scan are loops of their own; what it does
     # here is order them. With weights left out of it XLA gathers ahead: 26B-A4B on v6e 7 % faster, with two thirds more
-    # memory (docs/log.md).
+    # memory (docs/log).
     return jax.checkpoint(function, policy=policy, prevent_cse=in_turn)
 
 

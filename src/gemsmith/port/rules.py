@@ -142,7 +142,7 @@ def ratio_row(reading: Reading, key: str, value: Any, status: Status, why: str, 
 
 
 def number_or_none(value: Any) -> float | None:
-    """The number, or None for what is no number."""
+    """The number, or None for what is not one."""
     try:
         return number(value)
     except (TypeError, ValueError):

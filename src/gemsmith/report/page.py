@@ -75,7 +75,7 @@ def render_page(run: Run) -> str:
     """The whole page. Raises MachineError where matplotlib or Jinja is not installed."""
     for name in ("jinja2", "matplotlib"):
         if importlib.util.find_spec(name) is None:
-            raise MachineError(f"report: {name} is not installed; run: pip install 'gemsmith[train]'")
+            raise MachineError(f"report: {name} is not installed; run: pip install 'gemsmith[report]'")
     import jinja2
 
     from gemsmith.report import charts

@@ -142,9 +142,10 @@ def _eval_lines(findings: Findings) -> Iterator[tuple[str, str, str]]:
     for name, score in (("base", findings.eval.base), ("tuned", findings.eval.tuned)):
         interval = f"{numbers.fraction(score.low)}–{numbers.fraction(score.high)}"
         yield f"{name} score, 95 %", f"{numbers.fraction(score.score)} ({interval}, n = {numbers.count(score.n)})", ""
-        if score.failed:
-            reasons = ", ".join(f"{numbers.count(rows)} {reason}" for reason, rows in score.failed.items())
-            yield f"{name} rows without answer", f"{numbers.count(sum(score.failed.values()))} ({reasons})", "bold red"
+        for what, rows in (("without answer", score.failed), ("without verdict", score.unscored)):
+            if rows:
+                reasons = ", ".join(f"{numbers.count(count)} {reason}" for reason, count in rows.items())
+                yield f"{name} rows {what}", f"{numbers.count(sum(rows.values()))} ({reasons})", "bold red"
     if findings.eval.p_value is not None:
         yield "verdict", verdict(findings.eval), ""
 

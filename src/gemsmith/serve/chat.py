@@ -1,6 +1,4 @@
-"""What the answer to a request holds, read strictly: text that the model wrote is told from errors, web pages and half
-an answer.
-"""
+"""What the answer to a request holds, read strictly: text of the model, or why there is none."""
 
 import json
 from collections.abc import Mapping

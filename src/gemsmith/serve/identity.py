@@ -21,8 +21,7 @@ def new_nonce() -> str:
 
 
 def with_nonce(command: Sequence[str], nonce: str) -> list[str]:
-    """A command line of vLLM with the nonce as one more name of the model, behind those of the last
-    --served-model-name, which counts.
+    """A command line of vLLM with the nonce as one more name, behind those of the last --served-model-name.
 
     vLLM lists and takes all of them, and calls itself by the first.
     """
@@ -35,8 +34,7 @@ def with_nonce(command: Sequence[str], nonce: str) -> list[str]:
 
 
 def ask_models(url: str, *, timeout_s: float) -> bytes | None:
-    """What a server answers to GET /v1/models, status line first, as far as it came in the time; None where none
-    listens.
+    """What a server answers to GET /v1/models in the time, status line first; None where none listens.
 
     A socket and no HTTP client: those limit the time of each read, so that a byte now and then holds them for hours,
     and follow redirects.

@@ -21,8 +21,7 @@ _ROOM_TO_SAY_SO_BYTES = 16 * 1024
 def guarded(
     command: Sequence[str], *, environment: Mapping[str, str], log: Path, grace_s: float | None = None
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A running command with its output in `log`; it and all its children are gone when the block ends, however it
-    ends.
+    """A running command with its output in `log`; it and all its children are gone when the block ends.
 
     `grace_s`: how long they may take to end by themselves, by default GRACE_S. The process is that of guard.py, which
     has a session of its own: Ctrl-C in a terminal reaches it through us alone.
@@ -58,8 +57,7 @@ def stop(process: subprocess.Popen[bytes], *, grace_s: float) -> None:
 
 
 def last_lines(log: Path, count: int = 15) -> str:
-    """The last lines of a log that are not empty, each cut at 300 characters; before them the first that names an
-    error.
+    """The last lines of a log that are not empty, each cut at 300 characters, after the first that names an error.
 
     vLLM ends with "see root cause above", and what is above is a hundred lines up.
     """
@@ -75,9 +73,7 @@ def last_lines(log: Path, count: int = 15) -> str:
 
 
 def refuse_full_disk(log: Path) -> None:
-    """Raises MachineError where a process has failed for want of room: its log says so, or there was none left to say
-    so.
-    """
+    """Raises MachineError where a process failed since the disk is full: its log says so, or had no room to."""
     full = os.strerror(errno.ENOSPC) in log.read_text(encoding="utf-8", errors="replace")
     if full or shutil.disk_usage(log.parent).free < _ROOM_TO_SAY_SO_BYTES:
         raise MachineError(

@@ -47,9 +47,7 @@ class Server:
     nonce: str = field(repr=False, compare=False)
 
     def check(self) -> None:
-        """Raises EngineError with the log's last lines where the server has died, MachineError where that is for want
-        of room.
-        """
+        """Raises EngineError with the last log lines where the server has died, MachineError where the disk is full."""
         if self.process.poll() is not None:
             refuse_full_disk(self.log)
             raise EngineError(
@@ -57,9 +55,7 @@ class Server:
             )
 
     def prove(self) -> None:
-        """Raises PortTakenError where what answers is not the vLLM that was started, EngineError where that is dead or
-        silent.
-        """
+        """Raises PortTakenError where what answers is not our vLLM, EngineError where that is dead or silent."""
         self.check()
         answer = ask_models(self.url, timeout_s=PROOF_TIMEOUT_S)
         if not answer:
@@ -70,8 +66,7 @@ class Server:
 
 @contextlib.contextmanager
 def running_server(model_folder: Path, *, name: str, settings: ServeSettings, log: Path) -> Iterator[Server]:
-    """A server of a checkpoint folder that is up and ours; it and its children are gone when the block ends, however it
-    ends.
+    """A server of a checkpoint folder that is up and ours; it and its children are gone when the block ends.
 
     A free port that another program takes before vLLM has it is changed for another. Raises MachineError where vLLM is
     not installed or the port is in use, EngineError where vLLM dies or does not answer in time.

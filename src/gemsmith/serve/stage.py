@@ -88,9 +88,7 @@ class Servers:
         return self._run.path.resolve().name
 
     def check_verified(self) -> None:
-        """Raises RunError where the merged weights are not what verify has passed, unless that is insisted on; see
-        `notices`.
-        """
+        """Raises RunError where verify has not passed the merged weights, unless that is insisted on; see `notices`."""
         if self._checked or (self._current is not None and self._current[0] == self._run.merged):
             return
         doubt = find_doubt(self._run)
@@ -156,8 +154,7 @@ def serve(run: Run, servers: Servers) -> ServeRecord:
 
 
 def keep_serving(run: Run, *, unverified: bool = False, ready: Callable[[], None] = lambda: None) -> None:
-    """Serves the tuned model until Ctrl-C, and prints a curl line that works; recorded where the run directory's recipe
-    says the same.
+    """Serves the tuned model until Ctrl-C, and prints a curl line; recorded where the run's recipe says the same.
 
     `ready` is called once nothing more is written to the run.
 

@@ -1,6 +1,4 @@
-"""What every attempt at a run does alike, whichever backend runs it: how it goes on, what it refuses, how a step is
-judged, how it ends.
-"""
+"""What an attempt at a run refuses, what it saves beside the arrays, and how it ends, whichever backend runs it."""
 
 import contextlib
 import itertools
@@ -21,6 +19,25 @@ from gemsmith.run import Run, confirm_recipe, read_record, refused_changes, stag
 from gemsmith.train.schedule import learning_rate
 from gemsmith.train.spikes import reason_to_stop
 
+# Keys that name places of one machine, so that they may differ.
+_OF_ONE_MACHINE = ("checkpoint", "data.train", "data.template", "train.start_adapter")
+
+
+def same_everywhere(run: Run, versions: Sequence[str]) -> dict[str, Any]:
+    """What all processes that train together must have the same of."""
+    keys = {name: value for name, value in stage_keys(run.recipe, "train").items() if name not in _OF_ONE_MACHINE}
+    return {"recipe": keys, "rows": read_record(run, DataRecord).rows_sha256, "versions": list(versions)}
+
+
+def disagreement(run: Run, what: str, *, number: int, count: int, kind: str) -> RunError:
+    """What to raise where a `kind`, host or process, has another `what` than the first."""
+    article = "" if what.endswith("s") else "a "
+    plural = f"{kind}es" if kind.endswith("s") else f"{kind}s"
+    return RunError(
+        f"{run.path}: {kind} {number} of {count} has {article}different {what} from {kind} 0; use the same {what} on "
+        f"all {plural}"
+    )
+
 
 def checkpoint_metadata(
     run: Run, steps: Sequence[TrainStep], resumed_at: Sequence[int], start_adapter_sha256: str | None
@@ -35,8 +52,10 @@ def checkpoint_metadata(
     }
 
 
-def kept_steps(run: Run, place: str, metadata: Mapping[str, Any], start_adapter_sha256: str | None) -> list[TrainStep]:
-    """The steps up to a checkpoint.
+def earlier_steps(
+    run: Run, place: str, metadata: Mapping[str, Any], start_adapter_sha256: str | None
+) -> list[TrainStep]:
+    """The steps of earlier attempts up to a checkpoint.
 
     Raises RunError where it was trained with another recipe, rows, start or learning rates than the run has now.
     """
@@ -93,9 +112,7 @@ def _other_rate(optimizer: Optimizer, steps: Sequence[TrainStep], updates: int) 
 
 
 def damaged_step(run: Run, steps: Iterable[int], reason: BaseException, is_good: Callable[[int], bool]) -> RunError:
-    """What to raise where the last of the saved steps cannot be gone on from; names the last one that can, once it has
-    been looked at.
-    """
+    """What to raise where the last saved step cannot be gone on from; names the last one that can."""
     last, *earlier = sorted(steps, reverse=True)
     bad = list(itertools.takewhile(lambda step: not is_good(step), earlier))
     places = " and ".join(f"{run.checkpoints}/{step}" for step in [last, *bad])
@@ -121,9 +138,7 @@ def is_spike(loss: float, limit: float) -> bool:
 
 
 def refuse_to_go_on(run: Run, steps: Sequence[TrainStep], train: Train, last_saved: int | None) -> None:
-    """Raises EngineError where the recipe stops at the last of these steps, CheckpointError where that is since the
-    base is damaged.
-    """
+    """Raises EngineError where the recipe stops at the last step, CheckpointError where the base is damaged."""
     reason = reason_to_stop(steps, train)
     if reason is None:
         return

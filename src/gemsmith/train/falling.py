@@ -50,9 +50,7 @@ class Change:
 
 
 def unfallen_notices(steps: Sequence[TrainStep], recipe: Recipe) -> tuple[str, ...]:
-    """That the loss hardly fell, and a likely reason; empty where it fell or clearly rose, or where the steps are too
-    few to tell.
-    """
+    """That the loss hardly fell, and a likely reason; empty where it fell, rose, or steps are too few to tell."""
     change = _change(steps)
     if change is None or change.fell or change.rose:
         return ()
@@ -83,8 +81,7 @@ def risen_notices(steps: Sequence[TrainStep], recipe: Recipe) -> tuple[str, ...]
 
 
 def _change(steps: Sequence[TrainStep], *, first_steps: int | None = None) -> Change | None:
-    """Of the last tenth of the steps against the first tenth, or as many first ones as given; None where there are too
-    few.
+    """Of the last tenth of the steps against the first tenth, or the first `first_steps`; None where they are too few.
 
     The error is that of medians of normal noise, which is estimated from the changes between neighbours: a trend does
     not show in those.

@@ -1,15 +1,11 @@
-"""Of processes that train together, which one writes to the run directory for all: known before any of them has joined
-the others.
-"""
+"""Which of the processes that train together writes to the run directory, known before they have joined."""
 
 import importlib.util
 import os
 
 
 def is_later_host() -> bool:
-    """Whether this process trains with others, of which another is the first: in JAX, as torchrun's, or on a TPU
-    slice.
-    """
+    """Whether this process trains with others and is not the first: in JAX, as torchrun's, or on a TPU slice."""
     if number := os.environ.get("JAX_PROCESS_ID"):
         return number != "0"
     if "WORLD_SIZE" in os.environ and "RANK" in os.environ:

@@ -1,6 +1,4 @@
-"""What a training run says while it runs: one JSON line a step, TensorBoard events, a progress bar. No machine-learning
-library.
-"""
+"""What a training run says while it runs: one JSON line a step, TensorBoard events, a progress bar."""
 
 import time
 from collections import deque
@@ -31,11 +29,11 @@ class Sink(Protocol):
 class StepLog:
     """Every step of the run, in memory and in the sinks; a context manager.
 
-    `kept` are those of earlier attempts, which the checkpoint that is continued from holds.
+    `earlier` are those of earlier attempts, which the checkpoint that is continued from holds.
     """
 
-    def __init__(self, kept: Sequence[TrainStep], sinks: Sequence[Sink] = ()) -> None:
-        self.steps = list(kept)
+    def __init__(self, earlier: Sequence[TrainStep], sinks: Sequence[Sink] = ()) -> None:
+        self.steps = list(earlier)
         self._sinks = sinks
 
     def add(self, step: TrainStep) -> None:
@@ -57,12 +55,10 @@ class StepLog:
 
 
 class StepsFile:
-    """logs/train_steps.jsonl: of earlier attempts it keeps the steps up to those that are done again, so that every
-    step appears once.
-    """
+    """logs/train_steps.jsonl: every step once, since steps of earlier attempts that are done again are dropped."""
 
-    def __init__(self, run: Run, kept: Sequence[TrainStep]) -> None:
-        self._path, self._kept = run.logs / "train_steps.jsonl", kept
+    def __init__(self, run: Run, earlier: Sequence[TrainStep]) -> None:
+        self._path, self._earlier = run.logs / "train_steps.jsonl", earlier
         self._file: IO[str] | None = None
 
     def start(self) -> None: ...
@@ -70,7 +66,7 @@ class StepsFile:
     def add(self, step: TrainStep) -> None:
         if self._file is None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            write_text(self._path, "".join(f"{kept.model_dump_json()}\n" for kept in self._kept))
+            write_text(self._path, "".join(f"{earlier.model_dump_json()}\n" for earlier in self._earlier))
             self._file = self._path.open("a", encoding="utf-8")
         self._file.write(step.model_dump_json() + "\n")
         self._file.flush()
@@ -157,7 +153,7 @@ class Display:
 
 
 def _peculiarity(step: TrainStep) -> str:
-    what = "a spike" if step.spike else "not a finite number"
+    what = "a spike" if step.spike else "NaN or infinite"
     return f"{what}, its update is left out" if step.skipped else what
 
 

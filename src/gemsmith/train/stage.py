@@ -15,12 +15,11 @@ _PACKAGES = {
     "tunix": ("jax", "flax", "qwix", "tunix", "optax", "orbax"),
     "trl": ("torch", "transformers", "peft", "accelerate", "trl"),
 }
-_EXTRAS = {"tunix": "train", "trl": "trl"}
+_EXTRAS = {"tunix": "jax", "trl": "trl"}
 
 
 def train(run: Run, *, fresh: bool = False) -> TrainRecord:
-    """The record of a finished training, which is also written to train.json; continues from the last checkpoint where
-    there is one.
+    """The record of a finished training, also written to train.json; continues from the last checkpoint, if any.
 
     `fresh` starts at step 0, and deletes what an earlier training left once the first step has run: until then nothing
     is lost. Raises RunError where another process saves to the same folder, MachineError where the backend is not
@@ -48,7 +47,7 @@ def check_training(run: Run) -> None:
     from or a folder for checkpoints that cannot be used, and an export.step that will not be saved, where the recipe
     tells the steps.
     """
-    from gemsmith.train.first_adapter import read_start_adapter
+    from gemsmith.train.adapter_init import read_start_adapter
 
     recipe, backend = run.recipe, run.recipe.train.backend
     if missing := [name for name in _PACKAGES[backend] if importlib.util.find_spec(name) is None]:

@@ -1,6 +1,4 @@
-"""What is known once the number of steps is, before the first of them: how the learning rate will go, and which steps
-will be kept.
-"""
+"""What the number of steps tells before the first: how the learning rate goes, and which steps stay saved."""
 
 from gemsmith.errors import RecipeError
 from gemsmith.recipe import Optimizer, Recipe
@@ -38,9 +36,7 @@ def schedule_notices(optimizer: Optimizer, steps: int) -> tuple[str, ...]:
 
 
 def check_export_step(run: Run, steps: int, *, fresh: bool = False) -> None:
-    """Raises RecipeError where training for so many steps, from the start or from what is saved, does not leave the one
-    to export.
-    """
+    """Raises RecipeError where training for so many steps does not leave the one to export."""
     wanted, train = run.recipe.export.step, run.recipe.train
     if wanted is None:
         return

@@ -13,7 +13,7 @@ import numpy as np
 from gemsmith.checkpoint import Checkpoint, open_checkpoint
 from gemsmith.checkpoint.adapter import Adapter
 from gemsmith.data.batches import open_rows
-from gemsmith.data.pack import PackedRows
+from gemsmith.data.pack import Rows
 from gemsmith.errors import CheckpointError, first_line
 from gemsmith.records import Check
 from gemsmith.run import Run
@@ -71,14 +71,13 @@ def compare_logits(
     return _judge(plain, unmerged, rounded, merged, how=" (layer by layer)" if streamed else "")
 
 
-def make_prompts(rows: PackedRows | None, vocabulary: int, seed: int) -> list[np.ndarray]:
+def make_prompts(rows: Rows | None, vocabulary: int, seed: int) -> list[np.ndarray]:
     """The first tokens of the first documents that were trained on; of random tokens where there are no rows."""
     if rows is not None:
-        tokens, segments = np.asarray(rows.tokens[:PROMPTS]), np.asarray(rows.segments[:PROMPTS])
         found = [
-            row[marks == number]
-            for row, marks in zip(tokens, segments, strict=True)
-            for number in range(1, int(marks.max()) + 1)
+            np.asarray(rows.tokens[row][places])
+            for row in range(min(PROMPTS, len(rows)))
+            for places in rows.documents(row)
         ]
         return [document[:PROMPT_TOKENS].astype(np.int64) for document in found[:PROMPTS]]
     # Ids above stand for images and sounds in Gemma 4's vocabulary; those below 108 are its special tokens.
@@ -86,7 +85,7 @@ def make_prompts(rows: PackedRows | None, vocabulary: int, seed: int) -> list[np
     return [random.integers(108, min(vocabulary, 250_000), 48) for _ in range(PROMPTS)]
 
 
-def trained_rows(run: Run) -> PackedRows | None:
+def trained_rows(run: Run) -> Rows | None:
     """The run's packed rows; None where it has none. Raises RunError where they are damaged."""
     return open_rows(run) if run.data.is_dir() else None
 

@@ -18,6 +18,7 @@ from gemsmith.evals.ask import Request, ask_all
 from gemsmith.evals.stage import read_questions
 from gemsmith.export.folder import ADAPTER, LOGS, MERGED, VERIFIED
 from gemsmith.files import write_text
+from gemsmith.messages import plain_messages
 from gemsmith.records import Check, VerifyRecord
 from gemsmith.run import Run, read_record, write_record
 from gemsmith.serve.chat import Failure, read_choice
@@ -55,7 +56,7 @@ def check_served_run(run: Run) -> VerifyRecord:
     base = open_checkpoint(run.recipe.checkpoint)
     prompts: list[Prompt]
     if run.recipe.data.eval is not None:
-        prompts = [question.messages for question in read_questions(run)[:PROMPTS]]
+        prompts = [plain_messages(question.messages) for question in read_questions(run)[:PROMPTS]]
     else:
         prompts = [
             prompt.tolist() for prompt in make_prompts(trained_rows(run), base.variant.vocabulary, run.recipe.seed)

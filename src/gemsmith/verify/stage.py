@@ -164,7 +164,7 @@ def compare_tensors(base: Checkpoint, merged: Checkpoint, adapter: Adapter) -> D
 
 
 def recompute(base: Checkpoint, merged: Checkpoint, adapter: Adapter) -> Recomputed:
-    """Which merged weights are not W + scale * B A, computed again in float64 and allowed one rounding; and what that
+    """Which merged weights are not W + scale * B A, recomputed in float64 and allowed one rounding; and what that
     rounding took.
 
     Where a value lies within float32's own error of the middle between two of the base's dtype, either is right.

@@ -24,8 +24,8 @@ from gemsmith.export.stage import export
 from gemsmith.recipe_file import build_recipe
 from gemsmith.records import TrainRecord, TrainStep
 from gemsmith.run import Run, find_run, is_complete, open_run, read_record
+from gemsmith.train import session
 from gemsmith.train.stage import train
-from gemsmith.train.trl import backend as trl
 from gemsmith.train.trl.checkpoints import Checkpoints
 from gemsmith.train.trl.model import load_base, nf4_config
 from gemsmith.train.trl.trainer import Trainer
@@ -296,7 +296,7 @@ def test_a_step_that_is_no_number_is_skipped_where_the_recipe_says_so(prepare, t
 
 
 def test_a_spike_is_told_or_skipped_or_ends_the_run_as_the_recipe_says(whole, prepare, tmp_path, monkeypatch):
-    monkeypatch.setattr(trl, "spike_limit", lambda losses, step, factor: 1.0 if step == 4 else np.inf)
+    monkeypatch.setattr(session, "spike_limit", lambda losses, step, factor: 1.0 if step == 4 else np.inf)
     run = prepare(tmp_path / "report", train=BACKEND)
     assert train(run).spikes == (4,)
     assert saved_bytes(run, 6) == saved_bytes(whole[0], 6)

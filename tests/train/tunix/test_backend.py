@@ -27,6 +27,7 @@ from gemsmith.files import sha256_file
 from gemsmith.recipe_file import build_recipe
 from gemsmith.records import DataRecord, TrainRecord, TrainStep
 from gemsmith.run import Run, find_run, is_complete, open_run, read_record, write_record
+from gemsmith.train import session
 from gemsmith.train.stage import train
 from gemsmith.train.tunix import backend as tunix
 from gemsmith.train.tunix import compiling
@@ -305,7 +306,7 @@ def test_a_step_that_is_no_number_is_skipped_where_the_recipe_says_so(prepare, t
 
 
 def test_a_spike_is_told_or_skipped_or_ends_the_run_as_the_recipe_says(whole, prepare, tmp_path, monkeypatch):
-    monkeypatch.setattr(tunix, "spike_limit", lambda losses, step, factor: 1.0 if step == 4 else np.inf)
+    monkeypatch.setattr(session, "spike_limit", lambda losses, step, factor: 1.0 if step == 4 else np.inf)
     run = prepare(tmp_path / "report")
     assert train(run).spikes == (4,)
     assert saved_bytes(run, 6) == saved_bytes(whole[0], 6)
@@ -610,16 +611,16 @@ try:
 except KeyboardInterrupt:
     pass
 Batches.batch = batch
-sessions = []
-class Session(tunix._Session):
+backends = []
+class Backend(tunix.TunixBackend):
     def __init__(self, *args, **options):
         super().__init__(*args, **options)
-        sessions.append(self)
-tunix._Session = Session
+        backends.append(self)
+tunix.TunixBackend = Backend
 record = train(run)
 assert record.resumed_at == (2,) and record.mesh == {"replica": 1, "fsdp": 2, "sequence": 1, "tp": 2}, record.mesh
-session, = sessions
-leaves = jax.tree.leaves((session.trained, session.moments))
+backend, = backends
+leaves = jax.tree.leaves((backend.trained, backend.moments))
 whole = [leaf for leaf in leaves if leaf.ndim and leaf.sharding.is_fully_replicated]
 assert not whole, [leaf.shape for leaf in whole]
 """

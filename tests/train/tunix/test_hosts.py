@@ -153,7 +153,7 @@ def test_hosts_that_were_given_different_things_are_told(prepared_run, monkeypat
     monkeypatch.setattr(
         multihost_utils, "process_allgather", lambda digest: np.array([digest ^ other for other in next(answers)])
     )
-    with pytest.raises(RunError, match="host 2 of 3 has other rows than host 0; give all hosts the same"):
+    with pytest.raises(RunError, match="host 2 of 3 has different rows from host 0; use the same rows on all hosts"):
         hosts.check_hosts(run)
 
 

@@ -12,7 +12,7 @@ from gemsmith.errors import RecipeError
 from gemsmith.models import Execution, abstract_model, load_model
 from gemsmith.models.sharding import AXES
 from gemsmith.recipe import Lora
-from gemsmith.train.first_adapter import start_of_a
+from gemsmith.train.adapter_init import first_pair
 from gemsmith.train.tunix.backend import adapted_model
 from gemsmith.train.tunix.lora import add_adapters, count_adapted
 from gemsmith.train.tunix.mesh import make_mesh
@@ -81,7 +81,7 @@ def tensor_of(name):
 
 def test_a_wide_start_is_uniform():
     """peft: kaiming_uniform_(A, a=sqrt(5)), which is uniform in ±1/sqrt(in)."""
-    start = start_of_a(tensor_of("0.mlp.up_proj"), 64, seed=0) * np.sqrt(5376)
+    start = first_pair(tensor_of("0.mlp.up_proj"), 64, seed=0).a * np.sqrt(5376)
     assert -1 <= start.min() < -0.99 and 0.99 < start.max() <= 1
     np.testing.assert_allclose(np.histogram(start, bins=10)[0] / start.size, 0.1, atol=0.01)
 
@@ -95,10 +95,9 @@ def test_a_modules_start_does_not_depend_on_what_else_is_adapted(small):
     path = ("layers", 1, "mlp", "up_proj", "kernel_lora_a")
     assert (all_kinds[path][...] == only_up[path][...]).all()
     here, above = (tensor for tensor in lora_targets(variant, ("up",)))
-    assert (start_of_a(above, 4, 3) == all_kinds[path][0]).all()
-    assert (start_of_a(here, 4, 3) != all_kinds[path][0]).any() and (
-        start_of_a(above, 4, 4) != all_kinds[path][0]
-    ).any()
+    assert (all_kinds[path][0] == first_pair(above, 4, 3).a.T).all()
+    for other in (first_pair(here, 4, 3), first_pair(above, 4, 4)):
+        assert (all_kinds[path][0] != other.a.T).any()
 
 
 def test_each_layer_of_a_stack_has_its_own_start():
@@ -110,7 +109,7 @@ def test_each_layer_of_a_stack_has_its_own_start():
         stack = adapters["layers", number, "self_attn", "q_proj", "kernel_lora_a"][...]
         names = [f"layers.{layer}.self_attn.q_proj.weight" for layer in layers]
         tensors = [next(tensor for tensor in lora_targets(variant) if tensor.name.endswith(name)) for name in names]
-        np.testing.assert_array_equal(stack, np.stack([start_of_a(tensor, 4, 0) for tensor in tensors]))
+        np.testing.assert_array_equal(stack, np.stack([first_pair(tensor, 4, 0).a.T for tensor in tensors]))
 
 
 def test_the_base_keeps_its_weights_and_its_output(small):

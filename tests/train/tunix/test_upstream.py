@@ -1,15 +1,19 @@
-"""What Qwix and Tunix still do otherwise than training needs. Where a test fails, upstream has changed: drop its line
-in upstream.py."""
+"""What Qwix, Tunix, Orbax, JAX and Optax still do otherwise than training needs. Where a test fails, upstream has
+changed: drop its entry in upstream.py, and the code that it names."""
 
 import inspect
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import orbax.checkpoint as ocp
 import pytest
 import qwix
 from flax import nnx
+from jax._src import distributed
 from jax._src.clusters import cloud_tpu_cluster
 from tunix.sft.checkpoint_manager import CheckpointManager
 from tunix.sft.metrics_logger import MetricsLogger
@@ -147,3 +151,51 @@ def test_jax_says_how_many_hosts_a_slice_has(monkeypatch):
         assert (upstream.count_tpu_hosts(), upstream.tpu_host_number()) == (1, 0)
     finally:
         jax.config.update("jax_platforms", before)
+
+
+JOINS = """
+import jax
+jax.distributed.initialize("localhost:9", 2, 1, initialization_timeout=1, cluster_detection_method="deactivate")
+"""
+
+
+def test_jax_ends_the_process_where_the_first_host_is_not_there():
+    """Where the exception could be caught, the exit code would be 1."""
+    ended = subprocess.run([sys.executable, "-c", JOINS], capture_output=True, check=False, timeout=120)
+    assert ended.returncode == -6
+
+
+def test_jax_takes_sigterm_for_its_preemption_service():
+    lines = [line.strip() for line in inspect.getsource(distributed).splitlines()]
+    assert lines[lines.index("name='jax_enable_preemption_service',") + 1] == "default=True,"
+
+
+def test_orbax_reads_the_metadata_of_all_steps_unless_told_not_to(tmp_path):
+    root = tmp_path / "steps"
+    with ocp.CheckpointManager(root) as manager:
+        manager.save(1, args=ocp.args.StandardSave({"a": np.zeros(3)}))
+        manager.wait_until_finished()
+    (root / "1" / "_CHECKPOINT_METADATA").write_text("[]")
+    with pytest.raises(ValueError, match="must be a dictionary"):
+        ocp.CheckpointManager(root)
+    options = ocp.CheckpointManagerOptions(lightweight_initialize=True)
+    with ocp.CheckpointManager(root, options=options) as manager:
+        assert manager.all_steps() == [1]
+
+
+def test_orbax_has_hosts_wait_after_a_read():
+    source = inspect.getsource(ocp.Checkpointer.restore)
+    assert source.index("_restore(") < source.index("multihost.sync_global_processes(")
+    assert "finally" not in source
+
+
+def test_optax_clips_without_the_epsilon_of_torch():
+    clip, gradient = optax.clip_by_global_norm(1e-3), jnp.array([2e-3])
+    clipped = clip.update(gradient, clip.init(gradient))[0].item()
+    assert clipped == pytest.approx(1e-3, rel=1e-6) and clipped != pytest.approx(2e-6 / (2e-3 + 1e-6), rel=1e-4)
+
+
+def test_optax_corrects_adams_bias_less_exactly_than_torch():
+    adam, gradient = optax.scale_by_adam(b1=0.9, b2=0.999, eps=0.0), jnp.array([1.0])
+    direction = adam.update(gradient, adam.init(gradient))[0].item()
+    assert 1e-6 < abs(direction - 1.0) < 1e-5

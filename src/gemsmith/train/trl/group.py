@@ -14,8 +14,9 @@ from typing import Any
 import torch
 import torch.distributed
 
-from gemsmith.errors import GemsmithError, MachineError, RunError, last_line
+from gemsmith.errors import GemsmithError, MachineError, last_line
 from gemsmith.run import Run
+from gemsmith.train.attempt import disagreement
 from gemsmith.train.trl.launch import started_by_torchrun
 
 # Loading 62 GB takes one process longer than another.
@@ -51,9 +52,7 @@ class Group:
             digests: list[str] = [""] * self.size
             torch.distributed.all_gather_object(digests, digest)
             if others := [rank for rank, other in enumerate(digests) if other != digests[0]]:
-                raise RunError(
-                    f"{run.path}: process {others[0]} of {self.size} has other {name} than process 0; give all the same"
-                )
+                raise disagreement(run, name, number=others[0], count=self.size, kind="process")
 
 
 @contextlib.contextmanager

@@ -1,5 +1,4 @@
-"""Processes that train together in PyTorch: what the recipe asks of them, how many, and how one command starts them on
-this machine.
+"""Processes that train together in PyTorch: how many, and how one command starts them on this machine.
 
 Each is started as torchrun would start it, with its variables; unlike torchrun it leaves a process that was told to
 stop the time to save, and hands its exit code on.
@@ -34,9 +33,7 @@ _PATIENCE_S = 60.0
 
 
 def train_in_processes(run: Run, *, fresh: bool) -> TrainRecord | None:
-    """The record of a training that this machine's GPUs, or the processes that train.mesh asks for, do together; None
-    where one does.
-    """
+    """The record of a training that several processes of this machine do; None where one does."""
     if started_by_torchrun():
         return None
     processes = wanted_processes(run.recipe, count_gpus())
@@ -59,9 +56,7 @@ def started_by_torchrun() -> bool:
 
 
 def wanted_processes(recipe: Recipe, gpus: int) -> int:
-    """Those that train.mesh asks for; without one, a process for each GPU that the rows of a step suffice for, and one
-    on CPU.
-    """
+    """Those that train.mesh asks for; without one, as many GPUs as divide a step's rows, and one on CPU."""
     mesh, train = recipe.train.mesh, recipe.train
     if mesh != "auto":
         wanted = mesh.replica * mesh.fsdp

@@ -10,8 +10,7 @@ from gemsmith.execution import LOGIT_TOKENS
 def token_nll(
     hidden: torch.Tensor, embedding: torch.Tensor, tokens: torch.Tensor, loss_mask: torch.Tensor, softcap: float
 ) -> torch.Tensor:
-    """The sum over all targets of -log p(target | what is before it), float32, from hidden (B, L, E) and the
-    embedding matrix (V, E).
+    """The float32 sum of -log p(target | what is before it), of hidden (B, L, E) and the embedding matrix (V, E).
 
         tokens     2 105  7   9 106        hidden at 7 predicts 9, at 9 predicts 106
         loss_mask  0   0  0   1   1        2 targets

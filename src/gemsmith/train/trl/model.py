@@ -1,6 +1,4 @@
-"""Gemma 4 in transformers, with PEFT's adapters, for training on packed rows: loaded, checked, and split over processes
-by FSDP2.
-"""
+"""Gemma 4 in transformers with PEFT's adapters, for packed rows: loaded, checked, split by FSDP2."""
 
 import warnings
 from collections import Counter
@@ -17,17 +15,17 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
-from torch.nn.functional import rms_norm
 from transformers import AttentionInterface, AutoModelForCausalLM
 
 from gemsmith.checkpoint import Checkpoint
-from gemsmith.checkpoint.adapter import Adapter, LowRank, target_pattern
+from gemsmith.checkpoint.adapter import Adapter, target_pattern
 from gemsmith.errors import CheckpointError, MachineError
-from gemsmith.recipe import Lora, Recipe
+from gemsmith.recipe import Recipe
 from gemsmith.sizing.limits import check_trl_quantised
-from gemsmith.train.first_adapter import start_of_a
+from gemsmith.train.adapter_init import first_pair
 from gemsmith.train.trl.attention import FULL, SLIDING, attend_documents
 from gemsmith.train.trl.loss import token_nll
+from gemsmith.train.trl.upstream import adapted, check_readable, normed
 from gemsmith.zoo import Variant, lora_targets, text_tensors
 from gemsmith.zoo.quantised import is_quantised
 
@@ -36,8 +34,7 @@ _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 def adapted_model(recipe: Recipe, checkpoint: Checkpoint, attention: str, device: torch.device) -> peft.PeftModel:
-    """The checkpoint's model on the device, frozen, with a float32 adapter on every target; B is zero, A is PEFT's own
-    until it is set.
+    """The checkpoint's model on the device, frozen, with a float32 adapter on every target, not yet at its start.
 
     Its forward pass takes a step's rows and gives the sum of their targets' nll.
     """
@@ -57,7 +54,7 @@ def adapted_model(recipe: Recipe, checkpoint: Checkpoint, attention: str, device
         f"adapters: {len(found)} modules have one, {len(wanted)} should; {sorted(found ^ wanted)[:3]}"
     )
     for layer in adapters_of(model).values():
-        layer.forward = MethodType(_adapted, layer)
+        layer.forward = MethodType(adapted, layer)
     if recipe.train.compile:
         for layer in base.model.language_model.layers:
             layer.compile(dynamic=False)
@@ -65,10 +62,8 @@ def adapted_model(recipe: Recipe, checkpoint: Checkpoint, attention: str, device
 
 
 def load_base(recipe: Recipe, checkpoint: Checkpoint, attention: str, device: torch.device) -> Any:
-    """The frozen base. Raises CheckpointError where the file lacks a weight, MachineError where nf4 needs what is not
-    installed.
-    """
-    _check_readable(checkpoint)
+    """The frozen base. Raises CheckpointError for a missing weight, MachineError where nf4 lacks a library."""
+    check_readable(checkpoint)
     AttentionInterface.register(_DOCUMENTS, attend_documents)
     dtype, options = recipe.train.dtype, {}
     if dtype == "nf4":
@@ -94,27 +89,13 @@ def load_base(recipe: Recipe, checkpoint: Checkpoint, attention: str, device: to
         if getattr(model.model, tower, None) is not None:
             setattr(model.model, tower, None)
     for norm in (module for module in model.modules() if type(module).__name__.endswith("RMSNorm")):
-        norm.forward = MethodType(_normed, norm)
+        norm.forward = MethodType(normed, norm)
     model.requires_grad_(False)
     model.config.use_cache = False
     model.forward = MethodType(_sum_nll, model)
     if recipe.train.remat != "none":
         model.gradient_checkpointing_enable({"use_reentrant": False})
     return model
-
-
-def _check_readable(checkpoint: Checkpoint) -> None:
-    """Raises CheckpointError for a config that transformers writes from 5.19 on, and older ones read as one with heads
-    of 512.
-    """
-    per_layer = checkpoint.config.get("text_config", checkpoint.config).get("per_layer_config")
-    if per_layer and hasattr(transformers.Gemma4TextConfig, "global_head_dim"):
-        raise CheckpointError(
-            f"checkpoint {checkpoint.folder}: its config.json has per_layer_config, which transformers "
-            f"{transformers.__version__} does not "
-            "read; install 5.19 or newer, or give it global_head_dim and num_global_key_value_heads as the published "
-            "config.json has them"
-        )
 
 
 def shard(model: peft.PeftModel, mesh: DeviceMesh) -> None:
@@ -139,11 +120,10 @@ def matrices_of(model: peft.PeftModel) -> Iterator[tuple[str, str, nn.Parameter]
 
 
 def set_start(model: peft.PeftModel, recipe: Recipe, variant: Variant, adapter: Adapter | None) -> None:
-    """Gives the adapters their start, in float32: that of the given adapter, or a random A and B = 0."""
-    lora = recipe.lora
-    for tensor in lora_targets(variant, lora.targets):
-        layer = adapters_of(model)[tensor.module]
-        pair = adapter.modules[tensor.module] if adapter else _new_pair(tensor, lora, recipe.seed)
+    """Gives the adapters their values in float32: those of the given adapter, or new ones."""
+    layers = adapters_of(model)
+    for tensor in lora_targets(variant, recipe.lora.targets):
+        layer, pair = layers[tensor.module], first_pair(tensor, recipe.lora.rank, recipe.seed, adapter)
         for matrices, value in ((layer.lora_A, pair.a), (layer.lora_B, pair.b)):
             weight = matrices["default"].weight
             assert weight.dtype == torch.float32, f"{tensor.module}: adapter in {weight.dtype}"
@@ -203,10 +183,6 @@ def attention_heads(variant: Variant) -> dict[str, tuple[int, int, int]]:
     }
 
 
-def _new_pair(tensor: Any, lora: Lora, seed: int) -> LowRank:
-    return LowRank(a=start_of_a(tensor, lora.rank, seed).T, b=np.zeros((tensor.shape[0], lora.rank), np.float32))
-
-
 def _sum_nll(
     self: Any,
     tokens: torch.Tensor,
@@ -221,30 +197,6 @@ def _sum_nll(
     ).last_hidden_state
     softcap = self.config.get_text_config().final_logit_softcapping
     return token_nll(hidden, self.get_output_embeddings().weight, tokens, loss_mask, softcap)
-
-
-def _adapted(self: Any, x: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
-    """Gives x W + scale * dropout(x) A B like PEFT's own, which casts x to float32 first, and scales the wide product,
-    not the narrow.
-
-    The product with B is added where x W lies: a new sum would copy x W first. It has two axes, since autograd copies
-    what changes a view.
-    """
-    flat = x.reshape(-1, x.shape[-1])
-    narrow = self.lora_A["default"](self.lora_dropout["default"](flat)) * self.scaling["default"]
-    wide, base = self.lora_B["default"].weight, self.base_layer(flat)
-    if torch.is_autocast_enabled(x.device.type):
-        wide, narrow = wide.to(base.dtype), narrow.to(base.dtype)
-    return base.addmm_(narrow, wide.T).view(*x.shape[:-1], -1)
-
-
-def _normed(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """Gives what transformers' own norm gives, also in float32 inside, on CUDA in one kernel instead of nine.
-
-    Autocast would turn x, and what comes out, into float32.
-    """
-    with torch.autocast(x.device.type, enabled=False):
-        return rms_norm(x, x.shape[-1:], self.weight if self.with_scale else None, self.eps)
 
 
 def nf4_config(variant: Variant) -> transformers.BitsAndBytesConfig:

@@ -24,48 +24,25 @@ from torch.distributed.tensor import DTensor
 from trl import SFTConfig, SFTTrainer  # type: ignore[attr-defined]
 
 from gemsmith.checkpoint import Checkpoint
-from gemsmith.data import Batch, Batches
+from gemsmith.data import Batches, Rows
 from gemsmith.recipe import Recipe
-from gemsmith.train.schedule import learning_rate
+from gemsmith.train.session import Outcome, Plan
 from gemsmith.train.trl.attention import attention_inputs
 from gemsmith.train.trl.group import Group
-
-
-@dataclass(frozen=True, kw_only=True)
-class StepResult:
-    """What a step came to, the same in every process."""
-
-    number: int
-    loss: float
-    grad_norm: float
-    learning_rate: float
-    limit: float
-    real_tokens: int
-    targets: int
-    skipped: bool
-    told_to_stop: bool
+from gemsmith.train.trl.upstream import NoScheduler, SkippableAdamW
 
 
 @dataclass(frozen=True, kw_only=True)
 class Hooks:
     """What the trainer asks whoever runs it.
 
-    `spike_limit(step)`: the loss above which a step is a spike. `finish(result)`: logs, saves or raises; returns
-    whether to go on. `told_to_stop()`: whether this process got SIGTERM.
+    `plan(step)`: what the step is run with. `finish(outcome)`: logs, saves or raises; returns whether to go on.
+    `told_to_stop()`: whether this process got SIGTERM.
     """
 
-    spike_limit: Callable[[int], float]
-    finish: Callable[[StepResult], bool]
+    plan: Callable[[int], Plan]
+    finish: Callable[[Outcome], bool]
     told_to_stop: Callable[[], bool]
-
-
-class SkippableAdamW(torch.optim.AdamW):
-    """AdamW that leaves everything as it is in a step that does not count."""
-
-    skip = False
-
-    def step(self, closure: Any = None) -> Any:
-        return None if self.skip else super().step(closure)
 
 
 class Trainer(SFTTrainer):
@@ -87,7 +64,7 @@ class Trainer(SFTTrainer):
         self._recipe, self.batches, self._group, self._hooks, self._done = recipe, batches, group, hooks, done
         self._attention, self._window, self._step = attention, checkpoint.variant.sliding_window, done
         self._sums = torch.zeros((), device=group.device)
-        self._pending: StepResult | None = None
+        self._pending: Outcome | None = None
         config = _config(recipe, group, steps=batches.steps - done, folder=folder)
         tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint.folder)
         # TRL looks at one row; the loader below gives the others.
@@ -123,7 +100,7 @@ class Trainer(SFTTrainer):
         return self.adamw
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:  # noqa: ARG002 - upstream's signature
-        self.lr_scheduler = _NoScheduler()  # type: ignore[assignment]
+        self.lr_scheduler = NoScheduler()  # type: ignore[assignment]
         return self.lr_scheduler
 
     def _prepare_for_training(
@@ -163,10 +140,8 @@ class Trainer(SFTTrainer):
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None: ...
 
     def _judge(self) -> torch.Tensor:
-        """Clips, sets the rate, and decides whether the update counts; called once all gradients of a step are
-        there.
-        """
-        number, train, optimizer = self._step, self._recipe.train, self._recipe.optimizer
+        """Clips, sets the rate, and decides whether the update counts; called once a step's gradients are there."""
+        optimizer = self._recipe.optimizer
         gradients = [weight.grad for weight in self.trained if weight.grad is not None]
         norm = _norm(gradients)
         if optimizer.clip_norm is not None:
@@ -174,18 +149,14 @@ class Trainer(SFTTrainer):
             torch._foreach_mul_([_local(gradient) for gradient in gradients], scale)
         loss, stops = self._group.total([self._sums.item(), float(self._hooks.told_to_stop())])
         self._sums.zero_()
-        limit, grad_norm = self._hooks.spike_limit(number), norm.item()
-        rate = learning_rate(optimizer, update=number - 1, updates=self.batches.steps)
+        plan, grad_norm = self._hooks.plan(self._step), norm.item()
         for group in self.adamw.param_groups:
-            group["lr"] = rate
-        spike = train.on_spike == "skip" and loss > limit
-        self.adamw.skip = not (math.isfinite(loss) and math.isfinite(grad_norm)) or spike
-        self._pending = StepResult(
-            number=number,
+            group["lr"] = plan.learning_rate
+        self.adamw.skip = not (math.isfinite(loss) and math.isfinite(grad_norm)) or loss > plan.skip_above
+        self._pending = Outcome(
+            plan=plan,
             loss=loss,
             grad_norm=grad_norm,
-            learning_rate=rate,
-            limit=limit,
             real_tokens=self._real_tokens,
             targets=self._targets,
             skipped=self.adamw.skip,
@@ -228,7 +199,7 @@ class Trainer(SFTTrainer):
             for number, places in enumerate(np.array_split(np.arange(own.start, own.stop), micro)):
                 yield {**self._tensors(batch, places, dtype), **numbers, "first": number == 0}
 
-    def _tensors(self, batch: Batch, places: np.ndarray, dtype: torch.dtype) -> dict[str, Any]:
+    def _tensors(self, batch: Rows, places: np.ndarray, dtype: torch.dtype) -> dict[str, Any]:
         device = self._group.device
         arrays = {name: torch.from_numpy(getattr(batch, name)[places]) for name in ("tokens", "positions", "loss_mask")}
         moved = {
@@ -274,15 +245,6 @@ class _MicroBatches:
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return self._trainer.micro_batches()
-
-
-class _NoScheduler:
-    """The rate is set with each update, so there is nothing left to schedule."""
-
-    def step(self) -> None: ...
-
-    def get_last_lr(self) -> list[float]:
-        return [0.0]
 
 
 def _norm(gradients: list[torch.Tensor]) -> torch.Tensor:

@@ -1,6 +1,4 @@
-"""One of the processes that train together on this machine: `python -m gemsmith.train.trl.worker RUN [--fresh] <
-recipe.json`.
-"""
+"""One of several training processes: `python -m gemsmith.train.trl.worker RUN [--fresh] < recipe.json`."""
 
 import ctypes
 import os

@@ -13,9 +13,7 @@ from gemsmith.checkpoint.checksums import mix, weigh, write_checksum
 
 
 def checksums(state: nnx.State) -> dict[str, str]:
-    """Path of each array, as Orbax names it -> its checksum; the same on every mesh. With several hosts, all must
-    ask.
-    """
+    """Path of each array, as Orbax names it -> its checksum, the same on every mesh. All hosts must ask."""
     found = {}
     for path, leaf in jax.tree_util.tree_flatten_with_path(state)[0]:
         # One at a time: of several programs under way at once, XLA's devices on CPU may each wait for another to join

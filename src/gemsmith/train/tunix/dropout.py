@@ -1,5 +1,4 @@
-"""Random bits for dropout masks: a counter-based hash, so that every element's bits are a function of a key and its
-place.
+"""Random bits for dropout masks: a hash, so that each element's bits follow from a key and its place.
 
 JAX's default, threefry, costs about fifty integer operations an element, and a mask is drawn for the input of every
 adapted projection, again in the backward pass. This hash is a dozen, needs no communication however the array is

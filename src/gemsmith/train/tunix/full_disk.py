@@ -1,6 +1,4 @@
-"""A full disk as one line: Orbax and tensorstore raise it, as text in a ValueError, and besides print a traceback for
-each array.
-"""
+"""A full disk as one line: Orbax and tensorstore raise it as text, and print a traceback for each array."""
 
 import logging
 import sys
@@ -24,8 +22,7 @@ def is_full_disk(error: BaseException | None) -> bool:
 
 
 def drop_tracebacks_of_a_full_disk() -> None:
-    """From here on, what threads that save log and print of a full disk is left out: whoever waits for the save raises
-    it.
+    """From here on, what threads that save log and print of a full disk is left out.
 
     It stays so until the process ends, since these threads outlive the save. Whatever else they say is printed as
     before.

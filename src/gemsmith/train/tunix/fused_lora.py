@@ -1,7 +1,7 @@
 """A projection and its LoRA adapter fused into one matmul: x W + u B = [x, u] [W; B], with u = x A.
 
 In two matmuls, u B is written and read again, as large as the projection's result. XLA for TPU puts W and B together
-while it multiplies, so that only x is copied, which is narrower (docs/log.md has what that gave). Elsewhere W would be
+while it multiplies, so that only x is copied, which is narrower (docs/log has what that gave). Elsewhere W would be
 copied.
 """
 

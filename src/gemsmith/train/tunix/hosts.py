@@ -21,12 +21,11 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from gemsmith import __version__
-from gemsmith.data import Batch
-from gemsmith.data.pack import ARRAYS
+from gemsmith.data import Rows
 from gemsmith.errors import MachineError, RunError, first_line
-from gemsmith.records import DataRecord
-from gemsmith.run import Run, read_record, stage_keys
+from gemsmith.run import Run
 from gemsmith.terminal import open_console
+from gemsmith.train.attempt import disagreement, same_everywhere
 from gemsmith.train.tunix.upstream import count_tpu_hosts
 
 Shapes = dict[str, jax.ShapeDtypeStruct]
@@ -67,28 +66,15 @@ def check_accelerator() -> None:
 
 
 def check_hosts(run: Run) -> None:
-    """Raises RunError unless all hosts have the same recipe, rows and versions, and see the same folder for
-    checkpoints.
-    """
+    """Raises RunError unless all hosts have the same recipe, rows and versions, and see the same checkpoints."""
     if jax.process_count() == 1:
         return
-    keys = {name: value for name, value in stage_keys(run.recipe, "train").items() if name not in _OF_ONE_HOST}
-    same = {
-        "recipe": keys,
-        "rows": read_record(run, DataRecord).rows_sha256,
-        "versions": [__version__, jax.__version__],
-    }
-    for name, value in same.items():
+    for what, value in same_everywhere(run, [__version__, jax.__version__]).items():
         digest = hashlib.sha256(json.dumps(value, sort_keys=True).encode()).digest()
         digests = multihost_utils.process_allgather(np.frombuffer(digest, np.uint8))
         if others := [host for host, other in enumerate(digests) if (other != digests[0]).any()]:
-            raise RunError(
-                f"{run.path}: host {others[0]} of {len(digests)} has other {name} than host 0; give all hosts the same"
-            )
+            raise disagreement(run, what, number=others[0], count=len(digests), kind="host")
     _check_folder(run)
-
-
-_OF_ONE_HOST = ("checkpoint", "data.train", "data.template", "train.start_adapter")
 
 
 def is_first_host() -> bool:
@@ -101,12 +87,12 @@ def local_rows(like: jax.ShapeDtypeStruct) -> list[int]:
     return sorted({row for index in indices for row in range(*index[0].indices(like.shape[0]))})
 
 
-def place_batch(batch: Batch, rows: Sequence[int], shapes: Shapes) -> dict[str, jax.Array]:
+def place_batch(batch: Rows, rows: Sequence[int], shapes: Shapes) -> dict[str, jax.Array]:
     """The batch's arrays over the devices of all hosts. `batch` holds only the rows that `rows` numbers: those of this
     host's devices.
     """
     places = {row: place for place, row in enumerate(rows)}
-    return {name: _place_rows(getattr(batch, name), places, shapes[name]) for name in ARRAYS}
+    return {name: _place_rows(array, places, shapes[name]) for name, array in batch.arrays().items()}
 
 
 def place(value: Any, like: jax.ShapeDtypeStruct) -> jax.Array:

@@ -6,7 +6,8 @@ A B. A starts uniform in ±1/sqrt(in), which is PEFT's start, B at 0. Both are f
 
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import jax
@@ -16,22 +17,28 @@ import qwix
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
+from gemsmith.checkpoint.adapter import Adapter, LowRank
 from gemsmith.models import Gemma4, path_of
 from gemsmith.models.attention import DenseAttention
 from gemsmith.models.layer import Layer
 from gemsmith.models.quantised import Quantised, dequantise_state
 from gemsmith.models.sharding import WEIGHTS, axis_size
 from gemsmith.recipe import Lora
-from gemsmith.train.first_adapter import start_of_a
+from gemsmith.train.adapter_init import first_pair
 from gemsmith.train.tunix.upstream import SwitchableLora, forget_rngs
 from gemsmith.zoo import Tensor, Variant, lora_targets
 
 ModulePath = tuple[Any, ...]
 Targets = dict[ModulePath, list[Tensor]]
 
+# Qwix's names, and ours of checkpoint.adapter.
+_SIDES = {"kernel_lora_a": "a", "kernel_lora_b": "b"}
 
-def add_adapters(model: Gemma4, variant: Variant, lora: Lora, *, seed: int) -> Gemma4:
+
+def add_adapters(model: Gemma4, variant: Variant, lora: Lora, *, seed: int, start: Adapter | None = None) -> Gemma4:
     """A model that shares the given one's weights and has an adapter on every target; the given one stays as it is.
+
+    The adapters have the values of `start`, else those that gemsmith.train.adapter_init draws from the seed.
 
     Qwix adapts one layer of each stack, in a trace; what it adds is then made for all layers of the stack.
     A model of ShapeDtypeStructs gives one of ShapeDtypeStructs, sharded like their kernels.
@@ -42,7 +49,8 @@ def add_adapters(model: Gemma4, variant: Variant, lora: Lora, *, seed: int) -> G
         inside = {path[2:]: tensors for path, tensors in targets.items() if path[1] == number}
         if inside:
             provider = SwitchableLora([_rule(inside, lora)], fuses=model.execution.levers.fuses_lora)
-            adapted.layers[number] = _adapt(layer, variant, inside, provider, seed)
+            first = partial(first_pair, rank=lora.rank, seed=seed, adapter=start)
+            adapted.layers[number] = _adapt(layer, variant, inside, provider, first)
     _check_targets(adapted, targets)
     return adapted
 
@@ -69,23 +77,45 @@ def adapted_paths(model: Gemma4) -> list[ModulePath]:
     return [path[:-1] for path, _ in nnx.to_flat_state(nnx.state(model, nnx.LoRAParam)) if path[-1] == "kernel_lora_a"]
 
 
-def _adapt(layer: Layer, variant: Variant, targets: Targets, provider: SwitchableLora, seed: int) -> Layer:
+def _adapt(
+    layer: Layer,
+    variant: Variant,
+    targets: Targets,
+    provider: SwitchableLora,
+    first: Callable[[Tensor], LowRank],
+) -> Layer:
     graph, weights = nnx.split(layer)
     adapted_def, shapes = _trace_injection(graph, weights, variant, provider)
-    base = dict(nnx.to_flat_state(weights))
-    state = []
-    for path, leaf in nnx.to_flat_state(shapes):
-        if path in base:
-            state.append((path, base[path]))
-            continue
-        module, is_a = path[:-1], path[-1] == "kernel_lora_a"
-        assert isinstance(leaf, nnx.LoRAParam) and module in targets, (
-            f"Qwix added {path}, which is no adapter of a target"
+    base, found = dict(nnx.to_flat_state(weights)), dict(nnx.to_flat_state(shapes))
+    others = found.keys() - base.keys() - {(*module, name) for module in targets for name in _SIDES}
+    assert not others, f"Qwix added {sorted(map(str, others))[0]}, which is no adapter of a target"
+    state = [(path, base[path]) for path in found if path in base]
+    for module, tensors in targets.items():
+        sides = {side: found[(*module, name)] for name, side in _SIDES.items() if (*module, name) in found}
+        assert all(isinstance(leaf, nnx.LoRAParam) for leaf in sides.values()), (
+            f"{module}: Qwix's adapter has another type"
         )
-        kernel = base[(*module, "kernel")].get_value()
-        kernel = kernel.qvalue if isinstance(kernel, Quantised) else kernel
-        state.append((path, nnx.LoRAParam(_start(targets[module], leaf.get_value().shape, kernel, seed, is_a=is_a))))
+        started = _started(tensors, sides, base[(*module, "kernel")].get_value(), first)
+        state += [((*module, name), nnx.LoRAParam(started[side])) for name, side in _SIDES.items() if side in started]
     return nnx.merge(adapted_def, nnx.from_flat_state(state))
+
+
+def _started(
+    tensors: list[Tensor], sides: dict[str, Any], kernel: Any, first: Callable[[Tensor], LowRank]
+) -> dict[str, Any]:
+    """A (layers, in, R) and B (layers, R, out) of a stack as training begins; shapes alone where the kernel is one."""
+    kernel = kernel.qvalue if isinstance(kernel, Quantised) else kernel
+    abstract = isinstance(kernel, jax.ShapeDtypeStruct)
+    started: dict[str, Any] = {}
+    pairs = [] if abstract else [first(tensor) for tensor in tensors]
+    for side, leaf in sides.items():
+        shape = (len(tensors), *leaf.get_value().shape)
+        sharding = _sharding(kernel, shape, is_a=side == "a")
+        if abstract:
+            started[side] = jax.ShapeDtypeStruct(shape, jnp.float32, sharding=sharding)
+        else:
+            started[side] = _laid_out(np.stack([getattr(pair, side).T for pair in pairs]), shape, sharding)
+    return started
 
 
 def _rule(targets: Iterable[ModulePath], lora: Lora) -> Any:
@@ -96,9 +126,7 @@ def _rule(targets: Iterable[ModulePath], lora: Lora) -> Any:
 
 
 def _trace_injection(graphdef: Any, stack: Any, variant: Variant, provider: SwitchableLora) -> tuple[Any, Any]:
-    """One adapted layer's graph and the shapes of its state. Run for real it would cost a forward pass, operation by
-    operation.
-    """
+    """One adapted layer's graph and the shapes of its state, by a trace: a real pass would cost time."""
     found = []
 
     def inject(weights: Any) -> Any:
@@ -124,15 +152,8 @@ def _trace_injection(graphdef: Any, stack: Any, variant: Variant, provider: Swit
     return found[-1], shapes
 
 
-def _start(tensors: list[Tensor], layer_shape: tuple[int, int], kernel: Any, seed: int, *, is_a: bool) -> Any:
-    """The start of A (layers, in, R) or B (layers, R, out) of a stack."""
-    shape = (len(tensors), *layer_shape)
-    sharding = _sharding(kernel, shape, is_a=is_a)
-    if isinstance(kernel, jax.ShapeDtypeStruct):
-        return jax.ShapeDtypeStruct(shape, jnp.float32, sharding=sharding)
-    if not is_a:
-        return jax.jit(lambda: jnp.zeros(shape, jnp.float32), out_shardings=sharding)()
-    value = np.stack([start_of_a(tensor, shape[2], seed) for tensor in tensors])
+def _laid_out(value: np.ndarray, shape: tuple[int, ...], sharding: Any) -> jax.Array:
+    assert value.shape == shape, f"{value.shape} for {shape}"
     return jax.make_array_from_callback(shape, sharding, lambda index: value[index])
 
 

@@ -31,7 +31,7 @@ def make_mesh(recipe: Recipe, variant: Variant) -> Mesh:
 
 
 def mesh_sizes(recipe: Recipe, variant: Variant, *, devices: int, kind: str) -> dict[str, int]:
-    """The size of every axis: the recipe's, or fsdp over as many devices as divide the rows, sequence over the rest.
+    """The size of every axis: the recipe's, or fsdp as far as it divides the rows, the rest over positions.
 
     Raises RecipeError where they do not fit the devices, the rows or the heads.
     """
@@ -76,7 +76,7 @@ def make_execution(recipe: Recipe, variant: Variant, mesh: Mesh, *, device_bytes
 
 
 def micro_batches_on(recipe: Recipe, variant: Variant, mesh: Mesh) -> int:
-    """The micro-batches of a step on the mesh: the recipe's, or one for each row of a device that goes row by row."""
+    """The micro-batches of a step on the mesh: the recipe's, or one for each row where a device goes by row."""
     return micro_batches(*_work_on(recipe, variant, mesh))
 
 

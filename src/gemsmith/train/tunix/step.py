@@ -1,4 +1,4 @@
-"""One optimizer step as a pure, compiled function without callbacks, which training runs and a plan compiles."""
+"""One optimizer step as a pure, compiled function: training runs it, a plan compiles it for absent chips."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from gemsmith.models import Gemma4, token_nll
 from gemsmith.models.sharding import BATCH, axis_size, constrain
 from gemsmith.recipe import Lora
-from gemsmith.train.first_adapter import name_number
+from gemsmith.train.adapter_init import name_number
 from gemsmith.train.tunix.dropout import mask_keys
 from gemsmith.train.tunix.lora import Targets, targets_of
 from gemsmith.train.tunix.upstream import set_dropout

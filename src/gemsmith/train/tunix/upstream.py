@@ -1,35 +1,90 @@
-"""What Qwix 0.1.8, Tunix 0.1.7 and JAX do otherwise than training here needs, each with where it is and the test that
-says when it can go.
+"""What Qwix, Tunix, Orbax, JAX and Optax do otherwise than training here needs: the ledger of the JAX backend.
 
-Each line: what upstream does -> what stands here for it (the test in tests/train/test_upstream.py that fails once
-upstream has changed).
+Each entry: what upstream does; what stands here for it; the version that it was seen in, and where; and the test that
+fails once upstream has changed, so that the entry and its code can go. Qwix: https://github.com/google/qwix, Tunix:
+https://github.com/google/tunix, Orbax: https://github.com/google/orbax, JAX: https://github.com/jax-ml/jax, Optax:
+https://github.com/google-deepmind/optax.
 
-Qwix
-- drops out whenever the rule has a rate, in evaluation too, with keys from a counter that resuming would have to
-  restore
-  -> SwitchableLora, set_dropout (test_qwix_drops_out_whenever_the_rule_has_a_rate)
-- multiplies by W, A and B one by one, and gives A's output no name -> SwitchableLora
-  (test_qwix_gives_what_a_makes_no_name_for_remat)
-- gives adapters the base's dtype -> lora.add_adapters makes them anew (test_qwix_gives_adapters_the_dtype_of_the_base)
-- starts A in ±sqrt(6/fan_in) -> the same (test_qwix_starts_a_wider_than_peft)
+Qwix drops out whenever the rule has a rate, in evaluation too, with keys from a counter that resuming would have to
+restore.
+    here:  SwitchableLora, set_dropout
+    seen:  qwix 0.1.8, qwix/_src/providers/lora.py
+    until: tests/train/tunix/test_upstream.py::test_qwix_drops_out_whenever_the_rule_has_a_rate
 
-Tunix
-- reads all batches again, up to the step it resumes at -> Trainer asks for batches by step
-  (test_tunix_replays_the_data_when_it_resumes)
-- compiles its step without giving the adapters' memory back, and keeps gradient norms for its own metrics
-  -> Trainer runs the step of gemsmith.train.tunix.step (test_tunix_donates_the_optimizer_only)
-- takes every listener away from JAX's events when it closes -> compile_step adds its own anew
-  (test_tunix_clears_all_listeners)
-- saves without looking at the loss -> Checkpoints.save (test_tunix_saves_a_step_whose_loss_is_no_number)
-- restores moments whole onto every device -> Checkpoints.maybe_restore
-  (test_tunix_restores_moments_whole_onto_every_device)
+Qwix multiplies by W, A and B one by one, and gives A's output no name for remat.
+    here:  SwitchableLora
+    seen:  qwix 0.1.8, qwix/_src/providers/lora.py
+    until: tests/train/tunix/test_upstream.py::test_qwix_gives_what_a_makes_no_name_for_remat
 
-JAX
-- says how many hosts a TPU slice has only once they have joined -> count_tpu_hosts
-  (test_jax_says_how_many_hosts_a_slice_has)
+Qwix gives adapters the dtype of the base.
+    here:  lora.add_adapters makes them anew
+    seen:  qwix 0.1.8, qwix/_src/providers/lora.py
+    until: tests/train/tunix/test_upstream.py::test_qwix_gives_adapters_the_dtype_of_the_base
 
-https://github.com/google/qwix/blob/v0.1.8/qwix/_src/providers/lora.py
-https://github.com/google/tunix/blob/v0.1.7/tunix/sft/peft_trainer.py, checkpoint_manager.py
+Qwix starts A in ±sqrt(6/in), six times as wide as PEFT.
+    here:  lora.add_adapters makes them anew
+    seen:  qwix 0.1.8, qwix/_src/providers/lora.py
+    until: tests/train/tunix/test_upstream.py::test_qwix_starts_a_wider_than_peft
+
+Tunix reads all batches again, up to the step it resumes at.
+    here:  Trainer asks for batches by step
+    seen:  google-tunix 0.1.7, tunix/sft/peft_trainer.py
+    until: tests/train/tunix/test_upstream.py::test_tunix_replays_the_data_when_it_resumes
+
+Tunix compiles its step without giving the adapters' memory back, and keeps gradient norms for its own metrics.
+    here:  Trainer runs the step of gemsmith.train.tunix.step
+    seen:  google-tunix 0.1.7, tunix/sft/peft_trainer.py
+    until: tests/train/tunix/test_upstream.py::test_tunix_donates_the_optimizer_only
+
+Tunix takes every listener away from JAX's events when it closes.
+    here:  compile_step adds its own anew
+    seen:  google-tunix 0.1.7, tunix/sft/metrics_logger.py
+    until: tests/train/tunix/test_upstream.py::test_tunix_clears_all_listeners
+
+Tunix saves without looking at the loss.
+    here:  Checkpoints.save
+    seen:  google-tunix 0.1.7, tunix/sft/peft_trainer.py
+    until: tests/train/tunix/test_upstream.py::test_tunix_saves_a_step_whose_loss_is_no_number
+
+Tunix restores moments whole onto every device.
+    here:  Checkpoints.maybe_restore
+    seen:  google-tunix 0.1.7, tunix/sft/checkpoint_manager.py
+    until: tests/train/tunix/test_upstream.py::test_tunix_restores_moments_whole_onto_every_device
+
+Orbax reads every step's metadata when a manager is made, and ends at one that is damaged.
+    here:  Checkpoints asks for lightweight_initialize
+    seen:  orbax-checkpoint 0.12.8, orbax/checkpoint/checkpoint_manager.py
+    until: tests/train/tunix/test_upstream.py::test_orbax_reads_the_metadata_of_all_steps_unless_told_not_to
+
+Orbax has hosts wait for each other after a read, also for one whose read has failed.
+    here:  _restore asks the handler
+    seen:  orbax-checkpoint 0.12.8, orbax/checkpoint/_src/checkpointers/checkpointer.py
+    until: tests/train/tunix/test_upstream.py::test_orbax_has_hosts_wait_after_a_read
+
+JAX says how many hosts a TPU slice has only once they have joined.
+    here:  count_tpu_hosts, tpu_host_number
+    seen:  jax 0.10.2, jax/_src/clusters/cloud_tpu_cluster.py
+    until: tests/train/tunix/test_upstream.py::test_jax_says_how_many_hosts_a_slice_has
+
+JAX takes SIGTERM for itself once hosts have joined.
+    here:  hosts.start_hosts turns its preemption service off
+    seen:  jax 0.10.2, jax/_src/distributed.py
+    until: tests/train/tunix/test_upstream.py::test_jax_takes_sigterm_for_its_preemption_service
+
+JAX ends the process from C++ where the first host is not there.
+    here:  hosts._wait_for
+    seen:  jax 0.10.2, jax/_src/distributed.py
+    until: tests/train/tunix/test_upstream.py::test_jax_ends_the_process_where_the_first_host_is_not_there
+
+Optax clips to max_norm / norm, where torch adds 1e-6 to the norm.
+    here:  optimizer.clip_as_torch
+    seen:  optax 0.2.8, optax/transforms/_clipping.py
+    until: tests/train/tunix/test_upstream.py::test_optax_clips_without_the_epsilon_of_torch
+
+Optax takes Adam's 1 - beta2^count in float32, which is 1.3e-5 off at the first step.
+    here:  optimizer.adam_as_torch
+    seen:  optax 0.2.8, optax/tree_utils/_tree_math.py
+    until: tests/train/tunix/test_upstream.py::test_optax_corrects_adams_bias_less_exactly_than_torch
 """
 
 import contextlib
@@ -64,9 +119,7 @@ from gemsmith.train.tunix.fused_lora import fused_lora_matmul
 
 
 def count_tpu_hosts() -> int:
-    """The hosts of the TPU slice that this machine belongs to, 1 elsewhere. JAX knows, but tells nobody before they
-    have joined.
-    """
+    """The hosts of the TPU slice that this machine belongs to, 1 elsewhere."""
     cluster = _tpu_cluster()
     return cluster.get_process_count() if cluster else 1
 
@@ -88,9 +141,7 @@ class DropoutKey(nnx.Variable):
 
 
 class FixedRngs(nnx.Rngs):
-    """Gives the same keys whenever it is asked, so that a rematerialised forward pass draws the masks that the first
-    one drew.
-    """
+    """Gives the same keys whenever asked, so that a recomputed forward pass draws the same masks."""
 
     def __init__(self, key: jax.Array) -> None:
         self.key = DropoutKey(key)
@@ -100,8 +151,7 @@ class FixedRngs(nnx.Rngs):
 
 
 class SwitchableLora(LoraProvider):
-    """Qwix's LoRA with dropout only in modules that have been given a key for it, and a name for what A makes, so that
-    remat can keep it.
+    """Qwix's LoRA with dropout only in modules that have a key, and a name for what A makes, for remat.
 
     `fuses`: where the result is wider than the input, projection and adapter are one matmul.
     """
@@ -119,9 +169,7 @@ class SwitchableLora(LoraProvider):
     def dot_general(
         self, lhs: jax.Array, rhs: jax.Array, dimension_numbers: Any, *others: Any, **options: Any
     ) -> jax.Array:
-        """The product lhs · kernel with the module's adapter; modules without one, and those that get one now, are
-        upstream's.
-        """
+        """The product lhs · kernel with the module's adapter; upstream's where the module has none yet."""
         module = flax_util.get_current_module()
         if not hasattr(module, "kernel_lora_a"):
             return super().dot_general(lhs, rhs, dimension_numbers, *others, **options)
@@ -136,9 +184,7 @@ class SwitchableLora(LoraProvider):
 
 
 def _drop_out(x: jax.Array, keys: jax.Array, rate: float) -> jax.Array:
-    """The x (B, L, in) with a share of its values zero, drawn with one key for each row, and the others larger by as
-    much.
-    """
+    """The x (B, L, in) with a share of its values zero, by one key for each row, and the others larger by as much."""
     kept = jax.vmap(lambda key: jax.random.bernoulli(key, 1 - rate, x.shape[1:]))(keys)
     return jnp.where(kept, x / (1 - rate), 0)
 
@@ -198,16 +244,13 @@ class Checkpoints(CheckpointManager):
         return sorted(self._checkpoint_manager.all_steps())
 
     def read_metadata(self, step: int) -> dict[str, Any]:
-        """What `before_save` returned for this step, and its checksums; empty where it was saved without. Raises
-        DamageError.
-        """
+        """What `before_save` returned, and checksums; empty where saved without. Raises DamageError."""
         return read_step_metadata(self._root / str(step))
 
     def maybe_restore(
         self, model: Any, optimizer: Any = None, step: int | None = None, **_: Any
     ) -> tuple[int, dict[str, Any]]:
-        """The step of the last complete checkpoint, whose arrays are placed where the present ones are; 0 where there
-        is none.
+        """The step of the last complete checkpoint, restored where the present arrays lie; 0 without one.
 
         Raises DamageError, and leaves model and optimizer as they are, where the step is not what was saved.
         """
@@ -220,9 +263,7 @@ class Checkpoints(CheckpointManager):
         return step, {}
 
     def read(self, step: int, model: Any, optimizer: Any) -> dict[str, Any]:
-        """A step's arrays, placed where the model's and the optimizer's are. Raises DamageError where they are not what
-        was saved.
-        """
+        """A step's arrays, placed where the model's and the optimizer's are. Raises DamageError."""
         metadata, states = self.read_metadata(step), _states(model, optimizer)
         folder = self._root / str(step)
         restored = _read_on_all_hosts(lambda: {name: _restore(folder / name, state) for name, state in states.items()})
@@ -285,8 +326,7 @@ def _later_interrupt() -> Iterator[None]:
 
 
 class Trainer(PeftTrainer):
-    """Tunix's loop with our compiled step, a data position that is a function of the step, and checkpoints that check
-    first.
+    """Tunix's loop with our compiled step, data by the step's number, and checkpoints that check first.
 
     `make_update(model, optimizer)` -> (update, sync): `update(step, batch)` runs a step and returns what `finish` takes
     once the device is done; `sync()` puts the trained arrays back into model and optimizer, which only saving needs.

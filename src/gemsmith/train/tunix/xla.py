@@ -35,7 +35,7 @@ FUSED_GATHERS: dict[str, Option] = {
     "xla_tpu_enable_async_collective_fusion_multiple_steps": True,
     "xla_tpu_overlap_compute_collective_tc": True,
 }
-# Else the matmul of the loss's gradient is cut into one for each device, whose sums go around a ring (docs/log.md).
+# Else the matmul of the loss's gradient is cut into one for each device, whose sums go around a ring (docs/log).
 WHOLE_MATMULS: dict[str, Option] = {"xla_tpu_enable_windowed_einsum_for_reduce_scatter": False}
 
 COMPILER_OPTIONS: dict[str, dict[str, Option]] = {

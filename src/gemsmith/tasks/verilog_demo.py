@@ -1,6 +1,6 @@
-"""A small family of hardware specifications with one canonical Verilog module each, made from a seed.
+"""The demo's task: a small family of hardware specifications with one canonical Verilog module each, made from a seed.
 
-The demo trains on it and scores by exact match of the normalised module, so it needs no simulator. Which split a
+Its scorer `verilog-exact` compares the modules without comments and spacing, so it needs no simulator. Which split a
 specification belongs to is a function of its own text alone: the two splits share none, whatever the seed and the
 number of rows.
 """
@@ -8,19 +8,20 @@ number of rows.
 import hashlib
 import random
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+
+from gemsmith.tasks.task import Question, Verdict
 
 WORDS = tuple(
     "alu bus bit byte chip clock code core data edge fast fifo gate half hold host iron jump keep lane latch link "
-    "logic lower "
-    "main mask mem mix mode net next node pack path pin pipe port pulse quick read ring route scan shift side slow "
-    "stage state "
-    "sync tap tiny top track unit upper vec wide wire word zero".split()
+    "logic lower main mask mem mix mode net next node pack path pin pipe port pulse quick read ring route scan shift "
+    "side slow stage state sync tap tiny top track unit upper vec wide wire word zero".split()
 )
 PORTS = tuple("a b c d e f g h k m n p r s t u v w x y z left right first second value item arg op lhs rhs".split())
 WIDTHS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32)
 HELD_OUT_SHARE = 0.1
+COLUMNS: tuple[str, ...] = ()
 
 BITWISE = {"AND": "&", "OR": "|", "XOR": "^"}
 ARITHMETIC = {"sum": "+", "difference": "-", "product": "*"}
@@ -51,11 +52,17 @@ def make_rows(rows: int, split: str, seed: int) -> list[dict[str, str]]:
     """
     made: dict[str, dict[str, str]] = {}
     for spec in make_specs(split, seed):
-        row = {"prompt": f"Write a Verilog module {describe(spec)}", "response": write_module(spec)}
+        row = {"prompt": write_prompt(spec), "response": write_module(spec)}
         made.setdefault(row["prompt"], row)
         if len(made) == rows:
             break
     return list(made.values())
+
+
+def score(question: Question, answers: Sequence[str]) -> list[Verdict]:
+    """A verdict for each answer: right where its modules are the expected ones."""
+    expected = normalise_module(question.expected)
+    return [Verdict(right=normalise_module(answer) == expected) for answer in answers]
 
 
 def make_specs(split: str, seed: int) -> Iterator[Spec]:
@@ -71,6 +78,11 @@ def split_of(spec: Spec) -> str:
     """The split that a specification belongs to."""
     digest = hashlib.sha256(write_module(spec).encode()).digest()
     return "held-out" if int.from_bytes(digest[:4], "big") < HELD_OUT_SHARE * 2**32 else "train"
+
+
+def write_prompt(spec: Spec) -> str:
+    """What the model is asked."""
+    return f"Write a Verilog module {describe(spec)}"
 
 
 def describe(spec: Spec) -> str:

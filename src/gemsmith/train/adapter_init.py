@@ -1,6 +1,7 @@
 """What training starts from: random matrices as PEFT draws them, or those in a PEFT folder, `train.start_adapter`.
 
-No machine-learning library is imported, so that every backend starts from the same bytes.
+Each backend puts what `first_pair` gives into its model, so that all start from the same bytes. No machine-learning
+library is imported.
 """
 
 import zlib
@@ -8,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gemsmith.checkpoint.adapter import WEIGHTS, Adapter, check_finite, check_fit, read_peft_adapter
+from gemsmith.checkpoint.adapter import WEIGHTS, Adapter, LowRank, check_finite, check_fit, read_peft_adapter
 from gemsmith.errors import RecipeError
 from gemsmith.files import sha256_file
 from gemsmith.recipe import Recipe
@@ -20,19 +21,24 @@ def name_number(tensor: Tensor) -> int:
     return zlib.crc32(tensor.name.encode())
 
 
-def start_of_a(tensor: Tensor, rank: int, seed: int) -> np.ndarray:
-    """The start of A (in, R): uniform in ±1/sqrt(in), float32, a function of the seed and the tensor's name."""
-    inputs = tensor.shape[1]
-    bound = 1.0 / np.sqrt(inputs)
+def first_pair(tensor: Tensor, rank: int, seed: int, adapter: Adapter | None = None) -> LowRank:
+    """The A (R, in) and B (out, R) that the tensor's adapter starts from: those of the given adapter, or new ones.
+
+    New, A is uniform in ±1/sqrt(in), float32, a function of the seed and the tensor's name, and B is zero.
+    """
+    if adapter is not None:
+        return adapter.modules[tensor.module]
+    outputs, inputs = tensor.shape
     random = np.random.Generator(np.random.Philox(key=[seed % 2**64, name_number(tensor)]))
-    return ((random.random((inputs, rank), dtype=np.float32) * 2 - 1) * bound).astype(np.float32)
+    a = ((random.random((inputs, rank), dtype=np.float32) * 2 - 1) * (1.0 / np.sqrt(inputs))).astype(np.float32)
+    return LowRank(a=a.T, b=np.zeros((outputs, rank), np.float32))
 
 
 def read_start_adapter(recipe: Recipe, variant: Variant) -> Adapter | None:
     """The adapter of train.start_adapter, None where the recipe names none.
 
     Raises RecipeError for another rank or scale than lora says, CheckpointError for modules or shapes that are not
-    those of model and lora.targets, for values that are not finite, and for a folder that cannot be read.
+    those of model and lora.targets, for values that are NaN or infinite, and for a folder that cannot be read.
     """
     folder = recipe.train.start_adapter
     if folder is None:

@@ -15,7 +15,7 @@ from gemsmith.checkpoint import open_checkpoint
 from gemsmith.errors import CheckpointError, RecipeError
 from gemsmith.recipe_file import build_recipe
 from gemsmith.testing.tiny import make_tokenizer, write_checkpoint
-from gemsmith.train.first_adapter import read_start_adapter, start_adapter_hash
+from gemsmith.train.adapter_init import read_start_adapter, start_adapter_hash
 from gemsmith.train.tunix.backend import adapted_model
 from gemsmith.train.tunix.hosts import place
 from gemsmith.train.tunix.lora import targets_of

@@ -1,0 +1,232 @@
+"""What the site has beside docs/: pages and tables made from the code and the records. A hook of mkdocs.
+
+mkdocs build --strict -d build/site
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from gemsmith.recipe import recipe_schema
+from gemsmith.stages import STAGES
+from readme_table import make_table
+
+ROOT = Path(__file__).resolve().parents[1]
+RECORDS = ROOT / "benchmarks" / "records"
+
+WORDS = {
+    "seed": "Of rows that are made, of their order, of A's start and of dropout.",
+    "lora.rank": "R: the columns of A and the rows of B.",
+    "lora.alpha": "Adapters are scaled by alpha / rank.",
+    "lora.dropout": "The share of an adapter's inputs that a training step leaves out.",
+    "optimizer.learning_rate": "The highest rate, at the end of the warm-up.",
+    "optimizer.weight_decay": "AdamW's.",
+    "optimizer.beta1": "AdamW's, of the first moment.",
+    "optimizer.beta2": "AdamW's, of the second moment.",
+    "optimizer.epsilon": "AdamW's.",
+    "train.epochs": "How often all packed rows are trained on.",
+    "train.mesh": "How devices share a step; `auto` splits rows first, then their positions.",
+    "train.keep_checkpoints": "How many saved steps stay.",
+    "serve.host": "The address that vLLM listens on.",
+    "serve.dtype": "Of the weights while they are served; `auto` is the checkpoint's own.",
+    "serve.start_timeout_s": "How long vLLM may take to be up.",
+    "bench.input_tokens": "Prompt lengths, one cell each.",
+    "bench.output_tokens": "Tokens that every request asks for.",
+    "eval.max_tokens": "The longest answer.",
+    "eval.concurrency": "Requests under way at once.",
+}
+"""Descriptions of keys that have none in gemsmith/recipe.py, which comes first."""
+
+
+def recipe_page() -> str:
+    """The reference of the recipe: every key with its type, default and description, a table a section."""
+    schema = recipe_schema()
+    lines = ["# The recipe's keys", "", "Made from `src/gemsmith/recipe.py` when this site is built.", ""]
+    lines += [
+        "A recipe is a YAML mapping. `checkpoint` and `data.train` must be given; all else has a default. "
+        "An unknown key is an error, and so is a key given twice. `recipes/recipe.schema.json` lets an editor complete "
+        "and check a recipe; `gemsmith schema` prints it.",
+        "",
+    ]
+    top = {key: value for key, value in schema["properties"].items() if "$ref" not in _whole(value)}
+    lines += _table("Top level", "", top)
+    for key, value in schema["properties"].items():
+        if "$ref" in _whole(value):
+            lines += _section(key, _definition(value, schema), schema)
+    return "\n".join(lines)
+
+
+def _section(name: str, section: Mapping[str, Any], schema: Mapping[str, Any]) -> Iterator[str]:
+    yield from _table(f"`{name}`", f"{name}.", section["properties"])
+    for key, value in section["properties"].items():
+        if nested := [kind for kind in value.get("anyOf", []) if "$ref" in kind]:
+            inner = _definition(nested[0], schema)
+            yield from _table(f"`{name}.{key}` as a mapping", f"{name}.{key}.", inner["properties"])
+
+
+def _table(title: str, prefix: str, properties: Mapping[str, Any]) -> list[str]:
+    lines = [f"## {title}", "", "| key | type | default | what it is |", "|---|---|---|---|"]
+    for key, value in properties.items():
+        name = f"{prefix}{key}"
+        default = f"`{json.dumps(value['default'])}`" if "default" in value else "must be given"
+        text = value.get("description") or WORDS.get(name)
+        if not text:
+            raise ValueError(f"{name}: has no description; add one in src/gemsmith/recipe.py")
+        lines.append(f"| `{name}` | {say_type(value)} | {default} | {text} |".replace("\n", " "))
+    return [*lines, ""]
+
+
+def say_type(value: Mapping[str, Any]) -> str:
+    """What a key's value may be, in words.
+
+    >>> say_type({"type": "integer", "exclusiveMinimum": 0})
+    'whole number above 0'
+    >>> say_type({"anyOf": [{"enum": ["a", "b"]}, {"type": "null"}]})
+    '`a`, `b` or null'
+    """
+    kinds = value.get("anyOf", [value])
+    said = [part for kind in kinds for part in _say_kinds(kind)]
+    return said[0] if len(said) == 1 else f"{', '.join(said[:-1])} or {said[-1]}"
+
+
+def _say_kinds(kind: Mapping[str, Any]) -> list[str]:
+    if "$ref" in kind:
+        return ["a mapping (below)"]
+    if "const" in kind:
+        return [f"`{kind['const']}`"]
+    if "enum" in kind:
+        return [f"`{item}`" for item in kind["enum"]]
+    if kind.get("type") == "array":
+        return [f"list of: {say_type(kind['items'])}"]
+    if kind.get("type") == "object":
+        return [f"mapping of names to: {say_type(kind['additionalProperties'])}"]
+    words = {"string": "text", "integer": "whole number", "number": "number", "boolean": "true or false"}
+    bounds = {"exclusiveMinimum": "above", "minimum": "at least", "exclusiveMaximum": "below", "maximum": "at most"}
+    said = " and ".join(f"{word} {kind[key]:,.16g}" for key, word in bounds.items() if key in kind)
+    return [f"{words.get(kind['type'], kind['type'])} {said}".strip()]
+
+
+def _whole(value: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {key: item for inner in (value, *value.get("allOf", [])) for key, item in inner.items()}
+
+
+def _definition(value: Mapping[str, Any], schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = schema["$defs"][_whole(value)["$ref"].rpartition("/")[2]]
+    return found
+
+
+def stage_table() -> str:
+    """Which keys of the recipe and which earlier records each stage reads, from gemsmith.stages."""
+    lines = ["| stage | keys of the recipe it reads | records it reads | module |", "|---|---|---|---|"]
+    for name, stage in STAGES.items():
+        keys = ", ".join(f"`{key}`" for key in stage.keys) or "none"
+        upstream = ", ".join(f"`{other}.json`" for other in stage.upstream) or "none"
+        lines.append(f"| {name} | {keys} | {upstream} | `{stage.function[0]}` |")
+    return "\n".join(lines)
+
+
+def performance_table() -> str:
+    """What was measured and modelled: each number read from its record, with the command that makes it."""
+    lines = ["| what | number | how known | command, and its record |", "|---|--:|---|---|"]
+    for what, number, known, file, command in _performance():
+        lines.append(f"| {what} | {number} | {known} | [`{command}`](../benchmarks/records/{file}) |")
+    return "\n".join(lines)
+
+
+def _performance() -> Iterator[tuple[str, str, str, str, str]]:
+    data, merge = _record("data_throughput.json"), _record("merge.json")
+    cpu, throughput, start = _record("train_cpu.json"), _record("train_throughput_cpu.json"), _record("cli_start.json")
+    command = "python benchmarks/data_throughput.py"
+    for side in ("gemsmith", "trl"):
+        rate = f"{data['sides'][side]['tokens_per_s']:,} tokens/s"
+        yield f"Data preparation, {_SIDES[side]}", rate, "measured", "data_throughput.json", command
+    medians, size = merge["small"]["cold"]["medians"], merge["small"]["bytes"] / 1e9
+    for side in ("cp", "gemsmith", "peft"):
+        wall_s = medians[side].get("wall_with_sync_s", medians[side]["wall_s"])
+        what = f"Merge of {size:.2f} GB from the disk, {_SIDES[side]}"
+        yield what, f"{wall_s:.1f} s", "measured", "merge.json", "python benchmarks/merge.py"
+    for side in ("gemsmith", "peft-sdpa"):
+        wall_s = cpu["threads"]["2"]["sides"][side]["wall_s"]["median"]
+        what = f"A training step of an 84 M model on two CPU cores, {_SIDES[side]}"
+        yield what, f"{wall_s:.2f} s", "measured", "train_cpu.json", "python benchmarks/train_cpu.py 2"
+    for side in ("gemsmith-tunix", "gemsmith-trl", "trl"):
+        rate = f"{throughput['sides'][side]['real_tokens_per_s']['median']:.0f} real tokens/s"
+        what, command = f"Training the same model, {_SIDES[side]}", "python benchmarks/train_throughput.py 2"
+        yield what, rate, "measured", "train_throughput_cpu.json", command
+    cpu_s = start["commands"]["gemsmith plan recipes/verilog_31b.yaml"]["cpu_s"]["median"]
+    yield "`gemsmith plan`, whole", f"{cpu_s:.2f} CPU-s", "measured", "cli_start.json", "python benchmarks/cli_start.py"
+    for case, what in _CASES.items():
+        compiled = _record(f"tpu_compile/{case}.json")
+        rate = f"{compiled['real_tokens_per_s']['as_scheduled']:,} real tokens/s"
+        command = f"python benchmarks/tpu_compile.py --case {case}"
+        yield what, rate, "modelled", f"tpu_compile/{case}.json", command
+
+
+_SIDES = {
+    "gemsmith": "Gemsmith",
+    "trl": "TRL as documented",
+    "cp": "`cp` and sync",
+    "peft": "PEFT",
+    "peft-sdpa": "transformers and PEFT",
+    "gemsmith-tunix": "Gemsmith, JAX backend",
+    "gemsmith-trl": "Gemsmith, TRL backend",
+}
+_CASES = {
+    "31b-v5p": "31B on v5p:2x2x1, four rows of 4096",
+    "31b-v6e": "31B on v6e:2x4, eight rows of 4096",
+    "26b-a4b-v6e-32": "26B-A4B on v6e:2x4, 32 rows of 4096",
+    "e4b-v6e": "E4B on v6e:2x4",
+    "31b-32k": "31B on v5p, rows of 32 K",
+    "31b-128k": "31B on v5p, rows of 128 K",
+}
+
+
+def _record(name: str) -> Any:
+    return json.loads((RECORDS / name).read_text(encoding="utf-8"))
+
+
+def demo_table() -> str:
+    """The README's table of the demo."""
+    return make_table(RECORDS / "demo").replace("](benchmarks/", "](../benchmarks/")
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "demo": demo_table,
+    "stages": stage_table,
+    "performance": performance_table,
+}
+"""What stands where a page says `<!-- made: NAME -->`."""
+
+
+def fill_in(text: str) -> str:
+    """A page with its tables. Raises KeyError for a table that is not there."""
+    return re.sub(r"<!-- made: (\w+) -->", lambda found: TABLES[found[1]](), text)
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Adds the made pages, the project's own ones, and the records that pages link to."""
+    from mkdocs.structure.files import File
+
+    files.append(File.generated(config, "recipe.md", content=recipe_page()))
+    for name in ("CONTRIBUTING", "CHANGELOG"):
+        text = (ROOT / f"{name}.md").read_text(encoding="utf-8").replace("](docs/", "](")
+        files.append(File.generated(config, f"{name.lower()}.md", content=text))
+    for record in sorted(RECORDS.rglob("*.json")):
+        path = record.relative_to(ROOT).as_posix()
+        files.append(File.generated(config, path, abs_src_path=str(record)))
+    return files
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Fills in the tables. Links to records go up one folder less: the site has them beside its pages."""
+    return re.sub(r"\]\(\.\./((?:\.\./)*benchmarks/records/)", r"](\1", fill_in(markdown))
+
+
+def on_post_page(output: str, page: Any, **_: Any) -> str:
+    """Raises ValueError where a page would fetch something from elsewhere."""
+    fetched = re.findall(r"""<(?:script|link|img|iframe)\b[^>]*(?:src|href)=["']?((?:https?:)?//[^"'\s>]+)""", output)
+    if outside := [address for address in fetched if "rel=canonical" not in address]:
+        raise ValueError(f"{page.file.src_uri}: fetches {', '.join(outside)}; the site must need no network")
+    return output

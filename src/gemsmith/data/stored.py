@@ -1,0 +1,162 @@
+"""Rows as files hold them: JSONL, parquet, a folder of either, or a dataset that Hugging Face's `datasets` saved."""
+
+import json
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gemsmith.errors import DataError, first_line
+
+if TYPE_CHECKING:
+    import pyarrow
+
+_SUFFIXES = (".jsonl", ".parquet")
+
+
+def find_files(source: str) -> tuple[Path, ...]:
+    """The files that hold the source's rows, in reading order.
+
+    Raises DataError where there are none, or of more than one split.
+    """
+    path = Path(source).expanduser()
+    if path.is_dir():
+        return _files_of_folder(path)
+    if not path.exists():
+        raise DataError(
+            f"{source}: is not there; set data.train or data.eval to a JSONL or parquet file or a dataset folder"
+        )
+    if path.suffix not in _SUFFIXES:
+        raise DataError(
+            f"{source}: is a {path.suffix or 'nameless'} file; allowed: .jsonl, .parquet, or a folder of them"
+        )
+    return (path,)
+
+
+def stored_rows(source: str, is_read: Callable[[str], bool]) -> Iterator[tuple[str, Any]]:
+    """Each row and where it stands; a table's columns that are not read, by name, hold only True or None.
+
+    Raises DataError naming the file, and the line where there are lines, for what cannot be read.
+    """
+    readers: dict[str, Callable[[Path], Iterator[tuple[str, Any]]]] = {
+        ".jsonl": _jsonl_rows,
+        ".parquet": partial(_parquet_rows, is_read),
+        ".arrow": partial(_arrow_rows, is_read),
+    }
+    for file in find_files(source):
+        try:
+            yield from readers[file.suffix](file)
+        except OSError as error:
+            raise DataError(f"{file}: cannot be read ({error.strerror or error})") from None
+
+
+def _files_of_folder(folder: Path) -> tuple[Path, ...]:
+    if (folder / "dataset_dict.json").exists():
+        raise DataError(f"{folder}: holds several splits; name one of them, such as {folder / _first_split(folder)}")
+    if (folder / "state.json").exists():
+        return _files_of_saved_dataset(folder)
+    files = tuple(sorted(file for file in folder.iterdir() if file.suffix in _SUFFIXES))
+    if not files:
+        inner = next((inner for inner in sorted(folder.iterdir()) if inner.is_dir()), None)
+        hint = (
+            f"did you mean {inner}?"
+            if inner
+            else "save one with datasets' save_to_disk, or put .jsonl or .parquet files there"
+        )
+        raise DataError(f"{folder}: holds no .jsonl, .parquet or saved Hugging Face dataset; {hint}")
+    # The hub names files SPLIT-00000-of-00001.parquet; training on its test split by accident must not be possible.
+    splits = {file.name.split("-")[0] for file in files if "-of-" in file.name}
+    if len(splits) > 1 or len({file.suffix for file in files}) > 1:
+        raise DataError(
+            f"{folder}: mixes {', '.join(file.name for file in files[:4])}; name one file, or a folder of one kind and "
+            "split"
+        )
+    return files
+
+
+def _first_split(folder: Path) -> str:
+    splits = _read_json(folder / "dataset_dict.json").get("splits") or ["train"]
+    return str(splits[0])
+
+
+def _files_of_saved_dataset(folder: Path) -> tuple[Path, ...]:
+    """The arrow files of a dataset written by `datasets`' save_to_disk, in its own order."""
+    entries = _read_json(folder / "state.json").get("_data_files") or []
+    files = tuple(folder / entry["filename"] for entry in entries)
+    missing = [file.name for file in files if not file.exists()]
+    if missing or not files:
+        raise DataError(
+            f"{folder}: its data file {missing[0] if missing else ''} is missing; save the dataset again with "
+            "save_to_disk"
+        )
+    return files
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads(file.read_text(encoding="utf-8")))
+    except (ValueError, TypeError) as error:
+        raise DataError(f"{file}: is not a JSON object ({error}); save the dataset again with save_to_disk") from None
+
+
+def _jsonl_rows(file: Path) -> Iterator[tuple[str, Any]]:
+    with file.open("rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            origin = f"{file.name} line {number}"
+            try:
+                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+            except UnicodeDecodeError as error:
+                raise DataError(f"{origin}, byte {error.start + 1}: is not UTF-8; convert {file} to UTF-8") from None
+            if not text.strip():
+                continue
+            try:
+                yield origin, json.loads(text.rstrip())
+            except json.JSONDecodeError as error:
+                raise DataError(
+                    f"{origin}, column {error.colno}: is not JSON ({error.msg}); {file} needs one JSON object a line"
+                ) from None
+            except RecursionError:
+                raise DataError(f"{origin}: is nested too deeply; a row is one flat JSON object") from None
+            except ValueError as error:  # a number of more digits than Python reads
+                raise DataError(f"{origin}: is not JSON ({error})") from None
+
+
+def _parquet_rows(is_read: Callable[[str], bool], file: Path) -> Iterator[tuple[str, Any]]:
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        with pyarrow.parquet.ParquetFile(file) as table:
+            batches = table.iter_batches(batch_size=4096)
+            yield from _numbered(file, (row for batch in batches for row in _batch_rows(batch, is_read)))
+    except (pyarrow.ArrowException, UnicodeDecodeError) as error:
+        raise DataError(f"{file}: cannot be read as parquet ({first_line(error)})") from None
+
+
+def _arrow_rows(is_read: Callable[[str], bool], file: Path) -> Iterator[tuple[str, Any]]:
+    import pyarrow
+
+    try:
+        with pyarrow.memory_map(str(file)) as stream, pyarrow.ipc.open_stream(stream) as table:
+            yield from _numbered(file, (row for batch in table for row in _batch_rows(batch, is_read)))
+    except (pyarrow.ArrowException, UnicodeDecodeError) as error:
+        raise DataError(f"{file}: cannot be read as an arrow stream ({first_line(error)})") from None
+
+
+def _batch_rows(batch: "pyarrow.RecordBatch", is_read: Callable[[str], bool]) -> list[Any]:
+    """The rows of a table's batch. Of columns that are not read, only whether there is a value."""
+    import pyarrow.compute
+
+    def read(name: str, values: "pyarrow.Array[Any]") -> "pyarrow.Array[Any]":
+        if is_read(name):
+            return values
+        # Whatever they hold (files, times that Python has no type for), it is not decoded.
+        return pyarrow.compute.if_else(values.is_valid(), True, None)
+
+    names = batch.schema.names
+    arrays = [read(name, values) for name, values in zip(names, batch.columns, strict=True)]
+    return list(pyarrow.RecordBatch.from_arrays(arrays, names=names).to_pylist())
+
+
+def _numbered(file: Path, rows: Iterator[Any]) -> Iterator[tuple[str, Any]]:
+    return ((f"{file.name} row {number}", row) for number, row in enumerate(rows, start=1))

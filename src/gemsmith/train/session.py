@@ -1,0 +1,291 @@
+"""One attempt at training a run: resume, judge each step, log it, record the whole.
+
+All of it is the same whichever backend computes the steps. What differs is what `Backend` asks for. No machine-learning
+library is imported.
+"""
+
+import contextlib
+import math
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from gemsmith.checkpoint.saved import has_checksums, no_checksums
+from gemsmith.errors import DamageError
+from gemsmith.provenance import Clock
+from gemsmith.records import Origin, TrainRecord, TrainStep
+from gemsmith.run import Run, make_origin, write_record
+from gemsmith.train.adapter_init import start_adapter_hash
+from gemsmith.train.attempt import (
+    checkpoint_metadata,
+    damaged_step,
+    earlier_steps,
+    forget_earlier,
+    is_spike,
+    preempted,
+    refuse_no_targets,
+    refuse_to_go_on,
+    stop_on_sigterm,
+)
+from gemsmith.train.falling import risen_notices, unfallen_notices
+from gemsmith.train.log import Display, Events, Sink, StepLog, StepsFile
+from gemsmith.train.schedule import learning_rate
+from gemsmith.train.spikes import spike_limit
+from gemsmith.train.steps import schedule_notices
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What is known of a step before it runs. `skip_above`: the loss above which its update is left out."""
+
+    step: int
+    learning_rate: float
+    spike_limit: float
+    skip_above: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What a step came to, the same in every process."""
+
+    plan: Plan
+    loss: float
+    grad_norm: float
+    """Before clipping."""
+    real_tokens: int
+    targets: int
+    skipped: bool
+    told_to_stop: bool
+    """Whether any process was told to stop."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What a record says of the backend; all but `accelerators` are fields of TrainRecord."""
+
+    accelerators: tuple[str, ...]
+    adapted: dict[str, int]
+    trained_parameters: int
+    mesh: dict[str, int]
+    attention: dict[str, str]
+    remat: str | tuple[str, ...]
+    hosts: int
+    peak_memory_bytes: int
+    compile_s: float = 0.0
+    compiled_from_cache: bool = False
+
+
+class Backend(Protocol):
+    """What computes the steps, and saves them. Every process that trains calls every method, in the same order."""
+
+    name: str
+    packages: tuple[str, ...]
+    """Distributions whose versions the record holds."""
+    writes: bool
+    """Whether this process writes the run directory for all."""
+
+    def resumable_step(self) -> int | None:
+        """The last saved step. Raises RunError where another backend's steps are in the way."""
+
+    def read_metadata(self, step: int) -> dict[str, Any]:
+        """What `Session.metadata` gave when the step was saved, and checksums. Raises DamageError."""
+
+    def prepare(self, session: "Session") -> None:
+        """Puts model and optimizer on the devices: at their start, where the session has no step to go on from."""
+
+    def restore(self, step: int) -> None:
+        """Gives model and optimizer their values after a saved step. Raises DamageError."""
+
+    def is_good(self, step: int) -> bool:
+        """Whether a saved step could be restored."""
+
+    def run(self) -> None:
+        """Runs the steps after `session.done`, until the last or the session is told to stop.
+
+        Asks `plan` before each, gives its outcome to `finish` in order, and saves steps with `metadata`.
+        """
+
+    def saved_steps(self) -> list[int]: ...
+
+    def delete_saved(self) -> None: ...
+
+    def facts(self) -> Facts: ...
+
+
+class Session:
+    """One attempt at a run: where it goes on, its log, and what it decides about each step."""
+
+    def __init__(self, run: Run, backend: Backend, *, steps: int, fresh: bool) -> None:
+        self.run, self.steps, self.fresh = run, steps, fresh
+        self.stopping, self.told_to_stop = threading.Event(), False
+        self._backend, self._mark_s = backend, 0.0
+        self._start_adapter_sha256 = start_adapter_hash(run.recipe)
+        self._notices: tuple[str, ...] = ()
+        self.done, earlier, self._resumed_at = (0, [], []) if fresh else self._resume()
+        backend.prepare(self)
+        if self.done:
+            with self._one_line_damage():
+                backend.restore(self.done)
+        self.log = StepLog(earlier, self._sinks(earlier) if backend.writes else ())
+
+    def _sinks(self, earlier: Sequence[TrainStep]) -> tuple[Sink, ...]:
+        done = self.done
+        return StepsFile(self.run, earlier), Events(self.run, done=done), Display(steps=self.steps, done=done)
+
+    def _resume(self) -> tuple[int, list[TrainStep], list[int]]:
+        """The step to go on after, the steps up to it, and those after which earlier attempts went on."""
+        step = self._backend.resumable_step()
+        if step is None:
+            return 0, [], []
+        place = f"{self.run.checkpoints}/{step}"
+        with self._one_line_damage():
+            metadata = self._backend.read_metadata(step)
+            earlier = earlier_steps(self.run, place, metadata, self._start_adapter_sha256)
+            self._notices = () if has_checksums(metadata) else (no_checksums(place),)
+            return step, earlier, list(metadata["resumed_at"])
+
+    @contextlib.contextmanager
+    def _one_line_damage(self) -> Iterator[None]:
+        try:
+            yield
+        except (DamageError, ValueError, KeyError, TypeError) as error:
+            raise damaged_step(self.run, self._backend.saved_steps(), error, self._backend.is_good) from None
+
+    def train(self) -> None:
+        """Trains what is left. Raises Preempted where it was stopped before the end."""
+        if self.done < self.steps:
+            with self.log:
+                self._backend.run()
+        last = self.log.steps[-1].step if self.log.steps else 0
+        if last < self.steps:
+            raise preempted(self.run, last)
+
+    # What a backend asks.
+
+    def plan(self, step: int) -> Plan:
+        """What a step is run with; it depends on no loss but those up to the last but one before it."""
+        recipe = self.run.recipe
+        limit = spike_limit([done.loss for done in self.log.steps], step, recipe.train.spike_factor)
+        return Plan(
+            step=step,
+            learning_rate=learning_rate(recipe.optimizer, update=step - 1, updates=self.steps),
+            spike_limit=limit,
+            skip_above=limit if recipe.train.on_spike == "skip" else math.inf,
+        )
+
+    def finish(self, outcome: Outcome) -> None:
+        """Judges a step and logs it.
+
+        Raises EngineError where the recipe stops at such a loss, DataError where nothing was trained.
+        """
+        plan = outcome.plan
+        refuse_no_targets(self.run, plan.step, outcome.targets)
+        if self.fresh:
+            self.forget_earlier()
+        now_s = time.monotonic()
+        step_s, self._mark_s = now_s - self._mark_s, now_s
+        step = TrainStep(
+            step=plan.step,
+            loss=outcome.loss,
+            grad_norm=outcome.grad_norm,
+            learning_rate=plan.learning_rate,
+            real_tokens=outcome.real_tokens,
+            step_s=round(step_s, 6),
+            spike=is_spike(outcome.loss, plan.spike_limit),
+            skipped=outcome.skipped,
+        )
+        refuse_to_go_on(self.run, [*self.log.steps, step], self.run.recipe.train, self._last_saved())
+        self.told_to_stop |= outcome.told_to_stop
+        self.log.add(step)
+
+    def forget_earlier(self) -> None:
+        """Deletes what an earlier training left, now that a step has shown that mesh, rows and memory do."""
+        self._backend.delete_saved()
+        if self._backend.writes:
+            forget_earlier(self.run)
+        self.fresh = False
+
+    def metadata(self) -> dict[str, Any]:
+        """What a saved step says of itself, beside its arrays."""
+        return checkpoint_metadata(self.run, self.log.steps, self.resumed_at, self._start_adapter_sha256)
+
+    def start_clock(self) -> None:
+        """The next step's time counts from here."""
+        self._mark_s = time.monotonic()
+
+    # What the record says.
+
+    @property
+    def resumed_at(self) -> list[int]:
+        """Steps after which the run was continued from a checkpoint."""
+        went_on = self.done and len(self.log.steps) > self.done
+        return [*self._resumed_at, self.done] if went_on else self._resumed_at
+
+    def record(self, clock: Clock, model: str) -> TrainRecord:
+        """The record of a finished training of the model of this name."""
+        run, steps, facts = self.run, self.log.steps, self._backend.facts()
+        inside = run.recipe.train.checkpoint_folder is None
+        return TrainRecord(
+            origin=self._origin(clock, facts.accelerators),
+            backend=self._backend.name,
+            model=model,
+            steps=tuple(steps),
+            warmup_steps=run.recipe.optimizer.warmup(self.steps),
+            adapted=facts.adapted,
+            trained_parameters=facts.trained_parameters,
+            base_dtype=run.recipe.train.dtype,
+            mesh=facts.mesh,
+            attention=facts.attention,
+            remat=facts.remat,
+            resumed_at=tuple(self.resumed_at),
+            spikes=tuple(step.step for step in steps if step.spike),
+            skipped=tuple(step.step for step in steps if step.skipped),
+            hosts=facts.hosts,
+            compile_s=facts.compile_s,
+            compiled_from_cache=facts.compiled_from_cache,
+            real_tokens_per_s=_real_tokens_per_s(steps, self.resumed_at),
+            peak_memory_bytes=facts.peak_memory_bytes,
+            last_checkpoint=f"{'checkpoints' if inside else run.checkpoints}/{self._last_saved()}",
+            notices=(
+                *self._notices,
+                *schedule_notices(run.recipe.optimizer, self.steps),
+                *unfallen_notices(steps, run.recipe),
+            ),
+            grave_notices=risen_notices(steps, run.recipe),
+        )
+
+    def _origin(self, clock: Clock, accelerators: tuple[str, ...]) -> Origin:
+        start = self._start_adapter_sha256
+        sources = {"train.start_adapter": start} if start else None
+        origin = make_origin(self.run, "train", clock, packages=self._backend.packages, sources=sources)
+        machine = origin.machine.model_copy(update={"accelerators": accelerators})
+        return origin.model_copy(update={"machine": machine})
+
+    def _last_saved(self) -> int | None:
+        return max(self._backend.saved_steps(), default=None)
+
+
+def train_session(
+    run: Run, backend: Backend, *, steps: int, model: str, clock: Clock, fresh: bool = False
+) -> TrainRecord:
+    """The record of a training of so many steps, written to train.json by the process that writes.
+
+    `fresh`: see gemsmith.train.stage.train. Raises RunError for saved steps that cannot be gone on from, and Preempted
+    after SIGTERM, once the last step is saved.
+    """
+    session = Session(run, backend, steps=steps, fresh=fresh)
+    with stop_on_sigterm(session.stopping.set):
+        session.train()
+    record = session.record(clock, model)
+    if backend.writes:
+        write_record(run, record)
+    return record
+
+
+def _real_tokens_per_s(steps: Sequence[TrainStep], resumed_at: Sequence[int]) -> float:
+    """Over the steps but the first of each attempt, which warms up."""
+    warming = {1, *(step + 1 for step in resumed_at)}
+    timed = [step for step in steps if step.step not in warming] or steps
+    return sum(step.real_tokens for step in timed) / sum(step.step_s for step in timed)

@@ -1,0 +1,99 @@
+"""Files of rows: what of each kind is read, and what is refused by file and line."""
+
+import json
+
+import pytest
+
+from gemsmith.data.rows import read_documents
+from gemsmith.data.stored import find_files
+from gemsmith.errors import DataError
+from gemsmith.messages import text_message, text_of
+
+PAIR = {"prompt": "add", "response": "wire"}
+CHAT = {"messages": [{"role": "user", "content": "add"}, {"role": "assistant", "content": "wire"}]}
+AS_MESSAGES = (text_message("user", "add"), text_message("assistant", "wire"))
+
+
+def refused(source: object) -> str:
+    with pytest.raises(DataError) as error:
+        read_documents(str(source))
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_blank_lines_are_no_rows_and_keep_their_numbers(tmp_path):
+    file = tmp_path / "rows.jsonl"
+    file.write_text(f"\n{json.dumps(PAIR)}\n\n{json.dumps(PAIR)}")
+    assert [document.origin for document in read_documents(str(file))] == ["rows.jsonl line 2", "rows.jsonl line 4"]
+
+
+def test_a_byte_order_mark_at_the_start_is_no_error(tmp_path):
+    file = tmp_path / "rows.jsonl"
+    file.write_bytes(b"\xef\xbb\xbf" + json.dumps(PAIR).encode())
+    assert read_documents(str(file))[0].messages == AS_MESSAGES
+
+
+def test_a_folder_is_read_file_by_file_in_the_order_of_names(tmp_path):
+    for name in ("b", "a"):
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps(PAIR | {"prompt": name}))
+    assert [text_of(document.messages[0]) for document in read_documents(str(tmp_path))] == ["a", "b"]
+
+
+def test_a_dataset_saved_by_hugging_face_datasets_is_read(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    datasets.Dataset.from_list([CHAT] * 5).save_to_disk(str(tmp_path / "saved"), num_shards=2)
+    documents = read_documents(str(tmp_path / "saved"))
+    assert [document.messages for document in documents] == [AS_MESSAGES] * 5
+    assert documents[3].origin == "data-00001-of-00002.arrow row 1"
+
+
+def test_a_missing_file_is_refused(tmp_path):
+    assert "nothing.jsonl: is not there; set data.train" in refused(tmp_path / "nothing.jsonl")
+
+
+def test_an_unknown_kind_of_file_is_refused(tmp_path):
+    (tmp_path / "rows.csv").write_text("prompt,response")
+    assert "is a .csv file; allowed: .jsonl, .parquet" in refused(tmp_path / "rows.csv")
+
+
+def test_broken_json_is_refused_with_its_line(tmp_path):
+    (tmp_path / "rows.jsonl").write_text(json.dumps(PAIR) + '\n{"prompt": "a",\n')
+    assert "rows.jsonl line 2, column 16: is not JSON" in refused(tmp_path / "rows.jsonl")
+
+
+def test_a_number_of_too_many_digits_is_refused_with_its_line(tmp_path):
+    (tmp_path / "rows.jsonl").write_text(json.dumps(PAIR) + '\n{"prompt": ' + "1" * 5000 + "}")
+    assert "rows.jsonl line 2: is not JSON" in refused(tmp_path / "rows.jsonl")
+
+
+def test_text_that_is_not_utf8_is_refused_with_line_and_byte(tmp_path):
+    (tmp_path / "rows.jsonl").write_bytes(json.dumps(PAIR).encode() + b'\n{"prompt": "\xe9"}')
+    assert "rows.jsonl line 2, byte 13: is not UTF-8" in refused(tmp_path / "rows.jsonl")
+
+
+def test_a_damaged_parquet_file_is_refused(tmp_path):
+    (tmp_path / "rows.parquet").write_bytes(b"PAR1 but not really PAR1")
+    assert "rows.parquet: cannot be read as parquet" in refused(tmp_path / "rows.parquet")
+
+
+def test_a_folder_without_data_is_refused_and_the_folder_inside_is_named(tmp_path):
+    (tmp_path / "data").mkdir()
+    assert f"did you mean {tmp_path / 'data'}?" in refused(tmp_path)
+
+
+def test_a_folder_that_mixes_splits_is_refused(tmp_path):
+    for split in ("train", "test"):
+        (tmp_path / f"{split}-00000-of-00001.jsonl").write_text(json.dumps(PAIR))
+    assert "mixes test-00000-of-00001.jsonl, train-00000-of-00001.jsonl" in refused(tmp_path)
+
+
+def test_a_saved_dataset_of_several_splits_is_refused_and_one_is_named(tmp_path):
+    (tmp_path / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
+    assert f"name one of them, such as {tmp_path / 'train'}" in refused(tmp_path)
+
+
+def test_a_saved_dataset_with_a_missing_shard_is_refused(tmp_path):
+    (tmp_path / "state.json").write_text('{"_data_files": [{"filename": "data-00000-of-00001.arrow"}]}')
+    assert "data-00000-of-00001.arrow is missing" in refused(tmp_path)
+    with pytest.raises(DataError):
+        find_files(str(tmp_path))

@@ -1,0 +1,67 @@
+"""What vLLM still does otherwise than serving needs, by its source. Where a test fails, upstream has changed: drop its
+entry in serve/upstream.py, and the code that it names."""
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gemsmith.errors import MachineError
+from gemsmith.serve.engine import find_engine
+from gemsmith.serve.upstream import SERVER_MODULE
+
+pytestmark = pytest.mark.vllm
+# Finds the package without importing it.
+WHERE = "import importlib.util; print(importlib.util.find_spec('vllm').submodule_search_locations[0])"
+
+
+@pytest.fixture(scope="module")
+def source() -> Callable[[str], str]:
+    """Returns the text of a file of the serving environment's vLLM: `source("envs.py")`."""
+    try:
+        python = find_engine().python
+    except MachineError as error:
+        pytest.skip(str(error))
+    found = subprocess.run([str(python), "-I", "-c", WHERE], capture_output=True, text=True, check=True).stdout
+    return lambda name: (Path(found.strip()) / name).read_text()
+
+
+def test_the_command_asks_for_the_version_of_a_package_vllm(source: Callable[[str], str]) -> None:
+    assert 'importlib.metadata.version("vllm")' in source("entrypoints/cli/main.py")
+
+
+def test_the_module_that_serves_is_there_and_deprecated(source: Callable[[str], str]) -> None:
+    text = source(SERVER_MODULE.partition(".")[2].replace(".", "/") + ".py")
+    assert f"python -m {SERVER_MODULE}` command is deprecated" in text and "__main__" in text
+
+
+def test_the_format_of_content_is_told_from_the_template(source: Callable[[str], str]) -> None:
+    assert 'chat_template_content_format: ChatTemplateContentFormatOption = "auto"' in source(
+        "entrypoints/launchers/cli_args.py"
+    )
+    assert "_detect_content_format(" in source("renderers/hf.py")
+
+
+def test_the_class_with_vision_wants_a_vision_config(source: Callable[[str], str]) -> None:
+    assert "config.vision_config.default_output_length" in source("model_executor/models/gemma4_mm.py")
+
+
+def test_the_engine_has_a_process_of_its_own_unless_told_otherwise(source: Callable[[str], str]) -> None:
+    assert 'os.getenv("VLLM_ENABLE_V1_MULTIPROCESSING", "1")' in source("envs.py")
+
+
+def test_an_engine_that_dies_points_up_in_its_log(source: Callable[[str], str]) -> None:
+    assert "See root cause above. " in source("v1/engine/utils.py")
+
+
+def test_the_load_test_counts_the_text_of_a_stream_without_usage(source: Callable[[str], str]) -> None:
+    assert "outputs[i].generated_text, add_special_tokens=False" in source("benchmarks/serve.py")
+
+
+def test_the_load_test_waits_six_hours(source: Callable[[str], str]) -> None:
+    assert "timeout=aiohttp.ClientTimeout(total=6 * 60 * 60)" in source("benchmarks/serve.py")
+
+
+def test_random_prompts_are_decoded_from_random_tokens(source: Callable[[str], str]) -> None:
+    assert "prompt = tokenizer.decode(token_sequence)" in source("benchmarks/datasets/datasets.py")

@@ -1,0 +1,107 @@
+"""Every task in the table is what the table says; the recipe takes these names and no others."""
+
+import importlib
+import inspect
+from pathlib import Path
+
+import pytest
+
+import gemsmith.tasks
+from gemsmith.data.rows import read_dataset
+from gemsmith.errors import RecipeError
+from gemsmith.messages import text_message, text_of
+from gemsmith.recipe import Made
+from gemsmith.recipe_file import build_recipe
+from gemsmith.tasks import MADE, SCORERS, TASKS, Question, RowMaker, Scorer, Verdict, find_row_maker, find_scorer
+
+FOLDER = Path(gemsmith.tasks.__file__).parent
+NO_TASKS = {"__init__", "registry", "task"}
+
+
+def recipe(**sections):
+    return build_recipe({"checkpoint": "x", "data": {"train": "x"}} | sections)
+
+
+def parameters(function):
+    return [name for name in inspect.signature(function).parameters if name != "self"]
+
+
+def test_every_file_of_a_task_is_in_the_table_once():
+    assert sorted(task.module for task in TASKS) == sorted(
+        file.stem for file in FOLDER.glob("*.py") if file.stem not in NO_TASKS
+    )
+    assert len(set(MADE)) == len(MADE) and len(set(SCORERS)) == len(SCORERS)
+
+
+@pytest.mark.parametrize("task", TASKS, ids=lambda task: task.module)
+def test_a_task_has_what_the_table_says_and_no_more(task):
+    module = importlib.import_module(f"gemsmith.tasks.{task.module}")
+    assert task.rows or task.scorer
+    assert [hasattr(module, name) for name in ("make_rows", "score", "COLUMNS")] == [
+        bool(task.rows),
+        bool(task.scorer),
+        bool(task.scorer),
+    ]
+    assert (bool(task.makes), bool(task.scores)) == (bool(task.rows), bool(task.scorer))
+    if task.rows:
+        assert parameters(module.make_rows) == parameters(RowMaker.make_rows)
+    if task.scorer:
+        assert parameters(module.score) == parameters(Scorer.score) and isinstance(module.COLUMNS, tuple)
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_made_rows_ask_something_follow_from_the_seed_and_share_nothing_with_the_other_split(name):
+    train, held_out = (
+        read_dataset(Made(task=name, rows=60, split=split), seed=seed).documents
+        for split, seed in (("train", 0), ("held-out", 1))
+    )
+    assert len(train) == len(held_out) == 60
+    prompts, others = ({text_of(row.messages[0]) for row in rows} for rows in (train, held_out))
+    assert len(prompts) == len(others) == 60 and not prompts & others and all(map(str.strip, prompts))
+    maker = find_row_maker(name)
+    assert list(maker.make_rows(60, "train", 0)) == list(maker.make_rows(60, "train", 0))
+    assert list(maker.make_rows(5, "train", 0)) != list(maker.make_rows(5, "train", 1))
+
+
+@pytest.mark.parametrize("task", [task for task in TASKS if task.rows and task.scorer], ids=lambda task: task.module)
+def test_the_expected_answer_of_a_made_row_is_right_and_that_of_another_row_is_not(task):
+    scorer = find_scorer(task.scorer)
+    rows = read_dataset(Made(task=task.rows, rows=2), columns=scorer.COLUMNS).documents
+    expected = [text_of(row.messages[-1]) for row in rows]
+    question = Question(
+        messages=rows[0].messages[:-1], expected=expected[0], origin=rows[0].origin, columns=rows[0].columns
+    )
+    assert [verdict.right for verdict in scorer.score(question, expected)] == [True, False]
+
+
+@pytest.mark.parametrize("name", SCORERS)
+def test_a_scorer_gives_a_verdict_for_each_of_no_one_and_many_answers(name):
+    question = Question(messages=(text_message("user", "a"),), expected="yes", origin="here")
+    for answers in ([], ["yes"], ["yes", "", "no"] * 20):
+        verdicts = list(find_scorer(name).score(question, answers))
+        assert all(isinstance(verdict, Verdict) for verdict in verdicts)
+        assert [verdict.right for verdict in verdicts] == [answer == "yes" for answer in answers]
+
+
+@pytest.mark.parametrize(
+    ("sections", "expected"),
+    [
+        (
+            {"eval": {"scorer": "verilog-exct"}},
+            "eval.scorer: 'verilog-exct' was given, input should be 'exact' or 'verilog-exact' "
+            "(did you mean verilog-exact?)",
+        ),
+        (
+            {"data": {"train": {"task": "verilg", "rows": 3}}},
+            "data.train.task: 'verilg' was given, input should be 'verilog' (did you mean verilog?)",
+        ),
+        (
+            {"data": {"train": "x", "eval": {"task": "poems", "rows": 3}}},
+            "data.eval.task: 'poems' was given, input should be 'verilog'",
+        ),
+    ],
+)
+def test_an_unknown_task_or_scorer_is_one_line_with_those_there_are(sections, expected):
+    with pytest.raises(RecipeError) as error:
+        recipe(**sections)
+    assert str(error.value) == f"recipe: {expected}"

@@ -1,0 +1,135 @@
+"""Answers that are right, wrong and hostile. A hostile one is right about nothing: it must never pass."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+from gemsmith.tasks.verilog_eval import simulate
+from gemsmith.tasks.verilog_eval.problems import Problem
+from gemsmith.tasks.verilog_eval.simulate import REASONS, Verdict, judge, open_bench
+
+RIGHT = "module TopModule(input a, input b, output y);\n  assign y = a & b;\nendmodule"
+WIRE = "module TopModule(input a, input b, output y);"
+PORTS = "module TopModule(input a, input b, output reg y);"
+
+
+def wrong(body: str, more: str = "") -> str:
+    return f"```verilog\n{PORTS}\n  initial y = 0;\n{body}\nendmodule\n{more}\n```"
+
+
+HOSTILE = {
+    "prints a verdict": wrong('initial begin $display("Mismatches: 0 in 100 samples"); end'),
+    "prints a verdict at the end": wrong('final $display("Mismatches: 0 in 100 samples");'),
+    "prints by a macro that hides the name": (
+        "```\n`define P $dis``play\n" + PORTS + '\ninitial begin y = 0; `P("Mismatches: 0 in 9 samples"); '
+        "end\nendmodule\n```"
+    ),
+    "ends before the testbench": wrong("initial #2 $finish;"),
+    "ends at once": wrong("initial $finish;"),
+    "stops": wrong("initial $stop;"),
+    "writes the count of errors": wrong("always @(a or b) tb.stats1.errors = 0;"),
+    "writes it through an escaped name": wrong("always @(a or b) \\tb .stats1.errors = 0;"),
+    "writes it from another root": wrong("", "module evil; initial forever #1 tb.stats1.errors = 0;\nendmodule"),
+    "writes it by force": wrong("initial force tb.tb_match = 1;"),
+    "changes a parameter of the testbench": wrong("defparam tb.good1.N = 1;"),
+    "reads the reference": f"{WIRE}\nassign y = tb.good1.y;\nendmodule",
+    "reads the reference from the root": "module TopModule(input a, input b, output y);\nassign y = "
+    "$root.tb.y_ref;\nendmodule",
+    "uses the reference": f"{WIRE}\nRefModule r(.a(a), .b(b), .y(y));\nendmodule",
+    "redefines the reference": wrong("", "module RefModule(input a, input b, output y);\nassign y = 0;\nendmodule"),
+    "redefines the testbench": wrong("", "module tb; initial $display(1);\nendmodule"),
+    "redefines the stimulus": wrong("", "module stimulus_gen(input clk, output reg a, output reg b);\nendmodule"),
+    "binds into the testbench": wrong("", "module e; endmodule\nbind tb e e1();"),
+    "calls the testbench's task": wrong("initial stim1.pause;"),
+    "writes a file": wrong('integer f; initial begin f = $fopen("/tmp/written"); $fdisplay(f, "x"); end'),
+    "reads a file": wrong('reg [7:0] m[0:9]; initial $readmemh("/etc/passwd", m);'),
+    "runs a command": wrong('initial $system("id > /tmp/written");'),
+    "includes a file": '```\n`include "/etc/passwd"\n' + PORTS + "\nendmodule\n```",
+    "includes the reference": '```\n`include "/work/ref.sv"\n' + PORTS + "\nendmodule\n```",
+    "hides in a string": wrong('initial $display("\\" /* ", "*/ tb.stats1.errors = 0;");'),
+    "hides behind a comment": wrong("/* // */ initial tb.stats1.errors = 0;"),
+}
+
+
+@pytest.mark.parametrize("answer", [RIGHT, f"Here:\n```verilog\n{RIGHT}\n```\n", f"[BEGIN]\n{RIGHT}\n[DONE]"])
+def test_a_right_answer_passes(bench, sandbox, answer):
+    assert judge(bench, answer, sandbox) == Verdict(passed=True, samples=bench.samples)
+
+
+def test_a_module_that_prints_for_itself_is_judged_by_what_it_does(bench, sandbox):
+    prints = RIGHT.replace(
+        "endmodule", 'initial begin $display; $display(); $write("%d", a); $monitor("%b", y); end\nendmodule'
+    )
+    assert judge(bench, prints, sandbox).passed
+    assert judge(bench, prints.replace("a & b", "a | b"), sandbox).reason == "wrong output"
+
+
+def test_what_a_module_has_inside_it_may_name(bench, sandbox):
+    answer = """
+typedef struct packed { logic u; logic v; } pair;
+module And(input pair p, output y);
+  assign y = p.u & p.v;
+endmodule
+module TopModule(input a, input b, output y);
+  pair [1:0] both;
+  assign both[1] = {a, b};
+  And part (.p(both[1]), .y());
+  assign y = both[1].u & both[1].v & part.y;
+endmodule
+"""
+    verdict = judge(bench, answer.replace("typedef", "module Types; endmodule\ntypedef"), sandbox)
+    assert verdict.reason != "forged"
+
+
+@pytest.mark.parametrize("answer", HOSTILE.values(), ids=HOSTILE.keys())
+def test_no_hostile_answer_passes_or_leaves_anything(bench, sandbox, answer):
+    verdict = judge(bench, answer, sandbox)
+    assert not verdict.passed and verdict.reason in REASONS
+    assert not Path("/tmp/written").exists()
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        ("I cannot do that.", "no module"),
+        ("module Other(input a); endmodule", "no module"),
+        (f"{PORTS} assign", "no module"),
+        (wrong("assign z = ;"), "compile error"),
+        (wrong(""), "wrong output"),
+        (HOSTILE["ends before the testbench"], "forged"),
+        (HOSTILE["writes the count of errors"], "forged"),
+        (HOSTILE["uses the reference"], "forged"),
+        (HOSTILE["redefines the testbench"], "forged"),
+    ],
+)
+def test_why_an_answer_does_not_pass_is_named(bench, sandbox, answer, reason):
+    assert judge(bench, answer, sandbox).reason == reason
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "always @(*) while (1) y = ~y;",
+        "initial forever begin end",
+        'initial forever $display("on and on");',
+        "reg [7:0] m; initial forever #0 m = m + 1;",
+    ],
+)
+def test_an_endless_loop_ends_in_time(bench, sandbox, monkeypatch, body):
+    monkeypatch.setattr(simulate, "RUNNING", simulate.Limits(wall_s=2))
+    begin = time.monotonic()
+    verdict = judge(bench, wrong(body), sandbox)
+    assert not verdict.passed and verdict.reason in ("timeout", "sandbox", "compile error")
+    assert time.monotonic() - begin < 30
+
+
+def test_memory_without_end_is_stopped(bench, sandbox):
+    verdict = judge(bench, wrong("reg [1023:0] m [0:33554431]; initial m[0] = 1;"), sandbox)
+    assert not verdict.passed and verdict.reason in ("sandbox", "compile error", "wrong output", "timeout")
+
+
+def test_a_testbench_that_does_not_compile_is_no_fault_of_the_answer(problem, sandbox):
+    broken = Problem(name="x", prompt="", reference=problem.reference, testbench=problem.testbench + "\nmodule ;")
+    verdict = open_bench(broken, sandbox)
+    assert isinstance(verdict, Verdict) and verdict.reason == "compile error"

@@ -1,0 +1,101 @@
+"""What transformers, TRL, PEFT and torch still do otherwise than training needs. Where a test fails, upstream has
+changed: drop its entry in upstream.py, and the code that it names."""
+
+import inspect
+from pathlib import Path
+
+import numpy as np
+import peft
+import pytest
+import torch
+import transformers
+from safetensors import SafetensorError
+from safetensors.numpy import save_file
+from torch.distributed.elastic.multiprocessing.api import PContext
+from transformers.models.gemma4.modeling_gemma4 import Gemma4RMSNorm
+from trl import SFTTrainer
+
+FULL_DEVICE = Path("/dev/full")
+
+
+class Broken(torch.nn.Module):
+    """One weight, and a loss that is NaN."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(()))
+
+    def forward(self, x, labels=None):
+        return {"loss": (self.weight * x).sum() * torch.nan}
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_transformers_updates_from_a_loss_that_is_no_number(tmp_path):
+    model, rows = Broken(), [{"x": torch.ones(2), "labels": torch.ones(2)}] * 2
+    options = {"report_to": [], "use_cpu": True, "disable_tqdm": True, "save_strategy": "no"}
+    arguments = transformers.TrainingArguments(output_dir=str(tmp_path), max_steps=1, **options)
+    transformers.Trainer(model, arguments, train_dataset=rows).train()
+    assert model.weight.isnan()
+
+
+def test_transformers_counts_operations_at_every_micro_batch():
+    assert "self.current_flos += float(self.floating_point_ops(inputs))" in inspect.getsource(transformers.Trainer)
+
+
+def test_transformers_wraps_for_several_gpus_in_one_process():
+    source = inspect.getsource(transformers.Trainer)
+    assert "if self.args.n_gpu > 1" in source and "model = nn.DataParallel(model)" in source
+
+
+def test_transformers_prepares_the_model_by_accelerate():
+    assert "self.accelerator.prepare(" in inspect.getsource(transformers.Trainer._prepare_for_training)
+
+
+def test_transformers_norm_is_no_single_kernel():
+    assert "rms_norm(" not in inspect.getsource(Gemma4RMSNorm.forward)
+    assert "torch.pow(" in inspect.getsource(Gemma4RMSNorm._norm)
+
+
+def test_transformers_takes_no_notice_of_heads_by_layer():
+    config = transformers.Gemma4TextConfig(per_layer_config={"1": {"head_dim": 32}})
+    assert config.global_head_dim == 512
+
+
+def test_trl_casts_adapters_of_a_quantised_base():
+    assert "param.data = param.data.to(torch.bfloat16)" in inspect.getsource(SFTTrainer.__init__)
+
+
+def test_trl_looks_at_a_row():
+    assert "next(iter(train_dataset))" in inspect.getsource(SFTTrainer.__init__)
+
+
+def test_peft_casts_the_input_and_scales_the_wide_product():
+    source = inspect.getsource(peft.tuners.lora.layer.Linear.forward)
+    assert "x = self._cast_input_dtype(x, lora_A.weight.dtype)" in source
+    assert "lora_B(lora_A(dropout(x))) * scaling" in source
+
+
+def test_torch_has_no_fused_attention_without_a_leading_axis():
+    query = torch.zeros(2, 128, 16, requires_grad=True)
+    chosen = [
+        torch._fused_sdp_choice(x, x, x, None, 0.0, True, scale=1.0, enable_gqa=False) for x in (query, query[None])
+    ]
+    math = int(torch.nn.attention.SDPBackend.MATH)
+    assert chosen[0] == math and chosen[1] != math
+
+
+def test_torch_sums_bfloat16_into_float32_on_cuda_alone():
+    x = torch.ones(2, 2, dtype=torch.bfloat16)
+    with pytest.raises(NotImplementedError):
+        torch.mm(x, x, out_dtype=torch.float32)
+
+
+def test_torchrun_kills_after_half_a_minute():
+    assert inspect.signature(PContext.close).parameters["timeout"].default == 30
+
+
+@pytest.mark.skipif(not FULL_DEVICE.exists(), reason="/dev/full is Linux's")
+def test_safetensors_says_of_a_full_disk_in_an_error_of_its_own():
+    with pytest.raises(SafetensorError, match="No space left on device"):
+        save_file({"a": np.zeros(8)}, FULL_DEVICE)
+    assert not issubclass(SafetensorError, OSError)
