@@ -45,6 +45,7 @@ MISSING = [
     "train/trl/loss",
     "train/trl/trainer",
     "train/trl/worker",
+    "train/tunix/checkpoints",
     "train/tunix/checksums",
     "train/tunix/compiling",
     "verify/layer_streaming",
