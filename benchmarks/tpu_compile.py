@@ -101,12 +101,6 @@ CASES = {
         note="the same, XLA's matmuls with 48 MiB of on-chip memory",
         options=ASYNC | {"xla_tpu_scoped_vmem_limit_kib": 49152},
     ),
-    "31b-v6e-plain": dataclasses.replace(
-        BEST_ON_V6E,
-        note="the same, train.tuned off",
-        train=_fsdp(8, remat=["o", "down", "lora"], tuned="off"),
-        options=PLAIN,
-    ),
     "31b-v6e-fused": dataclasses.replace(BEST_ON_V6E, note="the same, gathers in the matmuls' programs", options=FUSED),
     "31b-v6e-sync": dataclasses.replace(BEST_ON_V6E, note="the same, no collective overlapped", options=SYNC),
     "31b-v5p-published": Case(

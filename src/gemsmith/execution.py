@@ -101,7 +101,7 @@ BACKENDS = {
 class Levers:
     """What a step of the JAX backend does to be faster or smaller; `train.tuned: off` does without all of it.
 
-    The gains are those of XLA's cycle estimates for TPUs (docs/log.md): no TPU has confirmed one. What is computed does
+    The gains are those of XLA's cycle estimates for TPUs (docs/log): no TPU has confirmed one. What is computed does
     not depend on them, but for its rounding.
     """
 

@@ -34,8 +34,9 @@ def write_text(path: Path, text: str) -> None:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[IO[str]]:
-    """A text file that takes the place of `path` once it is complete and on disk; on any error `path` stays as it
-    was.
+    """A text file that takes the place of `path` once it is complete and on disk.
+
+    On any error `path` stays as it was.
     """
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -50,8 +51,9 @@ def replacing(path: Path) -> Iterator[IO[str]]:
 
 @contextlib.contextmanager
 def replacing_folder(path: Path) -> Iterator[Path]:
-    """An empty folder beside `path` that takes its place once the block has ended well; on any error `path` stays as it
-    was.
+    """An empty folder beside `path` that takes its place once the block has ended well.
+
+    On any error `path` stays as it was.
 
     Killed between its two renames, `path` is gone and the old one beside it; the next call puts it back first. Raises
     RunError where `path` is a symbolic link, or another process is at it.

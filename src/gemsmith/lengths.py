@@ -41,8 +41,9 @@ def check_lengths(recipe: Recipe, variant: Variant) -> None:
 
 
 def check_served(recipe: Recipe, variant: Variant) -> None:
-    """Raises RecipeError where the first prompt that the stage serve asks has no room; the recipe is a resolved one,
-    here and below.
+    """Raises RecipeError where the first prompt that the stage serve asks has no room.
+
+    The recipe is a resolved one, here and below.
     """
     limit, needed = _limit(recipe, variant), min(_FIRST_REQUEST, variant.context)
     if limit < needed:
@@ -86,8 +87,9 @@ def _row(recipe: Recipe, variant: Variant) -> Iterator[Derived]:
 
 
 def _cells(recipe: Recipe, limit: int, of_limit: str) -> Iterator[Derived]:
-    """Inputs are cut to what the output leaves; the output, where inputs are given, to what they leave, and else to
-    half of all.
+    """Inputs are cut to what the output leaves.
+
+    The output, where inputs are given, to what they leave, and else to half of all.
     """
     given, inputs, output = recipe.bench.model_fields_set, recipe.bench.input_tokens, recipe.bench.output_tokens
     if max(inputs) + output <= limit:

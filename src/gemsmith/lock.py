@@ -58,8 +58,9 @@ def locked(folder: Path, *, what: str = "run directory") -> Iterator[None]:
 
 
 def explain_missing_locks(place: str, error: OSError) -> None:
-    """Says on stderr that the file system of `place` has no locks, where that is what the error means; else raises it
-    again.
+    """Says on stderr that the file system of `place` has no locks, where that is what the error means.
+
+    Else raises it again.
     """
     if error.errno not in _WITHOUT_LOCKS:
         raise error

@@ -1,5 +1,6 @@
-"""All stages in order. Each is skipped where its record is complete, and knows the others only by the files they
-left.
+"""All stages in order.
+
+Each is skipped where its record is complete, and knows the others only by the files they left.
 """
 
 import contextlib
@@ -118,8 +119,9 @@ def _warn_of_no_engine(run: Run, stages: Sequence[str], console: Console) -> Non
 
 
 def run_stage(run: Run, stage: str, *, force: bool = False, unverified: bool = False) -> Record:
-    """Runs one stage, unless its record is complete; `force` does it again. Where that fails, the earlier record and
-    files stay.
+    """Runs one stage, unless its record is complete; `force` does it again.
+
+    Where that fails, the earlier record and files stay.
 
     `unverified`: a stage that serves the merged weights does so whatever verify says of them.
     """
@@ -169,8 +171,9 @@ def _open_servers(run: Run, stack: contextlib.ExitStack, *, unverified: bool = F
 
 
 def _refuse_changed_rows(run: Run) -> None:
-    """Raises RunError where the dataset is no longer what the data stage has read; one that is gone by now is not
-    missed.
+    """Raises RunError where the dataset is no longer what the data stage has read.
+
+    One that is gone by now is not missed.
 
     A damaged record says nothing of it: the data stage is then done again, and whatever needs the record says so.
     """

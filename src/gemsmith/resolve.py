@@ -138,8 +138,9 @@ def _make_folder_absolute(recipe: Recipe, derived: list[Derived]) -> None:
 
 
 def _rows_per_step(recipe: Recipe) -> Iterator[Derived]:
-    """Rows from train.tokens_per_step, where it is given. Raises RecipeError where it is not a whole number of rows, or
-    rows say otherwise.
+    """Rows from train.tokens_per_step, where it is given.
+
+    Raises RecipeError where it is not a whole number of rows, or rows say otherwise.
     """
     train, length = recipe.train, recipe.data.max_length
     if train.tokens_per_step is None:

@@ -85,9 +85,9 @@ RECORDS = Path(__file__).parents[2] / "benchmarks" / "records" / "tpu_compile"
 
 
 CASES = (
-    "31b-v5p", "31b-v6e", "31b-v5p-published", "31b-v5p-published-splash", "31b-v5p-fsdp-dense", "31b-v5p-fsdp",
-    "31b-v5p-async-8",
-    "31b-v5p-8192", "31b-v6e-tp", "26b-a4b-v6e", "26b-a4b-v6e-32", "e4b-v6e", "31b-32k", "31b-128k",
+    "31b-v5p", "31b-v5p-plain", "31b-v6e", "31b-v5p-published", "31b-v5p-published-splash", "31b-v5p-fsdp-dense",
+    "31b-v5p-fsdp", "31b-v5p-async-8", "31b-v5p-8192", "31b-v6e-tp", "26b-a4b-v6e", "26b-a4b-v6e-32", "e4b-v6e",
+    "31b-32k", "31b-128k",
 )  # fmt: skip
 
 

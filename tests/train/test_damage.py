@@ -21,11 +21,12 @@ from gemsmith.resolve import resolve
 from gemsmith.run import Run, is_complete, open_run, read_record
 from gemsmith.train.stage import train
 from gemsmith.train.tunix.backend import adapted_model
+from gemsmith.train.tunix.checkpoints import Checkpoints
 from gemsmith.train.tunix.checksums import checksums
 from gemsmith.train.tunix.mesh import make_mesh
 from gemsmith.train.tunix.optimizer import make_optimizer
 from gemsmith.train.tunix.step import place_moments
-from gemsmith.train.tunix.upstream import Checkpoints, Trainer
+from gemsmith.train.tunix.upstream import Trainer
 
 FLIPS = 40
 RANK = 16  # Orbax writes smaller arrays than these into its index, which has checksums of its own

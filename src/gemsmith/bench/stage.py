@@ -128,8 +128,9 @@ def _run_client(server: Server, command: Sequence[str], asks: Sequence[Ask], fol
 
 
 def _wait_for(ask: Ask, folder: Path, process: subprocess.Popen[bytes], server: Server) -> Any:
-    """The cell's result once it is there whole. Raises EngineError where the client or the server ends, or no token
-    comes any more.
+    """The cell's result once it is there whole.
+
+    Raises EngineError where the client or the server ends, or no token comes any more.
     """
     log, heard, heard_s = folder / "client.log", None, time.monotonic()
     while True:

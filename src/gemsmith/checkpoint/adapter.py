@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -165,25 +166,7 @@ def write_peft_adapter(
     folder.mkdir(parents=True, exist_ok=True)
     copies = {v: k for v, k in (v_of_k or {}).items() if k in adapter.modules}
     sources = {name: name for name in adapter.modules} | copies
-    alpha = int(adapter.alpha) if adapter.alpha == int(adapter.alpha) else adapter.alpha
-    config = {
-        "peft_type": "LORA",
-        "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": base_name,
-        "r": adapter.rank,
-        "lora_alpha": alpha,
-        "lora_dropout": dropout,
-        "target_modules": target_pattern(sources),
-        "bias": "none",
-        "fan_in_fan_out": False,
-        "inference_mode": True,
-        "init_lora_weights": True,
-        "modules_to_save": None,
-        "use_dora": False,
-        "use_rslora": adapter.rslora,
-        "rank_pattern": {},
-        "alpha_pattern": {},
-    }
+    config = _peft_config(adapter, base_name, targets=target_pattern(sources), dropout=dropout)
     shapes = adapter.shapes
     stems = {_PEFT_PREFIX + prefix + name.removeprefix(PREFIX): source for name, source in sources.items()}
     entries = {
@@ -204,6 +187,28 @@ def write_peft_adapter(
     metadata |= {BASE_KEY: adapter.base_sha256} if adapter.base_sha256 else {}
     weights = write_tensors(folder / WEIGHTS, entries, tensor, metadata=metadata, sha256_key=SHA256_KEY)
     return {CONFIG: Written(bytes=len(text), sha256=hashlib.sha256(text).hexdigest()), WEIGHTS: weights}
+
+
+def _peft_config(adapter: Adapter, base_name: str, *, targets: str, dropout: float) -> dict[str, Any]:
+    """What PEFT 0.21 reads of adapter_config.json."""
+    return {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base_name,
+        "r": adapter.rank,
+        "lora_alpha": int(adapter.alpha) if adapter.alpha == int(adapter.alpha) else adapter.alpha,
+        "lora_dropout": dropout,
+        "target_modules": targets,
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "inference_mode": True,
+        "init_lora_weights": True,
+        "modules_to_save": None,
+        "use_dora": False,
+        "use_rslora": adapter.rslora,
+        "rank_pattern": {},
+        "alpha_pattern": {},
+    }
 
 
 def shared_projections(variant: Variant) -> dict[str, str]:

@@ -15,7 +15,7 @@ from gemsmith.data.template import find_template
 from gemsmith.data.workers import check_prompts_in_process
 from gemsmith.errors import DataError, EngineError, RecipeError, ScorerError
 from gemsmith.evals.ask import Request, ask_all
-from gemsmith.evals.compare import compare, unmoved_notices, worse_notices
+from gemsmith.evals.compare import Comparison, compare, unmoved_notices, worse_notices
 from gemsmith.evals.judging import judge_all
 from gemsmith.evals.kept import appending, digest_model, digest_question, keep, read_kept
 from gemsmith.evals.scoring import score
@@ -80,15 +80,11 @@ def evaluate(run: Run, servers: Servers) -> EvalRecord:
     rows = [_row(number, *row) for number, row in enumerate(zip(questions, base, tuned, strict=True), start=1)]
     with replacing(run.logs / "eval_rows.jsonl") as file:
         file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-    answered = [
-        pair for pair in zip(base, tuned, strict=True) if not any(answer.failed or answer.unscored for answer in pair)
-    ]
-    comparison = compare([one.right for one, _ in answered], [other.right for _, other in answered])
+    comparison = _compare_answered(base, tuned)
     asked = json.dumps([(plain_messages(question.messages), question.expected) for question in questions])
+    sources = {"questions": hashlib.sha256(asked.encode()).hexdigest()}
     record = EvalRecord(
-        origin=origin_with_engine(
-            run, "eval", clock, server, sources={"questions": hashlib.sha256(asked.encode()).hexdigest()}
-        ),
+        origin=origin_with_engine(run, "eval", clock, server, sources=sources),
         notices=(
             *servers.notices,
             *_notices("base", base),
@@ -110,6 +106,12 @@ def evaluate(run: Run, servers: Servers) -> EvalRecord:
     write_record(run, record)
     (run.logs / ANSWERS).unlink(missing_ok=True)
     return record
+
+
+def _compare_answered(base: Sequence[Answer], tuned: Sequence[Answer]) -> Comparison:
+    """Of the rows that both models have answered and a scorer has judged."""
+    pairs = [pair for pair in zip(base, tuned, strict=True) if not any(one.failed or one.unscored for one in pair)]
+    return compare([one.right for one, _ in pairs], [other.right for _, other in pairs])
 
 
 def read_questions(run: Run) -> list[Question]:

@@ -143,8 +143,9 @@ def delta_norm(pair: LowRank, scale: float) -> float:
 
 
 def restore_lora(folder: Path) -> Iterator[tuple[tuple[str, ...], np.ndarray]]:
-    """Every LoRA matrix of an Orbax tree, by its path, as float32 numpy; nothing else of it is read, and none is kept
-    here.
+    """Every LoRA matrix of an Orbax tree, by its path, as float32 numpy.
+
+    Nothing else of it is read, and none is kept here.
 
     As numpy, because arrays of jax would be put where the checkpoint's sharding says, on chips that may not be here.
     Raises DamageError.

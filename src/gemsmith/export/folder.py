@@ -3,6 +3,7 @@
 OUT/export.json  OUT/adapter/ (PEFT, full module paths)  OUT/merged/ (to be served)
 """
 
+import dataclasses
 import platform
 import re
 from collections.abc import Callable, Mapping
@@ -24,6 +25,7 @@ from gemsmith.checkpoint.adapter import (
     write_peft_adapter,
 )
 from gemsmith.checkpoint.peft_config import CONFIG, PeftConfig, read_peft_config
+from gemsmith.checkpoint.safetensors import Written
 from gemsmith.errors import CheckpointError, InputError, RunError
 from gemsmith.export.merge import (
     FileStates,
@@ -221,10 +223,10 @@ def _write(
     read: FileStates = MappingProxyType({}),
     packages: tuple[str, ...] = _PACKAGES,
 ) -> ExportRecord:
-    """Writes both folders and the record; the small files are written and hashed beside the merge, which uses every
-    core.
+    """Writes both folders and the record.
 
-    `read`: the adapter's files, as they were before they were read.
+    The small files are written and hashed beside the merge, which uses every core. `read`: the adapter's
+    files, as they were before they were read.
 
     The target is checked again once no other export can write it, and right before it is replaced: another may have
     finished there, one that was killed between its renames is put back, and a merge takes minutes.
@@ -234,13 +236,7 @@ def _write(
     fingerprint = base.fingerprint()
     with no_space_named(out), replacing_folder(out) as beside, unchanged(read), ThreadPoolExecutor(1) as aside:
         check_target()
-        known = Adapter(
-            modules=adapter.modules,
-            rank=adapter.rank,
-            alpha=adapter.alpha,
-            rslora=adapter.rslora,
-            base_sha256=fingerprint,
-        )
+        known = dataclasses.replace(adapter, base_sha256=fingerprint)
         copies = shared_projections(base.variant)
         writing = aside.submit(write_peft_adapter, known, beside / ADAPTER, base.source, dropout=dropout, v_of_k=copies)
         hashing = aside.submit(lambda: {str(file): sha256_file(file) for file in read})
@@ -253,22 +249,21 @@ def _write(
             step=step,
             base=str(base.folder.absolute()) if Path(base.source).expanduser().is_dir() else base.source,
             base_sha256=fingerprint,
-            adapter=tuple(
-                FileSum(name=name, bytes=file.bytes, sha256=file.sha256) for name, file in sorted(written.items())
-            ),
+            adapter=_sums(written),
             merged=merged.files,
             merged_tensors=merged.merged_tensors,
             copied_tensors=merged.copied_tensors,
         )
         write_text(beside / RECORD, record.model_dump_json(indent=1) + "\n")
         check_target()
-    total_bytes = sum(file.bytes for file in merged.files)
-    open_console().print(
-        f"{merged.merged_tensors} tensors merged, {merged.copied_tensors} copied, {total_bytes / 1e9:.2f} GB in "
-        f"{clock.elapsed_s():.1f} s "
-        f"-> {out / MERGED}, {out / ADAPTER}"
-    )
+    size = f"{sum(file.bytes for file in merged.files) / 1e9:.2f} GB in {clock.elapsed_s():.1f} s"
+    counts = f"{merged.merged_tensors} tensors merged, {merged.copied_tensors} copied"
+    open_console().print(f"{counts}, {size} -> {out / MERGED}, {out / ADAPTER}")
     return record
+
+
+def _sums(written: Mapping[str, Written]) -> tuple[FileSum, ...]:
+    return tuple(FileSum(name=name, bytes=file.bytes, sha256=file.sha256) for name, file in sorted(written.items()))
 
 
 def make_folder_origin(clock: Clock, packages: tuple[str, ...], made_from: Mapping[str, str]) -> Origin:

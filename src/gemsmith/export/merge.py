@@ -168,8 +168,9 @@ def merged_bytes(base: Checkpoint) -> int:
 
 
 def merged_rows(weight: np.ndarray, a: np.ndarray, b: np.ndarray, scale: float) -> np.ndarray:
-    """W + scale * B A of some rows, in the weight's dtype: one rounding, to nearest even. The weight's own memory holds
-    the result.
+    """W + scale * B A of some rows, in the weight's dtype: one rounding, to nearest even.
+
+    The weight's own memory holds the result.
     """
     delta, wide = _scratch.arrays(weight.shape)
     np.matmul(b, a, out=delta)

@@ -17,8 +17,9 @@ _FILL_IN = "FILL-IN.jsonl"
 
 
 def start_recipe(base_source: str, adapter_folder: Path, *, recipe: Path | None = None, out: Path | None = None) -> str:
-    """The text of a recipe that trains on from the adapter: train.start_adapter, and lora as the adapter has it;
-    written to `out` if given.
+    """The text of a recipe that trains on from the adapter: train.start_adapter, and lora as the adapter has it.
+
+    Written to `out` if given.
 
     Raises InputError where the adapter is damaged, does not fit the base, or has modules that no choice of lora.targets
     gives.

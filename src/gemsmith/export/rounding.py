@@ -13,8 +13,9 @@ _LARGE_SHARE = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class Rounding:
-    """What an adapter does, and what rounding did to that. `away`: the share of its changes of weights that is lost, by
-    norm; 0 to 1.
+    """What an adapter does, and what rounding did to that.
+
+    `away`: the share of its changes of weights that is lost, by norm; 0 to 1.
 
     `effect`: the most that base + adapter differs from the base in logits; `moved`: the most that merged differs from
     base + adapter. None where logits were not compared, as with `away`, where no weight was.
@@ -27,8 +28,9 @@ class Rounding:
 
 
 def rounding_notices(rounding: Rounding) -> tuple[str, ...]:
-    """What a reader must know where rounding took much of the adapter; decided by logits, and by weights only without
-    them.
+    """What a reader must know where rounding took much of the adapter.
+
+    Decided by logits, and by weights only without them.
 
     In a mixture of experts a rounding can turn a token to another expert, so that a few logits move far more than the
     others.

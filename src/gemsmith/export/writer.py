@@ -31,8 +31,9 @@ _DIRECT = getattr(os, "O_DIRECT", 0)
 
 
 class FileWriter:
-    """Writes one file after the other: the caller's thread hashes, another writes. Every file is on the disk when
-    `sums` returns.
+    """Writes one file after the other: the caller's thread hashes, another writes.
+
+    Every file is on the disk when `sums` returns.
     """
 
     def __init__(self) -> None:
@@ -78,8 +79,9 @@ class FileWriter:
         self._under_way.append(self._disk.submit(self._begun[-1].finish))
 
     def sums(self) -> tuple[FileSum, ...]:
-        """Size and SHA-256 of every file, in order, once all are on the disk; OSError where one could not be
-        written.
+        """Size and SHA-256 of every file, in order, once all are on the disk.
+
+        OSError where one could not be written.
         """
         for written in self._under_way:
             written.result()

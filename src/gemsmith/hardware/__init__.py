@@ -1,5 +1,6 @@
-"""Facts about machines: chips, slices, prices, each with its source and date. No machine-learning library is
-imported.
+"""Facts about machines: chips, slices, prices, each with its source and date.
+
+No machine-learning library is imported.
 """
 
 from gemsmith.hardware.catalogue import Catalogue, Chip, Machine, Price, find_machine, load_catalogue

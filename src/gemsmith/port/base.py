@@ -21,8 +21,9 @@ _SUFFIX = "_proj"
 
 @dataclass(frozen=True, kw_only=True)
 class Base:
-    """`variant` is None where only the user's --set knows; `model` is set where the recipe cannot know it from the
-    checkpoint's name.
+    """`variant` is None where only the user's --set knows.
+
+    `model` is set where the recipe cannot know it from the checkpoint's name.
     """
 
     checkpoint: str
@@ -32,8 +33,9 @@ class Base:
 
 
 def find_base(name: Any, where: str, *, model: str | None = None) -> Base:
-    """What a source calls its base model. Raises RecipeError where that is not known to be a Gemma 4 of plain
-    weights.
+    """What a source calls its base model.
+
+    Raises RecipeError where that is not known to be a Gemma 4 of plain weights.
     """
     if not isinstance(name, str):
         raise RecipeError(f"{where} is {name!r}; it must be one hub id or folder")

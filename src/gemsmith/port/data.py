@@ -1,5 +1,6 @@
-"""The datasets of a source as data.train and data.eval. Gemsmith reads local files of messages, or of prompt and
-response.
+"""The datasets of a source as data.train and data.eval.
+
+Gemsmith reads local files of messages, or of prompt and response.
 """
 
 import json
@@ -62,8 +63,9 @@ def prepared(name: str, *, part: str = "") -> str:
 
 
 def path_rule(key: str, value: Any, reading: Reading) -> Row:
-    """The row of one of several datasets. What the recipe names is the file itself, or the one that is to be made of
-    all of them.
+    """The row of one of several datasets.
+
+    What the recipe names is the file itself, or the one that is to be made of all of them.
     """
     if "data.train" in reading.overridden:
         return row(reading, key, value, "set", "--set data.train names another")
@@ -157,8 +159,9 @@ def factory_dataset_rule(key: str, value: Any, reading: Reading) -> Row:
 
 
 def _described(reading: Reading, names: list[str]) -> list[Mapping[str, Any]]:
-    """The datasets' entries in dataset_info.json, or none where that is not there. Raises RecipeError for a name that
-    is not in it.
+    """The datasets' entries in dataset_info.json, or none where that is not there.
+
+    Raises RecipeError for a name that is not in it.
     """
     file = Path(str(reading.value("dataset_dir"))).expanduser() / "dataset_info.json"
     try:
@@ -174,8 +177,9 @@ def _described(reading: Reading, names: list[str]) -> list[Mapping[str, Any]]:
 
 
 def _is_ours(entry: Mapping[str, Any]) -> bool:
-    """Whether the rows are {"messages": [{"role", "content"}]} as they are; the tags' defaults are sharegpt's from and
-    value.
+    """Whether the rows are {"messages": [{"role", "content"}]} as they are.
+
+    The tags' defaults are sharegpt's from and value.
     """
     tags = {"role_tag": "role", "content_tag": "content", "user_tag": "user", "assistant_tag": "assistant"}
     given = entry.get("tags") or {}

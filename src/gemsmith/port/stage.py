@@ -72,8 +72,9 @@ class _Project:
 def port(
     sources: Sequence[Path], *, overrides: Sequence[str] = (), devices: int | None = None, steps: int | None = None
 ) -> Ported:
-    """The recipe that the files of one run amount to. `devices` and `steps` are what files seldom say: GPUs, and
-    updates of the run.
+    """The recipe that the files of one run amount to.
+
+    `devices` and `steps` are what files seldom say: GPUs, and updates of the run.
 
     Raises RecipeError where a file cannot be read, is of no known project, or asks for something else than fine-tuning
     a Gemma 4.

@@ -115,8 +115,9 @@ def to_do(why: str) -> Rule:
 
 
 def refuse(*allowed: Any, what: str) -> Rule:
-    """The rule for a key whose other values ask for something else than supervised fine-tuning. Raises RecipeError for
-    them.
+    """The rule for a key whose other values ask for something else than supervised fine-tuning.
+
+    Raises RecipeError for them.
     """
 
     def rule(key: str, value: Any, reading: Reading) -> Row:

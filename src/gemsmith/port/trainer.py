@@ -48,8 +48,9 @@ LORA_DEFAULTS: dict[str, Any] = {
 
 
 def length_rule(key: str, value: Any, reading: Reading) -> Row:
-    """The row of the length in tokens. TRL cuts what is longer; Gemsmith never does, so there it is an error, not left
-    out.
+    """The row of the length in tokens.
+
+    TRL cuts what is longer; Gemsmith never does, so there it is an error, not left out.
     """
     if value is None:
         why = "nothing is cut: a document of more than Gemsmith's default length is an error"

@@ -156,8 +156,9 @@ def _step_chart(
 
 
 def _latency_chart(cells: Sequence[BenchCell], name: str, title: str, of: Callable[[BenchCell], Percentiles]) -> Chart:
-    """Milliseconds against the request rate: p50 as a mark on a line; for few lengths, from there a bar to p90 and a
-    thin one to p99.
+    """Milliseconds against the request rate: p50 as a mark on a line.
+
+    For few lengths, from there a bar to p90 and a thin one to p99.
     """
     rates = sorted({cell.request_rate for cell in cells})
     lengths = sorted({cell.input_tokens for cell in cells})

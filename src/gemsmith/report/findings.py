@@ -84,41 +84,7 @@ def read_findings(run: Run) -> Findings:
 
 def find_notices(findings: Findings) -> list[Notice]:
     """What the reader must know before the numbers, the gravest first."""
-    notices = []
-    if findings.verify and not findings.verify.passed:
-        failed = [check.name for check in findings.verify.checks if check.passed is False]
-        notices.append(
-            Notice(
-                grave=True,
-                text=f"Verification failed: {', '.join(failed) or 'see the checks'}. Do not use these weights.",
-            )
-        )
-    if findings.train and not losses_are_finite(findings.train):
-        notices.append(
-            Notice(grave=True, text="The training loss is not finite at some steps. The curves leave those out.")
-        )
-    if findings.train and findings.train.skipped:
-        text = (
-            f"The updates of {_steps(findings.train.skipped)} were left out: the loss was a spike, or NaN or infinite."
-        )
-        notices.append(Notice(grave=False, text=text))
-    if findings.train and (spikes := sorted(set(findings.train.spikes) - set(findings.train.skipped))):
-        notices.append(Notice(grave=False, text=f"The loss had a spike at {_steps(spikes)}."))
-    if findings.bench and (failed_requests := sum(cell.failed for cell in findings.bench.cells)):
-        asked = failed_requests + sum(cell.completed + cell.cut for cell in findings.bench.cells)
-        text = (
-            f"{count(failed_requests)} of {count(asked)} requests of the load test failed; the latencies are those of "
-            "the others."
-        )
-        notices.append(Notice(grave=False, text=text))
-    if findings.verify and (undone := [check.name for check in findings.verify.checks if check.passed is None]):
-        notices.append(Notice(grave=False, text=f"Verification is partial, not done here: {', '.join(undone)}."))
-    if findings.eval and (cut := findings.eval.base.cut + findings.eval.tuned.cut):
-        text = (
-            f"{count(cut)} answers reached eval.max_tokens before they had ended ({count(findings.eval.tuned.cut)} of "
-            "the tuned model)."
-        )
-        notices.append(Notice(grave=False, text=text))
+    notices = [*_training_notices(findings), *_checking_notices(findings)]
     for record in findings.records().values():
         notices += [Notice(grave=True, text=text) for text in record.grave_notices]
         notices += [
@@ -135,6 +101,51 @@ def find_notices(findings: Findings) -> list[Notice]:
             Notice(grave=False, text=f"No record of: {', '.join(findings.problems)}. The page holds what there is.")
         )
     return sorted(notices, key=lambda notice: not notice.grave)
+
+
+def _checking_notices(findings: Findings) -> list[Notice]:
+    """Of verification, the load test and the scores."""
+    notices = []
+    if findings.verify and not findings.verify.passed:
+        failed = [check.name for check in findings.verify.checks if check.passed is False]
+        notices.append(
+            Notice(
+                grave=True,
+                text=f"Verification failed: {', '.join(failed) or 'see the checks'}. Do not use these weights.",
+            )
+        )
+    if findings.bench and (failed_requests := sum(cell.failed for cell in findings.bench.cells)):
+        asked = failed_requests + sum(cell.completed + cell.cut for cell in findings.bench.cells)
+        text = (
+            f"{count(failed_requests)} of {count(asked)} requests of the load test failed; the latencies are those of "
+            "the others."
+        )
+        notices.append(Notice(grave=False, text=text))
+    if findings.verify and (undone := [check.name for check in findings.verify.checks if check.passed is None]):
+        notices.append(Notice(grave=False, text=f"Verification is partial, not done here: {', '.join(undone)}."))
+    if findings.eval and (cut := findings.eval.base.cut + findings.eval.tuned.cut):
+        text = (
+            f"{count(cut)} answers reached eval.max_tokens before they had ended ({count(findings.eval.tuned.cut)} of "
+            "the tuned model)."
+        )
+        notices.append(Notice(grave=False, text=text))
+    return notices
+
+
+def _training_notices(findings: Findings) -> list[Notice]:
+    notices = []
+    if findings.train and not losses_are_finite(findings.train):
+        notices.append(
+            Notice(grave=True, text="The training loss is not finite at some steps. The curves leave those out.")
+        )
+    if findings.train and findings.train.skipped:
+        text = (
+            f"The updates of {_steps(findings.train.skipped)} were left out: the loss was a spike, or NaN or infinite."
+        )
+        notices.append(Notice(grave=False, text=text))
+    if findings.train and (spikes := sorted(set(findings.train.spikes) - set(findings.train.skipped))):
+        notices.append(Notice(grave=False, text=f"The loss had a spike at {_steps(spikes)}."))
+    return notices
 
 
 def losses_are_finite(train: TrainRecord) -> bool:
@@ -210,8 +221,9 @@ def verdict(scores: EvalRecord) -> str:
 
 
 def _said_again(text: str, record: Record, findings: Findings) -> bool:
-    """Whether the data stage says it of held-out rows that eval has looked at itself since; they may have been
-    others.
+    """Whether the data stage says it of held-out rows that eval has looked at itself since.
+
+    They may have been others.
     """
     return isinstance(record, DataRecord) and findings.eval is not None and text.startswith("data.eval: ")
 

@@ -208,8 +208,9 @@ def _machines(findings: Findings) -> list[tuple[Machine, list[str]]]:
 
 
 def _versions(findings: Findings) -> dict[str, list[str]]:
-    """Package -> the versions that took part; more than one where stages differ, as training's and serving's
-    environments may.
+    """Package -> the versions that took part.
+
+    More than one where stages differ, as training's and serving's environments may.
     """
     versions: dict[str, set[str]] = {}
     for record in findings.records().values():

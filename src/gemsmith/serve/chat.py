@@ -54,8 +54,9 @@ def read_choice(found: Mapping[str, Any]) -> dict[str, Any] | Failure:
 
 
 def read_chat(found: Mapping[str, Any]) -> Reply | Failure:
-    """The text of a chat completion; empty where the model wrote only what a reasoning or tool parser of vLLM takes
-    out.
+    """The text of a chat completion.
+
+    Empty where the model wrote only what a reasoning or tool parser of vLLM takes out.
     """
     choice = read_choice(found)
     if isinstance(choice, Failure):

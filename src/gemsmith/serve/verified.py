@@ -23,8 +23,9 @@ class Doubt:
 
 
 def find_doubt(run: Run) -> Doubt | None:
-    """What speaks against serving the run's merged/: its verify.json, or files that are no longer those of export.json;
-    else None.
+    """What speaks against serving the run's merged/: its verify.json, or files that are no longer those of export.json.
+
+    Else None.
 
     A check that could not be done is no failure.
     """

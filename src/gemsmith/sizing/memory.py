@@ -90,7 +90,7 @@ def _layer_workspace(work: Work, mesh: Mesh) -> float:
     widest = max(width.split / mesh.tp + width.whole for width in work.widths)
     period = max(blocks.period for blocks in work.variant.scan_blocks)
     # XLA gathers ahead as far as that goes, experts twice; where layers are recomputed in turn, no further than the
-    # next but one. (26B-A4B on v6e: 27.8 GiB before they were, by docs/log.md; 26.4 by this.)
+    # next but one. (31B on v5p with train.tuned off: 59.9 GiB, by this 63.7.)
     held = period * (2 if work.variant.experts else 1)
     if work.recomputes and work.levers.in_turn and not work.chains:
         held = min(held, 3)

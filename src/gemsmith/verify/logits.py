@@ -97,8 +97,9 @@ def memory_needed_bytes(base: Checkpoint) -> int:
 
 
 def streaming_needed_bytes(base: Checkpoint, adapter: Adapter) -> int:
-    """Of one layer in float32 with room for its merge, the adapter, and what comes with it; the rest stays in the
-    files.
+    """Of one layer in float32 with room for its merge, the adapter, and what comes with it.
+
+    The rest stays in the files.
     """
     return int(1.5 * window_bytes(base) * _MEMORY_FACTOR) + adapter.float32_bytes + _OVERHEAD_BYTES
 
@@ -165,8 +166,9 @@ def _load_errors(folder: Path) -> Iterator[None]:
 
 
 def load_peft(model: Any, folder: Path, adapter: Adapter) -> Any:
-    """The model with the PEFT folder's adapter on it. Raises CheckpointError unless PEFT put every matrix on and
-    nothing else.
+    """The model with the PEFT folder's adapter on it.
+
+    Raises CheckpointError unless PEFT put every matrix on and nothing else.
     """
     from peft import PeftModel
 

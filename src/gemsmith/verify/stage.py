@@ -87,8 +87,9 @@ class Block:
 
 
 def verify(run: Run) -> VerifyRecord:
-    """Checks the run's adapter/ and merged/ and records each check. Raises VerifyError naming those that failed, once
-    that is recorded.
+    """Checks the run's adapter/ and merged/ and records each check.
+
+    Raises VerifyError naming those that failed, once that is recorded.
     """
     clock = start_clock()
     exported: ExportRecord = read_record(run, ExportRecord)
@@ -104,8 +105,9 @@ def verify(run: Run) -> VerifyRecord:
 
 
 def verify_folder(out: Path, *, base_source: str | None = None) -> VerifyRecord:
-    """The same of a folder that export wrote without a run, against the base that it names (or `base_source`); writes
-    OUT/verify.json.
+    """The same of a folder that export wrote without a run, against the base that it names (or `base_source`).
+
+    Writes OUT/verify.json.
     """
     clock = start_clock()
     exported = read_export(out)
@@ -164,8 +166,9 @@ def compare_tensors(base: Checkpoint, merged: Checkpoint, adapter: Adapter) -> D
 
 
 def recompute(base: Checkpoint, merged: Checkpoint, adapter: Adapter) -> Recomputed:
-    """Which merged weights are not W + scale * B A, recomputed in float64 and allowed one rounding; and what that
-    rounding took.
+    """Which merged weights are not W + scale * B A, recomputed in float64 and allowed one rounding.
+
+    And what that rounding took.
 
     Where a value lies within float32's own error of the middle between two of the base's dtype, either is right.
     """

@@ -418,14 +418,20 @@ def test_a_damaged_checkpoint_is_one_line(trained):
 @pytest.mark.parametrize(
     ("keys", "expected"),
     [
-        ("train.attention=splash", "train.attention: splash was given, train.backend trl has documents, sdpa, eager"),
-        ("train.remat=[o]", "train.remat: names of results were given"),
+        (
+            "train.attention=splash",
+            "train.attention: splash was given, train.backend trl has auto, documents, sdpa, eager",
+        ),
+        (
+            "train.remat=[o]",
+            "train.remat: a list of results was given, train.backend trl has auto, none, layer; set one of them",
+        ),
         ("train.mesh={tp: 2}", "train.mesh: train.backend trl splits by replica and fsdp only"),
         (
             "train.mesh={fsdp: 3}",
             "train.rows_per_step: 2 cannot be split over 3 processes × 1 micro-batches; set a multiple of 3",
         ),
-        ("train.dtype=int8", "train.dtype: int8 was given, train.backend trl has bfloat16, float32 and nf4"),
+        ("train.dtype=int8", "train.dtype: int8 was given, train.backend trl has bfloat16, float32, nf4"),
         ("train.micro_batches=3", "train.rows_per_step: 2 cannot be split over 1 processes × 3 micro-batches"),
         ("train.backend=tunix", None),
     ],

@@ -116,8 +116,9 @@ def kernels(
 
 
 def _cut(x: torch.Tensor, spans: Sequence[tuple[int, int]]) -> Sequence[torch.Tensor]:
-    """The parts of x (H, L, D) at these spans. Where one begins as another ends, their gradient is one copy; slices'
-    fill all of x each.
+    """The parts of x (H, L, D) at these spans.
+
+    Where one begins as another ends, their gradient is one copy; slices' fill all of x each.
     """
     borders = [0, *(end for _, end in spans), x.shape[1]]
     if [begin for begin, _ in spans] == borders[: len(spans)]:

@@ -111,8 +111,10 @@ def _start(command: Sequence[str], rank: int, processes: int, port: int, recipe:
 
 
 def _wait(started: Sequence[subprocess.Popen]) -> list[int]:
-    """The exit codes of all. Once one has failed, the others get a while to notice, then are ended; one that SIGTERM
-    ended waits for the first, which still writes the checkpoint of all.
+    """The exit codes of all.
+
+    Once one has failed, the others get a while to notice, then are ended; one that SIGTERM ended waits for the first,
+    which still writes the checkpoint of all.
     """
     deadline_s: float | None = None
     while True:

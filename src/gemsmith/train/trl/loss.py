@@ -64,8 +64,9 @@ class _Nll(torch.autograd.Function):
 
 
 def _logits(hidden: torch.Tensor, embedding: torch.Tensor) -> torch.Tensor:
-    """Float32, as in the JAX backend: bfloat16 numbers of 20 are 0.125 apart. Only torch's CUDA kernels sum bfloat16
-    into float32.
+    """Float32, as in the JAX backend: bfloat16 numbers of 20 are 0.125 apart.
+
+    Only torch's CUDA kernels sum bfloat16 into float32.
     """
     if embedding.is_cuda and embedding.dtype != torch.float32:
         return torch.mm(hidden, embedding.T, out_dtype=torch.float32)

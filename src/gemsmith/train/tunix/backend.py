@@ -26,6 +26,7 @@ from gemsmith.run import Run
 from gemsmith.train.adapter_init import read_start_adapter
 from gemsmith.train.attempt import full_disk
 from gemsmith.train.session import Facts, Outcome, Plan, Session, train_session
+from gemsmith.train.tunix.checkpoints import Checkpoints
 from gemsmith.train.tunix.compiling import Compiled, compile_step, use_compile_cache
 from gemsmith.train.tunix.full_disk import drop_tracebacks_of_a_full_disk, is_full_disk
 from gemsmith.train.tunix.hosts import (
@@ -41,7 +42,7 @@ from gemsmith.train.tunix.lora import add_adapters, count_adapted
 from gemsmith.train.tunix.mesh import make_execution, make_mesh, micro_batches_on
 from gemsmith.train.tunix.optimizer import make_optimizer
 from gemsmith.train.tunix.step import Step, input_shapes, make_step, place_moments
-from gemsmith.train.tunix.upstream import Checkpoints, Trainer
+from gemsmith.train.tunix.upstream import Trainer
 from gemsmith.zoo import VARIANTS, find_variant
 
 

@@ -88,8 +88,9 @@ def local_rows(like: jax.ShapeDtypeStruct) -> list[int]:
 
 
 def place_batch(batch: Rows, rows: Sequence[int], shapes: Shapes) -> dict[str, jax.Array]:
-    """The batch's arrays over the devices of all hosts. `batch` holds only the rows that `rows` numbers: those of this
-    host's devices.
+    """The batch's arrays over the devices of all hosts.
+
+    `batch` holds only the rows that `rows` numbers: those of this host's devices.
     """
     places = {row: place for place, row in enumerate(rows)}
     return {name: _place_rows(array, places, shapes[name]) for name, array in batch.arrays().items()}

@@ -70,10 +70,7 @@ def make_step(model: Gemma4, optimizer: nnx.Optimizer, *, lora: Lora, seed: int,
             loss, grads = jax.value_and_grad(loss_of)(trained, frozen, rows, count, _row_keys(key, places))
         else:
             split = {name: _in_micro_batches(x, mesh, micro_batches) for name, x in rows.items()}
-            keys = _row_keys(
-                key,
-                np.swapaxes(places.reshape(axis_size(mesh, BATCH), micro_batches, -1), 0, 1).reshape(micro_batches, -1),
-            )
+            keys = _row_keys(key, _places_in_micro_batches(places, mesh, micro_batches))
             loss, grads = _accumulate(loss_of, trained, frozen, split, count, keys, shardings[0])
         grad_norm = optax.tree.norm(nnx.as_pure(grads))
         keep = jnp.isfinite(loss) & jnp.isfinite(grad_norm) & (loss <= inputs["loss_limit"])
@@ -83,23 +80,18 @@ def make_step(model: Gemma4, optimizer: nnx.Optimizer, *, lora: Lora, seed: int,
         optimizer.update(model, grads, learning_rate=inputs["learning_rate"])
         after = (nnx.state(model, nnx.LoRAParam), nnx.state(optimizer))
         trained, moments = jax.tree.map(lambda new, old: jnp.where(keep, new, old), after, before)
-        metrics = {
-            "loss": loss,
-            "grad_norm": grad_norm,
-            "skipped": ~keep,
-            "stop": jnp.max(inputs["stop"]),
-            "real_tokens": jnp.sum(rows["segments"] > 0, dtype=jnp.int32),
-            "targets": count.astype(jnp.int32),
-        }
-        return trained, moments, metrics
+        metrics = {"loss": loss, "grad_norm": grad_norm, "skipped": ~keep, "stop": jnp.max(inputs["stop"])}
+        real_tokens = jnp.sum(rows["segments"] > 0, dtype=jnp.int32)
+        return trained, moments, metrics | {"real_tokens": real_tokens, "targets": count.astype(jnp.int32)}
 
     shardings = (_shardings(trained), _shardings(moments), NamedSharding(mesh, PartitionSpec()))
-    return Step(
-        update=jax.jit(update, donate_argnums=(0, 1), out_shardings=shardings),
-        trained=trained,
-        moments=moments,
-        frozen=frozen,
-    )
+    compiled = jax.jit(update, donate_argnums=(0, 1), out_shardings=shardings)
+    return Step(update=compiled, trained=trained, moments=moments, frozen=frozen)
+
+
+def _places_in_micro_batches(places: np.ndarray, mesh: Mesh, count: int) -> np.ndarray:
+    """(B,) -> (count, B / count): each micro-batch has its share of every device's rows."""
+    return np.swapaxes(places.reshape(axis_size(mesh, BATCH), count, -1), 0, 1).reshape(count, -1)
 
 
 def place_moments(moments: nnx.State, model: Gemma4) -> nnx.State:

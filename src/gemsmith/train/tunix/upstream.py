@@ -87,34 +87,23 @@ Optax takes Adam's 1 - beta2^count in float32, which is 1.3e-5 off at the first 
     until: tests/train/tunix/test_upstream.py::test_optax_corrects_adams_bias_less_exactly_than_torch
 """
 
-import contextlib
 import dataclasses
-import signal
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
-import orbax.checkpoint as ocp
-from etils import epath
 from flax import nnx
 from jax._src.clusters.cloud_tpu_cluster import BaseTpuCluster, GceTpuCluster, GkeTpuCluster
 from jax.ad_checkpoint import checkpoint_name
-from jax.experimental import multihost_utils
 from qwix._src.providers.lora import LoraProvider, LoraRule
 from qwix._src.utils import flax_util
 from tunix.sft import hooks
-from tunix.sft.checkpoint_manager import CheckpointManager
 from tunix.sft.peft_trainer import PeftTrainer, TrainingConfig
 
-from gemsmith.checkpoint.saved import compare_checksums, read_or_damage, read_step_metadata, seal
-from gemsmith.errors import DamageError
 from gemsmith.execution import LORA
-from gemsmith.train.tunix.checksums import checksums
+from gemsmith.train.tunix.checkpoints import Checkpoints
 from gemsmith.train.tunix.fused_lora import fused_lora_matmul
 
 
@@ -200,129 +189,6 @@ def set_dropout(model: nnx.Module, keys: Mapping[tuple[str | int, ...], jax.Arra
     """Turns dropout on in the adapted modules at these paths, each with the keys of the rows, (B,)."""
     for path, of_rows in keys.items():
         flax_util.get_value_from_path(model, path).qwix_rngs = FixedRngs(of_rows)
-
-
-class Checkpoints(CheckpointManager):
-    """Tunix's checkpoints `<root>/<step>/{model_params,optimizer_state}`, saved with what `before_save` returns once it
-    has agreed.
-
-    A step's metadata holds checksums of its arrays, too, and a step that does not match them is not restored.
-    """
-
-    def __init__(
-        self,
-        root: Path,
-        *,
-        every: int,
-        keep: int,
-        before_save: Callable[[], dict[str, Any]],
-        after_save: Callable[[], None],
-    ) -> None:
-        # Lightweight: it would read every step's metadata, and end at one that is damaged.
-        options = ocp.CheckpointManagerOptions(
-            save_interval_steps=every, max_to_keep=keep, cleanup_tmp_directories=True, lightweight_initialize=True
-        )
-        self._root = epath.Path(root if "://" in str(root) else root.absolute())
-        super().__init__(root_directory=str(self._root), options=options)
-        self._before_save, self._after_save = before_save, after_save
-
-    def save(
-        self, step: int, model: Any, optimizer: Any = None, *args: Any, force: bool = False, **options: Any
-    ) -> bool:
-        """Whether the step was saved; nothing is, before the first step."""
-        if step == 0 or not (force or self._checkpoint_manager.should_save(step)):
-            return False
-        metadata = self._before_save()
-        sums = {name: checksums(state) for name, state in _states(model, optimizer).items()}
-        options["custom_metadata"] = seal(metadata, sums)
-        with _later_interrupt():
-            saved = super().save(step, model, optimizer, *args, force=True, **options)
-        self._after_save()
-        return saved
-
-    def steps(self) -> list[int]:
-        return sorted(self._checkpoint_manager.all_steps())
-
-    def read_metadata(self, step: int) -> dict[str, Any]:
-        """What `before_save` returned, and checksums; empty where saved without. Raises DamageError."""
-        return read_step_metadata(self._root / str(step))
-
-    def maybe_restore(
-        self, model: Any, optimizer: Any = None, step: int | None = None, **_: Any
-    ) -> tuple[int, dict[str, Any]]:
-        """The step of the last complete checkpoint, restored where the present arrays lie; 0 without one.
-
-        Raises DamageError, and leaves model and optimizer as they are, where the step is not what was saved.
-        """
-        step = self.latest_step() if step is None else step
-        if step is None:
-            return 0, {}
-        restored = self.read(step, model, optimizer)
-        nnx.update(model, restored["model_params"])
-        nnx.update(optimizer, restored["optimizer_state"])
-        return step, {}
-
-    def read(self, step: int, model: Any, optimizer: Any) -> dict[str, Any]:
-        """A step's arrays, placed where the model's and the optimizer's are. Raises DamageError."""
-        metadata, states = self.read_metadata(step), _states(model, optimizer)
-        folder = self._root / str(step)
-        restored = _read_on_all_hosts(lambda: {name: _restore(folder / name, state) for name, state in states.items()})
-        for name, state in restored.items():
-            compare_checksums(metadata, name, checksums(state))
-        return restored
-
-    def delete_all(self) -> None:
-        for step in self._checkpoint_manager.all_steps():
-            self._checkpoint_manager.delete(step)
-
-    def wait(self) -> None:
-        """Returns once every save that was begun is complete."""
-        self._checkpoint_manager.wait_until_finished()
-
-
-def _states(model: Any, optimizer: Any) -> dict[str, Any]:
-    """What a step consists of, by the names of Tunix's folders."""
-    return {
-        "model_params": nnx.state(model, nnx.LoRAParam),
-        "optimizer_state": nnx.state(optimizer, nnx.optimizer.OptState),
-    }
-
-
-def _restore(folder: epath.Path, state: Any) -> Any:
-    # The handler, not a Checkpointer: after that one's read hosts wait for each other, also for one that has failed.
-    arguments = ocp.args.PyTreeRestore(item=state, restore_args=ocp.checkpoint_utils.construct_restore_args(state))
-    return ocp.PyTreeCheckpointHandler().restore(folder, args=arguments)
-
-
-def _read_on_all_hosts(read: Callable[[], Any]) -> Any:
-    """What `read` returns. Raises DamageError on every host where a step cannot be read on one."""
-    result, reason = None, ""
-    try:
-        # JAX's own errors are of the machine, not of the files.
-        result = read_or_damage(read, but=jax.errors.JaxRuntimeError)
-    except DamageError as error:
-        reason = str(error)
-    if jax.process_count() > 1 and not multihost_utils.process_allgather(np.bool_(not reason)).all():
-        reason = reason or "another host cannot read it"
-    if reason:
-        raise DamageError(reason)
-    return result
-
-
-@contextlib.contextmanager
-def _later_interrupt() -> Iterator[None]:
-    """Ctrl-C is raised once the block is done: in the middle of its start, Orbax forgets a save that it has begun."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    caught: list[int] = []
-    before = signal.signal(signal.SIGINT, lambda number, _: caught.append(number))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-    if caught and callable(before):
-        before(signal.SIGINT, None)
 
 
 class Trainer(PeftTrainer):
