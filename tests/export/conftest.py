@@ -1,12 +1,14 @@
 """Trained runs; see gemsmith.testing.trained."""
 
+import dataclasses
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from gemsmith.checkpoint.adapter import Adapter
+from gemsmith.checkpoint.adapter import Adapter, read_peft_adapter, write_peft_adapter
 from gemsmith.run import Run
 from gemsmith.testing.trained import make_adapter, make_trained_run, stacks_of
 
@@ -41,3 +43,28 @@ def adapter_of() -> Callable[..., Adapter]:
 @pytest.fixture
 def stacks() -> Callable[..., Iterator[tuple[int, list[str], np.ndarray, np.ndarray]]]:
     return stacks_of
+
+
+@pytest.fixture
+def base(tiny_checkpoint: Callable[..., Path], tmp_path: Path) -> Path:
+    """A base of one's own, which tests may damage."""
+    return shutil.copytree(tiny_checkpoint("tiny-31b", "bfloat16"), tmp_path / "base")
+
+
+@pytest.fixture
+def adapter(adapter_of: Callable[..., Adapter], tmp_path: Path) -> Path:
+    write_peft_adapter(adapter_of("tiny-31b"), tmp_path / "adapter", "base")
+    return tmp_path / "adapter"
+
+
+@pytest.fixture
+def rewrite() -> Callable[[Path, Callable], None]:
+    def rewrite(adapter_folder: Path, change: Callable) -> None:
+        """Writes the folder's adapter again, changed."""
+        old = read_peft_adapter(adapter_folder)
+        modules = change({name: old.modules[name] for name in old.modules})
+        config = (adapter_folder / "adapter_config.json").read_bytes()
+        write_peft_adapter(dataclasses.replace(old, modules=modules), adapter_folder, "base")
+        (adapter_folder / "adapter_config.json").write_bytes(config)
+
+    return rewrite

@@ -1,6 +1,5 @@
 """Exports without a run: what is written, what is refused, and that nothing is ever lost."""
 
-import dataclasses
 import errno
 import hashlib
 import json
@@ -24,8 +23,6 @@ from gemsmith.errors import CheckpointError, MachineError, RunError, VerifyError
 from gemsmith.export import folder as folder_module
 from gemsmith.export import merge as merge_module
 from gemsmith.export.folder import export_folder, export_peft
-from gemsmith.export.reverse import start_recipe
-from gemsmith.recipe_file import load_recipe
 from gemsmith.records import ExportRecord
 from gemsmith.verify.stage import verify_folder
 
@@ -39,27 +36,6 @@ def contents(folder: Path) -> dict[str, str]:
         for file in folder.rglob("*")
         if file.is_file()
     }
-
-
-@pytest.fixture
-def base(tiny_checkpoint, tmp_path):
-    """A base of one's own, which tests may damage."""
-    return shutil.copytree(tiny_checkpoint("tiny-31b", "bfloat16"), tmp_path / "base")
-
-
-@pytest.fixture
-def adapter(adapter_of, tmp_path):
-    write_peft_adapter(adapter_of("tiny-31b"), tmp_path / "adapter", "base")
-    return tmp_path / "adapter"
-
-
-def rewrite(adapter_folder: Path, change) -> None:
-    """Writes the folder's adapter again, changed."""
-    old = read_peft_adapter(adapter_folder)
-    modules = change({name: old.modules[name] for name in old.modules})
-    config = (adapter_folder / "adapter_config.json").read_bytes()
-    write_peft_adapter(dataclasses.replace(old, modules=modules), adapter_folder, "base")
-    (adapter_folder / "adapter_config.json").write_bytes(config)
 
 
 def set_config(adapter_folder: Path, **values: object) -> None:
@@ -340,7 +316,7 @@ def test_another_variants_adapter_is_refused(base, adapter_of, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_missing_modules_are_listed(base, adapter, tmp_path):
+def test_missing_modules_are_listed(base, adapter, tmp_path, rewrite):
     rewrite(adapter, lambda modules: {name: pair for name, pair in modules.items() if name != UP})
     with pytest.raises(CheckpointError, match=r"target_modules .* names: 1 missing \(layers\.1\.mlp\.up_proj\)"):
         export_peft(str(base), adapter, tmp_path / "out")
@@ -374,7 +350,7 @@ def test_ranks_alphas_and_names_that_cannot_be_are_refused(base, adapter, tmp_pa
 @pytest.mark.parametrize(
     ("value", "message"), [(np.nan, "NaN or infinity in 1 modules"), (np.inf, "NaN or infinity in 1 modules")]
 )
-def test_nan_in_an_adapter_is_refused(base, adapter, tmp_path, value, message):
+def test_nan_in_an_adapter_is_refused(base, adapter, tmp_path, value, message, rewrite):
     def spoil(modules: dict[str, LowRank]) -> dict[str, LowRank]:
         a = modules[UP].a.copy()
         a[1, 2] = value
@@ -385,7 +361,7 @@ def test_nan_in_an_adapter_is_refused(base, adapter, tmp_path, value, message):
         export_peft(str(base), adapter, tmp_path / "out")
 
 
-def test_an_adapter_of_zeros_is_refused(base, adapter, tmp_path):
+def test_an_adapter_of_zeros_is_refused(base, adapter, tmp_path, rewrite):
     rewrite(adapter, lambda modules: {name: LowRank(a=pair.a, b=0 * pair.b) for name, pair in modules.items()})
     with pytest.raises(CheckpointError, match="is all zero in 40 of 40 modules"):
         export_peft(str(base), adapter, tmp_path / "out")
@@ -593,43 +569,6 @@ def test_export_and_verify_from_the_command_line(gemsmith, base, adapter, tmp_pa
     assert code == 0 and json.loads(out)["passed"]
     code, _, err = gemsmith("verify", base, "--base", base)
     assert code == 2 and "is not a folder that gemsmith export --out wrote" in err
-
-
-def test_an_imported_adapter_is_a_recipe_that_starts_from_it(gemsmith, base, adapter, tmp_path):
-    code, out, _ = gemsmith("import", adapter, "--base", base, "--out", tmp_path / "on.yaml")
-    assert (code, out) == (0, "")
-    recipe = load_recipe(tmp_path / "on.yaml")
-    assert (recipe.lora.rank, recipe.lora.alpha, recipe.train.start_adapter, recipe.checkpoint) == (
-        4,
-        8.0,
-        str(adapter),
-        str(base),
-    )
-    code, _, err = gemsmith("import", adapter, "--base", base, "--out", tmp_path / "on.yaml")
-    assert code == 2 and "is there already" in err
-
-
-def test_importing_keeps_the_other_keys_of_a_recipe(base, adapter, tmp_path):
-    (tmp_path / "my.yaml").write_text(
-        "checkpoint: x/y\ndata: {train: rows.jsonl}\noptimizer: {learning_rate: 1e-5}\nlora: {rank: 64, dropout: 0.1}\n"
-    )
-    (tmp_path / "on.yaml").write_text(start_recipe(str(base), adapter, recipe=tmp_path / "my.yaml"))
-    recipe = load_recipe(tmp_path / "on.yaml")
-    assert (recipe.optimizer.learning_rate, recipe.lora.dropout, recipe.lora.rank, recipe.data.train) == (
-        1e-5,
-        0.1,
-        4,
-        "rows.jsonl",
-    )
-
-
-def test_importing_an_adapter_that_does_not_fit_is_refused(base, adapter, adapter_of, tmp_path):
-    write_peft_adapter(adapter_of("tiny-12b"), tmp_path / "other", "base")
-    with pytest.raises(CheckpointError, match=r"its modules are not those|need"):
-        start_recipe(str(base), tmp_path / "other")
-    rewrite(adapter, lambda modules: {name: pair for name, pair in modules.items() if name != UP})
-    with pytest.raises(CheckpointError, match=r"1 missing \(layers\.1\.mlp\.up_proj\)"):
-        start_recipe(str(base), adapter)
 
 
 def test_export_folder_is_what_the_command_line_calls(base, adapter, tmp_path):

@@ -7,7 +7,6 @@ import pytest
 from flax import nnx
 
 from gemsmith.models import Execution, ImageTokens, abstract_model
-from gemsmith.models.heads import make_heads
 from gemsmith.recipe import Lora
 from gemsmith.train.tunix.lora import add_adapters
 from gemsmith.zoo import Variant
@@ -146,13 +145,6 @@ def test_tokens_of_a_picture_see_each_other_where_the_variant_says_so(both_ways)
     moved = np.abs(np.asarray(before) - np.asarray(after)).max(axis=2) > 1e-6
     assert moved[0].tolist() == [False] * 4 + [both_ways] * 2 + [True] * 6
     assert not moved[1].any()
-
-
-def test_a_heads_norm_does_not_depend_on_the_rows_beside_it():
-    """Bit for bit: attention on queries of norm 1 makes 6e-5 of a gradient of the last bit here."""
-    x = np.random.default_rng(0).standard_normal((16, 128, 64)).astype(np.float32)
-    heads = jax.jit(lambda x: make_heads(x, 16, weight=jnp.ones(16), angles=None, eps=1e-6))
-    assert np.array_equal(heads(x)[:4], heads(x[:4]))
 
 
 @pytest.mark.parametrize(

@@ -5,14 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from jax.sharding import AbstractMesh, PartitionSpec
 
 from gemsmith.checkpoint import open_checkpoint
 from gemsmith.errors import CheckpointError
-from gemsmith.models import Execution, load_model, partition
-from gemsmith.models.names import kernel_shape
-from gemsmith.models.sharding import AXES, WEIGHTS, axis_size
-from gemsmith.zoo import VARIANTS, find_variant, lora_targets, text_tensors
+from gemsmith.models import Execution, load_model
+from gemsmith.zoo import text_tensors
 
 
 def test_every_tensor_is_read_once_and_lands_turned_and_cast(tiny_checkpoint):
@@ -60,35 +57,3 @@ def test_a_tensor_that_the_checkpoint_lacks_is_named(tiny_checkpoint):
     deeper = replace(checkpoint, variant=replace(checkpoint.variant, layers=6))
     with pytest.raises(CheckpointError, match=r"has no tensor model.language_model.layers.4"):
         load_model(deeper, dtype="float32")
-
-
-def mesh_of(**sizes):
-    return AbstractMesh(tuple(sizes.get(axis, 1) for axis in AXES), AXES)
-
-
-@pytest.mark.parametrize("name", VARIANTS)
-@pytest.mark.parametrize(
-    "sizes", [{"fsdp": 4}, {"tp": 4}, {"fsdp": 2, "tp": 2}, {"fsdp": 2, "sequence": 2, "tp": 8}, {"replica": 2}]
-)
-def test_every_split_divides_its_dimension(name, sizes):
-    variant, mesh = find_variant(name), mesh_of(**sizes)
-    for tensor in text_tensors(variant):
-        for axes, size in zip(partition(variant, tensor, mesh=mesh), kernel_shape(tensor), strict=False):
-            assert size % axis_size(mesh, axes) == 0, tensor.name
-
-
-@pytest.mark.parametrize(("tp", "global_k"), [(4, "tp"), (8, None)])
-def test_k_is_whole_on_every_device_where_tp_does_not_divide_its_heads(tp, global_k):
-    variant, mesh = find_variant("gemma4-31b"), mesh_of(tp=tp)
-    specs = {
-        tensor.name.split("layers.")[-1]: partition(variant, tensor, mesh=mesh) for tensor in lora_targets(variant)
-    }
-    assert specs["5.self_attn.k_proj.weight"] == PartitionSpec(WEIGHTS, global_k)
-    assert specs["4.self_attn.k_proj.weight"] == specs["5.self_attn.q_proj.weight"] == PartitionSpec(WEIGHTS, "tp")
-    assert specs["5.self_attn.o_proj.weight"] == specs["5.mlp.down_proj.weight"] == PartitionSpec("tp", WEIGHTS)
-
-
-def test_a_matrix_is_split_over_fsdp_and_sequence_together_and_whole_on_every_replica():
-    variant, mesh = find_variant("gemma4-31b"), mesh_of(replica=2, fsdp=4, sequence=2)
-    down = next(tensor for tensor in lora_targets(variant) if tensor.role == "down")
-    assert partition(variant, down, mesh=mesh) == PartitionSpec("tp", ("fsdp", "sequence"))

@@ -97,7 +97,7 @@ def make_leaf(path, shape):
     return (0.25 if "q_norm" in path else 0.9) + 0.1 * normal(*shape)
 
 
-SMALL = {"layers": 2, "hidden": 32, "ffn": 64, "heads": 2, "vocabulary": 256}
+SMALL = {"layers": 2, "embed_dim": 32, "ffn": 64, "heads": 2, "vocabulary": 256}
 VARIANTS = {
     "dense": replace(
         find_variant("tiny-31b"),

@@ -31,7 +31,8 @@ from gemsmith.records import (
     TrainStep,
     VerifyRecord,
 )
-from gemsmith.run import Run, made_from, open_run, write_record
+from gemsmith.report import charts, findings
+from gemsmith.run import Run, made_from, open_run, read_record, write_record
 from gemsmith.stages import STAGES
 
 HOSTILE = '<script>alert("x")</script>&amp; \' ${1+1} {{ 7*7 }} \u202egnp.exe\u202c \x00\x1b[31m 漢字 العربية 🦊'
@@ -348,3 +349,20 @@ def make_run(tmp_path: Path) -> Callable[..., Run]:
         return build_run(tmp_path / name, **how)
 
     return make
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leaves the drawing out of the charts: a page takes two seconds with it, and most tests ask for words."""
+    monkeypatch.setattr(charts, "draw_svg", lambda *_, **__: '<svg aria-hidden="true"></svg>')
+
+
+@pytest.fixture
+def told() -> Callable[..., list[findings.Notice]]:
+    """Changes a stage's record, and returns what is to be told of the run: `told(run, "data", notices=())`."""
+
+    def told(run: Run, stage: str, **notices: Any) -> list[findings.Notice]:
+        write_record(run, read_record(run, STAGES[stage].record).model_copy(update=notices))
+        return findings.find_notices(findings.read_findings(run))
+
+    return told

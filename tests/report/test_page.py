@@ -2,22 +2,19 @@
 
 import importlib.util
 import json
-import math
 import re
 from collections import Counter
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import pytest
 
 from gemsmith.errors import MachineError
 from gemsmith.recipe import Optimizer
 from gemsmith.recipe_file import build_recipe
-from gemsmith.records import BenchRecord, Check, EvalRecord, TrainRecord, TrainStep
-from gemsmith.report import charts
+from gemsmith.records import BenchRecord, Check, EvalRecord, TrainRecord
 from gemsmith.report.findings import find_notices, read_findings
 from gemsmith.report.page import _warmup, render_page
 from gemsmith.report.stage import report
@@ -62,12 +59,6 @@ class Outline(HTMLParser):
 
 
 @pytest.fixture
-def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leaves the drawing out of the charts: a page takes two seconds with it, and most tests ask for words."""
-    monkeypatch.setattr(charts, "draw_svg", lambda *_, **__: '<svg aria-hidden="true"></svg>')
-
-
-@pytest.fixture
 def page(make_run: MakeRun, undrawn: None) -> Callable[..., Outline]:
     """Returns a function that makes a run and outlines its page, where what the charts look like is of no interest."""
     return lambda **how: Outline(render_page(make_run(**how)))
@@ -76,14 +67,6 @@ def page(make_run: MakeRun, undrawn: None) -> Callable[..., Outline]:
 def rewrite(run: Run, stage: str, **fields: Any) -> None:
     values = json.loads(run.record_file(stage).read_text())
     write_record(run, STAGES[stage].record.model_validate(values | fields))
-
-
-def test_report_writes_the_page_and_returns_its_path(make_run, undrawn):
-    run = make_run(steps=40)
-    path = report(run)
-    assert path == run.report
-    assert path.read_text(encoding="utf-8") == render_page(run)
-    assert [file.name for file in run.path.iterdir() if file.name.startswith(".")] == []
 
 
 def test_the_page_needs_nothing_from_outside(make_run):
@@ -100,17 +83,6 @@ def test_the_page_needs_nothing_from_outside(make_run):
     assert [name for name, times in Counter(ids).items() if times > 1] == []
 
 
-def test_charts_are_well_formed_and_take_their_colours_from_the_page(make_run):
-    html = render_page(make_run(steps=40))
-    drawn = re.findall(r"<svg.*?</svg>", html, re.DOTALL)
-    assert len(drawn) == 9
-    for chart in drawn:
-        ElementTree.fromstring(chart)  # our own
-        assert "var(--" in chart and "<text" in chart
-        assert re.findall(r"#[0-9a-f]{6}\b", chart) == []
-        assert "DejaVu" not in chart
-
-
 def test_every_picture_and_table_can_be_read_without_seeing_it(page):
     outline = page(steps=40)
     pictures = [attributes for _, attributes in outline.tags if attributes.get("role") == "img"]
@@ -123,15 +95,6 @@ def test_every_picture_and_table_can_be_read_without_seeing_it(page):
         "wide" in (attributes.get("class") or "").split() and bool(attributes.get("aria-label"))
         for _, attributes in outline.tags
     )
-
-
-def test_the_same_records_give_the_same_bytes_whatever_matplotlib_is_set_to(make_run, monkeypatch):
-    import matplotlib
-
-    first = render_page(make_run("one/run", steps=60, resumed_at=(20,)))
-    with matplotlib.rc_context({"font.size": 30, "axes.labelsize": 30, "xtick.major.size": 20, "svg.fonttype": "path"}):
-        second = render_page(make_run("two/run", steps=60, resumed_at=(20,)))
-    assert first == second
 
 
 def test_other_records_give_another_page(make_run, undrawn):
@@ -281,23 +244,6 @@ def test_a_single_step_is_told_and_not_drawn(page):
     assert re.search(r"1 step in [\d.]+ s: the loss was", outline.text)
     assert len([1 for _, attributes in outline.tags if attributes.get("role") == "img"]) == 5
     assert [attributes for tag, attributes in outline.tags if tag == "details" and "open" in attributes]
-
-
-def test_two_steps_without_time_are_drawn(make_run):
-    step = {"loss": 1.0, "grad_norm": 0.0, "learning_rate": 0.0, "real_tokens": 10, "step_s": 0.0}
-    html = render_page(make_run(train=[TrainStep(step=number, **step) for number in (1, 2)]))
-    assert "Speed: no finite value." in html
-
-
-def test_a_loss_that_is_not_finite_is_told():
-    from gemsmith.report.findings import losses_are_finite
-
-    values = {"grad_norm": 1.0, "learning_rate": 1e-4, "real_tokens": 10, "step_s": 1.0}
-    losses = (2.0, math.nan, math.inf, 1.0)
-    steps = tuple(TrainStep.model_construct(step=number, loss=loss, **values) for number, loss in enumerate(losses, 1))
-    train = STAGES["train"].record.model_construct(steps=steps, resumed_at=())
-    assert not losses_are_finite(train)
-    assert "2.00 at step 1, 1.00 at step 4" in charts.training_charts(train, 1.0)[0].alt
 
 
 def test_a_long_run_and_a_wide_sweep_stay_small(make_run):

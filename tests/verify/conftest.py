@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from gemsmith.checkpoint.adapter import Adapter
+from gemsmith.export.stage import export
 from gemsmith.run import Run
 from gemsmith.testing.hostile import Hostile, hostile_server
 from gemsmith.testing.trained import make_adapter, make_trained_run
@@ -42,3 +43,10 @@ def adapter_of() -> Callable[..., Adapter]:
 def hostile() -> Iterator[Hostile]:
     with hostile_server() as server:
         yield server
+
+
+@pytest.fixture
+def exported(make_run: Callable[..., Run]) -> Run:
+    run = make_run("tiny-12b")
+    export(run)
+    return run

@@ -7,14 +7,12 @@ import pytest
 
 from gemsmith.checkpoint import open_checkpoint
 from gemsmith.checkpoint.adapter import LowRank, read_peft_adapter, write_peft_adapter
-from gemsmith.data.pack import Rows
 from gemsmith.errors import CheckpointError, VerifyError
 from gemsmith.export import stage as stage_module
 from gemsmith.export.stage import export
 from gemsmith.files import sha256_file
 from gemsmith.records import ExportRecord, FileSum, VerifyRecord
 from gemsmith.run import read_record, write_record
-from gemsmith.verify import logits
 from gemsmith.verify import stage as verify_module
 from gemsmith.verify.stage import verify
 
@@ -56,13 +54,6 @@ def record_again(run) -> None:
         for part, folder in (("adapter", run.adapter), ("merged", run.merged))
     }
     write_record(run, read_record(run, ExportRecord).model_copy(update=sums))
-
-
-@pytest.fixture
-def exported(make_run):
-    run = make_run("tiny-12b")
-    export(run)
-    return run
 
 
 @pytest.mark.parametrize(("variant", "dtype"), [(variant, "bfloat16") for variant in TINY] + [("tiny-31b", "float32")])
@@ -213,40 +204,6 @@ def test_a_checkpoint_that_training_has_deleted_is_said_and_not_failed(exported)
     assert "step 20 is no longer" in record.checks[2].detail
 
 
-def test_a_model_too_large_for_memory_is_said_and_not_passed(exported, monkeypatch):
-    monkeypatch.setattr(logits, "free_memory_bytes", lambda: 10**6)
-    record = verify(exported)
-    assert record.logits_max_abs_difference is None
-    assert record.checks[-1].passed is None
-    assert "needs 1.1 GB of memory, 0.0 GB are free" in record.checks[-1].detail
-
-
-@pytest.mark.parametrize("variant", TINY)
-def test_layer_by_layer_logits_are_those_of_the_whole_model(tiny_checkpoint, adapter_of, tmp_path, variant):
-    adapter, base = adapter_of(variant), open_checkpoint(str(tiny_checkpoint(variant, "bfloat16")))
-    write_peft_adapter(adapter, tmp_path, "base")
-    prompts = logits.make_prompts(None, base.variant.vocabulary, 0)
-    with logits._quiet():
-        whole, streamed = (
-            logits._base_logits(base, tmp_path, adapter, prompts, streamed=streamed) for streamed in (False, True)
-        )
-    for name, one, other in zip(("base", "base + adapter", "rounded"), whole, streamed, strict=True):
-        for left, right in zip(one, other, strict=True):
-            np.testing.assert_allclose(left, right, atol=1e-5, err_msg=name)  # measured: 0
-    assert logits._distance(streamed[0], streamed[1]) > 0.1 and logits._distance(streamed[1], streamed[2]) > 1e-3
-
-
-def test_a_model_that_fits_only_layer_by_layer_is_compared_so(exported, monkeypatch):
-    need = logits.streaming_needed_bytes(
-        open_checkpoint(exported.recipe.checkpoint), read_peft_adapter(exported.adapter)
-    )
-    monkeypatch.setattr(logits, "memory_needed_bytes", lambda base: need + 2)
-    monkeypatch.setattr(logits, "free_memory_bytes", lambda: need + 1)
-    record = verify(exported)
-    assert record.checks[-1].passed and "layer by layer" in record.checks[-1].detail
-    assert record.logits_max_abs_difference < 1e-4
-
-
 def test_another_base_than_the_one_exported_from_fails(exported, adapter_of):
     record = read_record(exported, ExportRecord)
     write_record(exported, record.model_copy(update={"base_sha256": "0" * 64}))
@@ -261,34 +218,6 @@ def test_logits_tell_a_wrong_merge_by_themselves(exported, monkeypatch):
     )
     names = failed(exported)
     assert names.keys() == {"logits"}
-
-
-def test_an_adapter_without_effect_on_the_logits_proves_nothing():
-    same = [np.ones((4, 8), np.float32)]
-    assert logits._judge(same, same, same, same).check.passed is False
-
-
-def test_weights_that_transformers_would_fill_in_at_random_are_refused(exported):
-    file = exported.merged / "config.json"
-    config = json.loads(file.read_text())
-    config["architectures"] = ["Gemma4UnifiedForCausalLM"]
-    config |= {"model_type": "gemma4_unified_text"}
-    file.write_text(json.dumps(config | config.pop("text_config")))
-    with pytest.raises(CheckpointError, match="missing keys"), logits._quiet():
-        logits.load_model(exported.merged)
-
-
-def test_prompts_are_documents_that_were_trained_on():
-    tokens = np.arange(1, 25).reshape(2, 12)
-    segments = np.array([[1] * 5 + [2] * 4 + [0] * 3, [1] * 12])
-    rows = Rows(tokens=tokens, segments=segments, positions=tokens, loss_mask=segments > 0)
-    prompts = logits.make_prompts(rows, 1024, 0)
-    assert [prompt.tolist() for prompt in prompts] == [[1, 2, 3, 4, 5], [6, 7, 8, 9], list(range(13, 25))]
-
-
-def test_without_rows_prompts_are_random_tokens_that_are_not_special():
-    for prompt in logits.make_prompts(None, 1024, 0):
-        assert prompt.min() >= 108 and prompt.max() < 1024 and len(prompt) == 48
 
 
 def test_a_large_matrix_is_sampled_from_its_first_row_to_its_last(monkeypatch, exported):

@@ -30,10 +30,8 @@ from gemsmith.run import Run, find_run, is_complete, open_run, read_record, writ
 from gemsmith.train import session
 from gemsmith.train.stage import train
 from gemsmith.train.tunix import backend as tunix
-from gemsmith.train.tunix import compiling
-from gemsmith.train.tunix.compiling import Compiled, compile_step, use_compile_cache
+from gemsmith.train.tunix.compiling import Compiled
 from gemsmith.train.tunix.mesh import mesh_sizes
-from gemsmith.train.tunix.xla import COMPILER_OPTIONS
 from gemsmith.zoo import find_variant
 
 
@@ -119,7 +117,7 @@ def test_a_checkpoint_is_read_with_no_model(whole):
     assert len(arrays) == 2 * 13
 
 
-def test_a_step_is_compiled_before_it_runs_and_never_again(prepared_run, monkeypatch):
+def test_a_step_is_compiled_before_it_runs_and_never_again(prepared_run, monkeypatch, interrupt):
     sizes, make_step = [], tunix.make_step
 
     def keep(*args, **options):
@@ -141,22 +139,7 @@ def test_a_step_is_compiled_before_it_runs_and_never_again(prepared_run, monkeyp
     ]  # what runs is the compiled program, which refuses other shapes and shardings
 
 
-def interrupt(monkeypatch, *, at, by):
-    """Lets the batch of step `at` raise an error or send a signal."""
-    batch = Batches.batch
-
-    def interrupted(self, step, rows):
-        if step == at:
-            if isinstance(by, signal.Signals):
-                os.kill(os.getpid(), by)
-            else:
-                raise by
-        return batch(self, step, rows)
-
-    monkeypatch.setattr(Batches, "batch", interrupted)
-
-
-def test_control_c_leaves_the_last_complete_checkpoint_to_continue_from(whole, prepared_run, monkeypatch):
+def test_control_c_leaves_the_last_complete_checkpoint_to_continue_from(whole, prepared_run, monkeypatch, interrupt):
     run = prepared_run()
     interrupt(monkeypatch, at=6, by=KeyboardInterrupt)
     with pytest.raises(KeyboardInterrupt):
@@ -192,7 +175,7 @@ def test_control_c_in_the_middle_of_a_save_waits_for_it(prepared_run, monkeypatc
     assert saved_steps(run.checkpoints)[-1] == 4
 
 
-def test_sigterm_saves_the_step_under_way(whole, prepared_run, monkeypatch):
+def test_sigterm_saves_the_step_under_way(whole, prepared_run, monkeypatch, interrupt):
     run = prepared_run()
     interrupt(monkeypatch, at=3, by=signal.SIGTERM)
     before = signal.getsignal(signal.SIGTERM)
@@ -285,7 +268,7 @@ def poison(monkeypatch, *, at):
     monkeypatch.setattr(tunix, "make_step", poisoned)
 
 
-def test_a_step_that_is_no_number_is_skipped_where_the_recipe_says_so(prepare, tmp_path, monkeypatch):
+def test_a_step_that_is_no_number_is_skipped_where_the_recipe_says_so(prepare, tmp_path, monkeypatch, interrupt):
     poison(monkeypatch, at=3)
     keys = {"checkpoint_every": 1, "on_nonfinite": "skip", "keep_checkpoints": 6}
     run = prepare(tmp_path / "run", train=keys)
@@ -329,84 +312,6 @@ def replace_key(recipe, override):
 
 def tmp_path_run(path):
     return Run(path=path, recipe=find_run(path))
-
-
-STOPPED_WHILE_COMPILING = """
-import os, signal, sys, threading, time
-from gemsmith import cli
-from gemsmith.train.tunix import compiling
-def run(work):
-    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()
-    time.sleep(600)
-compiling._Work.run = run
-cli.main(["train", sys.argv[1]])
-"""
-
-
-def test_sigterm_while_the_step_compiles_ends_the_run_soon(prepared_run):
-    run = prepared_run()
-    begin_s = time.monotonic()
-    ended = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", STOPPED_WHILE_COMPILING, str(run.path)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert ended.returncode == 143
-    assert ended.stderr.splitlines()[-1].startswith(
-        "note: stopped by SIGTERM: nothing was trained yet; continue with: gemsmith train"
-    )
-    assert time.monotonic() - begin_s < 30
-    assert not run.record_file("train").exists()
-
-
-@pytest.fixture
-def cached_at_once():
-    """This step compiles faster than what JAX keeps otherwise."""
-    name = "jax_persistent_cache_min_compile_time_secs"
-    before = jax.config.values[name]
-    jax.config.update(name, 0.0)
-    yield
-    jax.config.update(name, before)
-
-
-def test_a_second_start_takes_its_step_from_the_cache(prepared_run, monkeypatch, cached_at_once):
-    run = prepared_run(lora={"rank": 3})
-    compiled = []
-    monkeypatch.setattr(tunix, "compile_step", lambda *given: compiled.append(compile_step(*given)) or compiled[-1])
-    with monkeypatch.context() as patch:
-        interrupt(patch, at=3, by=signal.SIGTERM)
-        with pytest.raises(Preempted):
-            train(run)
-    record = train(run)
-    assert [step.from_cache for step in compiled] == [False, True]
-    assert record.compiled_from_cache and record.compile_s > 0
-
-
-def test_the_recipes_compiler_options_reach_xla(prepared_run, monkeypatch):
-    told = []
-    work = compiling._Work
-    monkeypatch.setattr(compiling, "_Work", lambda *given: told.append(given[-1]) or work(*given))
-    train(prepared_run(train={"compiler_options": {"xla_cpu_enable_fast_math": False}}))
-    assert told == [{**COMPILER_OPTIONS["cpu"], "xla_cpu_enable_fast_math": False}]
-
-
-@pytest.fixture
-def no_cache_folder():
-    before = {name: jax.config.values[name] for name in ("jax_compilation_cache_dir", "jax_compilation_cache_max_size")}
-    jax.config.update("jax_compilation_cache_dir", None)
-    yield
-    for name, value in before.items():
-        jax.config.update(name, value)
-
-
-def test_programs_are_kept_in_the_users_cache_unless_another_folder_is_named(no_cache_folder, tmp_path, monkeypatch):
-    monkeypatch.setenv("GEMSMITH_CACHE", str(tmp_path))
-    use_compile_cache()
-    assert jax.config.values["jax_compilation_cache_dir"] == str(tmp_path / "compiled")
-    jax.config.update("jax_compilation_cache_dir", "/elsewhere")
-    use_compile_cache()
-    assert jax.config.values["jax_compilation_cache_dir"] == "/elsewhere"
 
 
 def snapshot(folder: Path) -> dict[str, bytes]:
@@ -453,7 +358,9 @@ def test_training_again_starts_from_nothing_with_the_new_recipe(trained, gemsmit
     assert read_events(run)["train/loss"].keys() == {1, 2, 3, 4, 5, 6}
 
 
-def test_checkpoints_may_be_kept_elsewhere_and_outlive_the_run_directory(whole, prepare, tmp_path, monkeypatch):
+def test_checkpoints_may_be_kept_elsewhere_and_outlive_the_run_directory(
+    whole, prepare, tmp_path, monkeypatch, interrupt
+):
     keys = {"checkpoint_folder": str(tmp_path / "saved" / "here")}
     run = prepare(tmp_path / "run", train=keys)
     interrupt(monkeypatch, at=6, by=KeyboardInterrupt)
@@ -525,7 +432,7 @@ def test_checkpoints_of_the_other_backend_are_refused(prepare, tmp_path):
         train(run)
 
 
-def test_a_lost_log_is_written_again_from_the_checkpoint(whole, prepared_run, monkeypatch):
+def test_a_lost_log_is_written_again_from_the_checkpoint(whole, prepared_run, monkeypatch, interrupt):
     run = prepared_run()
     interrupt(monkeypatch, at=6, by=KeyboardInterrupt)
     with pytest.raises(KeyboardInterrupt):

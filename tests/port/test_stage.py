@@ -1,8 +1,6 @@
 """Settings as the projects publish them, in our own words: what becomes of each key, and of the recipe."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,66 +13,12 @@ from gemsmith.recipe import flatten
 from gemsmith.recipe_file import dump_recipe, load_recipe
 from gemsmith.zoo import LORA_KINDS
 
-TEXT_ONLY = (
-    r"model.language_model.layers.[\d]+.(_checkpoint_wrapped_module.)?(mlp|self_attn).(up|down|gate|q|k|v|o)_proj"
-)
-
-ADAPTER = {
-    "alora_invocation_tokens": None, "alpha_pattern": {}, "arrow_config": None, "auto_mapping": None,
-    "base_model_name_or_path": "google/gemma-4-31B-it", "bias": "none", "corda_config": None,
-    "ensure_weight_tying": False,
-    "eva_config": None, "exclude_modules": None, "fan_in_fan_out": False, "inference_mode": True,
-    "init_lora_weights": True,
-    "layer_replication": None, "layers_pattern": None, "layers_to_transform": None, "loftq_config": {},
-    "lora_alpha": 32,
-    "lora_bias": False, "lora_dropout": 0.05, "megatron_config": None, "megatron_core": "megatron.core",
-    "modules_to_save": None,
-    "peft_type": "LORA", "peft_version": "0.21.2", "qalora_group_size": 16, "r": 16, "rank_pattern": {},
-    "revision": None,
-    "target_modules": ["q_proj", "v_proj"], "target_parameters": None, "task_type": "CAUSAL_LM",
-    "trainable_token_indices": None,
-    "use_dora": False, "use_qalora": False, "use_rslora": False,
-}  # fmt: skip
-SFT = {
-    "output_dir": "out", "per_device_train_batch_size": 2, "gradient_accumulation_steps": 8, "num_train_epochs": 3,
-    "learning_rate": 2e-4,
-    "lr_scheduler_type": "cosine", "warmup_steps": 50, "weight_decay": 0.01, "adam_beta2": 0.95, "adam_epsilon": 1e-6,
-    "max_grad_norm": 0.3, "bf16": True, "gradient_checkpointing": True, "max_length": 4096, "packing": True,
-    "assistant_only_loss": True,
-    "seed": 7, "save_steps": 200, "save_total_limit": 2, "logging_steps": 5, "report_to": "tensorboard",
-}  # fmt: skip
-TRL_YAML = {
-    "model_name_or_path": "google/gemma-4-E4B-it", "dtype": "bfloat16", "attn_implementation": "sdpa",
-    "use_peft": True, "lora_r": 8,
-    "lora_alpha": 16, "lora_target_modules": ["q_proj", "k_proj", "v_proj", "o_proj"], "dataset_name": "train.jsonl",
-    "learning_rate": 1e-4, "per_device_train_batch_size": 4, "max_length": 2048, "assistant_only_loss": True,
-    "max_steps": 500,
-    "warmup_steps": 0.1, "lr_scheduler_type": "linear",
-}  # fmt: skip
-AXOLOTL = {
-    "base_model": "google/gemma-4-31B-it", "plugins": ["axolotl.integrations.liger.LigerPlugin"],
-    "liger_rms_norm": True, "strict": False,
-    "chat_template": "gemma4", "eot_tokens": ["<turn|>"], "datasets": [{"path": "chats.jsonl",
-                                                            "type": "chat_template"}],
-    "output_dir": "out", "sequence_len": 2048, "sample_packing": True, "adapter": "lora", "lora_r": 16,
-    "lora_alpha": 32, "lora_dropout": 0,
-    "lora_target_modules": TEXT_ONLY, "gradient_accumulation_steps": 4, "micro_batch_size": 1, "num_epochs": 1,
-    "optimizer": "adamw_torch_fused", "lr_scheduler": "cosine", "learning_rate": 2e-4, "bf16": "auto", "tf32": True,
-    "gradient_checkpointing": True, "logging_steps": 1, "warmup_steps": 10, "evals_per_epoch": 4, "saves_per_epoch": 1,
-    "weight_decay": 0.0, "wandb_project": None, "special_tokens": None,
-}  # fmt: skip
-FACTORY = {
-    "model_name_or_path": "google/gemma-4-31B-it", "trust_remote_code": True, "stage": "sft", "do_train": True,
-    "finetuning_type": "lora",
-    "lora_rank": 8, "lora_target": "all", "dataset": "identity,alpaca_en_demo", "template": "gemma4",
-    "cutoff_len": 2048,
-    "max_samples": 1000, "preprocessing_num_workers": 16, "output_dir": "saves/lora", "logging_steps": 10,
-    "save_steps": 500,
-    "plot_loss": True, "overwrite_output_dir": True, "report_to": "none", "per_device_train_batch_size": 1,
-    "gradient_accumulation_steps": 8, "learning_rate": 1.0e-4, "num_train_epochs": 3.0, "lr_scheduler_type": "cosine",
-    "warmup_steps": 20,
-    "bf16": True, "ddp_timeout": 180000000, "resume_from_checkpoint": None,
-}  # fmt: skip
+FOLDER = Path(__file__).parent / "settings"
+ADAPTER = json.loads((FOLDER / "adapter_config.json").read_text())
+SFT = json.loads((FOLDER / "sft_config.json").read_text())
+TRL_YAML = yaml.safe_load((FOLDER / "trl.yaml").read_text())
+AXOLOTL = yaml.safe_load((FOLDER / "axolotl.yaml").read_text())
+FACTORY = yaml.safe_load((FOLDER / "llama_factory.yaml").read_text())
 
 # name -> (settings, --set and other options, keys of the recipe, keys of the source that train differently)
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], set[str]]] = {
@@ -200,19 +144,8 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], set[str]]
 }  # fmt: skip
 
 
-def write(folder: Path, settings: dict[str, Any], name: str = "settings.yaml") -> Path:
-    file = folder / name
-    text = json.dumps(settings, indent=2) if file.suffix == ".json" else yaml.safe_dump(settings, sort_keys=False)
-    file.write_text(text, encoding="utf-8")
-    return file
-
-
-def of(rows: list[Any], key: str) -> Any:
-    return next(row for row in rows if row.key == key)
-
-
 @pytest.fixture(params=CASES, ids=str)
-def case(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Any, ...]:
+def case(request: pytest.FixtureRequest, tmp_path: Path, write) -> tuple[Any, ...]:
     settings, options, expected, differing = CASES[request.param]
     return settings, port([write(tmp_path, settings)], **options), expected, differing
 
@@ -257,28 +190,14 @@ def test_there_are_more_than_twenty_cases():
     assert len(CASES) > 20
 
 
-def test_two_files_of_a_run_make_one_recipe(tmp_path):
+def test_two_files_of_a_run_make_one_recipe(tmp_path, write):
     ported = port([write(tmp_path, ADAPTER, "adapter_config.json"), write(tmp_path, SFT, "sft.json")], devices=2)
     assert (ported.recipe.lora.rank, ported.recipe.train.rows_per_step, ported.differences) == (16, 32, [])
     assert {row.file for row in ported.rows if row.given} == {"adapter_config.json", "sft.json"}
     assert not [row for row in ported.rows if row.key.startswith("lora.rank")]
 
 
-def test_a_folder_gives_its_files(tmp_path):
-    write(tmp_path, ADAPTER, "adapter_config.json")
-    write(tmp_path, SFT | {"warmup_steps": 0, "warmup_ratio": 0.03}, "training_args.json")
-    write(tmp_path, {"max_steps": 1001, "log_history": []}, "trainer_state.json")
-    ported = port([tmp_path])
-    assert ported.recipe.optimizer.warmup(1001) == 31
-    assert of(ported.rows, "warmup_ratio").status == "mapped"
-
-
-def test_a_key_that_no_rule_knows_is_a_difference_unless_it_is_not_set(tmp_path):
-    ported = port([write(tmp_path, AXOLOTL | {"unheard_of": 3, "unheard": None})])
-    assert [row.key for row in ported.differences] == ["unheard_of"]
-
-
-def test_set_decides_against_the_source_and_says_so(tmp_path):
+def test_set_decides_against_the_source_and_says_so(tmp_path, write):
     source = write(tmp_path, AXOLOTL | {"lr_scheduler": "rex", "warmup_steps": None, "warmup_ratio": 0.1})
     ported = port(
         [source],
@@ -294,144 +213,6 @@ def test_set_decides_against_the_source_and_says_so(tmp_path):
     assert ported.recipe.lora.rank == 4
 
 
-def test_devices_that_share_a_row_are_not_counted_twice(tmp_path):
-    shared = AXOLOTL | {"tensor_parallel_size": 2, "context_parallel_size": 2}
-    assert port([write(tmp_path, shared)], devices=8).recipe.train.rows_per_step == 8
-    assert (
-        port([write(tmp_path, AXOLOTL | {"dp_shard_size": 4, "dp_replicate_size": 2})]).recipe.train.rows_per_step == 32
-    )
-
-
-def test_rows_that_must_be_changed_first_are_not_named_as_they_are(tmp_path):
-    held_out = port([write(tmp_path, AXOLOTL | {"val_set_size": 0.05})])
-    sharegpt = port([write(tmp_path, AXOLOTL | {"datasets": [{"path": "a.jsonl", "type": "sharegpt"}]})])
-    two = port([write(tmp_path, AXOLOTL | {"datasets": [{"path": "a.jsonl"}, {"path": "b.jsonl"}]})])
-    plain = port(
-        [write(tmp_path, AXOLOTL | {"datasets": [{"path": "json", "data_files": "a.jsonl", "type": "chat_template"}]})]
-    )
-    for ported in (held_out, sharegpt, two):
-        assert of(ported.rows, "datasets[0].path").status == "to do"
-    assert (plain.recipe.data.train, of(plain.rows, "datasets[0].path").status) == ("a.jsonl", "mapped")
-
-
-def test_a_checkpoint_folder_says_which_model_it_is(tmp_path, tiny_checkpoint):
-    folder = tiny_checkpoint("tiny-e2b")
-    ported = port([write(tmp_path, ADAPTER | {"base_model_name_or_path": str(folder), "target_modules": "all-linear"})])
-    assert ported.recipe.checkpoint == str(folder)
-    assert [row.key for row in ported.differences] == ["target_modules"]
-
-
-def test_a_base_without_a_chat_template_is_pointed_out(tmp_path):
+def test_a_base_without_a_chat_template_is_pointed_out(tmp_path, write, of):
     ported = port([write(tmp_path, AXOLOTL | {"base_model": "google/gemma-4-31B"})])
     assert "google/gemma-4-31B-it" in of(ported.rows, "data.template").why
-
-
-@pytest.mark.parametrize(
-    ("entry", "train", "form", "status"),
-    [
-        (
-            {
-                "file_name": "rows.jsonl", "formatting": "sharegpt", "columns": {"messages": "messages"},
-                "tags": {"role_tag": "role", "content_tag": "content", "user_tag": "user",
-                         "assistant_tag": "assistant"},
-            },
-            "{folder}/rows.jsonl", "messages", "mapped",
-        ),
-        ({"file_name": "rows.jsonl", "formatting": "sharegpt"}, "mine.jsonl", "messages", "to do"),
-        ({"file_name": "rows.json", "columns": {"prompt": "q", "response": "a"}}, "mine.jsonl", "prompt-response",
-         "to do"),
-        ({"file_name": "rows.json", "columns": {"prompt": "q", "history": "h"}}, "mine.jsonl", "messages", "to do"),
-    ],
-)  # fmt: skip
-def test_llama_factorys_description_of_a_dataset_decides_its_form(tmp_path, entry, train, form, status):
-    write(tmp_path, {"mine": entry}, "dataset_info.json")
-    settings = {key: value for key, value in FACTORY.items() if key != "max_samples"} | {
-        "dataset": "mine",
-        "dataset_dir": str(tmp_path),
-    }
-    ported = port([write(tmp_path, settings)])
-    assert (ported.recipe.data.train, ported.recipe.data.format) == (train.format(folder=tmp_path), form)
-    assert of(ported.rows, "dataset").status == status
-
-
-def test_porting_loads_no_library_of_machine_learning():
-    code = "import sys, gemsmith.port.command; print(*sys.modules)"
-    loaded = set(
-        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    )
-    assert not loaded & {"numpy", "jax", "torch", "transformers", "peft", "trl"}
-
-
-def test_a_number_of_rows_that_is_text_is_held_out(tmp_path):
-    ported = port([write(tmp_path, AXOLOTL | {"val_set_size": "500"})])
-    assert of(ported.rows, "val_set_size").why == "move 500 of the rows out of data.train into chats-eval.jsonl"
-
-
-def test_all_linear_is_understood_in_a_list_of_one(tmp_path):
-    ported = port(
-        [
-            write(
-                tmp_path,
-                TRL_YAML | {"model_name_or_path": "google/gemma-4-31B-it", "lora_target_modules": ["all-linear"]},
-            )
-        ]
-    )
-    assert (ported.recipe.lora.targets, ported.differences) == (LORA_KINDS, [])
-
-
-NOT_SET = dict.fromkeys(
-    (
-        "lora_dropout",
-        "lr_scheduler",
-        "weight_decay",
-        "warmup_steps",
-        "max_grad_norm",
-        "seed",
-        "adam_beta2",
-        "adam_epsilon",
-        "save_total_limit",
-    )
-)
-
-
-def test_axolotls_nulls_are_axolotls_defaults(tmp_path):
-    recipe = port([write(tmp_path, AXOLOTL | NOT_SET)]).recipe
-    absent = port([write(tmp_path, {key: value for key, value in AXOLOTL.items() if key not in NOT_SET})]).recipe
-    assert recipe == absent
-    assert (recipe.lora.dropout, recipe.optimizer.weight_decay, recipe.seed) == (0.0, 0.0, 42)
-    assert (recipe.optimizer.clip_norm, recipe.optimizer.warmup_ratio, recipe.optimizer.schedule) == (
-        1.0,
-        0.03,
-        "cosine",
-    )
-
-
-def test_a_null_bf16_of_axolotl_is_off(tmp_path):
-    assert port([write(tmp_path, AXOLOTL | {"bf16": None})]).recipe.train.dtype == "float32"
-
-
-@pytest.mark.parametrize(
-    ("settings", "overrides", "steps"),
-    [
-        (AXOLOTL | {"lr_scheduler": "constant", "warmup_steps": None}, [], 0),
-        ({key: value for key, value in AXOLOTL.items() if key != "warmup_steps"} | {"lr_scheduler": "constant"}, [], 0),
-        (AXOLOTL | {"warmup_steps": None, "warmup_ratio": 0.0}, [], 0),
-        (AXOLOTL | {"warmup_steps": 1}, [], 2),
-        (SFT | {"lr_scheduler_type": "SchedulerType.CONSTANT"}, ["checkpoint=google/gemma-4-31B-it"], 0),
-        (SFT | {"warmup_steps": None, "warmup_ratio": 0}, ["checkpoint=google/gemma-4-31B-it"], 0),
-        (SFT | {"warmup_steps": None}, ["checkpoint=google/gemma-4-31B-it"], 0),
-    ],
-)
-def test_the_steps_of_warm_up_are_the_sources(tmp_path, settings, overrides, steps):
-    assert port([write(tmp_path, settings)], overrides=overrides).recipe.optimizer.warmup(1000) == steps
-
-
-def test_a_limit_of_no_checkpoints_is_no_limit(tmp_path):
-    ported = port([write(tmp_path, SFT | {"save_total_limit": 0})], overrides=["checkpoint=google/gemma-4-31B-it"])
-    assert of(ported.rows, "save_total_limit").status == "none"
-
-
-def test_lists_where_a_name_is_usual_and_what_is_no_name_are_in_the_table(tmp_path):
-    held_out = FACTORY | {"dataset": ["one", "two"], "val_size": 0.1, "eval_dataset": []}
-    assert port([write(tmp_path, held_out)]).recipe.data.eval == "one-eval.jsonl"
-    assert [row.key for row in port([write(tmp_path, AXOLOTL | {"plugins": 3})]).differences] == ["plugins"]

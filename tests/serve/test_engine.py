@@ -1,0 +1,81 @@
+"""Which vLLM serves, by what command, in what environment."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gemsmith.errors import InputError, MachineError
+from gemsmith.serve.engine import (
+    Engine,
+    ServeSettings,
+    find_engine,
+    has_chat_template,
+    server_command,
+    server_environment,
+)
+
+
+def test_a_missing_serving_environment_names_the_command_that_makes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("GEMSMITH_SERVE_PYTHON", raising=False)
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / ".venv"))
+    with pytest.raises(
+        MachineError, match=r"default of serve.python.*\.venv-serve/bin/python is not there.*make serve-env"
+    ):
+        find_engine()
+    with pytest.raises(InputError, match=r"^serve.python: /nowhere is not there"):
+        find_engine("/nowhere")
+
+
+def test_a_python_without_vllm_is_refused(fake_vllm: Callable[..., Path]) -> None:
+    fake_vllm(version="")
+    with pytest.raises(MachineError, match=r"^\$GEMSMITH_SERVE_PYTHON: .* has no vLLM; make it with: make serve-env"):
+        find_engine()
+
+
+def engine(package: str, version: str = "0.32.0") -> Engine:
+    return Engine(python=Path("/env/bin/python"), package=package, version=version)
+
+
+def test_on_a_cpu_the_text_class_is_served_in_one_eager_process(model: Path) -> None:
+    command = server_command(
+        engine("vllm-cpu"), model, "m", 8000, ServeSettings(max_model_len=640, arguments=("--max-num-seqs", "8"))
+    )
+    assert '--hf-overrides {"architectures": ["Gemma4ForCausalLM"]}' in " ".join(command)
+    assert "--enforce-eager" in command and "--no-enable-prefix-caching" in command
+    assert command[-2:] == ["--max-num-seqs", "8"], "the user's arguments come last, so that they win"
+    assert engine("vllm", "0.32.0+cpu").is_cpu
+
+
+def test_on_a_gpu_the_towers_are_left_out_only_where_there_are_some(model: Path) -> None:
+    assert "--hf-overrides" in server_command(engine("vllm"), model, "m", 8000, ServeSettings())
+    (model / "config.json").write_text(
+        json.dumps({"architectures": ["Gemma4ForConditionalGeneration"], "vision_config": {"depth": 27}})
+    )
+    command = server_command(engine("vllm"), model, "m", 8000, ServeSettings())
+    assert "--language-model-only" in command and "--hf-overrides" not in command and "--enforce-eager" not in command
+    (model / "config.json").write_text(json.dumps({"architectures": ["Gemma4ForCausalLM"]}))
+    assert "--language-model-only" not in server_command(engine("vllm"), model, "m", 8000, ServeSettings())
+
+
+def test_what_the_user_set_for_the_cpu_is_kept_and_our_packages_are_not_imported_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    monkeypatch.setenv("PYTHONPATH", "/ours")
+    environment = server_environment(engine("vllm-cpu"))
+    assert environment["OMP_NUM_THREADS"] == "7" and environment["VLLM_CPU_KVCACHE_SPACE"] == "1"
+    assert "PYTHONPATH" not in environment and "VLLM_CPU_KVCACHE_SPACE" not in server_environment(engine("vllm"))
+
+
+def test_a_chat_template_is_found_in_a_file_or_in_the_tokenizers_config(tmp_path: Path) -> None:
+    assert not has_chat_template(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text('{"chat_template": "{{ x }}"}')
+    assert has_chat_template(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    (tmp_path / "chat_template.jinja").write_text("{{ x }}")
+    assert has_chat_template(tmp_path)

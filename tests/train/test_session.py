@@ -1,0 +1,96 @@
+"""One attempt at a run, with a backend that computes nothing."""
+
+import math
+
+import pytest
+
+from gemsmith.errors import DataError, EngineError, Preempted
+from gemsmith.records import TrainStep
+from gemsmith.run import Run
+from gemsmith.train import session
+from gemsmith.train.session import Outcome, Session, _real_tokens_per_s
+
+GOOD = {"grad_norm": 1.0, "real_tokens": 10, "targets": 5, "skipped": False, "told_to_stop": False}
+
+
+class Still:
+    """A backend that has saved nothing and runs what a test asks for."""
+
+    writes = False
+
+    def __init__(self, outcomes=()):
+        self.outcomes, self.deleted = outcomes, 0
+
+    def resumable_step(self):
+        return None
+
+    def prepare(self, session):
+        self.session = session
+
+    def saved_steps(self):
+        return []
+
+    def delete_saved(self):
+        self.deleted += 1
+
+    def run(self):
+        for number, changed in enumerate(self.outcomes, 1):
+            self.session.finish(Outcome(plan=self.session.plan(number), loss=1.0, **GOOD | changed))
+
+
+@pytest.fixture
+def session_of(small_recipe, tmp_path):
+    def make(*outcomes, fresh=False, **train):
+        run = Run(path=tmp_path, recipe=small_recipe(train=train))
+        return Session(run, Still(outcomes), steps=4, fresh=fresh)
+
+    return make
+
+
+def test_a_training_that_ends_before_its_last_step_was_stopped(session_of):
+    with pytest.raises(Preempted, match="step 2 is saved"):
+        session_of({}, {"told_to_stop": True}).train()
+    with pytest.raises(Preempted, match="nothing was trained yet"):
+        session_of().train()
+
+
+def test_each_step_is_logged_with_the_rate_that_it_was_planned_with(session_of):
+    attempt = session_of({}, {}, {}, {})
+    attempt.train()
+    assert [step.step for step in attempt.log.steps] == [1, 2, 3, 4]
+    assert [step.learning_rate for step in attempt.log.steps[:3]] == [0, 5e-3, 1e-2]  # two steps of warm-up
+
+
+def test_a_step_without_targets_or_of_a_bad_loss_is_not_logged(session_of):
+    attempt = session_of({}, {"targets": 0})
+    with pytest.raises(DataError, match="no token of step 2 is trained on"):
+        attempt.train()
+    assert len(attempt.log.steps) == 1
+    attempt = session_of({"grad_norm": math.inf})
+    with pytest.raises(EngineError, match="there is no checkpoint yet"):
+        attempt.train()
+    assert attempt.log.steps == []
+
+
+def test_what_was_saved_before_is_deleted_once_a_step_has_shown_that_training_works(session_of):
+    attempt = session_of({}, {}, fresh=True)
+    assert attempt._backend.deleted == 0
+    with pytest.raises(Preempted):
+        attempt.train()
+    assert attempt._backend.deleted == 1 and not attempt.fresh
+
+
+def test_a_loss_is_skipped_above_its_limit_only_where_the_recipe_says_so(session_of, monkeypatch):
+    monkeypatch.setattr(session, "spike_limit", lambda *_: 2.0)
+    plans = [session_of(on_spike=what).plan(3) for what in ("report", "skip")]
+    assert [plan.skip_above for plan in plans] == [math.inf, 2.0]
+    assert [plan.spike_limit for plan in plans] == [2.0, 2.0]
+
+
+def test_the_speed_leaves_out_the_first_step_of_each_attempt():
+    def step(number, step_s):
+        return TrainStep(step=number, loss=1.0, grad_norm=1.0, learning_rate=0.0, real_tokens=10, step_s=step_s)
+
+    steps = [step(1, 50.0), step(2, 1.0), step(3, 70.0), step(4, 1.0)]
+    assert _real_tokens_per_s(steps, [2]) == 10
+    assert _real_tokens_per_s(steps[:1], []) == 0.2  # there is no other

@@ -1,0 +1,47 @@
+"""The logits of the base with its adapter, and those of the merged weights."""
+
+import json
+
+import numpy as np
+import pytest
+
+from gemsmith.data.pack import Rows
+from gemsmith.errors import CheckpointError
+from gemsmith.verify import logits
+from gemsmith.verify.stage import verify
+
+
+def test_a_model_too_large_for_memory_is_said_and_not_passed(exported, monkeypatch):
+    monkeypatch.setattr(logits, "free_memory_bytes", lambda: 10**6)
+    record = verify(exported)
+    assert record.logits_max_abs_difference is None
+    assert record.checks[-1].passed is None
+    assert "needs 1.1 GB of memory, 0.0 GB are free" in record.checks[-1].detail
+
+
+def test_an_adapter_without_effect_on_the_logits_proves_nothing():
+    same = [np.ones((4, 8), np.float32)]
+    assert logits._judge(same, same, same, same).check.passed is False
+
+
+def test_weights_that_transformers_would_fill_in_at_random_are_refused(exported):
+    file = exported.merged / "config.json"
+    config = json.loads(file.read_text())
+    config["architectures"] = ["Gemma4UnifiedForCausalLM"]
+    config |= {"model_type": "gemma4_unified_text"}
+    file.write_text(json.dumps(config | config.pop("text_config")))
+    with pytest.raises(CheckpointError, match="missing keys"), logits._quiet():
+        logits.load_model(exported.merged)
+
+
+def test_prompts_are_documents_that_were_trained_on():
+    tokens = np.arange(1, 25).reshape(2, 12)
+    segments = np.array([[1] * 5 + [2] * 4 + [0] * 3, [1] * 12])
+    rows = Rows(tokens=tokens, segments=segments, positions=tokens, loss_mask=segments > 0)
+    prompts = logits.make_prompts(rows, 1024, 0)
+    assert [prompt.tolist() for prompt in prompts] == [[1, 2, 3, 4, 5], [6, 7, 8, 9], list(range(13, 25))]
+
+
+def test_without_rows_prompts_are_random_tokens_that_are_not_special():
+    for prompt in logits.make_prompts(None, 1024, 0):
+        assert prompt.min() >= 108 and prompt.max() < 1024 and len(prompt) == 48
