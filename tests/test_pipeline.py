@@ -59,6 +59,7 @@ def engine(fake_vllm):
     fake_vllm(results=[result] * 6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", TINY)
 def test_training_is_exported_and_verified_for_every_kind_of_variant(gemsmith, recipe, variant):
     file = recipe(variant)
@@ -91,6 +92,7 @@ def test_a_run_writes_every_record_and_the_report_and_is_then_complete(gemsmith,
     assert {path: path.stat().st_mtime_ns for path in run.glob("*.json")} == before
 
 
+@pytest.mark.slow
 def test_what_depends_on_a_stage_done_again_is_done_again(gemsmith, recipe, engine):
     file = recipe("tiny-12b")
     assert gemsmith("run", file.name)[0] == 0

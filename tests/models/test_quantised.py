@@ -113,6 +113,7 @@ VARIANTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "kind", "remat", "targets"),
     [

@@ -111,11 +111,13 @@ def assert_same(actual, expected, bound=1e-6):
     assert max(errors.values()) < bound, max(errors, key=errors.get)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("micro_batches", [2, 4])
 def test_micro_batches_give_the_update_of_the_whole(small_checkpoint, whole, micro_batches):
     assert_same(make_updates(small_checkpoint, micro_batches)(), whole)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("variant", "micro_batches"),
     [
@@ -163,6 +165,7 @@ def test_every_micro_batch_draws_masks_of_its_own(small_checkpoint):
     assert both == pytest.approx(first, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_four_devices_give_the_update_of_one(small_checkpoint, whole, tmp_path):
     flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
     subprocess.run([sys.executable, __file__, small_checkpoint, tmp_path], env=os.environ | flags, check=True)

@@ -79,6 +79,7 @@ def saved(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_the_first_loss_and_the_first_update_are_those_of_peft(tmp_path):
     """With rsLoRA, which test_parity.py has not."""
     variant = find_variant("tiny-31b")

@@ -58,6 +58,7 @@ def stepped(tiny_checkpoint):
     return make
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("variant", "remat", "tuned"),
     [

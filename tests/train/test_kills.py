@@ -56,6 +56,7 @@ def wait_for(moment, run, chance):
     time.sleep(chance.uniform(0, 0.02 if moment == "in a save" else 0.3))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kills", [3, pytest.param(20, marks=pytest.mark.slow)])
 def test_a_run_killed_at_random_ends_with_the_bytes_of_one_that_was_not(prepare, tmp_path, kills):
     keys = {"train": {"optimizer_steps": 6 * kills, "checkpoint_every": 1}, "lora": {"targets": ["q", "down"]}}

@@ -192,6 +192,7 @@ def test_loss_and_every_gradient_agree(pair):
     assert max(errors.values()) < 1e-5, max(errors, key=errors.get)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("pair", "remat"),
     [("tiny-31b", SAVED), ("tiny-e2b", "layer"), ("tiny-e2b", ("attended", "lora"))],
@@ -215,6 +216,7 @@ def test_what_is_computed_again_gives_the_same_gradients(pair, remat):
     assert max(errors.values()) < 1e-5, max(errors, key=errors.get)
 
 
+@pytest.mark.slow
 def test_twenty_updates_give_the_same_adapters(pair):
     pair.reset(pair.start)
     losses = [pair.update(number)[0] for number in range(UPDATES)]

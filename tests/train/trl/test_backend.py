@@ -124,6 +124,7 @@ def test_a_run_records_every_step_and_counts_its_adapters(whole):
     assert [step.loss for step in read_steps(run)] == [step.loss for step in record.steps]
 
 
+@pytest.mark.slow
 def test_a_loss_that_does_not_fall_is_in_the_record(prepared_run):
     record = train(prepared_run(train=BACKEND, optimizer={"learning_rate": 1e-9}))
     assert (
@@ -159,6 +160,7 @@ def trained(whole, tmp_path):
     return Run(path=tmp_path / "copy", recipe=whole[0].recipe), whole[1]
 
 
+@pytest.mark.slow
 def test_control_c_leaves_the_last_complete_checkpoint_to_continue_from(whole, prepared_run, monkeypatch):
     run = prepared_run(train=BACKEND)
     interrupt(monkeypatch, at=6, by=KeyboardInterrupt)
@@ -175,6 +177,7 @@ def test_control_c_leaves_the_last_complete_checkpoint_to_continue_from(whole, p
     assert [step.step for step in read_steps(run)] == [1, 2, 3, 4, 5, 6]
 
 
+@pytest.mark.slow
 def test_sigterm_saves_the_step_under_way(whole, prepared_run, monkeypatch):
     run = prepared_run(train=BACKEND)
     interrupt(monkeypatch, at=3, by=signal.SIGTERM)
@@ -207,6 +210,7 @@ train(Run(path=path, recipe=find_run(path)))
 """
 
 
+@pytest.mark.slow
 def test_a_killed_run_ends_with_the_bytes_of_one_that_never_stopped(whole, prepared_run):
     run = prepared_run(train=BACKEND)
     environment = os.environ | {"OMP_NUM_THREADS": str(torch.get_num_threads())}
@@ -226,6 +230,7 @@ def test_a_killed_run_ends_with_the_bytes_of_one_that_never_stopped(whole, prepa
     assert saved_bytes(run, 6) == saved_bytes(whole[0], 6)
 
 
+@pytest.mark.slow
 def test_micro_batches_change_nothing_but_rounding(prepare, tmp_path):
     keys = {"lora": {"dropout": 0.0}, "train": BACKEND | {"rows_per_step": 3}}
     one, three = (
@@ -236,12 +241,14 @@ def test_micro_batches_change_nothing_but_rounding(prepare, tmp_path):
     assert [step.grad_norm for step in three.steps] == pytest.approx([step.grad_norm for step in one.steps], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_computing_a_layer_again_changes_nothing(whole, prepared_run):
     run = prepared_run(train=BACKEND | {"remat": "layer"})
     assert same_numbers(train(run), whole[1])
     assert saved_bytes(run, 6) == saved_bytes(whole[0], 6)
 
 
+@pytest.mark.slow
 def test_compiled_layers_compute_the_same(prepare, tmp_path, monkeypatch):
     """As torch.compile cuts them into graphs; what its compiler makes of a graph takes a minute and is its own
     affair."""
@@ -265,6 +272,7 @@ def test_a_base_in_bfloat16_is_trained_with_adapters_in_float32(prepared_run):
     assert (b != torch.from_numpy(b).bfloat16().float().numpy()).any()
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_no_number_stops_and_is_not_saved(prepared_run):
     run = prepared_run(optimizer={"learning_rate": 1e30, "warmup_steps": 0}, train=BACKEND | {"checkpoint_every": 1})
     with pytest.raises(EngineError, match=r"step 2 has loss nan .* the last checkpoint is .*checkpoints/1;"):
@@ -273,6 +281,7 @@ def test_a_loss_that_is_no_number_stops_and_is_not_saved(prepared_run):
     assert [step.step for step in read_steps(run)] == [1]
 
 
+@pytest.mark.slow
 def test_a_step_that_is_no_number_is_skipped_where_the_recipe_says_so(prepare, tmp_path, monkeypatch):
     compute_loss = Trainer.compute_loss
 
@@ -295,6 +304,7 @@ def test_a_step_that_is_no_number_is_skipped_where_the_recipe_says_so(prepare, t
     assert saved_bytes(stopped, 6) == saved_bytes(run, 6)
 
 
+@pytest.mark.slow
 def test_a_spike_is_told_or_skipped_or_ends_the_run_as_the_recipe_says(whole, prepare, tmp_path, monkeypatch):
     monkeypatch.setattr(session, "spike_limit", lambda losses, step, factor: 1.0 if step == 4 else np.inf)
     run = prepare(tmp_path / "report", train=BACKEND)
@@ -325,6 +335,7 @@ def test_training_starts_from_an_adapter(whole, prepared_run, tmp_path):
     assert record.steps[0].loss < whole[1].steps[0].loss - 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", ["8k", "300k"])  # there is room for nothing, and for the adapter without the moments
 def test_a_full_disk_is_one_line(prepared_run, small_disk, size):
     run = prepared_run(train=BACKEND, lora={"rank": 32})
@@ -363,6 +374,7 @@ def test_training_again_that_cannot_begin_loses_nothing(trained, gemsmith, monke
     assert is_complete(run, "train")
 
 
+@pytest.mark.slow
 def test_training_again_starts_from_nothing_with_the_new_recipe(trained, gemsmith):
     run, record = trained
     code, _, err = gemsmith("train", run.path, "--force", "--set", "train.checkpoint_every=5", "--set", "lora.rank=2")

@@ -69,6 +69,7 @@ def relative_error(actual, expected):
     return np.linalg.norm(actual - expected) / np.linalg.norm(expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "keys"),
     [

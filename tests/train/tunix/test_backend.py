@@ -99,6 +99,7 @@ def test_a_run_records_every_step_and_counts_its_adapters(whole):
     assert set(events) == {"train/loss", "train/grad_norm", "train/learning_rate", "train/real_tokens_per_s"}
 
 
+@pytest.mark.slow
 def test_a_loss_that_does_not_fall_is_in_the_record(prepared_run):
     record = train(prepared_run(optimizer={"learning_rate": 1e-9}))
     assert (
@@ -117,6 +118,7 @@ def test_a_checkpoint_is_read_with_no_model(whole):
     assert len(arrays) == 2 * 13
 
 
+@pytest.mark.slow
 def test_a_step_is_compiled_before_it_runs_and_never_again(prepared_run, monkeypatch, interrupt):
     sizes, make_step = [], tunix.make_step
 
@@ -139,6 +141,7 @@ def test_a_step_is_compiled_before_it_runs_and_never_again(prepared_run, monkeyp
     ]  # what runs is the compiled program, which refuses other shapes and shardings
 
 
+@pytest.mark.slow
 def test_control_c_leaves_the_last_complete_checkpoint_to_continue_from(whole, prepared_run, monkeypatch, interrupt):
     run = prepared_run()
     interrupt(monkeypatch, at=6, by=KeyboardInterrupt)
@@ -158,6 +161,7 @@ def test_control_c_leaves_the_last_complete_checkpoint_to_continue_from(whole, p
     assert read_events(run)["train/loss"].keys() == {1, 2, 3, 4, 5, 6}
 
 
+@pytest.mark.slow
 def test_control_c_in_the_middle_of_a_save_waits_for_it(prepared_run, monkeypatch):
     save, ended = CheckpointManager.save, []
 
@@ -175,6 +179,7 @@ def test_control_c_in_the_middle_of_a_save_waits_for_it(prepared_run, monkeypatc
     assert saved_steps(run.checkpoints)[-1] == 4
 
 
+@pytest.mark.slow
 def test_sigterm_saves_the_step_under_way(whole, prepared_run, monkeypatch, interrupt):
     run = prepared_run()
     interrupt(monkeypatch, at=3, by=signal.SIGTERM)
@@ -208,6 +213,7 @@ train(Run(path=path, recipe=find_run(path)))
 """
 
 
+@pytest.mark.slow
 def test_a_killed_run_ends_with_the_bytes_of_one_that_never_stopped(whole, prepared_run):
     run = prepared_run()
     with (run.path / "stderr").open("w") as stderr:
@@ -239,6 +245,7 @@ def test_a_finished_run_whose_record_is_lost_writes_it_again_without_training(tr
     assert train(run).steps == record.steps
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_no_number_stops_and_is_not_saved(prepared_run):
     run = prepared_run(
         optimizer={"learning_rate": 1e30, "warmup_steps": 0}, train={"checkpoint_every": 1, "optimizer_steps": 6}
@@ -268,6 +275,7 @@ def poison(monkeypatch, *, at):
     monkeypatch.setattr(tunix, "make_step", poisoned)
 
 
+@pytest.mark.slow
 def test_a_step_that_is_no_number_is_skipped_where_the_recipe_says_so(prepare, tmp_path, monkeypatch, interrupt):
     poison(monkeypatch, at=3)
     keys = {"checkpoint_every": 1, "on_nonfinite": "skip", "keep_checkpoints": 6}
@@ -288,6 +296,7 @@ def test_a_step_that_is_no_number_is_skipped_where_the_recipe_says_so(prepare, t
     assert saved_bytes(stopped, 6) == saved_bytes(run, 6)
 
 
+@pytest.mark.slow
 def test_a_spike_is_told_or_skipped_or_ends_the_run_as_the_recipe_says(whole, prepare, tmp_path, monkeypatch):
     monkeypatch.setattr(session, "spike_limit", lambda losses, step, factor: 1.0 if step == 4 else np.inf)
     run = prepare(tmp_path / "report")
@@ -347,6 +356,7 @@ def test_training_again_whose_first_step_finds_no_memory_loses_nothing(trained, 
     assert snapshot(run.path) == before
 
 
+@pytest.mark.slow
 def test_training_again_starts_from_nothing_with_the_new_recipe(trained, gemsmith):
     run, record = trained
     code, _, err = gemsmith("train", run.path, "--force", "--set", "train.checkpoint_every=5", "--set", "lora.rank=2")
@@ -358,6 +368,7 @@ def test_training_again_starts_from_nothing_with_the_new_recipe(trained, gemsmit
     assert read_events(run)["train/loss"].keys() == {1, 2, 3, 4, 5, 6}
 
 
+@pytest.mark.slow
 def test_checkpoints_may_be_kept_elsewhere_and_outlive_the_run_directory(
     whole, prepare, tmp_path, monkeypatch, interrupt
 ):
@@ -432,6 +443,7 @@ def test_checkpoints_of_the_other_backend_are_refused(prepare, tmp_path):
         train(run)
 
 
+@pytest.mark.slow
 def test_a_lost_log_is_written_again_from_the_checkpoint(whole, prepared_run, monkeypatch, interrupt):
     run = prepared_run()
     interrupt(monkeypatch, at=6, by=KeyboardInterrupt)
@@ -444,6 +456,7 @@ def test_a_lost_log_is_written_again_from_the_checkpoint(whole, prepared_run, mo
     assert tuple(read_steps(run)) == record.steps
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_one_line(prepared_run, small_disk):
     run = prepared_run(lora={"rank": 32})
     small_disk(run.checkpoints, "300k")
@@ -533,6 +546,7 @@ assert not whole, [leaf.shape for leaf in whole]
 """
 
 
+@pytest.mark.slow
 def test_four_devices_train_like_one_and_continue_with_their_shardings(whole, prepared_run):
     """Dropout included: its masks do not depend on the mesh."""
     run = prepared_run(train={"mesh": {"fsdp": 2, "tp": 2}})

@@ -27,6 +27,7 @@ cli.main(["train", sys.argv[1]])
 """
 
 
+@pytest.mark.slow
 def test_sigterm_while_the_step_compiles_ends_the_run_soon(prepared_run):
     run = prepared_run()
     begin_s = time.monotonic()
@@ -54,6 +55,7 @@ def cached_at_once():
     jax.config.update(name, before)
 
 
+@pytest.mark.slow
 def test_a_second_start_takes_its_step_from_the_cache(prepared_run, monkeypatch, cached_at_once, interrupt):
     run = prepared_run(lora={"rank": 3})
     compiled = []

@@ -55,6 +55,7 @@ def paths_of(model):
     return sorted({path[:-1] for path, _ in nnx.to_flat_state(nnx.state(model, nnx.LoRAParam))}, key=str)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
 def test_loss_and_gradients_are_those_of_the_two_matmuls(dropout):
     apart, joined = (make_model(fuses=fuses, dropout=dropout) for fuses in (False, True))
@@ -90,6 +91,7 @@ def assert_same_gradients(ours, theirs, *given):
             np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_joined_sum_has_the_gradients_of_the_sum():
     assert_same_gradients(
         fused_lora_matmul, lambda x, u, w, b: x @ w + u @ b, *random_arrays((2, 5, 8), (2, 5, 3), (8, 16), (3, 16))

@@ -55,6 +55,7 @@ def start(run, *options, devices, times, stop_at=0):
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
 
 
+@pytest.mark.slow
 def test_two_hosts_train_stop_and_go_on_like_one(prepare, tmp_path):
     """Of two hosts, the second is told to stop; both do, after the same step."""
     alone, together = (prepare(tmp_path / name, **KEYS) for name in ("alone", "together"))

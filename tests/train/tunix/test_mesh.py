@@ -109,6 +109,7 @@ def make_weight(tensor, random):
     return (0.25 if "q_norm" in tensor.name else 0.9) + 0.1 * noise
 
 
+@pytest.mark.slow
 def test_four_devices_give_the_logits_and_the_gradients_of_one(checkpoint):
     """Rows over sequence 2 x fsdp 2; heads over tp 4, with 2 kv heads and 1; a quantised base over fsdp 4."""
     environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}

@@ -62,6 +62,7 @@ def run(step, inputs, trained=None):
     return trained, {name: float(value) for name, value in metrics.items()}
 
 
+@pytest.mark.slow
 def test_dropout_is_a_function_of_the_step_and_is_drawn_for_training_only(make, mesh):
     dropping, still = make(lora={"dropout": 0.5}), make(lora={"dropout": 0.0})
     # B = 0 hides A: only after an update do masks change the loss, though they change the gradient of B from the first.
@@ -73,6 +74,7 @@ def test_dropout_is_a_function_of_the_step_and_is_drawn_for_training_only(make, 
     assert losses[0] == losses[1] != losses[2]
 
 
+@pytest.mark.slow
 def test_rematerialised_layers_draw_the_masks_that_the_first_pass_drew(make, mesh):
     inputs = make_inputs(mesh, rate=1e-3)
     trained, metrics = run(make(lora={"dropout": 0.5}, train={"remat": "none"}), inputs)
@@ -83,6 +85,7 @@ def test_rematerialised_layers_draw_the_masks_that_the_first_pass_drew(make, mes
             np.testing.assert_allclose(plain, again, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_bfloat16_base_trains_float32_adapters(make, mesh):
     step = make(train={"dtype": "bfloat16"})
     trained, metrics = run(step, make_inputs(mesh, rate=1e-5))

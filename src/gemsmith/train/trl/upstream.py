@@ -67,7 +67,7 @@ torchrun leaves a process that was told to stop 30 s, then kills it in the middl
 torch's NCCL communicators end together: a process that fails waits for others that wait for it.
     here:  group.joined leaves without ending them
     seen:  torch 2.13.0, https://github.com/pytorch/pytorch/pull/119250
-    until: tests/train/trl/test_processes.py::test_a_process_that_fails_on_a_gpu_does_not_wait_for_the_others (of what
+    until: tests/train/trl/test_group.py::test_a_process_that_fails_on_a_gpu_does_not_wait_for_the_others (of what
            stands here; upstream's needs two GPUs)
 
 safetensors raises no OSError on a full disk.

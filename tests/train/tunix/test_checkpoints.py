@@ -102,6 +102,7 @@ def test_damage_to_a_step_is_found_or_the_adapter_is_the_same(trained):
     assert all(error.startswith(f"{trained.checkpoints}/6: is damaged (") and "\n" not in error for error in found)
 
 
+@pytest.mark.slow
 def test_damage_to_a_step_is_found_or_training_goes_on_from_the_same_state(trained, trainer):
     checkpoints = Checkpoints(trained.checkpoints, every=2, keep=3, before_save=dict, after_save=lambda: None)
     good, metadata = checkpoints.read(6, trainer.model, trainer.optimizer), checkpoints.read_metadata(6)
@@ -169,6 +170,7 @@ def test_a_step_that_is_damaged_after_its_export_is_no_failure_of_the_export(tra
     assert check.passed is None and "not compared: " in check.detail and "6: is damaged" in check.detail
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("item", ["model_params", "optimizer_state"])
 def test_training_goes_on_from_the_last_good_step_once_the_damaged_ones_are_deleted(whole, trained, gemsmith, item):
     """Nothing is advised that would delete the good one."""
@@ -244,6 +246,7 @@ def truncate(file: Path) -> None:
     file.write_bytes(file.read_bytes()[:-200])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("damage", "finished"),
     [
