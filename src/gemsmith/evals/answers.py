@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from rich.progress import track
 from rich.table import Table
 
 from gemsmith.errors import DataError, nearest
@@ -16,7 +15,7 @@ from gemsmith.records import AnswersRecord, PassAt, ProblemScore
 from gemsmith.sandbox import Sandbox, find_sandbox
 from gemsmith.tasks.verilog_eval.problems import Problem, problems_sha256, read_problems
 from gemsmith.tasks.verilog_eval.simulate import Verdict, count_reasons, find_simulator, judge, open_bench
-from gemsmith.terminal import open_console
+from gemsmith.terminal import open_console, track
 
 KS = (1, 5)
 """pass@k is given for those of these that every problem has enough answers for."""
@@ -33,9 +32,12 @@ def score_answers(dataset: Path, file: Path, *, unsafe: bool = False) -> Answers
     answers = _read_answers(file, [problem.name for problem in problems])
     asked = [problem for problem in problems if problem.name in answers]
     with ThreadPoolExecutor(os.cpu_count()) as threads:
-        scored = threads.map(lambda problem: _score_problem(problem, answers[problem.name], sandbox), asked)
-        shown = track(scored, total=len(asked), description="scoring", console=open_console(), transient=True)
-        scores = tuple(shown)
+        scored = [threads.submit(_score_problem, problem, answers[problem.name], sandbox) for problem in asked]
+        try:
+            scores = tuple(each.result() for each in track(scored, "scoring", open_console()))
+        except BaseException:  # also Ctrl-C: what has not begun need not be waited for
+            threads.shutdown(wait=False, cancel_futures=True)
+            raise
     return AnswersRecord(
         task="verilog",
         dataset=str(dataset),

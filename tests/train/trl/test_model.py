@@ -7,7 +7,7 @@ from transformers.models.gemma4.modeling_gemma4 import Gemma4RMSNorm
 
 from gemsmith.checkpoint import open_checkpoint
 from gemsmith.recipe_file import build_recipe
-from gemsmith.train.trl import model as trl_model
+from gemsmith.train.trl import upstream as trl_upstream
 from gemsmith.train.trl.model import adapted_model, adapters_of
 
 META = torch.device("meta")
@@ -54,10 +54,10 @@ def test_every_norm_is_one_operation_and_keeps_its_dtype(checkpoint):
 def test_a_norm_is_outside_autocast(monkeypatch):
     """CUDA's list of what autocast runs in float32 has rms_norm; that of CPU has not."""
     found = []
-    monkeypatch.setattr(trl_model, "rms_norm", lambda x, *_: found.append(torch.is_autocast_enabled("cpu")) or x)
+    monkeypatch.setattr(trl_upstream, "rms_norm", lambda x, *_: found.append(torch.is_autocast_enabled("cpu")) or x)
     norm = Gemma4RMSNorm(8).bfloat16()
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        trl_model._normed(norm, torch.randn(2, 8).bfloat16())
+        trl_upstream.normed(norm, torch.randn(2, 8).bfloat16())
         assert torch.is_autocast_enabled("cpu")
     assert found == [False]
 

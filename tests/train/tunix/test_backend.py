@@ -487,7 +487,7 @@ def test_what_the_libraries_raise_for_want_of_room_is_one_line(prepared_run, mon
     [
         (
             {"attention": "sdpa"},
-            "train.attention: sdpa was given, train.backend tunix has splash, dense; set one of them, or auto",
+            "train.attention: sdpa was given, train.backend tunix has auto, splash, dense; set one of them",
         ),
         (
             {"mesh": {"fsdp": 2, "tp": 2}},
