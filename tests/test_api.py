@@ -62,6 +62,7 @@ def test_mistakes_are_one_line(recipe, tmp_path):
         gemsmith.open_run(tmp_path)
 
 
+@pytest.mark.slow
 def test_the_notebook_runs_from_its_folder(monkeypatch, capsys):
     monkeypatch.chdir(NOTEBOOK.parent)
     cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]

@@ -106,6 +106,7 @@ def test_what_depends_on_a_stage_done_again_is_done_again(gemsmith, recipe, engi
     assert json.loads(Path("runs/my/adapter/adapter_config.json").read_text())["r"] == 2
 
 
+@pytest.mark.slow
 def test_a_run_on_several_hosts_ends_after_training(gemsmith, recipe, engine, monkeypatch):
     call = pipeline._call
 
@@ -119,6 +120,7 @@ def test_a_run_on_several_hosts_ends_after_training(gemsmith, recipe, engine, mo
     assert not Path("runs/my/export.json").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_run_that_is_told_to_stop_says_so_and_goes_on_later(recipe, number, code):
     file = recipe("tiny-31b", steps=400)

@@ -117,6 +117,7 @@ def test_the_second_render_that_control_tokens_are_told_by_is_within_the_limits(
         render_with(tokenizer_folder, text, talks, cpu_s=1)
 
 
+@pytest.mark.slow
 def test_memory_that_a_row_may_take_grows_with_the_row(tokenizer_folder, document):
     folder, talk = tokenizer_folder, document("user=" + "é" * 3_000_000, "assistant=b")
     [rendered] = render_with(folder, (folder / "chat_template.jinja").read_text(), [talk], memory_bytes=8 * 2**20)

@@ -127,6 +127,7 @@ def test_ragged_products_are_the_same_as_those_in_blocks(monkeypatch):
         assert np.abs(blocks - ragged).max() < 1e-5
 
 
+@pytest.mark.slow
 def test_devices_that_share_the_experts_and_the_tokens_give_the_same():
     """In a process of its own, since this one has a single device."""
     environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}

@@ -170,6 +170,7 @@ def test_where_o_and_down_are_kept_so_is_of_a_blocks_inputs_only_the_first(remat
     assert [each["prevent_cse"] for each in again] == turns
 
 
+@pytest.mark.slow
 def test_layers_whose_inputs_are_made_again_have_the_same_gradients():
     """Shared keys and values go from layer to layer too."""
     variant = replace(VARIANT, per_layer_input=0)

@@ -83,6 +83,7 @@ def largest_size(jaxpr):
     return max([*sizes, *(largest_size(inner) for inner in jax.extend.core.subjaxprs(jaxpr))], default=0)
 
 
+@pytest.mark.slow
 def test_devices_that_share_the_vocabulary_or_the_rows_give_the_same():
     """In a process of its own, since this one has a single device."""
     environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}

@@ -181,6 +181,7 @@ def arrays_of(model, name):
     return next(leaf.get_value() for path, leaf in nnx.to_flat_state(nnx.state(model)) if name in path)
 
 
+@pytest.mark.slow
 def test_big_matrices_take_four_or_eight_bits_and_the_rest_stays(tiny_checkpoint):
     checkpoint = open_checkpoint(str(tiny_checkpoint("tiny-26b-a4b", "bfloat16")))
     for kind, codes in (("nf4", jnp.uint8), ("int8", jnp.int8)):

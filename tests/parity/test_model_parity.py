@@ -109,6 +109,7 @@ def test_logits_agree_with_a_padded_batch_of_transformers(models):
 
 
 # These two have everything between them: per-layer inputs and shared kv, K = V and experts.
+@pytest.mark.slow
 @pytest.mark.parametrize("models", ["tiny-e2b", "tiny-26b-a4b"], indirect=True)
 def test_every_gradient_of_the_loss_agrees(models):
     model, _, reference = models

@@ -155,6 +155,7 @@ def test_as_they_are_trained_four_cpu_devices_give_the_update_of_one(tiny_checkp
     assert_same(four, one, bound)
 
 
+@pytest.mark.slow
 def test_every_micro_batch_draws_masks_of_its_own(small_checkpoint):
     """Of two micro-batches with the same rows, the loss of both would be that of the first, were their masks the
     same."""

@@ -37,6 +37,7 @@ def steps(*losses, grad_norm=1.0):
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["tunix", "trl"])
 def test_nan_in_the_base_is_named_and_not_blamed_on_the_learning_rate(prepared_run, broken_base, backend):
     run = prepared_run(train={"backend": backend})

@@ -149,6 +149,7 @@ def test_an_export_of_a_damaged_step_offers_the_last_good_one(trained, gemsmith)
     assert read_record(trained, ExportRecord).step == 2 and read_record(trained, ExportRecord).notices == ()
 
 
+@pytest.mark.slow
 def test_an_export_without_a_good_step_says_so_and_leaves_the_earlier_export(trained, gemsmith):
     assert gemsmith("export", trained.path)[0] == 0
     for step in (2, 4, 6):
@@ -199,6 +200,7 @@ def sums(run: Run, step: int) -> dict:
     ]
 
 
+@pytest.mark.slow
 def test_training_whose_steps_are_all_damaged_starts_again_as_advised(trained, gemsmith):
     for step in (2, 4, 6):
         truncate(trained.checkpoints / str(step) / "_CHECKPOINT_METADATA")
@@ -286,6 +288,7 @@ def test_rows_that_are_written_again_leave_what_was_made_from_them_complete(trai
     assert gemsmith("data", trained.path, "--show", "1")[0] == 0
 
 
+@pytest.mark.slow
 def test_checkpoints_that_are_gone_are_trained_anew_as_advised(trained, gemsmith):
     shutil.rmtree(trained.checkpoints)
     code, _, error = gemsmith("export", trained.path)

@@ -69,6 +69,7 @@ def test_a_second_start_takes_its_step_from_the_cache(prepared_run, monkeypatch,
     assert record.compiled_from_cache and record.compile_s > 0
 
 
+@pytest.mark.slow
 def test_the_recipes_compiler_options_reach_xla(prepared_run, monkeypatch):
     told = []
     work = compiling._Work

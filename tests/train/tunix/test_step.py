@@ -95,6 +95,7 @@ def test_a_bfloat16_base_trains_float32_adapters(make, mesh):
     assert 0 < metrics["loss"] < 10
 
 
+@pytest.mark.slow
 def test_rows_count_by_their_tokens(make, mesh):
     """The step's loss is the mean over its tokens, however they lie in rows; rows of padding change nothing."""
     step = make(lora={"dropout": 0.0})

@@ -19,6 +19,7 @@ from gemsmith.train.tunix.optimizer import make_optimizer
 from gemsmith.train.tunix.step import input_shapes, make_step, place_moments
 from gemsmith.zoo import find_variant, text_tensors
 
+pytestmark = pytest.mark.slow
 # Splash takes rows in multiples of 128 positions.
 ROWS, LENGTH, LORA = 2, 128, Lora(rank=4, alpha=8.0, dropout=0.1)
 REMAT = ("o", "down", "attended", "lora")

@@ -159,6 +159,7 @@ jax.distributed.initialize("localhost:9", 2, 1, initialization_timeout=1, cluste
 """
 
 
+@pytest.mark.slow
 def test_jax_ends_the_process_where_the_first_host_is_not_there():
     """Where the exception could be caught, the exit code would be 1."""
     ended = subprocess.run([sys.executable, "-c", JOINS], capture_output=True, check=False, timeout=120)

@@ -45,6 +45,7 @@ def test_a_flag_that_is_refused_without_being_named_is_found_by_trying_each():
     assert explain_refusal(unnamed, {"xla_cpu_enable_fast_math": False}, recipe, platform="cpu") is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "value", "says"),
     [
@@ -60,6 +61,7 @@ def test_a_flag_of_the_recipes_that_xla_does_not_take_is_one_line(prepared_run, 
     assert re.search(rf"{says}.*\); mend it, or leave it out$", str(error.value)) and "\n" not in str(error.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "value"), [("xla_no_such", True), ("xla_cpu_experimental_ynn_fusion_type", "NO_SUCH")]
 )
