@@ -14,7 +14,7 @@ from pathlib import Path
 
 from gemsmith.errors import MachineError
 
-FOLDER = "/work"
+FOLDER = "/job"
 """Where the command finds its folder."""
 _READ_BYTES = 2**16
 _USR = (

@@ -46,7 +46,7 @@ HOSTILE = {
     "reads a file": wrong('reg [7:0] m[0:9]; initial $readmemh("/etc/passwd", m);'),
     "runs a command": wrong('initial $system("id > /tmp/written");'),
     "includes a file": '```\n`include "/etc/passwd"\n' + PORTS + "\nendmodule\n```",
-    "includes the reference": '```\n`include "/work/ref.sv"\n' + PORTS + "\nendmodule\n```",
+    "includes the reference": '```\n`include "/job/ref.sv"\n' + PORTS + "\nendmodule\n```",
     "hides in a string": wrong('initial $display("\\" /* ", "*/ tb.stats1.errors = 0;");'),
     "hides behind a comment": wrong("/* // */ initial tb.stats1.errors = 0;"),
 }
