@@ -31,13 +31,12 @@ def score_answers(dataset: Path, file: Path, *, unsafe: bool = False) -> Answers
     problems = read_problems(dataset)
     answers = _read_answers(file, [problem.name for problem in problems])
     asked = [problem for problem in problems if problem.name in answers]
-    with ThreadPoolExecutor(os.cpu_count()) as threads:
-        scored = [threads.submit(_score_problem, problem, answers[problem.name], sandbox) for problem in asked]
-        try:
-            scores = tuple(each.result() for each in track(scored, "scoring", open_console()))
-        except BaseException:  # also Ctrl-C: what has not begun need not be waited for
-            threads.shutdown(wait=False, cancel_futures=True)
-            raise
+    pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)))
+    try:
+        scored = [pool.submit(_score_problem, problem, answers[problem.name], sandbox) for problem in asked]
+        scores = tuple(each.result() for each in track(scored, "scoring", open_console()))
+    finally:  # also after Ctrl-C: what has not begun need not be waited for
+        pool.shutdown(wait=False, cancel_futures=True)
     return AnswersRecord(
         task="verilog",
         dataset=str(dataset),

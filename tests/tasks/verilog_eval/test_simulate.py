@@ -65,21 +65,21 @@ def test_a_module_that_prints_for_itself_is_judged_by_what_it_does(bench, sandbo
     assert judge(bench, prints.replace("a & b", "a | b"), sandbox).reason == "wrong output"
 
 
-def test_what_a_module_has_inside_it_may_name(bench, sandbox):
+def test_what_a_module_has_inside_it_may_be_named(bench, sandbox):
     answer = """
-typedef struct packed { logic u; logic v; } pair;
-module And(input pair p, output y);
-  assign y = p.u & p.v;
+module And(input u, input v, output y);
+  wire both = u & v;
+  assign y = both;
 endmodule
 module TopModule(input a, input b, output y);
-  pair [1:0] both;
-  assign both[1] = {a, b};
-  And part (.p(both[1]), .y());
-  assign y = both[1].u & both[1].v & part.y;
+  struct packed { logic u; logic v; } pair;
+  assign pair = {a, b};
+  And part (.u(pair.u), .v(pair.v), .y());
+  assign y = part.both;
 endmodule
 """
-    verdict = judge(bench, answer.replace("typedef", "module Types; endmodule\ntypedef"), sandbox)
-    assert verdict.reason != "forged"
+    assert judge(bench, answer, sandbox).passed
+    assert judge(bench, answer.replace("u & v", "u | v"), sandbox).reason == "wrong output"
 
 
 @pytest.mark.parametrize("answer", HOSTILE.values(), ids=HOSTILE.keys())
