@@ -15,13 +15,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gemsmith.version import __version__
+
 if TYPE_CHECKING:
     from gemsmith.recipe import Recipe
     from gemsmith.records import PlanRecord, Record
     from gemsmith.run import Run
 
 __all__ = ["__version__", "load_recipe", "open_run", "plan_recipe", "read_records", "run_recipe"]
-__version__ = "0.1.0"
 
 
 def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> "Recipe":

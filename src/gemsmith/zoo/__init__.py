@@ -3,17 +3,23 @@
 from gemsmith.zoo.gemma4 import VARIANTS, find_variant, variant_of_hub_id
 from gemsmith.zoo.tensors import LORA_KINDS, Tensor, lora_targets, parameter_count, text_tensors
 from gemsmith.zoo.variant import ScanBlocks, Variant, read_variant
+from gemsmith.zoo.vision import PatchProjection, Vision, VisionTower
+from gemsmith.zoo.vision_tensors import vision_tensors
 
 __all__ = [
     "LORA_KINDS",
     "VARIANTS",
+    "PatchProjection",
     "ScanBlocks",
     "Tensor",
     "Variant",
+    "Vision",
+    "VisionTower",
     "find_variant",
     "lora_targets",
     "parameter_count",
     "read_variant",
     "text_tensors",
     "variant_of_hub_id",
+    "vision_tensors",
 ]

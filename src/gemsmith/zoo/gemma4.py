@@ -6,7 +6,10 @@ tests/zoo.
 
 from gemsmith.errors import RecipeError, nearest
 from gemsmith.zoo.variant import Variant
+from gemsmith.zoo.vision import PatchProjection, VisionTower
 
+_SMALL_TOWER = VisionTower(layers=16, embed_dim=768, ffn=3072, heads=12, head_dim=64, clips=True)
+_LARGE_TOWER = VisionTower(layers=27, embed_dim=1152, ffn=4304, heads=16, head_dim=72, standardizes=True)
 _E2B = Variant(
     name="gemma4-e2b",
     layers=35,
@@ -21,6 +24,7 @@ _E2B = Variant(
     kv_shared_layers=20,
     wide_shared_mlp=True,
     context=131_072,
+    vision=_SMALL_TOWER,
     hub_ids=("google/gemma-4-E2B", "google/gemma-4-E2B-it"),
 )
 _E4B = Variant(
@@ -36,6 +40,7 @@ _E4B = Variant(
     per_layer_input=256,
     kv_shared_layers=18,
     context=131_072,
+    vision=_SMALL_TOWER,
     hub_ids=("google/gemma-4-E4B", "google/gemma-4-E4B-it"),
 )
 _12B = Variant(
@@ -50,6 +55,7 @@ _12B = Variant(
     k_is_v=True,
     bidirectional_images=True,
     model_type="gemma4_unified",
+    vision=PatchProjection(embed_dim=3840),
     hub_ids=("google/gemma-4-12B", "google/gemma-4-12B-it"),
 )
 _26B_A4B = Variant(
@@ -66,6 +72,7 @@ _26B_A4B = Variant(
     experts_per_token=8,
     expert_ffn=704,
     bidirectional_images=True,
+    vision=_LARGE_TOWER,
     hub_ids=("google/gemma-4-26B-A4B", "google/gemma-4-26B-A4B-it"),
 )
 _31B = Variant(
@@ -79,6 +86,7 @@ _31B = Variant(
     global_kv_heads=4,
     k_is_v=True,
     bidirectional_images=True,
+    vision=_LARGE_TOWER,
     hub_ids=("google/gemma-4-31B", "google/gemma-4-31B-it"),
 )
 

@@ -4,11 +4,12 @@ Letters for axes, here and everywhere: B batch, L length, H heads, K kv heads, D
 rank, V vocabulary.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
 from gemsmith.errors import CheckpointError
+from gemsmith.zoo.vision import Vision, read_vision
 
 MODEL_TYPES = ("gemma4", "gemma4_unified")
 
@@ -51,7 +52,7 @@ class ScanBlocks:
 
 @dataclass(frozen=True, kw_only=True)
 class Variant:
-    """The numbers that fix a Gemma 4 text model. Defaults are what every published variant shares."""
+    """The numbers that fix a Gemma 4 text model, and how it sees. Defaults are what every published variant shares."""
 
     name: str
     layers: int
@@ -81,6 +82,8 @@ class Variant:
     bidirectional_images: bool = False
     model_type: str = "gemma4"
     hub_ids: tuple[str, ...] = ()
+    vision: Vision | None = None
+    """None where a checkpoint holds the text model alone."""
 
     def is_global(self, layer: int) -> bool:
         """Whether the layer attends to the whole context; the last one always does."""
@@ -208,7 +211,7 @@ def read_variant(config: dict[str, Any], *, name: str = "custom") -> Variant:
         _check_values({key: config[key] for key in ("tie_word_embeddings",) if key in config})
         _check_values(text)
         _check_counts(text)
-        variant = _from_text_config(text, name=name, model_type=text_type)
+        variant = replace(_from_text_config(text, name=name, model_type=text_type), vision=read_vision(config))
     except KeyError as missing:
         raise CheckpointError(f"config.json lacks the key {missing.args[0]!r} of text_config") from None
     _check_layers(text, variant)
@@ -334,9 +337,9 @@ def _check_layers(text: dict[str, Any], variant: Variant) -> None:
 
 
 def differing_fields(one: Variant, other: Variant) -> list[str]:
-    """The numbers in which two variants differ, as `field a != b`; names and hub ids aside."""
+    """The numbers in which two text models differ, as `field a != b`; names and hub ids aside."""
     return [
         f"{field.name} {getattr(one, field.name)} != {getattr(other, field.name)}"
         for field in fields(Variant)
-        if field.name not in ("name", "hub_ids") and getattr(one, field.name) != getattr(other, field.name)
+        if field.name not in ("name", "hub_ids", "vision") and getattr(one, field.name) != getattr(other, field.name)
     ]

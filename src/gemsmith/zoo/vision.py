@@ -1,0 +1,192 @@
+"""How a Gemma 4 turns images into soft tokens, as a set of numbers, to and from the `vision_config` of a config.json.
+
+Four variants have a tower, a transformer over patches of 16 pixels whose outputs are pooled 3 by 3. The 12B projects
+patches of 48 pixels, and has none.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from gemsmith.errors import CheckpointError
+
+# What has no number here, as every tower has it; a key that is missing has the first of them.
+_FIXED: dict[str, tuple[Any, ...]] = {
+    "hidden_activation": ("gelu_pytorch_tanh",),
+    "attention_bias": (False, None),
+    "attention_dropout": (0.0, None),
+}
+# What transformers' classes take for a key that a config.json leaves out. Those are no published tower's numbers.
+_TOWER_DEFAULTS: dict[str, Any] = {
+    "num_hidden_layers": 16,
+    "hidden_size": 768,
+    "intermediate_size": 3072,
+    "num_attention_heads": 12,
+    "num_key_value_heads": 12,
+    "head_dim": 64,
+    "use_clipped_linears": False,
+    "standardize": False,
+    "position_embedding_size": 10_240,
+}
+_PROJECTION_DEFAULTS: dict[str, Any] = {"mm_embed_dim": 3840, "output_proj_dims": 3840, "mm_posemb_size": 1120}
+_DEFAULTS: dict[str, Any] = {
+    "patch_size": 16,
+    "pooling_kernel_size": 3,
+    "rms_norm_eps": 1e-6,
+    "default_output_length": 280,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class VisionTower:
+    """The numbers that fix a vision tower. Defaults are what every published tower shares."""
+
+    layers: int
+    embed_dim: int
+    ffn: int
+    heads: int
+    head_dim: int
+    clips: bool = False
+    """Whether the inputs and outputs of its linear layers are clipped to bounds that the checkpoint has."""
+    standardizes: bool = False
+    """Whether pooled outputs are shifted and scaled by two vectors that the checkpoint has."""
+    patch: int = 16
+    pooling: int = 3
+    positions: int = 10_240
+    rope_theta: float = 100.0
+    rms_eps: float = 1e-6
+    soft_tokens: int = 280
+
+    @property
+    def patch_dim(self) -> int:
+        """Values of one patch, ordered by row, column and channel."""
+        return 3 * self.patch**2
+
+    @property
+    def patches_per_token(self) -> int:
+        return self.pooling**2
+
+    def to_config(self) -> dict[str, Any]:
+        """The HF `vision_config`, in the layout of the published checkpoints."""
+        return {
+            "model_type": "gemma4_vision",
+            "attention_bias": False,
+            "attention_dropout": 0.0,
+            "default_output_length": self.soft_tokens,
+            "head_dim": self.head_dim,
+            "hidden_activation": "gelu_pytorch_tanh",
+            "hidden_size": self.embed_dim,
+            "intermediate_size": self.ffn,
+            "num_attention_heads": self.heads,
+            "num_hidden_layers": self.layers,
+            "num_key_value_heads": self.heads,
+            "patch_size": self.patch,
+            "pooling_kernel_size": self.pooling,
+            "position_embedding_size": self.positions,
+            "rms_norm_eps": self.rms_eps,
+            "rope_parameters": {"rope_theta": self.rope_theta, "rope_type": "default"},
+            "standardize": self.standardizes,
+            "use_clipped_linears": self.clips,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class PatchProjection:
+    """The numbers that fix the 12B's embedding of patches, each of which is one soft token."""
+
+    embed_dim: int
+    patch: int = 16
+    pooling: int = 3
+    positions: int = 1120
+    rms_eps: float = 1e-6
+    soft_tokens: int = 280
+
+    @property
+    def patch_dim(self) -> int:
+        """Values of one patch of patch · pooling pixels, ordered by row, column and channel."""
+        return 3 * (self.patch * self.pooling) ** 2
+
+    @property
+    def patches_per_token(self) -> int:
+        return 1
+
+    def to_config(self) -> dict[str, Any]:
+        """The HF `vision_config`, in the layout of the published checkpoint."""
+        return {
+            "model_type": "gemma4_unified_vision",
+            "default_output_length": self.soft_tokens,
+            "mm_embed_dim": self.embed_dim,
+            "mm_posemb_size": self.positions,
+            "output_proj_dims": self.embed_dim,
+            "patch_size": self.patch,
+            "pooling_kernel_size": self.pooling,
+            "rms_norm_eps": self.rms_eps,
+        }
+
+
+Vision = VisionTower | PatchProjection
+
+
+def read_vision(config: dict[str, Any]) -> Vision | None:
+    """What the `vision_config` of a whole config.json describes, or None where it has none.
+
+    Raises CheckpointError for a value that no Gemma 4 has.
+    """
+    given = config.get("vision_config")
+    if not given:
+        return None
+    if not isinstance(given, dict):
+        raise CheckpointError(f"config.json has vision_config = {given!r}; it must hold the keys of the vision model")
+    if config.get("model_type") == "gemma4_unified":
+        return _projection_of(_DEFAULTS | _PROJECTION_DEFAULTS | given)
+    return _tower_of(_DEFAULTS | _TOWER_DEFAULTS | given)
+
+
+def _tower_of(given: dict[str, Any]) -> VisionTower:
+    for key, allowed in _FIXED.items():
+        if given.get(key, allowed[0]) not in allowed:
+            raise CheckpointError(
+                f"config.json has vision_config.{key} = {given[key]!r}; Gemma 4 has {' or '.join(map(repr, allowed))}"
+            )
+    heads, kv_heads = _count(given, "num_attention_heads"), given["num_key_value_heads"]
+    if kv_heads != heads:
+        raise CheckpointError(
+            f"config.json has vision_config.num_key_value_heads = {kv_heads!r}; Gemma 4 has as many as heads, {heads}"
+        )
+    rope = given.get("rope_parameters") or {}
+    return VisionTower(
+        layers=_count(given, "num_hidden_layers"),
+        embed_dim=_count(given, "hidden_size"),
+        ffn=_count(given, "intermediate_size"),
+        heads=heads,
+        head_dim=_count(given, "head_dim"),
+        clips=bool(given["use_clipped_linears"]),
+        standardizes=bool(given["standardize"]),
+        positions=_count(given, "position_embedding_size"),
+        rope_theta=float(rope.get("rope_theta", VisionTower.rope_theta)),
+        **_shared(given),
+    )
+
+
+def _projection_of(given: dict[str, Any]) -> PatchProjection:
+    width, outputs = _count(given, "mm_embed_dim"), given["output_proj_dims"]
+    if outputs != width:
+        raise CheckpointError(
+            f"config.json has vision_config.output_proj_dims = {outputs!r}; the 12B's is its mm_embed_dim, {width}"
+        )
+    return PatchProjection(embed_dim=width, positions=_count(given, "mm_posemb_size"), **_shared(given))
+
+
+def _shared(given: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "patch": _count(given, "patch_size"),
+        "pooling": _count(given, "pooling_kernel_size"),
+        "rms_eps": float(given["rms_norm_eps"]),
+        "soft_tokens": _count(given, "default_output_length"),
+    }
+
+
+def _count(given: dict[str, Any], key: str) -> int:
+    value = given[key]
+    if not isinstance(value, int) or value < 1:
+        raise CheckpointError(f"config.json has vision_config.{key} = {value!r}; it must be a whole number above 0")
+    return value
