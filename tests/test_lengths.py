@@ -1,11 +1,14 @@
 """All combinations of what is given and what is left open, for tiny-31b, which reads 2048 tokens."""
 
+import re
+
 import pytest
 
 from gemsmith.errors import RecipeError
 from gemsmith.lengths import check_answer, check_cells, check_lengths, check_served, derive_lengths
-from gemsmith.recipe import Recipe, with_values
+from gemsmith.recipe import Recipe
 from gemsmith.recipe_file import build_recipe
+from gemsmith.recipe_keys import with_values
 from gemsmith.zoo import find_variant
 
 TINY = find_variant("tiny-31b")
@@ -126,3 +129,32 @@ def test_the_remedy_of_a_longer_server_works():
     sweep = ["bench.input_tokens=[16, 601]", "bench.output_tokens=40"]
     check_all(fitted(*sweep, "serve.max_model_len=641")[0])
     check_all(fitted("eval.max_tokens=300", "serve.max_model_len=364", EVAL)[0])
+
+
+def test_a_named_grid_is_served_and_not_cut():
+    big = build_recipe({"checkpoint": "x", "data": {"train": "x"}, "bench": {"grid": "paper"}})
+    (served,) = derive_lengths(big, find_variant("gemma4-31b"))
+    assert (served.key, served.value) == ("serve.max_model_len", 15_360 + 512)
+    recipe, keys = fitted("bench.grid=short")
+    assert keys == ["data.max_length", "serve.max_model_len"] and recipe.bench.input_tokens == (512, 4096)
+    check_all(recipe)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            ["bench.grid=paper"],
+            "bench.grid: paper sends and asks for 15872 tokens, more than the 2048 that tiny-31b reads",
+        ),
+        (
+            ["bench.grid=short", "serve.max_model_len=256"],
+            "bench.grid: short sends and asks for 288 tokens, more than serve.max_model_len: 256; set it to own, or "
+            "set serve.max_model_len to 288 or more",
+        ),
+    ],
+)
+def test_a_named_grid_without_room_is_one_line(overrides, message):
+    recipe, _ = fitted(*overrides)
+    with pytest.raises(RecipeError, match=f"^{re.escape(message)}"):
+        check_cells(recipe, TINY)

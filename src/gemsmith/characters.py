@@ -26,7 +26,8 @@ def spell_out(text: str, *, lines: bool = True) -> str:
 
 
 def spell_out_json(document: str) -> str:
-    """The same JSON value with such characters written as JSON escapes, which leave only those below U+0020 no
-    choice.
+    """The same JSON value with such characters written as JSON escapes.
+
+    Those leave only the ones below U+0020 no choice.
     """
     return _UNSEEN.sub(lambda found: json.dumps(found[0])[1:-1] if found[0] > "\x1f" else found[0], document)

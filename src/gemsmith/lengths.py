@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 
 from gemsmith.errors import RecipeError
-from gemsmith.recipe import Derived, Recipe, with_values
+from gemsmith.recipe import Derived, Recipe, eval_tasks, longest_answer
+from gemsmith.recipe_keys import with_values
 from gemsmith.zoo import Variant
 
 _FIRST_REQUEST = 128
@@ -13,11 +14,10 @@ _PROMPT_ROOM = 64
 
 
 def derive_lengths(recipe: Recipe, variant: Variant) -> list[Derived]:
-    """The lengths that the recipe does not give and whose default the model, or a given serve.max_model_len, has no
-    room for.
+    """The lengths that the recipe does not give and whose default there is no room for.
 
-    serve.max_model_len is among them wherever it is not given. Raises nothing: where no length would do, the checks say
-    so.
+    Room is what the model, or a given serve.max_model_len, has. serve.max_model_len is among them wherever it is not
+    given. Raises nothing: where no length would do, the checks say so.
     """
     limit = min(recipe.serve.max_model_len or variant.context, variant.context)
     of_limit = f"{variant.name}'s {limit} tokens" if limit == variant.context else f"serve.max_model_len, {limit}"
@@ -55,9 +55,15 @@ def check_served(recipe: Recipe, variant: Variant) -> None:
 
 def check_cells(recipe: Recipe, variant: Variant) -> None:
     """Raises RecipeError where a cell of bench is longer than what is served."""
-    longest, output, limit = max(recipe.bench.input_tokens), recipe.bench.output_tokens, _limit(recipe, variant)
-    if longest + output <= limit:
+    limit, needed = _limit(recipe, variant), _longest_cell(recipe)
+    if needed <= limit:
         return
+    if recipe.bench.grid != "own":
+        raise RecipeError(
+            f"bench.grid: {recipe.bench.grid} sends and asks for {needed} tokens, more than "
+            f"{_name_limit(limit, variant)}; set it to own{_or_raise(needed, variant)}"
+        )
+    longest, output = max(recipe.bench.input_tokens), recipe.bench.output_tokens
     name, otherwise = _name_limit(limit, variant), _or_raise(longest + output, variant)
     if output >= limit:
         raise RecipeError(f"bench.output_tokens: {output} leaves no room for a prompt in {name}; lower it{otherwise}")
@@ -72,10 +78,12 @@ def check_cells(recipe: Recipe, variant: Variant) -> None:
 
 def check_answer(recipe: Recipe, variant: Variant) -> None:
     """Raises RecipeError where eval's answers leave no room for a prompt."""
-    answer, limit = recipe.eval.max_tokens, _limit(recipe, variant)
-    if recipe.data.eval is not None and answer >= limit:
+    answer, limit = longest_answer(recipe), _limit(recipe, variant)
+    if answer >= limit:
+        given = [place for place, task in enumerate(recipe.eval.tasks) if task.max_tokens == answer]
+        key = f"eval.tasks.{given[0]}.max_tokens" if given else "eval.max_tokens"
         raise RecipeError(
-            f"eval.max_tokens: {answer} leaves no room for a prompt in {_name_limit(limit, variant)}; "
+            f"{key}: {answer} leaves no room for a prompt in {_name_limit(limit, variant)}; "
             f"lower it{_or_raise(answer + _PROMPT_ROOM, variant)}"
         )
 
@@ -92,7 +100,7 @@ def _cells(recipe: Recipe, limit: int, of_limit: str) -> Iterator[Derived]:
     The output, where inputs are given, to what they leave, and else to half of all.
     """
     given, inputs, output = recipe.bench.model_fields_set, recipe.bench.input_tokens, recipe.bench.output_tokens
-    if max(inputs) + output <= limit:
+    if recipe.bench.grid != "own" or max(inputs) + output <= limit:
         return
     if "output_tokens" not in given:
         room = limit - max(inputs) if "input_tokens" in given else limit // 2
@@ -117,21 +125,22 @@ def _cells(recipe: Recipe, limit: int, of_limit: str) -> Iterator[Derived]:
 
 def _answer(recipe: Recipe, limit: int, of_limit: str) -> Iterator[Derived]:
     answer = recipe.eval.max_tokens
-    if (
-        recipe.data.eval is not None
-        and "max_tokens" not in recipe.eval.model_fields_set
-        and limit - answer < _PROMPT_ROOM
-    ):
+    if eval_tasks(recipe) and "max_tokens" not in recipe.eval.model_fields_set and limit - answer < _PROMPT_ROOM:
         yield Derived(
             "eval.max_tokens", max(1, limit // 2), f"the default is {answer}; half of {of_limit}, is left to prompts"
         )
 
 
 def _served(recipe: Recipe, variant: Variant) -> Derived:
-    evaluated = recipe.data.max_length + (recipe.eval.max_tokens if recipe.data.eval is not None else 0)
-    wanted = max(_FIRST_REQUEST, evaluated, max(recipe.bench.input_tokens) + recipe.bench.output_tokens)
+    evaluated = recipe.data.max_length + longest_answer(recipe)
+    wanted = max(_FIRST_REQUEST, evaluated, _longest_cell(recipe))
     reason = f"the longest that eval and bench send and ask for, at most {variant.name}'s {variant.context}"
     return Derived("serve.max_model_len", min(wanted, variant.context), reason)
+
+
+def _longest_cell(recipe: Recipe) -> int:
+    """The most tokens that a request of bench sends and asks for together."""
+    return max(load.input_tokens + load.output_tokens for load in recipe.bench.plan.loads)
 
 
 def _limit(recipe: Recipe, variant: Variant) -> int:

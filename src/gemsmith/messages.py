@@ -4,7 +4,7 @@ Message(role="user", parts=(TextPart(text="hi"),))  ↔  {"role": "user", "conte
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 ROLES = ("system", "user", "assistant")
@@ -17,8 +17,16 @@ class TextPart:
     text: str
 
 
-Part = TextPart
-"""What a message may hold: a union, once there is a second kind."""
+@dataclass(frozen=True, kw_only=True)
+class ImagePart:
+    """A picture: the file that holds it, or its bytes where it has no file of its own."""
+
+    path: str = ""
+    data: bytes = field(default=b"", repr=False)
+
+
+Part = TextPart | ImagePart
+"""What a message may hold."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,10 +70,26 @@ def map_text(message: Message, change: Callable[[str], str]) -> Message:
     return replace(message, parts=parts)
 
 
+def images_of(messages: Iterable[Message]) -> tuple[ImagePart, ...]:
+    """The pictures of a conversation, in order."""
+    return tuple(part for message in messages for part in message.parts if isinstance(part, ImagePart))
+
+
 def plain_messages(messages: Sequence[Message]) -> tuple[dict[str, Any], ...]:
-    """The messages as chat templates and servers take them: content that is text alone is a string.
+    """The messages as chat templates take them: content that is text alone is a string, and a picture is its place.
 
     >>> plain_messages([text_message("user", "hi")])
     ({'role': 'user', 'content': 'hi'},)
+    >>> plain_messages([Message(role="user", parts=(ImagePart(path="a.png"), TextPart(text="hi")))])
+    ({'role': 'user', 'content': [{'type': 'image'}, {'type': 'text', 'text': 'hi'}]},)
     """
-    return tuple({"role": message.role, "content": text_of(message)} for message in messages)
+    return tuple({"role": message.role, "content": _plain_content(message)} for message in messages)
+
+
+def _plain_content(message: Message) -> str | list[dict[str, str]]:
+    if not images_of([message]):
+        return text_of(message)
+    return [
+        {"type": "image"} if isinstance(part, ImagePart) else {"type": "text", "text": part.text}
+        for part in message.parts
+    ]

@@ -57,6 +57,37 @@ def checkpoint(tmp_path_factory, tiny_checkpoint) -> Path:
     return folder
 
 
+IMAGE, BEGIN, END = 10, 11, 12
+"""The tokens of pictures in `picture_checkpoint`."""
+
+
+@pytest.fixture(scope="session")
+def picture_checkpoint(tmp_path_factory, checkpoint) -> Path:
+    """The same checkpoint, which takes pictures: patches of 4 pixels, 3 by 3 of them to a soft token."""
+    folder = tmp_path_factory.mktemp("data") / "pictures"
+    shutil.copytree(checkpoint, folder)
+    add_pictures(folder)
+    return folder
+
+
+def add_pictures(folder: Path) -> None:
+    """Gives a checkpoint's folder the tokens, the template and the config of one that takes pictures."""
+    config, tokenizer = (json.loads((folder / name).read_text()) for name in ("config.json", "tokenizer.json"))
+    config["vision_config"] = {"patch_size": 4, "pooling_kernel_size": 3}
+    config |= {"image_token_id": IMAGE, "boi_token_id": BEGIN, "eoi_token_id": END}
+    for number, text in ((IMAGE, "<|image|>"), (BEGIN, "<|image>"), (END, "<image|>")):
+        tokenizer["model"]["vocab"].pop(f"<unused{number}>")
+        tokenizer["model"]["vocab"][text] = number
+        tokenizer["added_tokens"].append(tokenizer["added_tokens"][0] | {"id": number, "content": text})
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    template = folder / "chat_template.jinja"
+    written = template.read_text().replace(
+        "{{- part.text | trim -}}", "{{- '<|image|>' if part.type == 'image' else part.text | trim -}}"
+    )
+    template.write_text(written)
+
+
 @pytest.fixture
 def renderer(tokenizer_folder) -> Renderer:
     return open_renderer(tokenizer_folder)

@@ -1,8 +1,13 @@
+import hashlib
+import time
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from gemsmith.data.pack import ARRAYS, assign_rows, pack_rows
 from gemsmith.data.render import Rendered
+from gemsmith.pictures.check import Picture
 
 
 def rendered(ids: list[int], trained: list[int]) -> Rendered:
@@ -77,3 +82,44 @@ def test_rows_are_taken_in_any_order_with_padding_between():
     taken = rows.take([1, None, 0, 1])
     assert taken.tokens.tolist() == [[2, 7, 0], [0, 0, 0], [2, 5, 0], [2, 7, 0]]
     assert {name: array.dtype for name, array in taken.arrays().items()} == ARRAYS
+
+
+def test_rows_of_text_alone_are_packed_into_the_same_bytes_as_ever():
+    """The hash is version 0.1.0's, before rows could hold pictures."""
+    random = np.random.default_rng(3)
+    lengths = random.integers(1, 257, 2000).tolist()
+    documents = [rendered(random.integers(0, 999, length), random.integers(0, 2, length)) for length in lengths]
+    total = hashlib.sha256()
+    for chunk in pack_rows(documents, assign_rows(lengths, 256), 256):
+        for array in chunk.arrays().values():
+            total.update(array.tobytes())
+    assert total.hexdigest() == "d93ecdcbe894467cef6e6a20f7de889d78b7205b66f2b0d4f9745ca462981c1b"
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_no_row_holds_more_patches_than_it_may_and_little_is_wasted(seed):
+    random = np.random.default_rng(seed)
+    lengths = random.integers(1, 65, size=600)
+    patches = np.where(random.random(600) < 0.5, 0, np.minimum(random.integers(1, 65, size=600), 64))
+    rows = assign_rows(lengths.tolist(), 64, patches=patches.tolist(), max_patches=64)
+    assert sorted(index for row in rows for index in row) == list(range(600))
+    assert all(lengths[row].sum() <= 64 and patches[row].sum() <= 64 for row in rows)
+    least = max(lengths.sum(), patches.sum()) / 64
+    assert len(rows) <= 1.35 * least
+
+
+def test_many_rows_full_of_patches_are_not_looked_through_again():
+    lengths, patches = [20] * 20_000 + [10] * 20_000, [9] * 20_000 + [0] * 20_000
+    begin_s = time.process_time()
+    rows = assign_rows(lengths, 100, patches=patches, max_patches=18)
+    assert len(rows) == 10_000 and time.process_time() - begin_s < 5
+
+
+def test_the_pictures_of_a_row_are_those_of_its_documents_in_order():
+    a, b = (Picture(path=name, sha256="", width=1, height=1, soft_tokens=1) for name in "ab")
+    documents = [replace(rendered([2, 7], [0, 1]), pictures=pictures) for pictures in ((a, b), (), (b,))]
+    [rows] = pack_rows(documents, [[2, 0], [1]], 4)
+    assert rows.pictures == ((b, a, b), ())
+    assert rows.take([1, None, 0]).pictures == ((), (), (b, a, b))
+    [plain] = pack_rows(documents[1:2], [[0]], 4)
+    assert plain.pictures == () == plain.take([0, None]).pictures

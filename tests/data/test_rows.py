@@ -2,7 +2,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from gemsmith.data.rows import describe_columns, read_dataset, read_documents, source_sha256
+from gemsmith.data.rows import Columns, describe_columns, read_dataset, read_documents, source_sha256
 from gemsmith.errors import DataError
 from gemsmith.messages import text_message
 from gemsmith.recipe import Made
@@ -100,7 +100,7 @@ def test_half_a_surrogate_pair_is_refused(tmp_path):
         ),
         (
             {"messages": [{"role": "user", "content": [{"type": "image", "url": "x"}]}]},
-            "messages[0] has a part that is image",
+            "messages[0] has a picture at 'x'; only file:// URLs are read: fetch it first",
         ),
         ({"messages": [{"role": "user", "content": {"a": 1}}]}, "messages[0] is an object; must be text"),
         (
@@ -225,12 +225,12 @@ def test_a_column_that_was_asked_for_is_read_and_not_counted_as_ignored(table, w
     if table:
         file = tmp_path / "rows.parquet"
         pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), file)
-    dataset = read_dataset(str(file), columns=("test",))
+    dataset = read_dataset(str(file), columns=Columns(needed=("test",)))
     assert [document.columns for document in dataset.documents] == [{"test": ["a", "b"]}, {"test": []}]
     assert dataset.ignored_columns == {"id": 2}
 
 
 def test_a_row_without_a_column_that_was_asked_for_is_refused(write_rows):
     rows = write_rows(PAIR | {"test": "a"}, PAIR | {"test": None})
-    with pytest.raises(DataError, match=r"^rows\.jsonl line 2: has no test, which eval.scorer reads; add it, or set"):
-        read_dataset(str(rows), columns=("test",))
+    with pytest.raises(DataError, match=r"^rows\.jsonl line 2: has no test, which eval.scorer reads; add it, set"):
+        read_dataset(str(rows), columns=Columns(needed=("test",)))

@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import urllib.error
 import urllib.request
 
 import pytest
@@ -49,3 +50,11 @@ def test_the_process_of_its_server_runs_until_it_is_said_to_have_died(hostile):
     assert (server.model, server.url, server.process.poll()) == ("tuned", hostile.url, None)
     hostile.died.set()
     assert server.process.poll() == server.process.returncode == 3
+
+
+def test_once_it_has_vanished_nobody_listens_until_it_forgets(hostile):
+    hostile.vanish()
+    with pytest.raises(urllib.error.URLError):
+        ask(hostile.url, {})
+    hostile.forget()
+    assert ask(hostile.url, {})["choices"]

@@ -1,8 +1,11 @@
+import json
+
 import pytest
+from tokenizers import Tokenizer
 
 from gemsmith.checkpoint import open_checkpoint
-from gemsmith.testing.tiny import make_checkpoint
-from gemsmith.zoo import VARIANTS, find_variant, text_tensors
+from gemsmith.testing.tiny import IMAGE_TOKENS, make_checkpoint, with_vision
+from gemsmith.zoo import VARIANTS, find_variant, text_tensors, vision_tensors
 
 TINY = [name for name in VARIANTS if name.startswith("tiny")]
 
@@ -19,3 +22,18 @@ def test_the_same_seed_gives_the_same_bytes(tmp_path):
     one, two = (make_checkpoint(find_variant("tiny-12b"), tmp_path / name) for name in ("one", "two"))
     for file in sorted(one.iterdir()):
         assert file.read_bytes() == (two / file.name).read_bytes(), file.name
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_with_vision_a_checkpoint_has_the_same_text_model_and_tokens_of_images(name, tiny_checkpoint, tmp_path):
+    plain = open_checkpoint(str(tiny_checkpoint(name, "bfloat16")))
+    seeing = open_checkpoint(str(make_checkpoint(with_vision(find_variant(name)), tmp_path / "base")))
+    assert seeing.variant == with_vision(plain.variant)
+    assert {tensor.name for tensor in vision_tensors(seeing.variant)} == seeing.places.keys() - plain.places.keys()
+    for tensor in text_tensors(plain.variant):
+        assert plain.read(tensor.name).tobytes() == seeing.read(tensor.name).tobytes()
+    tokenizer = Tokenizer.from_file(str(seeing.folder / "tokenizer.json"))
+    for key, (number, token) in IMAGE_TOKENS.items():
+        assert tokenizer.encode(token, add_special_tokens=False).ids == [number]
+        assert json.loads((seeing.folder / "tokenizer_config.json").read_text())[key] == token
+    assert seeing.config["image_token_id"] == tokenizer.token_to_id("<|image|>")

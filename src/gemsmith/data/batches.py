@@ -1,9 +1,10 @@
 """Batches of packed rows: each follows from the recipe and the step alone, so a run continues where it stopped."""
 
 import hashlib
+import json
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,12 +14,17 @@ import numpy as np
 from gemsmith.data.pack import ARRAYS, Rows
 from gemsmith.errors import DataError, RunError
 from gemsmith.files import sha256_file
+from gemsmith.pictures.check import Picture
 from gemsmith.recipe import Train
 from gemsmith.records import DataRecord
 from gemsmith.run import Run, read_record
 
 if TYPE_CHECKING:
     import grain
+
+
+PICTURES = "pictures.jsonl"
+"""The file beside the arrays that has a line with the pictures of each row; of rows of text alone there is none."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -97,6 +103,8 @@ def open_rows(run: Run) -> Rows:
     record = read_record(run, DataRecord)
     remedy = f"write it again with: gemsmith data {run.path} --force"
     files = {name: run.data / f"{name}.npy" for name in ARRAYS}
+    if PICTURES in record.files:
+        files[PICTURES] = run.data / PICTURES
     found = {}
     for name, file in files.items():
         try:
@@ -111,12 +119,35 @@ def open_rows(run: Run) -> Rows:
             f"{run.data}: is damaged: its arrays are not those that {run.record_file('data')} was written with; "
             f"{remedy}"
         )
-    return Rows(**{name: np.load(file, mmap_mode="r") for name, file in files.items()})
+    pictures = StoredPictures(lines=_lines(files.pop(PICTURES)), base=run.path) if PICTURES in files else ()
+    return Rows(**{name: np.load(file, mmap_mode="r") for name, file in files.items()}, pictures=pictures)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class StoredPictures:
+    """The pictures of each row, read from its line once they are asked for; relative paths count from `base`."""
+
+    lines: list[bytes]
+    base: Path
+
+    def __len__(self) -> int:
+        return len(self.lines)
+
+    def __iter__(self) -> Iterator[tuple[Picture, ...]]:
+        return (self[row] for row in range(len(self)))
+
+    def __getitem__(self, row: int) -> tuple[Picture, ...]:
+        pictures = (Picture(**values) for values in json.loads(self.lines[row]))
+        return tuple(replace(picture, path=str(self.base / picture.path)) for picture in pictures)
 
 
 def rows_sha256(files: Iterable[str]) -> str:
-    """One SHA-256 for those of the arrays' files, in the order of ARRAYS."""
+    """One SHA-256 for those of the arrays' files, in the order of ARRAYS, and of PICTURES where there are any."""
     return hashlib.sha256("".join(files).encode()).hexdigest()
+
+
+def _lines(file: Path) -> list[bytes]:
+    return file.read_bytes().splitlines()
 
 
 @cache

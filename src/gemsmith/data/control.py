@@ -15,7 +15,7 @@ from tokenizers import AddedToken, Tokenizer
 
 from gemsmith.data.rows import Document
 from gemsmith.errors import DataError
-from gemsmith.messages import Message, map_text, text_of
+from gemsmith.messages import Message, images_of, map_text, text_of
 
 SPECIAL_IDS = {"<pad>": 0, "<eos>": 1, "<bos>": 2, "<|turn>": 105, "<turn|>": 106}
 # Pictures and sounds take their place, and transformers computes them as padding where there are none. Refused with any
@@ -88,7 +88,7 @@ class BorderCheck:
         `again` makes the ids of a guarded document.
         """
         found = self.control.among(ids)
-        shape = (*(message.role for message in document.messages), found.tobytes())
+        shape = (*((turn.role, len(turn.parts), len(images_of([turn]))) for turn in document.messages), found.tobytes())
         if shape in self._known:
             return
         for index, message in enumerate(document.messages):

@@ -13,7 +13,7 @@ import numpy as np
 
 from gemsmith.data.rows import Document
 from gemsmith.errors import RunError
-from gemsmith.messages import Message, text_of
+from gemsmith.messages import ImagePart, text_of
 
 FILE = "answers.npy"
 _HASH_BYTES = 8
@@ -68,15 +68,15 @@ def hash_answers(documents: Iterable[Document]) -> np.ndarray:
 
     Any stretch of white space counts as one space.
     """
-    hashes = b"".join(digest for document in documents for pair in _hash_turns(document.messages) for digest in pair)
+    hashes = b"".join(digest for document in documents for pair in _hash_turns(document) for digest in pair)
     return np.frombuffer(hashes, np.uint64).reshape(-1, 2)
 
 
 def find_overlap(trained: np.ndarray, held_out: Sequence[Document]) -> Overlap:
     """What of the held-out rows' last answers is among the trained ones, which are as hash_answers gives them."""
-    asked = np.frombuffer(
-        b"".join(digest for row in held_out for digest in _hash_turns(row.messages)[-1]), np.uint64
-    ).reshape(-1, 2)
+    asked = np.frombuffer(b"".join(digest for row in held_out for digest in _hash_turns(row)[-1]), np.uint64).reshape(
+        -1, 2
+    )
     prompts, answers = np.isin(asked[:, 0], trained[:, 0]), np.isin(asked[:, 1], trained[:, 1])
     first = tuple(held_out[row].origin for row in np.flatnonzero(prompts)[:_NAMED])
     return Overlap(rows=len(held_out), prompts=int(prompts.sum()), answers=int(answers.sum()), first=first)
@@ -101,12 +101,16 @@ def overlap_notices(overlap: Overlap | None) -> tuple[str, ...]:
     return (text,)
 
 
-def _hash_turns(messages: Sequence[Message]) -> list[tuple[bytes, bytes]]:
+def _hash_turns(document: Document) -> list[tuple[bytes, bytes]]:
     total, found = hashlib.blake2b(digest_size=_HASH_BYTES), []
-    for message in messages:
+    pictures = iter(document.pictures)
+    for message in document.messages:
         before = total.digest()
-        # Neither separator can be in the text: both are white space.
+        # None of the separators can be in the text: they are white space.
         total.update(b"%b\x1f%b\x1e" % (message.role.encode(), _spaced(text_of(message))))
+        for place, part in enumerate(message.parts):
+            if isinstance(part, ImagePart):
+                total.update(b"%d\x1d%b\x1e" % (place, next(pictures).sha256.encode()))
         if message.role == "assistant":
             found.append((before, total.digest()))
     return found

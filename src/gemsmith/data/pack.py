@@ -2,12 +2,14 @@
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from dataclasses import dataclass, field
+from itertools import islice, pairwise
+from typing import Protocol
 
 import numpy as np
 
 from gemsmith.data.render import Rendered
+from gemsmith.pictures.check import Picture
 
 ARRAYS: dict[str, np.dtype] = {
     "tokens": np.dtype(np.int32),
@@ -16,6 +18,14 @@ ARRAYS: dict[str, np.dtype] = {
     "loss_mask": np.dtype(np.uint8),
 }
 _ROWS_AT_ONCE = 256
+
+
+class RowPictures(Protocol):
+    """The pictures of each row, in the order of their soft tokens; none at all where no row has any."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, row: int, /) -> tuple[Picture, ...]: ...
+    def __iter__(self) -> Iterator[tuple[Picture, ...]]: ...
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -32,6 +42,7 @@ class Rows:
     segments: np.ndarray
     positions: np.ndarray
     loss_mask: np.ndarray
+    pictures: RowPictures = ()
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -42,7 +53,8 @@ class Rows:
 
     def take(self, places: Sequence[int | None]) -> "Rows":
         """[[a], [b], [c]], places [2, 0, None] → [[c], [a], [0]]"""
-        return Rows(**{name: _take(array, places) for name, array in self.arrays().items()})
+        pictures = tuple(() if place is None else self.pictures[place] for place in places) if self.pictures else ()
+        return Rows(**{name: _take(array, places) for name, array in self.arrays().items()}, pictures=pictures)
 
     def documents(self, row: int) -> list[slice]:
         """The places of each document of a row: segments 1 1 1 2 2 0 → 0:3, 3:5."""
@@ -51,39 +63,78 @@ class Rows:
         return [slice(begin, end) for begin, end in pairwise(borders) if segments[begin]]
 
 
-def assign_rows(lengths: Sequence[int], max_length: int, *, packing: bool = True) -> list[list[int]]:
+def assign_rows(
+    lengths: Sequence[int],
+    max_length: int,
+    *,
+    packing: bool = True,
+    patches: Sequence[int] = (),
+    max_patches: int = 0,
+) -> list[list[int]]:
     """The documents of each row, by index: best-fit decreasing, or one document a row.
 
     Each document, the longest first, goes into the row where it leaves the least room; ties go to the earlier document
-    and the later row.
+    and the row that was changed last. `patches` are those of each document's pictures; a row holds max_patches.
 
-    >>> assign_rows([2, 5, 4, 3], 6)
-    [[1], [2, 0], [3]]
+    >>> assign_rows([2, 5, 4, 3], 6), assign_rows([2, 2, 2], 6, patches=[4, 4, 0], max_patches=4)
+    ([[1], [2, 0], [3]], [[0, 2], [1]])
     """
-    assert all(0 < length <= max_length for length in lengths)
+    patches = patches or [0] * len(lengths)
+    assert all(0 < length <= max_length for length in lengths) and max(patches, default=0) <= max_patches
     if not packing:
         return [[index] for index in range(len(lengths))]
     rows: list[list[int]] = []
-    with_room: dict[int, list[int]] = {}  # room -> rows
-    rooms: list[int] = []  # sorted keys of with_room
+    patch_rooms: list[int] = []  # of each row
+    fewest = min((count for count in patches if count), default=1)
+    # Rows that may take another picture are apart from those that may not, through which none need look.
+    taking, full = _Rooms(), _Rooms()
     for index in sorted(range(len(lengths)), key=lambda index: (-lengths[index], index)):
-        length = lengths[index]
-        place = bisect_left(rooms, length)
-        if place == len(rooms):
+        length, count = lengths[index], patches[index]
+        fits = [
+            (*found, rooms)
+            for rooms in ((taking,) if count else (full, taking))
+            if (found := rooms.find(length, patch_rooms, count))
+        ]
+        if fits:
+            room, row, rooms = min(fits, key=lambda fit: fit[0])
+            rooms.remove(room, row)
+        else:
             row, room = len(rows), max_length
             rows.append([])
-        else:
-            room = rooms[place]
-            row = with_room[room].pop()
-            if not with_room[room]:
-                del with_room[room], rooms[place]
+            patch_rooms.append(max_patches)
         rows[row].append(index)
-        left = room - length
-        if left and left not in with_room:
-            insort(rooms, left)
-        if left:
-            with_room.setdefault(left, []).append(row)
+        patch_rooms[row] -= count
+        if room > length:
+            (taking if patch_rooms[row] >= fewest else full).add(room - length, row)
     return rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Rooms:
+    """Rows by the room that is left in them."""
+
+    sizes: list[int] = field(default_factory=list)
+    """Sorted keys of `rows`."""
+    rows: dict[int, list[int]] = field(default_factory=dict)
+
+    def find(self, length: int, patch_rooms: Sequence[int], patches: int) -> tuple[int, int] | None:
+        """The least room of that length or more, and the row last put there that has room for so many patches."""
+        for size in islice(self.sizes, bisect_left(self.sizes, length), None):
+            for row in reversed(self.rows[size]):
+                if patch_rooms[row] >= patches:
+                    return size, row
+        return None
+
+    def add(self, size: int, row: int) -> None:
+        if size not in self.rows:
+            insort(self.sizes, size)
+        self.rows.setdefault(size, []).append(row)
+
+    def remove(self, size: int, row: int) -> None:
+        rows = self.rows[size]
+        del rows[len(rows) - 1 - rows[::-1].index(row)]
+        if not rows:
+            del self.rows[size], self.sizes[bisect_left(self.sizes, size)]
 
 
 def pack_rows(documents: Sequence[Rendered], rows: Sequence[Sequence[int]], max_length: int) -> Iterator[Rows]:
@@ -94,6 +145,7 @@ def pack_rows(documents: Sequence[Rendered], rows: Sequence[Sequence[int]], max_
 
 def _fill(documents: Sequence[Rendered], rows: Sequence[Sequence[int]], max_length: int) -> Rows:
     arrays = {name: np.zeros((len(rows), max_length), dtype) for name, dtype in ARRAYS.items()}
+    pictures = tuple(tuple(seen for index in members for seen in documents[index].pictures) for members in rows)
     counting = np.arange(max_length, dtype=np.int32)
     for row, members in enumerate(rows):
         begin = 0
@@ -106,7 +158,7 @@ def _fill(documents: Sequence[Rendered], rows: Sequence[Sequence[int]], max_leng
             # A document's first token has nothing before it to be predicted from.
             arrays["loss_mask"][row, begin + 1 : end] = document.trained[1:]
             begin = end
-    return Rows(**arrays)
+    return Rows(**arrays, pictures=pictures if any(pictures) else ())
 
 
 def _take(array: np.ndarray, places: Sequence[int | None]) -> np.ndarray:

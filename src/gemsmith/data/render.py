@@ -8,9 +8,10 @@ every turn. Prompt and answer are tokenised apart and joined, as they are when t
 border would be one it never has to write.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
+from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,6 +28,7 @@ from gemsmith.data.control import (
 )
 from gemsmith.data.limits import Limits, OutOfTime, limited
 from gemsmith.data.rows import Document
+from gemsmith.data.soft_tokens import ImageTokens, place_soft_tokens, read_image_tokens
 from gemsmith.data.template import (
     ChatTemplate,
     TemplateFailure,
@@ -36,7 +38,8 @@ from gemsmith.data.template import (
     find_template,
 )
 from gemsmith.errors import CheckpointError, DataError
-from gemsmith.messages import plain_messages, text_of
+from gemsmith.messages import images_of, plain_messages, text_of
+from gemsmith.pictures.check import Picture
 
 TURN_END = "<turn|>"
 
@@ -48,10 +51,21 @@ class Piece(NamedTuple):
     trained: bool
 
 
-class _Sequence(NamedTuple):
-    """The pieces of a document's sequence of this number, from 0."""
+class Split(NamedTuple):
+    """One sequence of a document: its pieces, and for each trained one how many of the messages come before it.
+
+    `messages` are how many are in it.
+    """
 
     pieces: tuple[Piece, ...]
+    before: tuple[int, ...]
+    messages: int
+
+
+class _Sequence(NamedTuple):
+    """A document's sequence of this number, from 0."""
+
+    split: Split
     document: Document
     number: int
 
@@ -63,6 +77,13 @@ class Rendered:
     ids: np.ndarray
     trained: np.ndarray
     origin: str
+    pictures: tuple[Picture, ...] = ()
+    """In the order of their soft tokens."""
+
+    @property
+    def soft_tokens(self) -> int:
+        """Those of all its pictures."""
+        return sum(picture.soft_tokens for picture in self.pictures)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +97,8 @@ class Renderer:
     tokenizer: Tokenizer
     control: ControlTokens
     limits: Limits | None = None
+    image_tokens: Callable[[], ImageTokens]
+    """Asked only for rows with pictures: a checkpoint of text alone has none."""
 
 
 def open_renderer(folder: Path, template: TemplateText | None = None, *, limits: Limits | None = None) -> Renderer:
@@ -87,7 +110,13 @@ def open_renderer(folder: Path, template: TemplateText | None = None, *, limits:
     with limited(limits):
         compiled = compile_template(found)
     tokenizer = open_tokenizer(folder)
-    return Renderer(template=compiled, tokenizer=tokenizer, control=find_control_tokens(tokenizer), limits=limits)
+    return Renderer(
+        template=compiled,
+        tokenizer=tokenizer,
+        control=find_control_tokens(tokenizer),
+        limits=limits,
+        image_tokens=cache(partial(read_image_tokens, folder, tokenizer)),
+    )
 
 
 def open_tokenizer(folder: Path) -> Tokenizer:
@@ -123,8 +152,8 @@ def render_documents(renderer: Renderer, documents: Sequence[Document]) -> list[
     with limited(renderer.limits, extra_bytes=sum(map(_text_bytes, documents))):
         for document in documents:
             refuse_control_tokens(renderer.control, document)
-            pieces_of_all = _split_within_limits(renderer.template, document)
-            sequences += [_Sequence(pieces, document, number) for number, pieces in enumerate(pieces_of_all)]
+            splits = _split_within_limits(renderer.template, document)
+            sequences += [_Sequence(split, document, number) for number, split in enumerate(splits)]
     return _tokenize(renderer, BorderCheck(tokenizer=renderer.tokenizer, control=renderer.control), sequences)
 
 
@@ -133,14 +162,14 @@ def _text_bytes(document: Document) -> int:
     return 8 * (len(document.messages) + 1) * sum(len(text_of(message)) for message in document.messages)
 
 
-def _split_within_limits(template: ChatTemplate, document: Document) -> list[tuple[Piece, ...]]:
+def _split_within_limits(template: ChatTemplate, document: Document) -> list[Split]:
     try:
         return split_document(template, document)
     except (MemoryError, OutOfTime) as error:  # while what it rendered is cut
         raise DataError(f"{document.origin}: {explain_failure(template.source, error)}") from None
 
 
-def split_document(template: ChatTemplate, document: Document) -> list[tuple[Piece, ...]]:
+def split_document(template: ChatTemplate, document: Document) -> list[Split]:
     r"""The document's text cut into trained and untrained pieces: one sequence, or one for each assistant turn.
 
     Some templates put an empty thought channel before an answer only when the model is to write it, not when it is
@@ -159,8 +188,11 @@ def split_document(template: ChatTemplate, document: Document) -> list[tuple[Pie
         raise DataError(f"{document.origin}: {error}") from None
     turns = [_cut_turn(document, *cut) for cut in zip(answers, prompts, upto, strict=True)]
     if any(turn.apart for turn in turns):
-        return [(Piece(turn.prompt, False), Piece(turn.answer, True), Piece(turn.rest, False)) for turn in turns]
-    return [_join_turns(full, turns, document)]
+        return [
+            Split((Piece(turn.prompt, False), Piece(turn.answer, True), Piece(turn.rest, False)), (index,), index + 1)
+            for index, turn in zip(answers, turns, strict=True)
+        ]
+    return [Split(_join_turns(full, turns, document), tuple(answers), len(messages))]
 
 
 class _Turn(NamedTuple):
@@ -246,20 +278,41 @@ def _prompt_ids(renderer: Renderer, document: Document) -> np.ndarray:
 
 def _tokenize(renderer: Renderer, borders: BorderCheck, batch: Sequence[_Sequence]) -> list[Rendered]:
     # The line feed after an answer, and whatever else is the same in many rows, once.
-    texts = list(dict.fromkeys(piece.text for sequence in batch for piece in sequence.pieces))
+    texts = list(dict.fromkeys(piece.text for sequence in batch for piece in sequence.split.pieces))
     encodings = renderer.tokenizer.encode_batch_fast(texts, add_special_tokens=False)
     ids = {text: np.array(encoding.ids, np.int32) for text, encoding in zip(texts, encodings, strict=True)}
     rendered = []
-    for pieces, document, number in batch:
-        joined = _join_ids(pieces, [ids[piece.text] for piece in pieces], document.origin)
+    for split, document, number in batch:
+        joined = _join_ids(split.pieces, [ids[piece.text] for piece in split.pieces], document.origin)
         borders.refuse_made(document, joined.ids, partial(_sequence_ids, renderer, number))
+        if images_of(document.messages):
+            joined = _place_pictures(joined, split, document, renderer.image_tokens())
         rendered.append(_check_ids(joined))
     return rendered
 
 
+def _place_pictures(joined: Rendered, split: Split, document: Document, tokens: ImageTokens) -> Rendered:
+    """The same with the soft tokens of its pictures. Raises DataError where the template did not write each once."""
+    upto = [0, *accumulate(len(images_of([message])) for message in document.messages)]
+    assert upto[-1] == len(document.pictures), "looked at before"
+    placed = joined.ids == tokens.image
+    # Each run of what is trained begins where an answer does: so many pictures come before it.
+    begins = np.flatnonzero(np.diff(joined.trained.astype(np.int8), prepend=0) == 1)
+    found = [*(int(np.count_nonzero(placed[:begin])) for begin in begins), int(np.count_nonzero(placed))]
+    wanted = [upto[count] for count in (*split.before, split.messages)]
+    if found != wanted or (placed & joined.trained).any():
+        raise DataError(
+            f"{document.origin}: the chat template does not write the image placeholder once for each picture, in its "
+            f"place ({found[-1]} for {wanted[-1]}); set data.template to Gemma 4's"
+        )
+    pictures = document.pictures[: wanted[-1]]
+    ids, origin = place_soft_tokens(joined.ids, [picture.soft_tokens for picture in pictures], tokens)
+    return replace(joined, ids=ids, trained=joined.trained[origin], pictures=pictures)
+
+
 def _sequence_ids(renderer: Renderer, number: int, document: Document) -> np.ndarray:
     with limited(renderer.limits, extra_bytes=_text_bytes(document)):
-        pieces = _split_within_limits(renderer.template, document)[number]
+        pieces = _split_within_limits(renderer.template, document)[number].pieces
     encodings = renderer.tokenizer.encode_batch_fast([piece.text for piece in pieces], add_special_tokens=False)
     return np.concatenate([np.array(encoding.ids, np.int32) for encoding in encodings])
 

@@ -2,15 +2,19 @@
 
 import hashlib
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+from gemsmith.data.image_folder import FORMAT, Classes, find_photos, folder_notices, folder_rows, recipe_classes
+from gemsmith.data.parts import IMAGE_COLUMNS, PictureSource, kind, read_column, read_parts
 from gemsmith.data.stored import find_files, stored_rows
-from gemsmith.errors import DataError, nearest
-from gemsmith.messages import ROLES, Message, Part, TextPart, join_texts, text_of
-from gemsmith.recipe import Made, Recipe
-from gemsmith.tasks import find_row_maker, find_scorer
+from gemsmith.errors import DataError, RecipeError, nearest
+from gemsmith.messages import ROLES, ImagePart, Message, images_of, text_of
+from gemsmith.pictures.check import Picture
+from gemsmith.recipe import Made, Recipe, eval_tasks
+from gemsmith.tasks import SOURCES, TakesOptions, find_row_maker, find_scorer
 
 _FORMS = {"messages": ("messages",), "prompt-response": ("prompt", "response")}
 _COLUMNS = tuple(column for columns in _FORMS.values() for column in columns)
@@ -20,7 +24,8 @@ _MEANINGFUL = {
     "system": "write it into messages, as a turn of the role system",
     "history": "write its turns into messages",
     **dict.fromkeys(("tools", "functions", "documents", "chat_template_kwargs", "weight"), "take such rows out"),
-    **dict.fromkeys(("image", "images", "video", "videos", "audio", "audios"), "take such rows out"),
+    **dict.fromkeys(IMAGE_COLUMNS, "name it image or images in small letters"),
+    **dict.fromkeys(("video", "videos", "audio", "audios"), "take such rows out"),
 }
 # How many columns a message names.
 _NAMED = 8
@@ -35,6 +40,8 @@ class Document:
     form: str = "messages"
     columns: Mapping[str, Any] = field(default_factory=dict)
     """Other columns of the row, where they were asked for."""
+    pictures: tuple[Picture, ...] = ()
+    """What was found of its pictures, in the order of its image parts, once they have been looked at."""
 
     def name(self, index: int) -> str:
         """What the row calls its message of this index: messages[1], or response."""
@@ -48,6 +55,23 @@ class Dataset:
     documents: list[Document]
     ignored_columns: Mapping[str, int]
     """Columns that were not read: name -> rows that have a value there."""
+    notices: tuple[str, ...] = ()
+    """What a reader must know of the source."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Columns:
+    """What is read of a row beside the messages: columns that it needs, others, and values for rows without one."""
+
+    needed: tuple[str, ...] = ()
+    optional: tuple[str, ...] = ()
+    given: Mapping[str, Any] = field(default_factory=dict)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.needed or name in self.optional
+
+
+NO_COLUMNS = Columns()
 
 
 def read_documents(source: str | Made, *, format: str = "auto", seed: int = 0) -> list[Document]:  # noqa: A002 (the recipe's word)
@@ -55,11 +79,47 @@ def read_documents(source: str | Made, *, format: str = "auto", seed: int = 0) -
     return read_dataset(source, format=format, seed=seed).documents
 
 
+def read_train(recipe: Recipe, keep: Callable[[bytes], str]) -> Dataset:
+    """The rows of data.train; `keep` makes files of pictures that come as bytes."""
+    data = recipe.data
+    classes = recipe_classes(data, "train")
+    return read_dataset(data.train, format=data.format, seed=recipe.seed, classes=classes, keep=keep)
+
+
 def read_held_out(recipe: Recipe) -> Dataset:
-    """The rows of data.eval, with the columns that eval.scorer reads."""
-    source, columns = recipe.data.eval, find_scorer(recipe.eval.scorer).COLUMNS
-    assert source is not None
-    return read_dataset(source, format=recipe.data.format, seed=recipe.seed, columns=columns)
+    """The rows of data.eval, as read_held_out_pictures. Raises DataError where one has a picture."""
+    dataset = read_held_out_pictures(recipe)
+    if seen := next((document for document in dataset.documents if images_of(document.messages)), None):
+        raise DataError(f"{seen.origin}: has a picture, and eval asks about text alone; take it out of data.eval")
+    return dataset
+
+
+def read_held_out_pictures(recipe: Recipe) -> Dataset:
+    """The rows of data.eval, with the columns that their scorers read, from eval.options where a row has none.
+
+    Raises RecipeError for an option that no scorer reads, DataError as read_dataset does.
+    """
+    data = recipe.data
+    assert data.eval is not None
+    names = [task.task for task in eval_tasks(recipe) if task.task not in SOURCES]
+    scorers = [find_scorer(name) for name in names]
+    columns = Columns(
+        needed=tuple(dict.fromkeys(column for scorer in scorers for column in scorer.COLUMNS)),
+        optional=tuple(
+            dict.fromkeys(
+                column for scorer in scorers if isinstance(scorer, TakesOptions) for column in scorer.OPTIONAL_COLUMNS
+            )
+        ),
+        given=recipe.eval.options,
+    )
+    allowed = (*columns.needed, *columns.optional)
+    if unknown := next((name for name in columns.given if name not in allowed), None):
+        raise RecipeError(
+            f"eval.options.{unknown}: the scorer {' and '.join(names)} reads no {unknown}{nearest(unknown, allowed)}; "
+            f"allowed: {', '.join(allowed) or 'none'}"
+        )
+    classes = recipe_classes(data, "held-out")
+    return read_dataset(data.eval, format=data.format, seed=recipe.seed, columns=columns, classes=classes)
 
 
 def read_dataset(
@@ -67,28 +127,37 @@ def read_dataset(
     *,
     format: str = "auto",  # noqa: A002 (the recipe's word)
     seed: int = 0,
-    columns: Collection[str] = (),
+    columns: Columns = NO_COLUMNS,
+    classes: Classes | None = None,
+    keep: Callable[[bytes], str] | None = None,
 ) -> Dataset:
     """Every row of the source; `seed` is for rows that are made, `columns` are read beside the messages.
 
+    `classes` are those of a folder of photos; `keep` makes files of pictures that come as bytes, and gives their paths.
     Raises DataError naming the file and the line for whatever cannot be used.
     """
-    if isinstance(source, Made):
-        name, rows = "data", _made_rows(source, seed)
-    else:
-        read = {*_COLUMNS, *columns}
-        name, rows = source, stored_rows(source, lambda column: column in read or _changes_row(column) is not None)
+    name = "data" if isinstance(source, Made) else source
+    rows = _source_rows(source, seed, columns, classes)
+    pictures = PictureSource(folder=_folder_of(source), keep=keep)
     documents: list[Document] = []
     ignored: Counter[str] = Counter()
-    form = None if format == "auto" else format
+    form = None if format in ("auto", FORMAT) else format
     for origin, row in rows:
-        form = _check_form(row, origin, form, chosen=format != "auto")
+        form = _check_form(row, origin, form, chosen=format not in ("auto", FORMAT))
         ignored.update(_other_columns(row, origin, form, columns))
-        messages, kept = _read_messages(row, origin, form), _read_columns(row, origin, columns)
+        messages, kept = _read_messages(row, origin, form, pictures), _read_columns(row, origin, columns)
         documents.append(Document(messages=messages, origin=origin, form=form, columns=kept))
     if not documents:
         raise DataError(f"{name}: holds no rows; give a dataset with at least one")
-    return Dataset(documents=documents, ignored_columns=dict(ignored.most_common()))
+    notices = folder_notices(str(source), classes) if classes else ()
+    return Dataset(documents=documents, ignored_columns=dict(ignored.most_common()), notices=notices)
+
+
+def find_source_files(source: str, format: str = "auto") -> tuple[Path, ...]:  # noqa: A002 (the recipe's word)
+    """The files that the rows are read from, in reading order. Raises DataError where there are none."""
+    if format == FORMAT:
+        return tuple(file for files in find_photos(source).values() for file in files)
+    return find_files(source)
 
 
 def describe_columns(columns: Mapping[str, int]) -> str:
@@ -96,27 +165,50 @@ def describe_columns(columns: Mapping[str, int]) -> str:
     return _first_few([f"{name} ({count:,} row{'s' * (count > 1)})" for name, count in columns.items()])
 
 
-def source_sha256(source: str | Made) -> str:
-    """A hash of what the rows are read from: the bytes of the files, or the request for rows to be made."""
+def source_sha256(source: str | Made, format: str = "auto") -> str:  # noqa: A002 (the recipe's word)
+    """A hash of what the rows are read from: the bytes of the files, or the request for rows to be made.
+
+    Of a folder of photos, their names and their classes' as well.
+    """
     if isinstance(source, Made):
         return hashlib.sha256(source.model_dump_json().encode()).hexdigest()
     total = hashlib.sha256()
-    for file in find_files(source):
+    for file in find_source_files(source, format):
+        if format == FORMAT:
+            total.update(f"{file.parent.name}/{file.name}\0".encode())
         with file.open("rb") as stream:
             total.update(hashlib.file_digest(stream, "sha256").digest())
     return total.hexdigest()
 
 
+def _source_rows(source: str | Made, seed: int, columns: Columns, classes: Classes | None) -> Iterator[tuple[str, Any]]:
+    if isinstance(source, Made):
+        return _made_rows(source, seed)
+    if classes:
+        return folder_rows(source, classes)
+    read = (*_COLUMNS, *IMAGE_COLUMNS)
+    return stored_rows(source, lambda name: name in read or name in columns or _changes_row(name) is not None)
+
+
+def _folder_of(source: str | Made) -> Path:
+    """What relative paths of pictures count from: the folder that holds the rows."""
+    if isinstance(source, Made):
+        return Path()
+    path = Path(source).expanduser().absolute()
+    return path if path.is_dir() else path.parent
+
+
 def _made_rows(made: Made, seed: int) -> Iterator[tuple[str, Any]]:
     rows = find_row_maker(made.task).make_rows(made.rows, made.split, seed)
-    yield from ((f"{made.task} {made.split} row {number}", row) for number, row in enumerate(rows, start=1))
+    name = Path(made.task).name
+    yield from ((f"{name} {made.split} row {number}", row) for number, row in enumerate(rows, start=1))
 
 
 def _check_form(row: Any, origin: str, form: str | None, *, chosen: bool) -> str:
     """The form of the row, `messages` or `prompt-response`: `form` where it is set, or else what the columns say."""
     if not isinstance(row, Mapping):
         raise DataError(
-            f'{origin}: is {_kind(row)}; must be an object {{"messages": [...]}} or {{"prompt": ..., "response": ...}}'
+            f'{origin}: is {kind(row)}; must be an object {{"messages": [...]}} or {{"prompt": ..., "response": ...}}'
         )
     fitting = [name for name, columns in _FORMS.items() if set(columns) <= set(row)]
     if len(fitting) > 1 and not chosen:
@@ -142,9 +234,10 @@ def _check_form(row: Any, origin: str, form: str | None, *, chosen: bool) -> str
     return fitting[0]
 
 
-def _other_columns(row: Mapping[str, Any], origin: str, form: str, columns: Collection[str]) -> list[str]:
+def _other_columns(row: Mapping[str, Any], origin: str, form: str, columns: Columns) -> list[str]:
     """The names of columns with a value that nothing reads. Raises DataError where one changes what the row says."""
-    others = [column for column, value in row.items() if value is not None and column not in _FORMS[form]]
+    known = (*_FORMS[form], *IMAGE_COLUMNS)
+    others = [column for column, value in row.items() if value is not None and column not in known]
     for column in others:
         remedy = _changes_row(column)
         if remedy and row[column] not in ("", [], {}):
@@ -161,23 +254,45 @@ def _changes_row(column: str) -> str | None:
     return _MEANINGFUL.get(column.strip().lower())
 
 
-def _read_columns(row: Mapping[str, Any], origin: str, columns: Collection[str]) -> dict[str, Any]:
-    """Those columns of the row. Raises DataError where one has no value."""
-    if missing := next((column for column in columns if row.get(column) is None), None):
-        raise DataError(f"{origin}: has no {missing}, which eval.scorer reads; add it, or set eval.scorer to another")
-    return {column: row[column] for column in columns}
+def _read_columns(row: Mapping[str, Any], origin: str, columns: Columns) -> dict[str, Any]:
+    """Those columns that have a value, in the row or given. Raises DataError where one that is needed has none."""
+    there = {name: row[name] for name in (*columns.needed, *columns.optional) if row.get(name) is not None}
+    found = {**columns.given, **there}
+    if missing := next((name for name in columns.needed if found.get(name) is None), None):
+        raise DataError(
+            f"{origin}: has no {missing}, which eval.scorer reads; add it, set eval.options.{missing} for all rows, or "
+            "set eval.scorer to another"
+        )
+    return found
 
 
-def _read_messages(row: Mapping[str, Any], origin: str, form: str) -> tuple[Message, ...]:
+def _read_messages(row: Mapping[str, Any], origin: str, form: str, source: PictureSource) -> tuple[Message, ...]:
+    column = read_column(row, origin, source)
     if form == "prompt-response":
-        turns: Any = [{"role": "user", "content": row["prompt"]}, {"role": "assistant", "content": row["response"]}]
+        prompt = row["prompt"]
+        if column and isinstance(prompt, str):
+            prompt = [*({"type": "image"} for _ in column), {"type": "text", "text": prompt}]
+        turns: Any = [{"role": "user", "content": prompt}, {"role": "assistant", "content": row["response"]}]
         names: tuple[str, ...] = ("prompt", "response")
     else:
         turns = row["messages"]
         if not isinstance(turns, list):
-            raise DataError(f"{origin}: messages is {_kind(turns)}; must be a list of {{role, content}}")
+            raise DataError(f"{origin}: messages is {kind(turns)}; must be a list of {{role, content}}")
         names = tuple(f"messages[{index}]" for index in range(len(turns)))
-    messages = tuple(_read_message(turn, f"{origin}: {name}") for turn, name in zip(turns, names, strict=True))
+    left = iter(column)
+    messages = tuple(
+        _read_message(turn, f"{origin}: {name}", left, source) for turn, name in zip(turns, names, strict=True)
+    )
+    if more := len([*left]):
+        raise DataError(
+            f"{origin}: {more} of the {len(column)} pictures in its column have no place in its messages; put "
+            '{"type": "image"} where each belongs'
+        )
+    _check_turns(messages, names, origin)
+    return messages
+
+
+def _check_turns(messages: Sequence[Message], names: Sequence[str], origin: str) -> None:
     roles = [message.role for message in messages]
     if "assistant" not in roles:
         raise DataError(f"{origin}: has no assistant turn, so nothing to train on; add one, or take the row out")
@@ -193,12 +308,14 @@ def _read_messages(row: Mapping[str, Any], origin: str, form: str) -> tuple[Mess
     )
     if empty:
         raise DataError(f"{origin}: {empty} is an empty answer; fill it, or take the row out")
-    return messages
+    for name, turn in zip(names, messages, strict=True):
+        if turn.role != "user" and images_of([turn]):
+            raise DataError(f"{origin}: {name} is of the role {turn.role} and has a picture; only user turns may")
 
 
-def _read_message(turn: Any, where: str) -> Message:
+def _read_message(turn: Any, where: str, column: Iterator[ImagePart], source: PictureSource) -> Message:
     if not isinstance(turn, Mapping):
-        raise DataError(f"{where} is {_kind(turn)}; must be an object with role and content")
+        raise DataError(f"{where} is {kind(turn)}; must be an object with role and content")
     # Tables fill a field that only some messages have with null.
     fields = [name for name, value in turn.items() if value is not None or name in _FIELDS]
     unknown = next((name for name in fields if name not in _FIELDS), None)
@@ -210,26 +327,9 @@ def _read_message(turn: Any, where: str) -> Message:
     role = turn["role"]
     if role not in ROLES:
         raise DataError(f"{where} has the role {role!r}{nearest(str(role), ROLES)}; allowed: {', '.join(ROLES)}")
-    message = Message(role=role, parts=_read_parts(turn["content"], where))
+    message = Message(role=role, parts=read_parts(turn["content"], where, column, source))
     _check_unicode(text_of(message), where)
     return message
-
-
-def _read_parts(content: Any, where: str) -> tuple[Part, ...]:
-    """The parts of a message's content, which is a string or a list of {"type": "text", "text": ...}."""
-    if isinstance(content, str):
-        return (TextPart(text=content),)
-    if not isinstance(content, list):
-        raise DataError(f'{where} is {_kind(content)}; must be text, or a list of {{"type": "text", "text": ...}}')
-    return join_texts(_read_part(part, where) for part in content)
-
-
-def _read_part(part: Any, where: str) -> Part:
-    match part:
-        case {"type": "text", "text": str(text)}:
-            return TextPart(text=text)
-    kind = part.get("type", _kind(part)) if isinstance(part, Mapping) else _kind(part)
-    raise DataError(f'{where} has a part that is {kind}; only {{"type": "text", "text": ...}} can be trained on')
 
 
 def _check_unicode(text: str, where: str) -> None:
@@ -250,16 +350,3 @@ def _first_few(names: Sequence[str]) -> str:
 def _in_line(name: str) -> str:
     """A column's name as it can stand in a line of text."""
     return name if name and name.isprintable() else repr(name)
-
-
-def _kind(value: Any) -> str:
-    names = {
-        str: "text",
-        bool: "a boolean",
-        int: "a number",
-        float: "a number",
-        list: "a list",
-        dict: "an object",
-        type(None): "null",
-    }
-    return names.get(type(value), type(value).__name__)

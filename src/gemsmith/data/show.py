@@ -12,6 +12,7 @@ from gemsmith.checkpoint.fetch import fetch_folder
 from gemsmith.data.batches import open_rows
 from gemsmith.data.pack import Rows
 from gemsmith.data.render import open_tokenizer
+from gemsmith.data.soft_tokens import read_image_tokens
 from gemsmith.run import Run
 from gemsmith.terminal import open_console
 
@@ -20,15 +21,20 @@ def show(run: Run, count: int, *, console: Console | None = None) -> None:
     """Prints the first packed rows to stdout: trained tokens in colour, or within ⟦ ⟧ where there is no terminal."""
     console = console or open_console(stderr=False)
     rows = open_rows(run)
-    tokenizer = open_tokenizer(fetch_folder(run.recipe.checkpoint))
+    folder = fetch_folder(run.recipe.checkpoint)
+    tokenizer = open_tokenizer(folder)
     mark = "in colour" if console.is_terminal else "within ⟦ ⟧"
     console.print(f"{len(rows)} packed rows of {rows.tokens.shape[1]} tokens; what is trained on is {mark}")
+    image = read_image_tokens(folder, tokenizer).image if rows.pictures else None
     for row in range(min(count, len(rows))):
-        console.print(row_text(rows, row, tokenizer, coloured=console.is_terminal))
+        console.print(row_text(rows, row, tokenizer, coloured=console.is_terminal, image=image))
 
 
-def row_text(rows: Rows, row: int, tokenizer: Tokenizer, *, coloured: bool) -> Text:
-    """One row: a line for each document's border, its text with the trained part marked, a line for the padding."""
+def row_text(rows: Rows, row: int, tokenizer: Tokenizer, *, coloured: bool, image: int | None = None) -> Text:
+    """One row: a line for each document's border, its text with the trained part marked, a line for the padding.
+
+    `image` is the id of a soft token's place.
+    """
     documents = rows.documents(row)
     padding = int(np.count_nonzero(rows.segments[row] == 0))
     text = Text()
@@ -39,21 +45,26 @@ def row_text(rows: Rows, row: int, tokenizer: Tokenizer, *, coloured: bool) -> T
     for number, places in enumerate(documents, start=1):
         tokens, trained = rows.tokens[row][places], rows.loss_mask[row][places] != 0
         text.append(f"── document {number}: {len(tokens)} tokens, {int(trained.sum())} trained\n", style="cyan")
-        text.append_text(document_text(tokens, trained, tokenizer, coloured=coloured))
+        text.append_text(document_text(tokens, trained, tokenizer, coloured=coloured, image=image))
         text.append("" if text.plain.endswith("\n") else "\n")
     if padding:
         text.append(f"── padding: {padding} tokens", style="cyan")
     return text
 
 
-def document_text(tokens: np.ndarray, trained: np.ndarray, tokenizer: Tokenizer, *, coloured: bool) -> Text:
-    """The document's text, special tokens spelled out.
+def document_text(
+    tokens: np.ndarray, trained: np.ndarray, tokenizer: Tokenizer, *, coloured: bool, image: int | None = None
+) -> Text:
+    """The document's text, special tokens spelled out, and the soft tokens of a picture counted.
 
     ids [2, 105, 9, 7, 106], trained [0, 0, 0, 1, 1] → `<bos><|turn>a⟦b<turn|>⟧`
     """
-    text = Text()
-    borders = [0, *(np.flatnonzero(np.diff(trained)) + 1).tolist(), len(tokens)]
+    text, soft = Text(), tokens == (-1 if image is None else image)
+    borders = [0, *(np.flatnonzero(np.diff(trained) | np.diff(soft)) + 1).tolist(), len(tokens)]
     for begin, end in pairwise(borders):
+        if soft[begin]:
+            text.append(f"▣ {end - begin}", style="bold magenta")
+            continue
         part = spell_out(tokenizer.decode(tokens[begin:end].tolist(), skip_special_tokens=False))
         if not trained[begin]:
             text.append(part, style="dim")

@@ -1,28 +1,47 @@
 """The data stage: reads, renders, drops what is too long, packs, and writes the arrays and their record."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from gemsmith.checkpoint import Checkpoint, open_checkpoint
-from gemsmith.data.batches import count_steps, rows_sha256
+from gemsmith.checkpoint.folder import read_config
+from gemsmith.data.batches import PICTURES, count_steps, rows_sha256
+from gemsmith.data.image_folder import recipe_classes
 from gemsmith.data.overlap import Overlap, find_overlap, overlap_notices, write_answers
 from gemsmith.data.pack import ARRAYS, Rows, assign_rows, pack_rows
+from gemsmith.data.pictures import Seen, look_at_pictures, write_pictures
 from gemsmith.data.render import Rendered, open_tokenizer
-from gemsmith.data.rows import Dataset, describe_columns, read_dataset, read_held_out, source_sha256
+from gemsmith.data.rows import (
+    Dataset,
+    Document,
+    describe_columns,
+    read_dataset,
+    read_held_out_pictures,
+    read_train,
+    source_sha256,
+)
 from gemsmith.data.template import TemplateText, find_template
 from gemsmith.data.workers import count_processes, render_in_processes
 from gemsmith.errors import CheckpointError, DataError, MachineError, RunError
 from gemsmith.files import replacing_folder, sha256_file
 from gemsmith.lengths import check_lengths
+from gemsmith.messages import images_of
+from gemsmith.pictures.kept import drop_others, keep_bytes
+from gemsmith.pictures.patches import Patching, read_patching
 from gemsmith.provenance import Clock, start_clock
+from gemsmith.recipe import Data, Recipe, eval_tasks
 from gemsmith.records import DataRecord
 from gemsmith.run import Run, make_origin, read_record, write_record
+from gemsmith.tasks import is_task_file
 from gemsmith.terminal import open_console, track
 from gemsmith.zoo import VARIANTS
 
-_PACKAGES = ("numpy", "tokenizers", "jinja2", "grain")
+_PACKAGES = ("numpy", "tokenizers", "jinja2", "grain", "pillow")
 # Columns by which some datasets mark rows that are not to be trained on.
 _MARKING = ("label", "split")
 
@@ -37,29 +56,71 @@ def prepare_data(run: Run) -> DataRecord:
     console = open_console(soft_wrap=False)
     data = run.recipe.data
     # Before the checkpoint, which may first have to be fetched.
-    dataset = read_dataset(data.train, format=data.format, seed=run.recipe.seed)
-    checkpoint = open_checkpoint(run.recipe.checkpoint, variant=VARIANTS.get(run.recipe.model or ""))
-    check_lengths(run.recipe, checkpoint.variant)
-    template = find_template(checkpoint.folder, data.template)
-    _check_tokenizer(checkpoint)
-    # Rows that eval cannot read are better found now than after training.
-    held_out = [] if data.eval is None else read_held_out(run.recipe).documents
-    progress = track(dataset.documents, "rendering rows", console)
-    rendered = list(render_in_processes(checkpoint.folder, template, progress, count_processes(dataset.documents)))
-    kept = _keep_fitting(rendered, data.max_length, too_long=data.too_long)
-    rows = assign_rows([len(document.ids) for document in kept], data.max_length, packing=data.packing)
+    dataset = read_train(run.recipe, partial(keep_bytes, run.pictures))
+    checkpoint, template = _open_checkpoint(run)
+    patching = read_patching(read_config(checkpoint.folder), data.image_tokens)
+    held_out = _look(checkpoint, _read_held_out(run.recipe), patching, bad="error", key="data.eval").documents
+    seen = _look(checkpoint, dataset.documents, patching, bad=data.bad_image, key="data.train")
+    progress = track(seen.documents, "rendering rows", console)
+    rendered = list(render_in_processes(checkpoint.folder, template, progress, count_processes(seen.documents)))
+    kept, dropped = _keep_fitting(rendered, data, patching)
+    patches = [patching.per_token * document.soft_tokens for document in kept]
+    rows = _assign(kept, patches, data)
     before = _earlier(run)
-    files = _write_rows(run, pack_rows(kept, rows, data.max_length), (len(rows), data.max_length))
+    chunks, shape = pack_rows(kept, rows, data.max_length), (len(rows), data.max_length)
+    files = _write_rows(run, chunks, shape, with_pictures=any(patches))
+    drop_others(run.pictures, {Path(picture.path).name for document in kept for picture in document.pictures})
     trained = {row.origin for row in kept}
-    answers = write_answers(run.data, (document for document in dataset.documents if document.origin in trained))
+    answers = write_answers(run.data, (document for document in seen.documents if document.origin in trained))
     record = _make_record(run, clock, rendered, kept, len(rows), files, _sources(run, checkpoint, template))
-    record = record.model_copy(update={"ignored_columns": dataset.ignored_columns, "notices": _notices(dataset)})
+    found = {
+        "dropped": {**dropped, **seen.dropped},
+        "most_patches": max(sum(patches[index] for index in members) for members in rows),
+        "ignored_columns": dataset.ignored_columns,
+        "notices": (*_notices(dataset), *seen.notices),
+    }
+    record = record.model_copy(update=found)
     if held_out:
         record = _with_overlap(record, find_overlap(answers, held_out))
     record = before if before and _same_rows(before, record) else record
     write_record(run, record)
     console.print(_summary(record, run), soft_wrap=True)
     return record
+
+
+def _open_checkpoint(run: Run) -> tuple[Checkpoint, TemplateText]:
+    checkpoint = open_checkpoint(run.recipe.checkpoint, variant=VARIANTS.get(run.recipe.model or ""))
+    check_lengths(run.recipe, checkpoint.variant)
+    template = find_template(checkpoint.folder, run.recipe.data.template)
+    _check_tokenizer(checkpoint)
+    return checkpoint, template
+
+
+def _read_held_out(recipe: Recipe) -> list[Document]:
+    """The rows of data.eval: those that eval cannot read are better found now than after training."""
+    data = recipe.data
+    if data.eval is None:
+        return []
+    if any(is_task_file(task.task) for task in eval_tasks(recipe)):  # whose code no stage runs that does not score
+        classes = recipe_classes(data, "held-out")
+        return read_dataset(data.eval, format=data.format, seed=recipe.seed, classes=classes).documents
+    return read_held_out_pictures(recipe).documents
+
+
+def _assign(kept: Sequence[Rendered], patches: Sequence[int], data: Data) -> list[list[int]]:
+    lengths = [len(document.ids) for document in kept]
+    return assign_rows(lengths, data.max_length, packing=data.packing, patches=patches, max_patches=data.max_patches)
+
+
+def _look(checkpoint: Checkpoint, documents: Sequence[Document], patching: Patching, *, bad: str, key: str) -> Seen:
+    """What look_at_pictures gives. Raises CheckpointError where there are pictures and the checkpoint takes none."""
+    first = next((document for document in documents if images_of(document.messages)), None)
+    if first and not read_config(checkpoint.folder).get("vision_config"):
+        raise CheckpointError(
+            f"{key}, {first.origin}: has a picture, and the config.json of checkpoint {checkpoint.source} has no "
+            "vision_config, so it takes text alone; give one that takes pictures"
+        )
+    return look_at_pictures(documents, patching, bad=bad, key=key)
 
 
 def _check_tokenizer(checkpoint: Checkpoint) -> None:
@@ -72,24 +133,49 @@ def _check_tokenizer(checkpoint: Checkpoint) -> None:
         )
 
 
-def _keep_fitting(rendered: Sequence[Rendered], max_length: int, *, too_long: str) -> list[Rendered]:
-    """The documents of at most max_length tokens.
+class _Limit(NamedTuple):
+    """What a document may not have more of; `size` counts it."""
+
+    key: str
+    limit: int
+    unit: str
+    size: Callable[[Rendered], int]
+
+
+def _limits(data: Data, patching: Patching) -> dict[str, _Limit]:
+    """By the reason that a document is dropped for."""
+    return {
+        "too_long": _Limit("data.max_length", data.max_length, "tokens", lambda document: len(document.ids)),
+        "too_many_patches": _Limit(
+            "data.max_patches", data.max_patches, "patches", lambda document: patching.per_token * document.soft_tokens
+        ),
+    }
+
+
+def _keep_fitting(
+    rendered: Sequence[Rendered], data: Data, patching: Patching
+) -> tuple[list[Rendered], dict[str, int]]:
+    """The documents that fit into a row, and how many do not, by reason.
 
     Raises DataError where none is left, or one is too long and that is an error.
     """
-    kept = [document for document in rendered if len(document.ids) <= max_length]
-    longest = max(rendered, key=lambda document: len(document.ids))
-    if too_long == "error" and len(kept) < len(rendered):
-        raise DataError(
-            f"{longest.origin}: has {len(longest.ids)} tokens, data.max_length is {max_length}; raise it, or set "
-            "data.too_long to drop"
-        )
-    if not kept:
-        raise DataError(
-            f"data.train: each of its {len(rendered)} rows has more than data.max_length = {max_length} tokens "
-            f"(the longest {len(longest.ids)}), so none is left; raise data.max_length"
-        )
-    return kept
+    kept, dropped = list(rendered), {}
+    for reason, (key, limit, unit, size) in _limits(data, patching).items():
+        before, kept = kept, [document for document in kept if size(document) <= limit]
+        longest = max(before, key=size)
+        if data.too_long == "error" and len(kept) < len(before):
+            raise DataError(
+                f"{longest.origin}: has {size(longest)} {unit}, {key} is {limit}; raise it, or set data.too_long to "
+                "drop"
+            )
+        if not kept:
+            raise DataError(
+                f"data.train: each of its {len(before)} rows has more than {key} = {limit} {unit} "
+                f"(the longest {size(longest)}), so none is left; raise {key}"
+            )
+        if len(kept) < len(before):
+            dropped[reason] = len(before) - len(kept)
+    return kept, dropped
 
 
 def _earlier(run: Run) -> DataRecord | None:
@@ -108,8 +194,10 @@ def _same_rows(before: DataRecord, record: DataRecord) -> bool:
     return (before.rows_sha256, before.origin.made_from) == (record.rows_sha256, record.origin.made_from)
 
 
-def _write_rows(run: Run, chunks: Iterable[Rows], shape: tuple[int, int]) -> dict[str, str]:
+def _write_rows(run: Run, chunks: Iterable[Rows], shape: tuple[int, int], *, with_pictures: bool) -> dict[str, str]:
     """Writes one .npy file an array into the data folder, whole or not at all, and returns the SHA-256 of each.
+
+    With pictures, their lines as well.
 
     Plain writes: a memory map on a full disk ends the process instead of raising.
     """
@@ -127,7 +215,12 @@ def _write_rows(run: Run, chunks: Iterable[Rows], shape: tuple[int, int]) -> dic
                 for chunk in chunks:
                     for name, array in chunk.arrays().items():
                         files[name].write(array.tobytes())
+                    if with_pictures:
+                        seen = [chunk.pictures[row] if chunk.pictures else () for row in range(len(chunk))]
+                        write_pictures(beside / PICTURES, seen, run.path.absolute())
             hashes = {name: sha256_file(beside / f"{name}.npy") for name in ARRAYS}
+            if with_pictures:
+                hashes[PICTURES] = sha256_file(beside / PICTURES)
             # The folder is replaced now; killed in between, there is no record of the rows, rather than one that lies.
             run.record_file("data").unlink(missing_ok=True)
     except OSError as error:
@@ -141,15 +234,16 @@ def _write_rows(run: Run, chunks: Iterable[Rows], shape: tuple[int, int]) -> dic
 
 def _notices(dataset: Dataset) -> tuple[str, ...]:
     marking = [(name, dataset.ignored_columns[name]) for name in _MARKING if name in dataset.ignored_columns]
-    return tuple(
+    ignored = (
         f"data.train: the column {name} ({count:,} rows) is ignored: every row is trained on, whatever its {name}"
         for name, count in marking
     )
+    return (*dataset.notices, *ignored)
 
 
 def _sources(run: Run, checkpoint: Checkpoint, template: TemplateText) -> dict[str, str]:
     return {
-        "data.train": source_sha256(run.recipe.data.train),
+        "data.train": source_sha256(run.recipe.data.train, run.recipe.data.format),
         "checkpoint": checkpoint.fingerprint(),
         "tokenizer.json": sha256_file(checkpoint.folder / "tokenizer.json"),
         "chat template": template.sha256,
@@ -168,11 +262,10 @@ def _make_record(
     tokens = sum(len(document.ids) for document in kept)
     lengths = [len(document.ids) for document in rendered]
     levels = np.percentile(lengths, [50, 90, 99, 100], method="inverted_cdf")
-    dropped = len(rendered) - len(kept)
     return DataRecord(
         origin=make_origin(run, "data", clock, packages=_PACKAGES, sources=sources),
         rows=len(kept),
-        dropped={"too_long": dropped} if dropped else {},
+        dropped={},
         packed_rows=packed_rows,
         tokens=tokens,
         supervised_tokens=sum(int(document.trained.sum()) for document in kept),
@@ -182,6 +275,8 @@ def _make_record(
         steps=count_steps(run.recipe.train, packed_rows),
         rows_sha256=rows_sha256(files.values()),
         files=files,
+        pictures=sum(len(document.pictures) for document in kept),
+        soft_tokens=sum(document.soft_tokens for document in kept),
     )
 
 
@@ -198,11 +293,13 @@ def _summary(record: DataRecord, run: Run) -> str:
         f"{record.packed_rows:,} rows of "
         f"{data.max_length} ({record.packing_efficiency:.0%} full), {record.steps:,} steps"
     )
-    if record.dropped:
-        text += (
-            f"; dropped {sum(record.dropped.values()):,} longer than {data.max_length} (longest "
-            f"{record.length_percentiles['p100']:,})"
-        )
+    if record.pictures:
+        text += f"; {record.pictures:,} pictures in {record.soft_tokens:,} soft tokens"
+    for reason, count in record.dropped.items():
+        text += f"; dropped {count:,} " + {
+            "too_long": f"longer than {data.max_length} (longest {record.length_percentiles['p100']:,})",
+            "too_many_patches": f"with more than {data.max_patches:,} patches",
+        }.get(reason, f"({reason})")
     if record.ignored_columns:
         text += f"; ignored the columns {describe_columns(record.ignored_columns)}"
     if record.packed_rows < per_step:

@@ -18,6 +18,7 @@ from gemsmith.data.render import Renderer, check_prompts, open_renderer, render_
 from gemsmith.data.rows import Document
 from gemsmith.data.template import TemplateText
 from gemsmith.errors import GemsmithError
+from gemsmith.pictures.check import Picture
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +37,7 @@ class Packed(NamedTuple):
     trained: np.ndarray
     lengths: list[int]
     origins: list[str]
+    pictures: list[tuple[Picture, ...]]
 
 
 class Prompts(NamedTuple):
@@ -72,6 +74,5 @@ def _answer(renderer: Renderer, request: Sequence[Document] | Prompts) -> Packed
         return None
     rendered = render_documents(renderer, request)
     ids, trained = (np.concatenate([getattr(document, name) for document in rendered]) for name in ("ids", "trained"))
-    return Packed(
-        ids, trained, [len(document.ids) for document in rendered], [document.origin for document in rendered]
-    )
+    lengths, origins = [len(document.ids) for document in rendered], [document.origin for document in rendered]
+    return Packed(ids, trained, lengths, origins, [document.pictures for document in rendered])

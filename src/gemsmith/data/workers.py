@@ -62,9 +62,9 @@ def render_in_processes(
         while chunk := list(islice(chunks, _CHUNK)):
             waiting.append(pool.submit(_render, idle, opening, chunk))
             if len(waiting) > 2 * processes:
-                yield from _unpack(*waiting.popleft().result())
+                yield from _unpack(waiting.popleft().result())
         while waiting:
-            yield from _unpack(*waiting.popleft().result())
+            yield from _unpack(waiting.popleft().result())
 
 
 def check_prompts_in_process(
@@ -135,7 +135,8 @@ def _why_it_ended(code: int, opening: Opening, documents: Sequence[Document]) ->
     return RuntimeError(f"{' '.join(_COMMAND)} ended with {code}; its traceback is above")
 
 
-def _unpack(ids: np.ndarray, trained: np.ndarray, lengths: list[int], origins: list[str]) -> Iterator[Rendered]:
+def _unpack(packed: Packed) -> Iterator[Rendered]:
+    ids, trained, lengths, origins, pictures = packed
     ends = np.cumsum(lengths)
-    for end, length, origin in zip(ends, lengths, origins, strict=True):
-        yield Rendered(ids=ids[end - length : end], trained=trained[end - length : end], origin=origin)
+    for end, length, origin, seen in zip(ends, lengths, origins, pictures, strict=True):
+        yield Rendered(ids=ids[end - length : end], trained=trained[end - length : end], origin=origin, pictures=seen)

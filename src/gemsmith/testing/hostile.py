@@ -14,14 +14,15 @@ from typing import Any
 from gemsmith.serve.server import Server
 
 NONCE = "ours"
-Deed = tuple[int, bytes] | str
-"""Status and body, or one of hang (no byte ever), drip (a byte now and then, without end), cut (half an answer, then
-nothing)."""
+Deed = tuple[int, bytes] | tuple[int, bytes, dict[str, str]] | str
+"""Status, body and headers, or one of hang (no byte ever), drip (a byte now and then, without end), cut (half an
+answer, then nothing)."""
 
 
-def chat(content: Any, finish_reason: str = "stop") -> tuple[int, bytes]:
+def chat(content: Any, finish_reason: str = "stop", *, usage: Any = None) -> tuple[int, bytes]:
     choice = {"message": {"role": "assistant", "content": content}, "finish_reason": finish_reason}
-    return 200, json.dumps({"choices": [choice]}).encode()
+    body = {"choices": [choice]} if usage is None else {"choices": [choice], "usage": usage}
+    return 200, json.dumps(body).encode()
 
 
 @dataclass
@@ -30,6 +31,8 @@ class Hostile:
 
     listen: Callable[[list[dict[str, Any]]], str]
     """Listens on another port, notes what is asked there in the list, and returns the URL."""
+    vanish: Callable[[], None] = lambda: None
+    """Listens no more, until it is told to forget."""
     url: str = ""
     deed: Callable[[dict[str, Any]], Deed] = lambda _asked: chat("yes")
     asked: list[dict[str, Any]] = field(default_factory=list)
@@ -86,18 +89,7 @@ def hostile_server() -> Iterator[Hostile]:
                 self.do(deed)
 
         def do(self, deed: Deed) -> None:
-            if deed == "hang":
-                ended.wait(30)
-            elif isinstance(deed, str):
-                self.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n{")
-                while deed == "drip" and not ended.is_set():
-                    self.wfile.write(b" ")
-                    time.sleep(0.05)
-            else:
-                self.send_response(deed[0])
-                self.send_header("Content-Length", str(len(deed[1])))
-                self.end_headers()
-                self.wfile.write(deed[1])
+            _do(self, deed, ended)
 
         def log_message(self, *_: object) -> None:
             pass
@@ -110,10 +102,31 @@ def hostile_server() -> Iterator[Hostile]:
         threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
         return f"http://127.0.0.1:{server.server_port}"
 
-    told = Hostile(listen)
+    def vanish() -> None:
+        servers[-1].shutdown()
+        servers[-1].server_close()
+
+    told = Hostile(listen, vanish)
     told.forget()
     yield told
     ended.set()
     for server in servers:
         server.shutdown()
         server.server_close()
+
+
+def _do(handler: BaseHTTPRequestHandler, deed: Deed, ended: threading.Event) -> None:
+    if deed == "hang":
+        ended.wait(30)
+    elif isinstance(deed, str):
+        handler.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n{")
+        while deed == "drip" and not ended.is_set():
+            handler.wfile.write(b" ")
+            time.sleep(0.05)
+    else:
+        handler.send_response(deed[0])
+        for name, value in deed[2].items() if len(deed) > 2 else ():
+            handler.send_header(name, value)
+        handler.send_header("Content-Length", str(len(deed[1])))
+        handler.end_headers()
+        handler.wfile.write(deed[1])

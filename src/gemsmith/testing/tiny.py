@@ -7,13 +7,14 @@ checkpoints; only the numbers are small, and random.
 import json
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from gemsmith.zoo import Tensor, Variant, text_tensors
+from gemsmith.zoo import PatchProjection, Tensor, Variant, Vision, VisionTower, text_tensors, vision_tensors
 
 SPECIAL_TOKENS = {
     0: "<pad>",
@@ -34,8 +35,28 @@ SPECIAL_TOKENS = {
     105: "<|turn>",
     106: "<turn|>",
 }
+IMAGE_TOKENS = {
+    "video_token": (91, "<|video|>"),
+    "boi_token": (92, "<|image>"),
+    "image_token": (93, "<|image|>"),
+    "eoi_token": (94, "<image|>"),
+    "boa_token": (95, "<|audio>"),
+    "audio_token": (96, "<|audio|>"),
+    "eoa_token": (97, "<audio|>"),
+}
+"""What a tokenizer has beside, where its model has vision: the key of tokenizer_config.json, id and token."""
+_CONFIG_KEYS = {"eoa_token": "eoa_token_index"}
 _FIRST_BYTE_ID = 108
 _NEWLINE_ID = 107
+
+
+def with_vision(variant: Variant) -> Variant:
+    """The tiny variant with a tiny tower of its kind, or with the 12B's embedding of patches. Patches have 4 pixels."""
+    small = VisionTower(layers=3, embed_dim=48, ffn=80, heads=3, head_dim=16, clips=True, patch=4, positions=128)
+    large = VisionTower(layers=3, embed_dim=48, ffn=68, heads=2, head_dim=24, standardizes=True, patch=4, positions=128)
+    unified = PatchProjection(embed_dim=48, patch=4, positions=96)
+    vision: Vision = small if variant.per_layer_input else large
+    return replace(variant, vision=unified if variant.model_type == "gemma4_unified" else vision)
 
 
 def make_checkpoint(
@@ -49,9 +70,10 @@ def make_checkpoint(
 ) -> Path:
     """The folder of a random checkpoint of the variant; the same seed gives the same bytes."""
     random = np.random.default_rng(seed)
-    weights = {tensor.name: _random_weight(random, tensor) for tensor in text_tensors(variant)}
+    tensors = (*text_tensors(variant), *vision_tensors(variant))
+    weights = {tensor.name: _random_weight(random, tensor) for tensor in tensors}
     write_checkpoint(variant, weights, folder, dtype=dtype, shards=shards)
-    make_tokenizer(folder, chat_template=chat_template)
+    make_tokenizer(folder, chat_template=chat_template, vision=variant.vision is not None)
     return folder
 
 
@@ -80,29 +102,36 @@ def write_checkpoint(
 
 
 def make_config(variant: Variant, dtype: str = "bfloat16") -> dict[str, Any]:
-    """The config.json of a checkpoint in the multimodal layout, without encoders."""
+    """The config.json of a checkpoint in the multimodal layout, with vision where the variant has it."""
     architecture = (
         "Gemma4UnifiedForConditionalGeneration"
         if variant.model_type == "gemma4_unified"
         else "Gemma4ForConditionalGeneration"
     )
-    return {
+    config = {
         "architectures": [architecture],
         "dtype": dtype,
         "model_type": variant.model_type,
         "text_config": variant.to_config() | {"dtype": dtype},
         "tie_word_embeddings": True,
-        "vision_config": None,
+        "vision_config": variant.vision.to_config() | {"dtype": dtype} if variant.vision else None,
         "audio_config": None,
     }
+    ids = {_CONFIG_KEYS.get(key, f"{key}_id"): number for key, (number, _) in IMAGE_TOKENS.items()}
+    return config | (ids if variant.vision else {})
 
 
-def make_tokenizer(folder: Path, *, chat_template: bool = True) -> None:
-    """Writes the tiny tokenizer (1024 ids, Gemma 4's special ids) and, where wanted, the chat template."""
+def make_tokenizer(folder: Path, *, chat_template: bool = True, vision: bool = False) -> None:
+    """Writes the tiny tokenizer (1024 ids, Gemma 4's special ids) and, where wanted, the chat template.
+
+    With `vision` some of its unused ids are those of images.
+    """
     files = resources.files("gemsmith.testing")
     folder.mkdir(parents=True, exist_ok=True)
     with resources.as_file(files / "tiny_tokenizer.json") as source:
         shutil.copyfile(source, folder / "tokenizer.json")
+    if vision:
+        _name_image_tokens(folder / "tokenizer.json")
     _write_json(
         folder / "tokenizer_config.json",
         {
@@ -114,7 +143,8 @@ def make_tokenizer(folder: Path, *, chat_template: bool = True) -> None:
             "mask_token": "<mask>",
             "clean_up_tokenization_spaces": False,
             "model_max_length": 1_000_000,
-        },
+        }
+        | ({key: token for key, (_, token) in IMAGE_TOKENS.items()} if vision else {}),
     )
     if chat_template:
         with resources.as_file(files / "chat_template.jinja") as source:
@@ -122,8 +152,9 @@ def make_tokenizer(folder: Path, *, chat_template: bool = True) -> None:
 
 
 def train_tokenizer(texts: Iterable[str], file: Path, *, vocabulary: int = 1024) -> None:
-    """Writes a tokenizer.json in Gemma's form (BPE with byte fallback, spaces as ▁), its merges learned from the
-    texts.
+    """Writes a tokenizer.json in Gemma's form, its merges learned from the texts.
+
+    BPE with byte fallback, spaces as ▁.
     """
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
@@ -164,6 +195,19 @@ def train_tokenizer(texts: Iterable[str], file: Path, *, vocabulary: int = 1024)
     tokenizer.save(str(file), pretty=False)
 
 
+def _name_image_tokens(file: Path) -> None:
+    """Names ids of the tokenizer that are unused."""
+    tokenizer = json.loads(file.read_text(encoding="utf-8"))
+    vocabulary = tokenizer["model"]["vocab"]
+    for number, token in IMAGE_TOKENS.values():
+        assert vocabulary.pop(f"<unused{number}>") == number
+        vocabulary[token] = number
+        flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+        tokenizer["added_tokens"].append({"id": number, "content": token, **flags, "special": True})
+    tokenizer["added_tokens"].sort(key=lambda added: added["id"])
+    file.write_text(json.dumps(tokenizer, ensure_ascii=False), encoding="utf-8")
+
+
 def _regex(pattern: str) -> Any:
     from tokenizers import Regex
 
@@ -174,8 +218,15 @@ def _random_weight(random: np.random.Generator, tensor: Tensor) -> np.ndarray:
     """Weights of a size that keeps a tiny model's logits lively: norms near 1, matrices near 1/sqrt(in)."""
     if tensor.role == "scalar":
         return np.ones(tensor.shape, np.float32)
+    if tensor.role == "vision_bound":  # some of what goes in and comes out is beyond 2.5
+        sign = -1 if tensor.name.endswith("_min") else 1
+        return np.array(sign * (2.5 + 0.3 * random.random()), np.float32)
+    if tensor.name.endswith("bias"):
+        return (0.1 * random.standard_normal(tensor.shape)).astype(np.float32)
     if len(tensor.shape) == 1:
         return (1 + 0.1 * random.standard_normal(tensor.shape)).astype(np.float32)
+    if tensor.role == "vision_position":
+        return (0.3 * random.standard_normal(tensor.shape)).astype(np.float32)
     scale = 0.5 if tensor.role in ("embed", "per_layer_embed") else 1.0
     return (scale * random.standard_normal(tensor.shape) / np.sqrt(tensor.shape[-1])).astype(np.float32)
 

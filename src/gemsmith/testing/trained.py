@@ -26,8 +26,9 @@ def make_adapter(variant: str, *, seed: int = 0, rank: int = RANK, alpha: float 
 
 
 def save_steps(root: Path, steps: Mapping[int, Adapter], variant: str) -> None:
-    """Writes `<root>/<step>/model_params` with leaves `layers/<N>/<module>/kernel_lora_a/value`, as Tunix's
-    CheckpointManager does.
+    """Writes `<root>/<step>/model_params` as Tunix's CheckpointManager does.
+
+    Its leaves are `layers/<N>/<module>/kernel_lora_a/value`.
     """
     import orbax.checkpoint as ocp
 

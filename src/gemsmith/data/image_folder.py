@@ -1,0 +1,134 @@
+"""A folder of photos by class as rows: each sub-folder is a class, its name the answer, and the prompt is the recipe's.
+
+pets/abyssinian/1.jpg   →  user: the picture, then data.prompt    assistant: abyssinian
+pets/great_dane/7.jpg   →                                         assistant: great dane
+"""
+
+import hashlib
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from gemsmith.errors import DataError, nearest
+from gemsmith.recipe import Data
+
+FORMAT = "image-folder"
+SUFFIXES = frozenset(".avif .bmp .gif .jfif .jp2 .jpe .jpeg .jpg .pbm .pgm .png .ppm .tif .tiff .webp".split())
+_LABELS = "{labels}"
+_NAMED = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Classes:
+    """What the recipe says of such a folder; `held_out` is the share of each class that `part` "train" leaves out."""
+
+    prompt: str
+    labels: Mapping[str, str] = field(default_factory=dict)
+    held_out: float = 0.0
+    part: Literal["train", "held-out"] = "train"
+
+
+def recipe_classes(data: Data, part: Literal["train", "held-out"]) -> Classes | None:
+    """What the recipe says of its folder of photos; None where data.format is another."""
+    if data.format != FORMAT:
+        return None
+    assert data.prompt is not None, "checked with the recipe"
+    # Two folders are parts by themselves.
+    held_out = data.held_out if data.eval == data.train else 0.0
+    return Classes(prompt=data.prompt, labels=data.labels, held_out=held_out, part=part if held_out else "train")
+
+
+def find_photos(source: str) -> dict[str, list[Path]]:
+    """The files of each class, both in order. Raises DataError where there are none, or no classes."""
+    folder = Path(source).expanduser()
+    if not folder.is_dir():
+        raise DataError(f"{source}: is not a folder; data.format {FORMAT} needs one with a sub-folder for each class")
+    found: dict[str, list[Path]] = {}
+    for inner in sorted(_visible(folder)):
+        if not inner.is_dir():
+            continue
+        files = sorted(_visible(inner))
+        if deeper := next((file for file in files if file.is_dir()), None):
+            raise DataError(
+                f"{deeper}: is a folder in a class's folder; {FORMAT} has one folder for each class, photos in it"
+            )
+        found[inner.name] = [file for file in files if file.suffix.lower() in SUFFIXES]
+        if not found[inner.name]:
+            raise DataError(f"{inner}: holds no picture; put some there, or take the folder out")
+    if not found:
+        raise DataError(f"{folder}: holds no sub-folders; data.format {FORMAT} needs one for each class")
+    return found
+
+
+def folder_rows(source: str, classes: Classes) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Each row and where it stands, class by class. Raises DataError as find_photos, and for labels that do not fit."""
+    photos = find_photos(source)
+    labels = _label_texts(photos, classes.labels)
+    prompt = classes.prompt.replace(_LABELS, ", ".join(sorted(set(labels.values()))))
+    for name, files in photos.items():
+        for file in _part_of(files, classes):
+            content = [{"type": "image", "path": str(file.absolute())}, {"type": "text", "text": prompt}]
+            yield f"{name}/{file.name}", {"prompt": content, "response": labels[name]}
+
+
+def folder_notices(source: str, classes: Classes) -> tuple[str, ...]:
+    """What a reader must know of the folder: files in it that are not read, and how much of it is held out."""
+    photos, folder = find_photos(source), Path(source).expanduser()
+    read = {file for files in photos.values() for file in files}
+    others = [file for inner in (folder, *(folder / name for name in photos)) for file in sorted(_visible(inner))]
+    others = [file for file in others if file.is_file() and file not in read]
+    notices = []
+    if others:
+        named = ", ".join(str(file.relative_to(folder)) for file in others[:_NAMED])
+        notices.append(
+            f"data.train: files that are no pictures by their names, or in no class's folder, are ignored: "
+            f"{len(others):,} ({named}{', …' if len(others) > _NAMED else ''})"
+        )
+    if classes.held_out:
+        count = sum(len(_held_out(files, classes.held_out)) for files in photos.values())
+        notices.append(
+            f"data.held_out: of {len(read):,} pictures in {len(photos):,} classes {count:,} are not trained on but "
+            "held out, by a hash of their names"
+        )
+    return tuple(notices)
+
+
+def _part_of(files: Sequence[Path], classes: Classes) -> list[Path]:
+    held_out = _held_out(files, classes.held_out)
+    return [file for file in files if (file in held_out) == (classes.part == "held-out")]
+
+
+def _held_out(files: Sequence[Path], share: float) -> set[Path]:
+    """The share of a class's files, at least one and not all of them: those whose names have the lowest hashes."""
+    if not share:
+        return set()
+    count = min(max(1, math.floor(share * len(files) + 0.5)), len(files) - 1)
+    by_hash = sorted(files, key=lambda file: hashlib.sha256(f"{file.parent.name}/{file.name}".encode()).digest())
+    return set(by_hash[:count])
+
+
+def _label_texts(photos: Mapping[str, Sequence[Path]], labels: Mapping[str, str]) -> dict[str, str]:
+    """Each class's answer: as data.labels has it, or else its folder's name with spaces for underscores."""
+    for name in labels:
+        if name not in photos:
+            raise DataError(f"data.labels: {name} is no sub-folder{nearest(name, photos)}; allowed: {_first(photos)}")
+    missing = [name for name in photos if labels and name not in labels]
+    if missing:
+        raise DataError(f"data.labels: has no {_first(missing)}; name every sub-folder, or leave data.labels out")
+    texts = {name: labels.get(name, name.replace("_", " ").strip()) for name in photos}
+    if empty := next((name for name, text in texts.items() if not text.strip()), None):
+        raise DataError(f"data.labels: {empty} has no text; give it one")
+    return texts
+
+
+def _first(names: Mapping[str, Any] | Sequence[str]) -> str:
+    return ", ".join([*names][:_NAMED]) + (f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else "")
+
+
+def _visible(folder: Path) -> list[Path]:
+    try:
+        return [entry for entry in folder.iterdir() if not entry.name.startswith(".")]
+    except OSError as error:
+        raise DataError(f"{folder}: cannot be read ({error.strerror or error})") from None

@@ -1,0 +1,139 @@
+"""RGB to patches, their positions and the number of soft tokens: exactly what Gemma 4's image processor makes.
+
+The source is transformers' image_processing_pil_gemma4.py and, for the patches of `gemma4_unified`,
+image_processing_gemma4_unified.py. The latter resizes with torchvision, whose values differ from Pillow's by up to 2 of
+255; here Pillow resizes for both.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+BUDGETS = (70, 140, 280, 560, 1120)
+"""Soft tokens of a picture at most, that the processor allows."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Patching:
+    """How a model cuts pictures up; the defaults are those of every published Gemma 4."""
+
+    budget: int = 280
+    """Soft tokens of a picture at most."""
+    patch: int = 16
+    """Pixels of a patch's side."""
+    pooling: int = 3
+    """Patches of a soft token's side."""
+    merged: bool = False
+    """Whether the model takes the patches of a soft token as one (`gemma4_unified`, which has no tower)."""
+
+    @property
+    def side(self) -> int:
+        """Pixels of the side of one of the model's patches: 16, or 48 where they are merged."""
+        return self.patch * (self.pooling if self.merged else 1)
+
+    @property
+    def dimension(self) -> int:
+        """Numbers of one of the model's patches: 768, or 6,912 where they are merged."""
+        return 3 * self.side**2
+
+    @property
+    def per_token(self) -> int:
+        """The model's patches of a soft token: 9, or 1 where they are merged."""
+        return 1 if self.merged else self.pooling**2
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Patches:
+    """A picture as the model takes it; P of its patches, without padding.
+
+    Positions are x and y, in patches; padding of the processor's has values of 0 and the position (-1, -1).
+    """
+
+    values: np.ndarray
+    """float32 of shape (P, patching.dimension), from 0 to 1: row, column and channel of a patch, row by row."""
+    positions: np.ndarray
+    """int32 of shape (P, 2)."""
+    soft_tokens: int
+
+    def padded(self, patches: int) -> tuple[np.ndarray, np.ndarray]:
+        """Values and positions with padding, up to so many patches."""
+        more = patches - len(self.values)
+        assert more >= 0, f"{len(self.values)} patches do not go into {patches}"
+        values, positions = np.pad(self.values, ((0, more), (0, 0))), self.positions
+        return values, np.pad(positions, ((0, more), (0, 0)), constant_values=-1)
+
+
+def read_patching(config: Mapping[str, Any], budget: int) -> Patching:
+    """How the model of a config.json cuts pictures up."""
+    vision = config.get("vision_config") or {}
+    return Patching(
+        budget=budget,
+        patch=vision.get("patch_size", Patching.patch),
+        pooling=vision.get("pooling_kernel_size", Patching.pooling),
+        merged=config.get("model_type") == "gemma4_unified",
+    )
+
+
+def fitted_size(width: int, height: int, patching: Patching) -> tuple[int, int]:
+    """Width and height that the picture is resized to: whole soft tokens, as many as the budget and its shape allow.
+
+    >>> fitted_size(640, 480, Patching()), fitted_size(8, 8, Patching()), fitted_size(1, 5000, Patching(budget=70))
+    ((912, 672), (768, 768), (48, 3360))
+    """
+    token = patching.patch * patching.pooling
+    # The order of these operations is the processor's: another would round otherwise, and now and then count otherwise.
+    factor = math.sqrt(patching.budget * token**2 / (height * width))
+    tall, wide = (math.floor(factor * side / token) * token for side in (height, width))
+    if not tall:
+        tall, wide = token, min(width // height, patching.budget) * token
+    elif not wide:
+        tall, wide = min(height // width, patching.budget) * token, token
+    assert 0 < tall * wide <= patching.budget * token**2, (width, height)
+    return wide, tall
+
+
+def count_soft_tokens(width: int, height: int, patching: Patching) -> int:
+    """Soft tokens of a picture of so many pixels.
+
+    >>> [count_soft_tokens(300, 400, Patching(budget=budget)) for budget in BUDGETS]
+    [63, 130, 266, 540, 1064]
+    """
+    wide, tall = fitted_size(width, height, patching)
+    return wide * tall // (patching.patch * patching.pooling) ** 2
+
+
+def cut(rgb: Image.Image, patching: Patching) -> np.ndarray:
+    """The resized picture as uint8 of shape (rows, columns, dimension): the values of Patches, not yet scaled."""
+    size = fitted_size(*rgb.size, patching)
+    pixels = np.asarray(rgb if rgb.size == size else rgb.resize(size, Image.Resampling.BICUBIC))
+    side = patching.side
+    rows, columns = len(pixels) // side, pixels.shape[1] // side
+    parts = pixels.reshape(rows, side, columns, side, 3).transpose(0, 2, 1, 3, 4)
+    return parts.reshape(rows, columns, patching.dimension)
+
+
+def scale(parts: np.ndarray, patching: Patching) -> Patches:
+    """What `cut` gave, as the model takes it."""
+    rows, columns, dimension = parts.shape
+    values = parts.reshape(-1, dimension).astype(np.float32)
+    # One processor multiplies by 1/255 in float64 and rounds, which for each of 0 … 255 is the float32 quotient; the
+    # other multiplies in float32. A table of 256 takes six times as long.
+    if patching.merged:
+        values *= np.float32(1 / 255)
+    else:
+        values /= np.float32(255)
+    y, x = np.divmod(np.arange(rows * columns, dtype=np.int32), np.int32(columns))
+    return Patches(
+        values=values,
+        positions=np.stack([x, y], axis=1),
+        soft_tokens=rows * columns // patching.per_token,
+    )
+
+
+def make_patches(rgb: Image.Image, patching: Patching) -> Patches:
+    """The picture as the model takes it."""
+    return scale(cut(rgb, patching), patching)

@@ -1,0 +1,56 @@
+"""What a process does that decodes pictures for another, which asks over stdin and is answered over stdout.
+
+Each request is a Check or a Cut, in pickle; it is answered by what comes of it, or by the error that it raised.
+"""
+
+import pickle
+import sys
+from typing import NamedTuple
+
+import numpy as np
+
+from gemsmith.errors import GemsmithError
+from gemsmith.pictures.check import Picture, check_picture, cut_picture
+from gemsmith.pictures.patches import Patching
+from gemsmith.pictures.rgb import BadPicture
+
+
+class Check(NamedTuple):
+    """A picture to be looked at, by its path or its bytes."""
+
+    source: str | bytes
+    patching: Patching
+
+
+class Cut(NamedTuple):
+    """A picture to be cut into patches."""
+
+    picture: Picture
+    patching: Patching
+
+
+def main() -> None:
+    """Answers until stdin ends, or whoever asked is gone."""
+    requests, replies = sys.stdin.buffer, sys.stdout.buffer
+    sys.stdout = sys.stderr  # what a library prints must not come between the replies
+    while True:
+        try:
+            request = pickle.load(requests)  # noqa: S301 - from our own process
+        except EOFError:
+            return
+        try:
+            reply = answer(request)
+        except (GemsmithError, BadPicture) as error:
+            reply = error
+        try:
+            pickle.dump(reply, replies, pickle.HIGHEST_PROTOCOL)
+            replies.flush()
+        except BrokenPipeError:
+            return
+
+
+def answer(request: Check | Cut) -> Picture | np.ndarray | Exception:
+    """What comes of a request."""
+    if isinstance(request, Check):
+        return check_picture(*request)
+    return cut_picture(*request)

@@ -1,0 +1,138 @@
+import pytest
+
+from gemsmith.data.image_folder import Classes, folder_notices, folder_rows
+from gemsmith.data.rows import find_source_files, read_dataset, source_sha256
+from gemsmith.errors import DataError, RecipeError
+from gemsmith.messages import ImagePart, TextPart, text_of
+from gemsmith.recipe_file import build_recipe, dump_recipe
+
+
+@pytest.fixture
+def pets(tmp_path):
+    folder = tmp_path / "pets"
+    for name, count in (("great_dane", 10), ("sphynx", 4)):
+        (folder / name).mkdir(parents=True)
+        for number in range(count):
+            (folder / name / f"{number}.JPG").write_bytes(f"{name} {number}".encode())
+    return folder
+
+
+def read(folder, **options):
+    classes = Classes(prompt="Which of {labels}?", **options)
+    return read_dataset(str(folder), format="image-folder", classes=classes)
+
+
+def test_each_photo_is_a_row_its_class_the_answer(pets):
+    documents = read(pets).documents
+    assert [document.origin for document in documents[:2]] == ["great_dane/0.JPG", "great_dane/1.JPG"]
+    prompt, answer = documents[-1].messages
+    assert prompt.parts == (
+        ImagePart(path=str(pets / "sphynx" / "3.JPG")),
+        TextPart(text="Which of great dane, sphynx?"),
+    )
+    assert text_of(answer) == "sphynx" and len(documents) == 14
+
+
+def test_labels_may_be_given(pets):
+    documents = read(pets, labels={"great_dane": "Great Dane", "sphynx": "Sphynx (cat)"}).documents
+    assert {text_of(document.messages[1]) for document in documents} == {"Great Dane", "Sphynx (cat)"}
+    assert text_of(documents[0].messages[0]) == "Which of Great Dane, Sphynx (cat)?"
+
+
+def test_the_held_out_share_of_each_class_is_the_same_each_time_and_stated(pets):
+    train, held_out = (read(pets, held_out=0.2, part=part) for part in ("train", "held-out"))
+    names = [{document.origin for document in dataset.documents} for dataset in (train, held_out)]
+    assert names[0] | names[1] == {document.origin for document in read(pets).documents}
+    assert not names[0] & names[1] and names[1] == {"great_dane/0.JPG", "great_dane/4.JPG", "sphynx/0.JPG"}
+    assert train.notices == (
+        "data.held_out: of 14 pictures in 2 classes 3 are not trained on but held out, by a hash of their names",
+    )
+
+
+def test_a_class_of_one_is_trained_on(pets):
+    (pets / "lone").mkdir()
+    (pets / "lone" / "a.png").write_bytes(b"a")
+    rows = folder_rows(str(pets), Classes(prompt="a", held_out=0.9))
+    assert sum(origin.startswith("lone/") for origin, _ in rows) == 1
+
+
+def test_files_that_are_no_pictures_are_counted_by_name(pets):
+    for name in ("readme.txt", "sphynx/list.csv", ".DS_Store", "sphynx/.hidden.jpg"):
+        (pets / name).write_text("a")
+    [notice] = folder_notices(str(pets), Classes(prompt="a"))
+    assert "are ignored: 2 (readme.txt, sphynx/list.csv)" in notice
+    assert len(list(folder_rows(str(pets), Classes(prompt="a")))) == 14
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda pets: (pets / "empty").mkdir(), "empty: holds no picture"),
+        (lambda pets: (pets / "sphynx" / "more").mkdir(), "more: is a folder in a class's folder"),
+        (lambda pets: pets.rename(pets.with_name("gone")), "is not a folder"),
+    ],
+)
+def test_a_folder_that_is_laid_out_otherwise_is_refused(make, message, pets):
+    make(pets)
+    with pytest.raises(DataError, match=message):
+        read(pets)
+
+
+def test_a_folder_without_classes_is_refused(tmp_path):
+    (tmp_path / "a.png").write_bytes(b"a")
+    with pytest.raises(DataError, match="holds no sub-folders"):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        ({"sphinx": "a"}, r"data.labels: sphinx is no sub-folder \(did you mean sphynx\?\)"),
+        ({"sphynx": "a"}, "data.labels: has no great_dane; name every sub-folder"),
+        ({"sphynx": " ", "great_dane": "a"}, "data.labels: sphynx has no text"),
+    ],
+)
+def test_labels_that_do_not_fit_the_folder_are_refused(labels, message, pets):
+    with pytest.raises(DataError, match=message):
+        read(pets, labels=labels)
+
+
+def test_the_source_changes_with_a_photo_its_name_and_its_class(pets):
+    def now():
+        return source_sha256(str(pets), "image-folder")
+
+    seen = [now()]
+    for change in (
+        lambda: (pets / "sphynx" / "0.JPG").write_bytes(b"other"),
+        lambda: (pets / "sphynx" / "0.JPG").rename(pets / "sphynx" / "00.JPG"),
+        lambda: (pets / "sphynx" / "00.JPG").rename(pets / "great_dane" / "00.JPG"),
+    ):
+        change()
+        seen.append(now())
+    assert len(set(seen)) == 4 and len(find_source_files(str(pets), "image-folder")) == 14
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({"prompt": None}, "data.prompt: is missing"),
+        ({"format": "auto"}, "data.prompt: is for data.format image-folder"),
+        ({"held_out": 0.1}, "data.held_out: 0.1 was given, and data.eval is not data.train"),
+        ({"eval": "pets"}, "data.eval: is data.train; set data.held_out"),
+        ({"train": {"task": "verilog", "rows": 3}}, "data.train: rows to make were given"),
+    ],
+)
+def test_keys_that_contradict_each_other_are_refused(data, message):
+    values = {"train": "pets", "format": "image-folder", "prompt": "a"} | data
+    with pytest.raises(RecipeError, match=message):
+        build_recipe({"checkpoint": "x", "data": values})
+
+
+def test_labels_of_any_name_survive_the_recipes_file(tmp_path):
+    from gemsmith.recipe_file import load_recipe
+
+    labels = {"yes": "Yes", "n02: dog": "a: b", "1": "one", "great_dane": "Great Dane", "é-é": "ö", "null": "no"}
+    data = {"train": "pets", "format": "image-folder", "prompt": "a", "labels": labels}
+    recipe = build_recipe({"checkpoint": "x", "data": data})
+    (tmp_path / "recipe.yaml").write_text(dump_recipe(recipe))
+    assert load_recipe(tmp_path / "recipe.yaml") == recipe

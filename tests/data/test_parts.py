@@ -1,0 +1,145 @@
+import base64
+import json
+from pathlib import Path
+
+import pytest
+
+from gemsmith.data.parts import PictureSource, read_image
+from gemsmith.data.rows import Document, read_documents, read_held_out
+from gemsmith.errors import DataError
+from gemsmith.messages import ImagePart, TextPart
+from gemsmith.recipe_file import build_recipe
+
+ANSWER = {"role": "assistant", "content": "a cat"}
+BYTES = b"\x89PNG"
+
+
+def user(*parts: object) -> dict:
+    return {"messages": [{"role": "user", "content": [*parts]}, ANSWER]}
+
+
+def text(words: str) -> dict:
+    return {"type": "text", "text": words}
+
+
+def parts_of(document: Document) -> tuple:
+    return document.messages[0].parts
+
+
+def test_pictures_stand_where_their_parts_stand(write_rows, tmp_path):
+    row = user({"type": "image", "path": "a.png"}, text("or"), {"type": "image", "url": "file:///b/c%20d.png"})
+    [document] = read_documents(str(write_rows(row)))
+    a, b = ImagePart(path=str(tmp_path / "a.png")), ImagePart(path="/b/c d.png")
+    assert parts_of(document) == (a, TextPart(text="or"), b)
+
+
+def test_relative_paths_count_from_the_folder_of_the_rows(write_rows, tmp_path, monkeypatch):
+    (tmp_path / "deep").mkdir()
+    file = write_rows(user({"type": "image", "path": "x/a.png"}), name="deep/rows.jsonl")
+    monkeypatch.chdir(tmp_path)
+    for source in ("deep/rows.jsonl", "deep", str(file)):
+        [document] = read_documents(source)
+        assert parts_of(document) == (ImagePart(path=str(tmp_path / "deep" / "x" / "a.png")),)
+
+
+@pytest.mark.parametrize("column", [{"image": "a.png"}, {"images": ["a.png"]}])
+def test_the_pictures_of_a_prompt_come_before_its_text(column, write_rows, tmp_path):
+    [document] = read_documents(str(write_rows({"prompt": "what?", "response": "a"} | column)))
+    assert parts_of(document) == (ImagePart(path=str(tmp_path / "a.png")), TextPart(text="what?"))
+
+
+def test_bare_parts_take_the_columns_pictures_in_order(write_rows):
+    row = user({"type": "image"}, text("and"), {"type": "image", "text": None}) | {"images": ["/a", "/b"]}
+    [document] = read_documents(str(write_rows(row)))
+    assert parts_of(document) == (ImagePart(path="/a"), TextPart(text="and"), ImagePart(path="/b"))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        BYTES,
+        {"bytes": BYTES, "path": "other.png"},
+        {"bytes": base64.b64encode(BYTES).decode()},
+        {"path": None, "bytes": BYTES},
+    ],
+)
+def test_bytes_are_kept_in_a_file_where_there_is_room_for_it(value):
+    assert read_image(value, "row 1", PictureSource()) == ImagePart(data=BYTES)
+    kept: list[bytes] = []
+    source = PictureSource(keep=lambda data: kept.append(data) or "/kept")
+    assert read_image(value, "row 1", source) == ImagePart(path="/kept") and kept == [BYTES]
+
+
+def test_a_datasets_image_column_and_parquet_with_bytes_are_read(tmp_path):
+    import datasets
+    import pyarrow
+    import pyarrow.parquet
+
+    rows = {"prompt": ["what?"], "response": ["a"]}
+    features = datasets.Features(
+        {"prompt": datasets.Value("string"), "response": datasets.Value("string"), "image": datasets.Image()}
+    )
+    saved = datasets.Dataset.from_dict(rows | {"image": [{"bytes": BYTES, "path": None}]}, features=features)
+    saved.save_to_disk(str(tmp_path / "saved"))
+    pyarrow.parquet.write_table(pyarrow.table(rows | {"images": [[BYTES, BYTES]]}), tmp_path / "rows.parquet")
+    [one], [two] = read_documents(str(tmp_path / "saved")), read_documents(str(tmp_path / "rows.parquet"))
+    assert parts_of(one) == (ImagePart(data=BYTES), TextPart(text="what?"))
+    assert parts_of(two) == (ImagePart(data=BYTES),) * 2 + (TextPart(text="what?"),)
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        (
+            user({"type": "image", "url": "https://a.org/b.png"}),
+            "a picture at 'https://a.org/b.png'; only file:// URLs",
+        ),
+        (user({"type": "image", "path": "s3://a/b.png"}), "a picture at 's3://a/b.png'; only file:// URLs"),
+        (user({"type": "image", "url": "data:image/png;base64,AA=="}), "only file:// URLs are read"),
+        (user({"type": "image", "path": "a", "url": "file:///b"}), "a picture with path and url; keep one of them"),
+        (user({"type": "image", "path": ["a"]}), "has a picture that is a list; give a path"),
+        (user({"type": "image", "bytes": "a kitten"}), "whose bytes are not base64"),
+        (user({"type": "image"}), "has more pictures than the row's column images"),
+        (user({"type": "image"}) | {"images": ["a", "b"]}, "1 of the 2 pictures in its column have no place"),
+        (user(text("a")) | {"image": "a"}, "1 of the 1 pictures in its column have no place"),
+        (user({"type": "video", "path": "a"}), 'has a part that is video; a part must be {"type": "text"'),
+        ({"prompt": "a", "response": "b", "image": "a", "images": ["b"]}, "has image and images; keep one of them"),
+        (
+            {"messages": [{"role": "user", "content": "a"}, ANSWER | {"content": [{"type": "image", "path": "a"}]}]},
+            "messages[1] is an empty answer",
+        ),
+        (
+            {
+                "messages": [
+                    {"role": "system", "content": [{"type": "image", "path": "a"}]},
+                    *user(text("a"))["messages"],
+                ]
+            },
+            "messages[0] is of the role system and has a picture; only user turns may",
+        ),
+    ],
+)
+def test_a_picture_that_cannot_be_read_from_its_row_is_refused_with_the_line(row, message, write_rows):
+    with pytest.raises(DataError) as error:
+        read_documents(str(write_rows(row)))
+    assert str(error.value).startswith("rows.jsonl line 1: ") and message in str(error.value)
+
+
+def test_eval_refuses_pictures_that_it_would_leave_out(write_rows):
+    file = write_rows(user({"type": "image", "path": "a"}))
+    recipe = build_recipe({"checkpoint": "x", "data": {"train": "x", "eval": str(file)}})
+    with pytest.raises(DataError, match=r"rows.jsonl line 1: has a picture, and eval asks about text alone"):
+        read_held_out(recipe)
+
+
+def test_the_rows_of_a_table_are_the_same_in_json(tmp_path):
+    import pyarrow
+    import pyarrow.parquet
+
+    values = user({"type": "image", "path": "/a", "text": None}, {"type": "text", "text": "b", "path": None})
+    values["messages"][1] = ANSWER | {"content": [{"type": "text", "text": "a cat", "path": None}]}
+    table = pyarrow.Table.from_pylist([values])
+    pyarrow.parquet.write_table(table, tmp_path / "rows.parquet")
+    (tmp_path / "rows.jsonl").write_text(json.dumps(values))
+    one, two = (read_documents(str(Path(tmp_path / name))) for name in ("rows.parquet", "rows.jsonl"))
+    assert parts_of(one[0]) == parts_of(two[0]) == (ImagePart(path="/a"), TextPart(text="b"))
