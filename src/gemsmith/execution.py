@@ -65,6 +65,8 @@ class Backend:
     splits_quantised: bool
     """Whether a quantised base may be split over several devices."""
     quantises_experts: bool
+    pictures: bool = False
+    """Whether it trains on rows with pictures."""
 
 
 BACKENDS = {
@@ -149,7 +151,7 @@ def attention_loops(length: int, *, block: int, window: int | None, ahead: int =
     ahead_blocks = _whole_blocks(ahead, block)
     most = length
     if window is not None:
-        most = min(length, _whole_blocks(max(window - 1, ahead), block) + block + ahead_blocks)
+        most = min(length, _whole_blocks(window - 1, block) + block + ahead_blocks)
     blocks, at_once, first = length // block, _whole_blocks(-(-most // LOOPS), block) // block, 0
     while first < blocks:
         keys = min((first + at_once) * block + ahead_blocks, most)

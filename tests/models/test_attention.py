@@ -37,8 +37,10 @@ def plain_mask(positions, segments, window, spans=None):
     for row, here, there in np.ndindex(seen.shape):
         gap = positions[row, here] - positions[row, there]
         of_one_picture = spans is not None and spans[row, here] == spans[row, there] != 0
-        seen[row, here, there] = segments[row, here] == segments[row, there] and (
-            0 <= gap < (window or LENGTH) or of_one_picture
+        seen[row, here, there] = (
+            segments[row, here] == segments[row, there]
+            and gap < (window or LENGTH)
+            and (gap >= 0 or bool(of_one_picture))
         )
     return seen
 
@@ -86,7 +88,7 @@ def test_attention_and_its_gradients_are_those_of_the_plain_sum(monkeypatch, blo
         assert np.abs(reference).max() > 0.1
 
 
-def test_a_picture_of_the_most_tokens_is_seen_whole_by_its_first_token():
+def test_a_picture_of_the_most_tokens_is_seen_whole_by_its_first_token_and_by_its_last_as_far_as_the_window():
     length, place = 3000, 700
     random = np.random.default_rng(0)
     query, key, value = (jnp.asarray(random.standard_normal((1, length, 1, 4)), jnp.float32) for _ in range(3))
@@ -100,7 +102,7 @@ def test_a_picture_of_the_most_tokens_is_seen_whole_by_its_first_token():
     }
     attended = jax.jit(partial(attention, **inputs))(query, key, value)
     picture = np.arange(place, place + module.MAX_IMAGE_TOKENS)
-    for here, seen in ((place, np.r_[place - 15 : place, picture]), (picture[-1], picture)):
+    for here, seen in ((place, np.r_[place - 15 : place, picture]), (picture[-1], picture[-16:])):
         weights = jax.nn.softmax(key[0, seen, 0] @ query[0, here, 0])
         assert np.abs(attended[0, here, 0] - weights @ value[0, seen, 0]).max() < 1e-5
 

@@ -57,7 +57,7 @@ def test_the_mlp_is_down_of_gelu_of_gate_times_up(isolates_matmuls):
 
 
 def test_a_norm_gives_the_dtype_that_it_was_given():
-    norm = RMSNorm(16, VARIANT, dtype=jnp.bfloat16)
+    norm = RMSNorm(16, eps=VARIANT.rms_eps, dtype=jnp.bfloat16)
     norm.weight.set_value(jnp.asarray(np.full(16, 2, jnp.bfloat16)))
     normed = jax.jit(norm)(X.astype(jnp.bfloat16))
     assert normed.dtype == jnp.bfloat16

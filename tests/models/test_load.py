@@ -9,7 +9,8 @@ from flax import nnx
 from gemsmith.checkpoint import open_checkpoint
 from gemsmith.errors import CheckpointError
 from gemsmith.models import Execution, load_model
-from gemsmith.zoo import text_tensors
+from gemsmith.testing.tiny import make_checkpoint, with_vision
+from gemsmith.zoo import find_variant, text_tensors
 
 
 def test_every_tensor_is_read_once_and_lands_turned_and_cast(tiny_checkpoint):
@@ -57,3 +58,16 @@ def test_a_tensor_that_the_checkpoint_lacks_is_named(tiny_checkpoint):
     deeper = replace(checkpoint, variant=replace(checkpoint.variant, layers=6))
     with pytest.raises(CheckpointError, match=r"has no tensor model.language_model.layers.4"):
         load_model(deeper, dtype="float32")
+
+
+def test_vision_is_read_where_it_is_asked_for_and_there(tiny_checkpoint, tmp_path):
+    with pytest.raises(CheckpointError, match="has no vision_config, so the model cannot take images"):
+        load_model(open_checkpoint(str(tiny_checkpoint("tiny-12b"))), dtype="float32", vision=True)
+    checkpoint = open_checkpoint(str(make_checkpoint(with_vision(find_variant("tiny-e2b")), tmp_path / "base")))
+    model = load_model(checkpoint, dtype="float32", vision=True)
+    stem = "model.vision_tower.encoder.layers.2.mlp.up_proj."
+    layer = model.vision_tower.encoder.layers.mlp.up_proj
+    weight, bound = (checkpoint.read(stem + name).astype(np.float32) for name in ("linear.weight", "output_max"))
+    np.testing.assert_array_equal(layer.linear.kernel[2], weight.T)
+    assert layer.output_max[2] == bound > 2
+    assert not hasattr(load_model(checkpoint, dtype="float32"), "vision_tower")

@@ -4,32 +4,33 @@ from flax import nnx
 
 from gemsmith.models import abstract_model, hf_names_of, path_of
 from gemsmith.models.names import kernel_shape
-from gemsmith.zoo import VARIANTS, find_variant, parameter_count, text_tensors
+from gemsmith.testing.tiny import with_vision
+from gemsmith.zoo import VARIANTS, find_variant, parameter_count, text_tensors, vision_tensors
 
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_names_and_paths_are_each_others_inverse(name):
     variant = VARIANTS[name]
     stacks = {}
-    for tensor in text_tensors(variant):
+    for tensor in (*text_tensors(variant), *vision_tensors(variant)):
         stacks.setdefault(path_of(variant, tensor), []).append(tensor.name)
     assert {path: hf_names_of(variant, path) for path in stacks} == stacks
 
 
 @pytest.mark.parametrize("name", ["tiny-31b", "tiny-e2b", "tiny-26b-a4b", "tiny-12b"])
-def test_the_model_has_exactly_the_zoos_tensors(name):
-    variant = find_variant(name)
-    leaves = [
-        (path, leaf.get_value())
-        for path, leaf in nnx.to_flat_state(nnx.state(abstract_model(variant, dtype=jnp.bfloat16)))
-    ]
+@pytest.mark.parametrize("vision", [False, True])
+def test_the_model_has_exactly_the_zoos_tensors(name, vision):
+    variant = with_vision(find_variant(name))
+    tensors = [*text_tensors(variant), *(vision_tensors(variant) if vision else [])]
+    model = abstract_model(variant, dtype=jnp.bfloat16, vision=vision)
+    leaves = [(path, leaf.get_value()) for path, leaf in nnx.to_flat_state(nnx.state(model))]
     expected = {}
-    for tensor in text_tensors(variant):
+    for tensor in tensors:
         repeats = () if tensor.layer is None else (len(hf_names_of(variant, path_of(variant, tensor))),)
         expected[path_of(variant, tensor)] = (*repeats, *kernel_shape(tensor))
     assert {path: leaf.shape for path, leaf in leaves} == expected
     assert {leaf.dtype for _, leaf in leaves} == {jnp.dtype("bfloat16")}
-    assert sum(leaf.size for _, leaf in leaves) == parameter_count(text_tensors(variant))
+    assert sum(leaf.size for _, leaf in leaves) == parameter_count(tensors)
 
 
 def test_an_adapted_projection_has_hfs_name_and_a_kernel_in_by_out():

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import qwix
 from flax import nnx
-from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, PartitionSpec
 
 from gemsmith.checkpoint import open_checkpoint
 from gemsmith.models import Execution, abstract_model, load_model, token_nll
@@ -221,19 +221,3 @@ def test_codes_and_scales_are_split_like_the_matrices(sizes, scale):
     assert up.qvalue.sharding.spec == PartitionSpec(None, ("fsdp", "sequence"), "tp")
     assert up.scale.sharding.spec == scale
     assert up.shape == (1, 5376, 21504) and up.qvalue.shape == (1, 2688, 21504) and up.scale.shape == (1, 84, 21504)
-
-
-def test_why_qwix_does_not_convert_nf4_here():
-    """It looks each code up in a table, one by one. Once it does not, `dequantise` can be Qwix's own."""
-    array = qwix.quantize(normal(128, 8), "nf4", tiled_axes={0: 64})
-    assert "gather" in str(jax.make_jaxpr(qwix.dequantize)(array))
-
-
-def test_why_codes_of_four_bits_are_packed_here():
-    """A function compiled ahead refuses arrays of uint4 on a mesh. Once it takes them, codes can be a QArray of
-    Qwix."""
-    mesh = Mesh(np.array(jax.devices()[:1]), ("fsdp",))
-    codes = jax.device_put(jnp.zeros((64, 8), jnp.uint4), NamedSharding(mesh, PartitionSpec()))
-    compiled = jax.jit(lambda codes: codes.astype(jnp.float32)).lower(codes).compile()
-    with pytest.raises(ValueError, match="layouts"):
-        compiled(codes)

@@ -32,7 +32,10 @@ def relative_error(actual, expected):
     return np.linalg.norm(np.asarray(actual) - np.asarray(expected)) / np.linalg.norm(expected)
 
 
-@pytest.mark.parametrize(("heads", "kv_heads", "window"), [(4, 2, 64), (4, 4, None), (2, 1, 40), (4, 1, None)])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "window"),
+    [(4, 2, 64), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((4, 4, None), (2, 1, 40), (4, 1, None)))],
+)
 def test_the_kernel_attends_as_dense_blocks_do_forward_and_back(heads, kv_heads, window):
     arrays, slope, positions, segments = make_case(heads, kv_heads)
 

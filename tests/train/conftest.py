@@ -1,6 +1,7 @@
 """Runs whose data stage has ended: a base of two layers, so that a step compiles in seconds, and a few packed rows."""
 
 import os
+import struct
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -9,10 +10,12 @@ from typing import Any
 
 import jax
 import pytest
+from tensorboardX.proto.event_pb2 import Event
 
 from gemsmith.data import prepare_data
 from gemsmith.recipe import Recipe
 from gemsmith.recipe_file import build_recipe
+from gemsmith.records import TrainRecord, TrainStep
 from gemsmith.run import Run, open_run
 from gemsmith.testing.tiny import make_checkpoint
 from gemsmith.zoo import find_variant
@@ -81,3 +84,63 @@ def prepared_run(prepare: Callable[..., Run], tmp_path: Path) -> Callable[..., R
 def small_recipe(small_checkpoint: Path) -> Callable[..., Recipe]:
     """Returns the recipe of the base of two layers: `small_recipe(lora={"dropout": 0.0})`."""
     return partial(make_recipe, small_checkpoint)
+
+
+@pytest.fixture
+def read_steps() -> Callable[[Run], list[TrainStep]]:
+    """Returns the steps in a run's log: `read_steps(run)`."""
+
+    def read(run: Run) -> list[TrainStep]:
+        lines = (run.logs / "train_steps.jsonl").read_text().splitlines()
+        return [TrainStep.model_validate_json(line) for line in lines if line.endswith("}")]
+
+    return read
+
+
+@pytest.fixture
+def read_events() -> Callable[[Run], dict[str, dict[int, float]]]:
+    """Returns TensorBoard's scalars, tag -> step -> value, as TensorBoard shows them: a start purges later steps."""
+
+    def read(run: Run) -> dict[str, dict[int, float]]:
+        events: dict[str, dict[int, float]] = {}
+        for file in sorted(run.tensorboard.iterdir(), key=lambda path: path.stat().st_mtime):
+            data, place = file.read_bytes(), 0
+            while place < len(data):
+                (size,) = struct.unpack_from("<Q", data, place)
+                event = Event.FromString(data[place + 12 : place + 12 + size])
+                place += 16 + size
+                if event.session_log.status == event.session_log.START:
+                    events = {
+                        tag: {step: value for step, value in steps.items() if step < event.step}
+                        for tag, steps in events.items()
+                    }
+                for value in event.summary.value:
+                    assert event.step not in events.setdefault(value.tag, {}), "an event appears twice"
+                    events[value.tag][event.step] = value.simple_value
+        return events
+
+    return read
+
+
+@pytest.fixture
+def same_numbers() -> Callable[[TrainRecord, TrainRecord], bool]:
+    """Returns whether two records have the same steps, but for their times: `same_numbers(record, other)`."""
+    names = ("step", "loss", "grad_norm", "learning_rate", "real_tokens")
+
+    def same(record: TrainRecord, other: TrainRecord) -> bool:
+        return [[getattr(step, name) for name in names] for step in record.steps] == [
+            [getattr(step, name) for name in names] for step in other.steps
+        ]
+
+    return same
+
+
+@pytest.fixture
+def snapshot() -> Callable[[Path], dict[str, bytes]]:
+    """Returns the bytes of every file in a folder but of hidden ones: `snapshot(run.path)`."""
+
+    def read(folder: Path) -> dict[str, bytes]:
+        files = (path for path in folder.rglob("*") if path.is_file() and path.name[0] != ".")
+        return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+    return read

@@ -143,7 +143,14 @@ class Pair:
         return tokens, mask, {name: place(values[name], shape) for name, shape in shapes.items()}
 
 
-@pytest.fixture(scope="module", params=["tiny-31b", "tiny-e2b", "tiny-26b-a4b", "tiny-12b"])
+@pytest.fixture(
+    scope="module",
+    params=[
+        "tiny-31b",
+        "tiny-e2b",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("tiny-26b-a4b", "tiny-12b")),
+    ],
+)
 def pair(request, tmp_path_factory):
     torch.set_num_threads(2)
     variant, random = find_variant(request.param), np.random.default_rng(7)

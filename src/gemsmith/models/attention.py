@@ -26,6 +26,7 @@ class DenseAttention:
     segments: jax.Array
     window: int | None
     image_blocks: jax.Array | None = None
+    max_image_tokens: int = MAX_IMAGE_TOKENS
 
     def heads(
         self, x: jax.Array, head_dim: int, *, eps: float, weight: jax.Array | None = None, rotated: bool = True
@@ -36,8 +37,9 @@ class DenseAttention:
     def attend(self, query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
         """The attended values, (B, L, H·D)."""
         mask: dict[str, Any] = {"positions": self.positions, "segments": self.segments, "window": self.window}
-        attended = attention(query, key, value, **mask, image_blocks=self.image_blocks)  # (B, L, H, D)
-        return attended.reshape(*attended.shape[:2], -1)
+        images: dict[str, Any] = {"image_blocks": self.image_blocks, "max_image_tokens": self.max_image_tokens}
+        attended = attention(query, key, value, **mask, **images)  # (B, L, H, D)
+        return attended.reshape(*attended.shape[:2], -1)  # (B, L, H·D)
 
 
 def attention(
@@ -62,17 +64,17 @@ def attention(
                                       . . 1 1 .
                                       . . . . 1
 
-    With `image_blocks` (B, L), tokens of one segment and one block other than 0 also see each other, however far apart
-    and in both directions; a block is the soft tokens of one image, up to `max_image_tokens` in a row. Scores are not
-    scaled: Gemma 4 norms q and k instead. Within a segment, positions must count up by one: each block of queries reads
-    only the keys that can lie in its reach.
+    With `image_blocks` (B, L), tokens also see those after them that are of the same segment and block, other than 0; a
+    block is the soft tokens of one image, up to `max_image_tokens` in a row. The window holds for these, too: it is as
+    wide backwards, and has no end forwards. Scores are not scaled: Gemma 4 norms q and k instead. Within a segment,
+    positions must count up by one: each block of queries reads only the keys that can lie in its reach.
     """
     length = query.shape[1]
     block = min(query_block(jax.default_backend()), length)
     reach = _Reach(block=block, window=window, max_image_tokens=1 if image_blocks is None else max_image_tokens)
     pad = partial(_pad_length, length=-(-length // block) * block)
     tokens = (positions, segments) if image_blocks is None else (positions, segments, image_blocks)
-    return _attend(reach, *jax.tree.map(pad, (query, key, value, tokens)))[:, :length]
+    return _attend(reach, *jax.tree.map(pad, (query, key, value, tokens)))[:, :length]  # (B, L, H, D)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,12 +100,12 @@ class _Reach:
         others = (jax.lax.dynamic_slice_in_dim(x, first_key, keys, axis=1)[:, None, :] for x in tokens)
         (position, segment, *image), (key_position, key_segment, *key_image) = queries, others  # (B, Q, 1), (B, 1, M)
         distance = position - key_position  # (B, Q, M)
-        seen = distance >= 0
-        if self.window is not None:
-            seen &= distance < self.window
+        seen = distance >= 0  # (B, Q, M)
         if image:
             seen |= (image[0] == key_image[0]) & (image[0] != 0)
-        return seen & (segment == key_segment)
+        if self.window is not None:
+            seen &= distance < self.window
+        return seen & (segment == key_segment)  # (B, Q, M)
 
     def _whole_blocks(self, tokens: int) -> int:
         return -(-tokens // self.block) * self.block
@@ -130,20 +132,20 @@ def _forward(
 
         def block(of_block: tuple[jax.Array, jax.Array], keys: int = keys) -> tuple[jax.Array, jax.Array]:
             number, query = of_block
-            first = reach.keys_of(number, keys, length)
+            first = reach.keys_of(number, keys, length)  # ()
             key_block, value_block = (jax.lax.dynamic_slice_in_dim(x, first, keys, axis=2) for x in (key, value))
             scores = _scores(query, key_block, reach.sees(number, first, keys, tokens))  # (B, K, G·Q, M)
-            highest = scores.max(axis=-1, keepdims=True)
-            weights = jnp.exp(scores - highest)
-            total = weights.sum(axis=-1, keepdims=True)
+            highest = scores.max(axis=-1, keepdims=True)  # (B, K, G·Q, 1)
+            weights = jnp.exp(scores - highest)  # (B, K, G·Q, M)
+            total = weights.sum(axis=-1, keepdims=True)  # (B, K, G·Q, 1)
             attended = _product("bkqm,bkmd->bkqd", weights.astype(value.dtype), value_block) / total  # (B, K, G·Q, D)
-            return attended.astype(query.dtype), (highest + jnp.log(total))[..., 0]
+            return attended.astype(query.dtype), (highest + jnp.log(total))[..., 0]  # (B, K, G·Q, D), (B, K, G·Q)
 
         pieces.append(
             jax.lax.map(block, (jnp.arange(numbers.start, numbers.stop), queries[numbers.start : numbers.stop]))
         )
     attended, log_total = (jnp.concatenate(piece) for piece in zip(*pieces, strict=True))
-    attended = checkpoint_name(_in_rows(attended, query.shape), ATTENDED)
+    attended = checkpoint_name(_in_rows(attended, query.shape), ATTENDED)  # (B, L, H, D)
     return attended, (queries, key, value, tokens, attended, checkpoint_name(log_total, ATTENDED))
 
 
@@ -154,7 +156,7 @@ def _backward(reach: _Reach, saved: tuple[Any, ...], gradient: jax.Array) -> tup
     """
     queries, key, value, tokens, attended, log_total = saved
     shape, kv_heads, length = gradient.shape, key.shape[1], key.shape[2]
-    dots = jnp.sum(gradient.astype(jnp.float32) * attended.astype(jnp.float32), axis=-1, keepdims=True)
+    dots = jnp.sum(gradient.astype(jnp.float32) * attended.astype(jnp.float32), axis=-1, keepdims=True)  # (B, L, H, 1)
     per_block = (queries, log_total[..., None], *(_in_blocks(x, kv_heads, reach.block) for x in (gradient, dots)))
     # (B, K, D, L): so the products' left sides, which XLA on CPU transposes, are the small ones.
     sums = tuple(jnp.zeros((*x.shape[:2], x.shape[3], length), jnp.float32) for x in (key, value))
@@ -165,20 +167,20 @@ def _backward(reach: _Reach, saved: tuple[Any, ...], gradient: jax.Array) -> tup
             sums: tuple[jax.Array, ...], of_block: tuple[jax.Array, ...], keys: int = keys
         ) -> tuple[Any, jax.Array]:
             number, query, log_total, gradient, dots = of_block
-            first = reach.keys_of(number, keys, length)
+            first = reach.keys_of(number, keys, length)  # ()
             key_block, value_block = (jax.lax.dynamic_slice_in_dim(x, first, keys, axis=2) for x in (key, value))
             weights = jnp.exp(_scores(query, key_block, reach.sees(number, first, keys, tokens)) - log_total)
             of_scores = (weights * (_product("bkqd,bkmd->bkqm", gradient, value_block) - dots)).astype(query.dtype)
             of_key = _product("bkqd,bkqm->bkdm", query, of_scores)  # (B, K, D, M)
-            of_value = _product("bkqd,bkqm->bkdm", gradient, weights.astype(value.dtype))
+            of_value = _product("bkqd,bkqm->bkdm", gradient, weights.astype(value.dtype))  # (B, K, D, M)
             sums = tuple(_add_at(first, x, more) for x, more in zip(sums, (of_key, of_value), strict=True))
-            return sums, _product("bkqm,bkmd->bkqd", of_scores, key_block).astype(query.dtype)
+            return sums, _product("bkqm,bkmd->bkqd", of_scores, key_block).astype(query.dtype)  # (B, K, G·Q, D)
 
         of_loop = (jnp.arange(numbers.start, numbers.stop), *(x[numbers.start : numbers.stop] for x in per_block))
-        sums, of_query = jax.lax.scan(block, sums, of_loop)
+        sums, of_query = jax.lax.scan(block, sums, of_loop)  # (B, K, D, L), (blocks, B, K, G·Q, D)
         pieces.append(of_query)
-    of_key, of_value = (x.transpose(0, 3, 1, 2).astype(key.dtype) for x in sums)
-    return _in_rows(jnp.concatenate(pieces), shape), of_key, of_value, None
+    of_key, of_value = (x.transpose(0, 3, 1, 2).astype(key.dtype) for x in sums)  # (B, L, K, D)
+    return _in_rows(jnp.concatenate(pieces), shape), of_key, of_value, None  # (B, L, H, D), (B, L, K, D) twice
 
 
 _attend.defvjp(_forward, _backward)
@@ -186,8 +188,8 @@ _attend.defvjp(_forward, _backward)
 
 def _scores(query: jax.Array, key: jax.Array, seen: jax.Array) -> jax.Array:
     """Scores (B, K, G·Q, M) of queries (B, K, G·Q, D) over keys (B, K, M, D), fp32; the least number where unseen."""
-    scores = _product("bkqd,bkmd->bkqm", query, key)
-    by_head = scores.reshape(*scores.shape[:2], -1, *seen.shape[1:])
+    scores = _product("bkqd,bkmd->bkqm", query, key)  # (B, K, G·Q, M)
+    by_head = scores.reshape(*scores.shape[:2], -1, *seen.shape[1:])  # (B, K, G, Q, M)
     return jnp.where(seen[:, None, None], by_head, jnp.finfo(jnp.float32).min).reshape(scores.shape)
 
 
@@ -197,22 +199,22 @@ _product = partial(jnp.einsum, preferred_element_type=jnp.float32)
 
 
 def _add_at(place: jax.Array, x: jax.Array, more: jax.Array) -> jax.Array:
-    there = jax.lax.dynamic_slice_in_dim(x, place, more.shape[-1], axis=-1)
-    return jax.lax.dynamic_update_slice_in_dim(x, there + more, place, axis=-1)
+    there = jax.lax.dynamic_slice_in_dim(x, place, more.shape[-1], axis=-1)  # (B, K, D, M)
+    return jax.lax.dynamic_update_slice_in_dim(x, there + more, place, axis=-1)  # (B, K, D, L)
 
 
 def _in_blocks(x: jax.Array, kv_heads: int, block: int) -> jax.Array:
     """(B, L, H, D) as (n, B, K, G·Q, D)."""
     batch, length, heads, head_dim = x.shape
-    x = x.reshape(batch, length // block, block, kv_heads, heads // kv_heads, head_dim)
-    return x.transpose(1, 0, 3, 4, 2, 5).reshape(length // block, batch, kv_heads, -1, head_dim)
+    x = x.reshape(batch, length // block, block, kv_heads, heads // kv_heads, head_dim)  # (B, n, Q, K, G, D)
+    return x.transpose(1, 0, 3, 4, 2, 5).reshape(length // block, batch, kv_heads, -1, head_dim)  # (n, B, K, G·Q, D)
 
 
 def _in_rows(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     """(n, B, K, G·Q, D) as the shape (B, L, H, D)."""
     (blocks, batch, kv_heads, _, _), (_, length, heads, head_dim) = x.shape, shape
-    x = x.reshape(blocks, batch, kv_heads, heads // kv_heads, length // blocks, head_dim)
-    return x.transpose(1, 0, 4, 2, 3, 5).reshape(shape)
+    x = x.reshape(blocks, batch, kv_heads, heads // kv_heads, length // blocks, head_dim)  # (n, B, K, G, Q, D)
+    return x.transpose(1, 0, 4, 2, 3, 5).reshape(shape)  # (B, n, Q, K, G, D), and so (B, L, H, D)
 
 
 def _pad_length(x: jax.Array, *, length: int) -> jax.Array:

@@ -48,7 +48,7 @@ def mixture_of_experts(
         count = gate_up.shape[0]
         if not split:
             return _mixture(x, gate_up, down, weights, experts, choices=count)
-        own = experts - jax.lax.axis_index("tp") * count
+        own = experts - jax.lax.axis_index("tp") * count  # (B, L, A)
         own = jnp.where((own >= 0) & (own < count), own, count)
         return jax.lax.psum(_mixture(x, gate_up, down, weights, own, choices=count + 1), "tp")
 
@@ -65,15 +65,15 @@ def _mixture(
     experts  2 0   copies of token 0 0 1 1   sorted by expert   0 1 1 0
              0 1   go to expert    2 0 0 1                      0 0 1 2
     """
-    top_k = experts.shape[-1]
+    top_k = experts.shape[-1]  # A
     order = jnp.argsort(experts.reshape(-1))  # (C,)
-    back = jnp.argsort(order)
+    back = jnp.argsort(order)  # (C,)
     loads = jnp.bincount(experts.reshape(-1), length=choices).astype(jnp.int32)  # (choices,)
     copies = _permuted(jnp.repeat(x.reshape(-1, x.shape[-1]), top_k, axis=0), order, back)  # (C, E)
     gate, up = jnp.split(_products(copies, gate_up, loads, False), 2, axis=-1)  # (C, F) each
     # Router weights count here, where a row is F wide, and not after `down`, where the backward pass would need the
     # outputs again.
-    hidden = jax.nn.gelu(gate, approximate=True) * up * _permuted(weights.reshape(-1, 1), order, back)
+    hidden = jax.nn.gelu(gate, approximate=True) * up * _permuted(weights.reshape(-1, 1), order, back)  # (C, F)
     outputs = _permuted(_products(hidden.astype(x.dtype), down, loads, False), back, order)  # (C, E)
     return outputs.reshape(*experts.shape, -1).sum(axis=-2, dtype=jnp.float32).astype(x.dtype)  # (B, L, E)
 
@@ -96,10 +96,10 @@ def _products(rows: jax.Array, weights: jax.Array, loads: jax.Array, transposed:
     """
     of_experts = loads[: weights.shape[0]]
     ragged, in_blocks = (partial(make, transposed=transposed) for make in (_ragged_products, _block_products))
-    made = jax.lax.platform_dependent(rows, weights, of_experts, tpu=ragged, default=in_blocks)
+    made = jax.lax.platform_dependent(rows, weights, of_experts, tpu=ragged, default=in_blocks)  # (C, out)
     if of_experts.shape == loads.shape:
         return made
-    return jnp.where((jnp.arange(rows.shape[0]) < of_experts.sum())[:, None], made, 0)
+    return jnp.where((jnp.arange(rows.shape[0]) < of_experts.sum())[:, None], made, 0)  # (C, out)
 
 
 def _products_forward(rows: Any, weights: Any, loads: Any, transposed: bool) -> tuple[jax.Array, tuple[Any, ...]]:
@@ -115,7 +115,7 @@ def _products_backward(transposed: bool, saved: tuple[Any, ...], gradient: Any) 
     of_weights = None
     if rows is not None:
         pair = (gradient, rows) if transposed else (rows, gradient)
-        of_weights = jax.lax.ragged_dot_general(*pair, loads[: weights.shape[0]], _BY_EXPERT)
+        of_weights = jax.lax.ragged_dot_general(*pair, loads[: weights.shape[0]], _BY_EXPERT)  # (X, in, out)
     return _products(gradient, weights, loads, not transposed), of_weights, None
 
 
@@ -127,28 +127,28 @@ _BY_EXPERT = jax.lax.RaggedDotDimensionNumbers((((0,), (0,)), ((), ())), [0], []
 
 def _ragged_products(rows: jax.Array, weights: jax.Array, loads: jax.Array, *, transposed: bool) -> jax.Array:
     dimensions = jax.lax.RaggedDotDimensionNumbers((((1,), (2 if transposed else 1,)), ((), ())), [0], [0])
-    return jax.lax.ragged_dot_general(rows, weights, loads, dimensions)
+    return jax.lax.ragged_dot_general(rows, weights, loads, dimensions)  # (C, out)
 
 
 def _block_products(rows: jax.Array, weights: jax.Array, loads: jax.Array, *, transposed: bool) -> jax.Array:
     """The same one block of rows after the other; what one gives for rows of the next expert, that one overwrites."""
     count, experts = rows.shape[0], weights.shape[0]
     size = min(ROWS.get(jax.default_backend(), OTHER_ROWS), count)
-    blocks = -(-loads // size)
-    last_blocks, starts = jnp.cumsum(blocks), jnp.cumsum(loads) - loads
-    numbers = jnp.arange(count // size + experts)
-    expert = jnp.searchsorted(last_blocks, numbers, side="right").clip(max=experts - 1)
-    first = starts[expert] + (numbers - (last_blocks - blocks)[expert]) * size
-    padded = jnp.pad(rows, ((0, size), (0, 0)))
+    blocks = -(-loads // size)  # (X,)
+    last_blocks, starts = jnp.cumsum(blocks), jnp.cumsum(loads) - loads  # (X,), (X,)
+    numbers = jnp.arange(count // size + experts)  # (blocks,)
+    expert = jnp.searchsorted(last_blocks, numbers, side="right").clip(max=experts - 1)  # (blocks,)
+    first = starts[expert] + (numbers - (last_blocks - blocks)[expert]) * size  # (blocks,)
+    padded = jnp.pad(rows, ((0, size), (0, 0)))  # (C + size, in)
     contracted = (((1,), (1 if transposed else 0,)), ((), ()))
 
     def add_block(number: jax.Array, products: jax.Array) -> jax.Array:
-        some_rows = jax.lax.dynamic_slice_in_dim(padded, first[number], size)
-        weight = jax.lax.dynamic_index_in_dim(weights, expert[number], keepdims=False)
+        some_rows = jax.lax.dynamic_slice_in_dim(padded, first[number], size)  # (size, in)
+        weight = jax.lax.dynamic_index_in_dim(weights, expert[number], keepdims=False)  # (in, out), or that transposed
         product = jax.lax.dot_general(some_rows, weight, contracted, preferred_element_type=jnp.float32).astype(
             rows.dtype
         )
-        return jax.lax.dynamic_update_slice_in_dim(products, product, first[number], axis=0)
+        return jax.lax.dynamic_update_slice_in_dim(products, product, first[number], axis=0)  # (C + size, out)
 
-    products = jnp.zeros((count + size, weights.shape[1 if transposed else 2]), rows.dtype)
-    return jax.lax.fori_loop(0, last_blocks[-1], add_block, products)[:count]
+    products = jnp.zeros((count + size, weights.shape[1 if transposed else 2]), rows.dtype)  # (C + size, out)
+    return jax.lax.fori_loop(0, last_blocks[-1], add_block, products)[:count]  # (C, out)

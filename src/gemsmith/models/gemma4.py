@@ -1,4 +1,4 @@
-"""Gemma 4's text model: every variant, once, with HF's names.
+"""Gemma 4, every variant, once, with HF's names: the text model, and what it embeds images with.
 
 Axes: B batch, L length, H heads, K kv heads, D head dim, E model, F hidden, V vocabulary, P per-layer input, X experts,
 A experts of a token. Matmuls run in the model's dtype; norms, RoPE, softmax and logits in fp32.
@@ -17,12 +17,15 @@ from jax.sharding import Mesh
 from gemsmith.execution import TUNED, Levers, Remat, chains_layers
 from gemsmith.models.attention import DenseAttention
 from gemsmith.models.heads import inverse_frequencies, rope
-from gemsmith.models.layer import Engine, KeyValue, Layer, RMSNorm, linear
+from gemsmith.models.layer import Engine, KeyValue, Layer, RMSNorm, linear, stacked
 from gemsmith.models.quantised import dequantise_state, holds_quantised
 from gemsmith.models.remat import rematerialised
-from gemsmith.models.sharding import BATCH, constrain, gathered, gathered_specs
+from gemsmith.models.sharding import BATCH, EVERY, axis_size, constrain, gathered, gathered_specs
 from gemsmith.models.splash import SplashAttention, make_kernel
-from gemsmith.zoo import ScanBlocks, Variant
+from gemsmith.models.vision import Images, ImageTokens, blocks_of
+from gemsmith.models.vision_embedder import FeatureProjector, PatchProjector
+from gemsmith.models.vision_tower import Tower
+from gemsmith.zoo import ScanBlocks, Variant, VisionTower
 
 KeyValues = dict[bool, KeyValue]
 """By kind of layer: those of the latest global (True) and the latest sliding (False) layer."""
@@ -44,42 +47,39 @@ class Execution:
     mesh: Mesh | None = None
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True, kw_only=True)
-class ImageTokens:
-    """The soft tokens of images: what stands in a row in place of its images' tokens.
-
-    `embeddings` (B, M, E) replace those of the tokens at `places` (B, M), counted along the row; a place of L or more
-    is unused. `blocks` (B, L): the tokens of one image have the same number, others 0; in the sliding layers of
-    variants with `bidirectional_images` the tokens of a block attend to each other in both directions.
-    """
-
-    embeddings: jax.Array
-    places: jax.Array
-    blocks: jax.Array
-
-
 class Gemma4(nnx.Module):
     """Logits from tokens, positions and segments, each (B, L): segment 0 is padding, documents' positions begin at 0.
 
     Layers that repeat are one entry of `layers`, whose arrays have a first axis of that many repeats
     (`Variant.stacks`); the forward pass scans over the blocks of layers that repeat (`Variant.scan_blocks`). Weights
-    are zero until they are loaded.
+    are zero until they are loaded. With `vision` it can embed images, too.
     """
 
     def __init__(
-        self, variant: Variant, *, dtype: jax.typing.DTypeLike = jnp.bfloat16, execution: Execution | None = None
+        self,
+        variant: Variant,
+        *,
+        dtype: jax.typing.DTypeLike = jnp.bfloat16,
+        execution: Execution | None = None,
+        vision: bool = False,
     ) -> None:
         dtype = jnp.dtype(dtype)
         self.variant, self.dtype, self.execution = variant, dtype, execution or Execution()
-        self.embed_tokens = _embedding(variant.vocabulary, variant.embed_dim, dtype=dtype)
+        self.embed_tokens = _embedding(variant.vocabulary, variant.embed_dim, dtype=dtype)  # (V, E)
         if variant.per_layer_input:
             width = variant.layers * variant.per_layer_input
-            self.embed_tokens_per_layer = _embedding(variant.vocabulary, width, dtype=dtype)
-            self.per_layer_model_projection = linear(variant.embed_dim, width, dtype=dtype)
-            self.per_layer_projection_norm = RMSNorm(variant.per_layer_input, variant, dtype=dtype)
-        self.layers = nnx.List([_stack(self._new_layer(layers[0]), len(layers)) for layers in variant.stacks])
-        self.norm = RMSNorm(variant.embed_dim, variant, dtype=dtype)
+            self.embed_tokens_per_layer = _embedding(variant.vocabulary, width, dtype=dtype)  # (V, layers·P)
+            self.per_layer_model_projection = linear(variant.embed_dim, width, dtype=dtype)  # (E, layers·P)
+            self.per_layer_projection_norm = RMSNorm(variant.per_layer_input, eps=variant.rms_eps, dtype=dtype)
+        self.layers = nnx.List([stacked(self._new_layer(layers[0]), len(layers)) for layers in variant.stacks])
+        self.norm = RMSNorm(variant.embed_dim, eps=variant.rms_eps, dtype=dtype)
+        if vision:
+            assert variant.vision is not None, f"{variant.name} has no vision"
+            if isinstance(variant.vision, VisionTower):
+                self.vision_tower = Tower(variant.vision, dtype=dtype)
+            else:
+                self.vision_embedder = PatchProjector(variant.vision, dtype=dtype)
+            self.embed_vision = FeatureProjector(variant.vision, variant.embed_dim, dtype=dtype)
 
     def __call__(
         self, tokens: jax.Array, positions: jax.Array, segments: jax.Array, images: ImageTokens | None = None
@@ -93,16 +93,16 @@ class Gemma4(nnx.Module):
         """The last layer's output after the final norm, (B, L, E): what the logits are made from."""
         hidden, token_ids = self._embed(tokens, images)  # (B, L, E), (B, L)
         per_layer = self._per_layer_inputs(token_ids, hidden)  # (layers, B, L, P) or None
-        engines = self._engines(positions, segments, None if images is None else images.blocks)
+        engines = self._engines(positions, segments, images)
         shared: KeyValues | None = None
         first_stack = 0
         for blocks in self.variant.scan_blocks:
             scan = _LayerScan.over(
                 self, blocks, self.layers[first_stack : first_stack + blocks.period], engines, shared
             )
-            hidden, shared = scan.run(hidden, None if per_layer is None else per_layer[blocks.layers])
+            hidden, shared = scan.run(hidden, None if per_layer is None else per_layer[blocks.layers])  # (B, L, E)
             first_stack += blocks.period
-        return self.norm(hidden)
+        return self.norm(hidden)  # (B, L, E)
 
     def logits(self, hidden: jax.Array, embedding: jax.Array | None = None) -> jax.Array:
         """The logits, softcap · tanh(hidden · embeddingᵀ / softcap), (B, L, V) in fp32.
@@ -110,9 +110,31 @@ class Gemma4(nnx.Module):
         The embedding matrix (V, E) is the model's own, or the one that is given.
         """
         matrix = self.embed_tokens.embedding[...] if embedding is None else embedding  # (V, E)
-        logits = jnp.einsum("ble,ve->blv", hidden, matrix, preferred_element_type=jnp.float32)
+        logits = jnp.einsum("ble,ve->blv", hidden, matrix, preferred_element_type=jnp.float32)  # (B, L, V)
         softcap = self.variant.softcap
         return softcap * jnp.tanh(logits / softcap) if softcap else logits
+
+    def embed_images(self, images: Images, *, length: int) -> ImageTokens:
+        """The soft tokens of the images of rows of that length.
+
+        Images are split over all devices where their number allows it, and else as their rows are.
+        """
+        rows, each, patches, values = images.patches.shape
+        mesh, count = self.execution.mesh, rows * each
+        axes = EVERY if mesh is not None and count % axis_size(mesh, EVERY) == 0 else BATCH
+        flat = constrain(images.patches.reshape(count, patches, values), mesh, axes)  # (B·N, P, C)
+        positions = constrain(images.positions.reshape(count, patches, 2), mesh, axes)
+        if isinstance(self.variant.vision, VisionTower):
+            features = self.vision_tower(flat, positions, mesh=mesh)  # (B·N, P / 9, W)
+        else:
+            features = self.vision_embedder(flat, positions)  # (B·N, P, W)
+        embeddings = self.embed_vision(features).reshape(rows, -1, self.variant.embed_dim)  # (B, N·S, E)
+        return ImageTokens(
+            embeddings=constrain(embeddings, mesh, BATCH),
+            places=images.places.reshape(rows, -1),
+            blocks=blocks_of(images.places, length),
+            longest=images.places.shape[-1],
+        )
 
     def _new_layer(self, number: int) -> Layer:
         return Layer(self.variant, number, dtype=self.dtype, isolates_matmuls=self.execution.levers.isolates_matmuls)
@@ -122,12 +144,12 @@ class Gemma4(nnx.Module):
         token_ids = tokens
         if images is not None:
             rows = jnp.arange(tokens.shape[0])[:, None]  # (B, 1), beside places (B, M)
-            token_ids = tokens.at[rows, images.places].set(0, mode="drop")
+            token_ids = tokens.at[rows, images.places].set(0, mode="drop")  # (B, L)
         # The factor is rounded to the model's dtype, as in training: in bf16, sqrt(5376) is 73.5.
         embedded = self.embed_tokens(token_ids) * jnp.asarray(self.variant.embed_dim**0.5, self.dtype)  # (B, L, E)
         if images is not None:
             embedded = embedded.at[rows, images.places].set(images.embeddings.astype(self.dtype), mode="drop")
-        return self.split_rows(embedded), token_ids
+        return self.split_rows(embedded), token_ids  # (B, L, E), (B, L)
 
     def _per_layer_inputs(self, token_ids: jax.Array, embedded: jax.Array) -> jax.Array | None:
         """What each layer gets beside the residual, (layers, B, L, P): half by the token's id, half its embedding."""
@@ -142,18 +164,19 @@ class Gemma4(nnx.Module):
         both = (self.per_layer_projection_norm(context) + identity) * jnp.asarray(2**-0.5, self.dtype)
         return jnp.moveaxis(both, 2, 0)  # (layers, B, L, P)
 
-    def _engines(self, positions: jax.Array, segments: jax.Array, blocks: jax.Array | None) -> Engines:
+    def _engines(self, positions: jax.Array, segments: jax.Array, images: ImageTokens | None) -> Engines:
         """How global (True) and sliding (False) layers attend to these tokens."""
         variant, how = self.variant, self.execution.attention
 
         def engine(
-            *, head_dim: int, theta: float, fraction: float, window: int | None, blocks: jax.Array | None
+            *, head_dim: int, theta: float, fraction: float, window: int | None, images: ImageTokens | None
         ) -> Engine:
             angles = rope(positions, inverse_frequencies(head_dim, theta, fraction))  # 2 x (B, L, D/2)
-            if how == "dense" or blocks is not None:  # the kernel's mask cannot depend on the rows
-                return DenseAttention(
-                    angles=angles, positions=positions, segments=segments, window=window, image_blocks=blocks
-                )
+            dense: dict[str, Any] = {"angles": angles, "positions": positions, "segments": segments, "window": window}
+            if images is not None:  # the kernel's mask cannot depend on the rows
+                return DenseAttention(**dense, image_blocks=images.blocks, max_image_tokens=images.longest)
+            if how == "dense":
+                return DenseAttention(**dense)
             options: dict[str, Any] = {"mesh": self.execution.mesh, "interpret": how == "splash-interpret"}
             kernel = make_kernel(positions.shape[1], heads=variant.heads, window=window, **options)
             heads_kernel = self.execution.levers.heads_kernel
@@ -166,14 +189,14 @@ class Gemma4(nnx.Module):
             theta=variant.rope_theta_global,
             fraction=variant.rotary_fraction_global,
             window=None,
-            blocks=None,
+            images=None,
         )
         nearby = engine(
             head_dim=variant.head_dim,
             theta=variant.rope_theta_local,
             fraction=1.0,
             window=variant.sliding_window,
-            blocks=blocks if variant.bidirectional_images else None,
+            images=images if variant.bidirectional_images else None,
         )
         return {True: everywhere, False: nearby}
 
@@ -213,7 +236,7 @@ class _LayerScan:
             per_layer = per_layer.reshape(self.blocks.repeats, self.blocks.period, *per_layer.shape[1:])
         left = (self.shared or self._no_key_values(hidden)) if self._leaves_key_values else None
         run_block = self._rerun(self._run_block) if self._chains else self._run_block
-        (hidden, left), _ = jax.lax.scan(run_block, (hidden, left), (self.states, per_layer))
+        (hidden, left), _ = jax.lax.scan(run_block, (hidden, left), (self.states, per_layer))  # (B, L, E)
         return hidden, left if self._leaves_key_values else self.shared
 
     @property
@@ -268,18 +291,13 @@ class _LayerScan:
         def zeros(engine: Engine, kv_heads: int, head_dim: int) -> KeyValue:
             projected = jax.ShapeDtypeStruct((*hidden.shape[:2], kv_heads * head_dim), hidden.dtype)  # (B, L, K·D)
             heads = jax.eval_shape(lambda x: engine.heads(x, head_dim, eps=variant.rms_eps), projected)
-            zero = jnp.zeros(heads.shape, heads.dtype)
+            zero = jnp.zeros(heads.shape, heads.dtype)  # (B, L, K, D), or (B, K, L, D) for splash
             return zero, zero
 
         return {
             True: zeros(self.engines[True], variant.global_kv_heads, variant.global_head_dim),
             False: zeros(self.engines[False], variant.kv_heads, variant.head_dim),
         }
-
-
-def _stack(layer: Layer, repeats: int) -> Layer:
-    graph, state = nnx.split(layer)
-    return nnx.merge(graph, jax.tree.map(lambda x: jnp.zeros((repeats, *x.shape), x.dtype), state))
 
 
 def _embedding(count: int, width: int, *, dtype: jnp.dtype) -> nnx.Embed:

@@ -28,14 +28,14 @@ def make_heads_first(
     The weight is frozen: it gets no gradient.
     """
     weight = jnp.ones((head_dim,), jnp.float32) if weight is None else jax.lax.stop_gradient(weight).astype(jnp.float32)
-    return _make(head_dim, eps, interpret, x, weight[None], angles)
+    return _make(head_dim, eps, interpret, x, weight[None], angles)  # (B, H, L, D), weight (1, D)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
 def _make(
     head_dim: int, eps: float, interpret: bool, x: jax.Array, weight: jax.Array, angles: Rope | None
 ) -> jax.Array:
-    shape = (x.shape[0], x.shape[2] // head_dim, x.shape[1], head_dim)
+    shape = (x.shape[0], x.shape[2] // head_dim, x.shape[1], head_dim)  # (B, H, L, D)
     body = partial(_forward_block, head_dim, eps)
     return _over_blocks(body, "heads_forward", head_dim, interpret, (x,), (weight, angles), shape)
 
@@ -61,8 +61,8 @@ _make.defvjp(_forward, _backward)
 
 def _forward_block(head_dim: int, eps: float, x: Any, weight: Any, angles: Any, out: Any) -> None:
     for head in range(out.shape[1]):
-        part = x[0, :, pl.ds(head * head_dim, head_dim)].astype(jnp.float32)
-        normed = (part * _inverse_rms(part, eps) * weight[...]).astype(out.dtype)
+        part = x[0, :, pl.ds(head * head_dim, head_dim)].astype(jnp.float32)  # (rows, D)
+        normed = (part * _inverse_rms(part, eps) * weight[...]).astype(out.dtype)  # (rows, D)
         out[0, head] = _rotated(normed.astype(jnp.float32), angles, 1).astype(out.dtype)
 
 
@@ -73,14 +73,14 @@ def _backward_block(head_dim: int, eps: float, x: Any, gradient: Any, weight: An
     """
     for head in range(gradient.shape[1]):
         columns = pl.ds(head * head_dim, head_dim)
-        part = x[0, :, columns].astype(jnp.float32)
-        inverse = _inverse_rms(part, eps)
+        part = x[0, :, columns].astype(jnp.float32)  # (rows, D)
+        inverse = _inverse_rms(part, eps)  # (rows, 1)
         normed = part * inverse
         of_normed = (
             _rotated(gradient[0, head].astype(jnp.float32), angles, -1).astype(out.dtype).astype(jnp.float32)
             * weight[...]
         )
-        along = jnp.mean(of_normed * normed, axis=-1, keepdims=True)
+        along = jnp.mean(of_normed * normed, axis=-1, keepdims=True)  # (rows, 1)
         out[0, :, columns] = (inverse * (of_normed - normed * along)).astype(out.dtype)
 
 
@@ -91,10 +91,10 @@ def _inverse_rms(x: jax.Array, eps: float) -> jax.Array:
 def _rotated(x: jax.Array, angles: Any, sign: int) -> jax.Array:
     if angles is None:
         return x
-    cosine, sine = angles[0][0], sign * angles[1][0]
+    cosine, sine = angles[0][0], sign * angles[1][0]  # (rows, D/2) each
     half = x.shape[-1] // 2
-    first, second = x[:, :half], x[:, half:]
-    return jnp.concatenate([first * cosine - second * sine, second * cosine + first * sine], axis=-1)
+    first, second = x[:, :half], x[:, half:]  # (rows, D/2) each
+    return jnp.concatenate([first * cosine - second * sine, second * cosine + first * sine], axis=-1)  # (rows, D)
 
 
 def _over_blocks(

@@ -6,6 +6,7 @@ a token. Matmuls run in the model's dtype; norms, RoPE, softmax and the router i
 
 from collections.abc import Callable
 from functools import partial
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +23,7 @@ from gemsmith.zoo import Variant
 
 KeyValue = tuple[jax.Array, jax.Array]
 Engine = DenseAttention | SplashAttention
+_Module = TypeVar("_Module", bound=nnx.Module)
 
 
 class Layer(nnx.Module):
@@ -32,7 +34,7 @@ class Layer(nnx.Module):
 
     def __init__(self, variant: Variant, number: int, *, dtype: jnp.dtype, isolates_matmuls: bool = True) -> None:
         self.has_experts = variant.experts > 0
-        norm = partial(RMSNorm, variant.embed_dim, variant, dtype=dtype)
+        norm = partial(RMSNorm, variant.embed_dim, eps=variant.rms_eps, dtype=dtype)
         self.input_layernorm, self.post_attention_layernorm = norm(), norm()
         self.self_attn = Attention(variant, number, dtype=dtype, isolates_matmuls=isolates_matmuls)
         self.pre_feedforward_layernorm, self.post_feedforward_layernorm = norm(), norm()
@@ -43,8 +45,8 @@ class Layer(nnx.Module):
             self.pre_feedforward_layernorm_2 = norm()
             self.post_feedforward_layernorm_1, self.post_feedforward_layernorm_2 = norm(), norm()
         if variant.per_layer_input:
-            self.per_layer_input_gate = linear(variant.embed_dim, variant.per_layer_input, dtype=dtype)
-            self.per_layer_projection = linear(variant.per_layer_input, variant.embed_dim, dtype=dtype)
+            self.per_layer_input_gate = linear(variant.embed_dim, variant.per_layer_input, dtype=dtype)  # (E, P)
+            self.per_layer_projection = linear(variant.per_layer_input, variant.embed_dim, dtype=dtype)  # (P, E)
             self.post_per_layer_input_norm = norm()
         self.layer_scalar = nnx.Param(jnp.ones((1,), dtype))
 
@@ -59,11 +61,11 @@ class Layer(nnx.Module):
     ) -> tuple[jax.Array, KeyValue]:
         """The next layer's input, (B, L, E), and the keys and values that were attended to."""
         attended, key_value = self.self_attn(self.input_layernorm(hidden), engine=engine, shared=shared)  # (B, L, E)
-        hidden = hidden + self.post_attention_layernorm(attended)
+        hidden = hidden + self.post_attention_layernorm(attended)  # (B, L, E)
         fed = self.mlp(self.pre_feedforward_layernorm(hidden))  # (B, L, E)
         if self.has_experts:
-            fed = self.post_feedforward_layernorm_1(fed) + self._mixture(hidden, mesh)
-        hidden = hidden + self.post_feedforward_layernorm(fed)
+            fed = self.post_feedforward_layernorm_1(fed) + self._mixture(hidden, mesh)  # (B, L, E)
+        hidden = hidden + self.post_feedforward_layernorm(fed)  # (B, L, E)
         if per_layer_input is not None:
             gated = _gelu(self.per_layer_input_gate(hidden)) * per_layer_input  # (B, L, P)
             hidden = hidden + self.post_per_layer_input_norm(self.per_layer_projection(gated))  # (B, L, E)
@@ -72,7 +74,7 @@ class Layer(nnx.Module):
     def _mixture(self, hidden: jax.Array, mesh: Mesh | None) -> jax.Array:
         """The experts' part, (B, L, E). The router norms the residual itself; only the experts see the layer's norm."""
         weights, experts = self.router(hidden)  # (B, L, A) each
-        output = self.experts(self.pre_feedforward_layernorm_2(hidden), weights, experts, mesh=mesh)
+        output = self.experts(self.pre_feedforward_layernorm_2(hidden), weights, experts, mesh=mesh)  # (B, L, E)
         return self.post_feedforward_layernorm_2(output)
 
 
@@ -85,14 +87,14 @@ class Attention(nnx.Module):
         self.window = None if variant.is_global(number) else variant.sliding_window
         self.shares_kv, self.has_v = variant.shares_kv(number), variant.has_v(number)
         query_width, kv_width = variant.heads * self.head_dim, variant.kv_heads_of(number) * self.head_dim
-        self.q_proj = linear(variant.embed_dim, query_width, dtype=dtype)
-        self.q_norm = RMSNorm(self.head_dim, variant, dtype=dtype)
+        self.q_proj = linear(variant.embed_dim, query_width, dtype=dtype)  # (E, H·D)
+        self.q_norm = RMSNorm(self.head_dim, eps=self.eps, dtype=dtype)
         if not self.shares_kv:
-            self.k_proj = linear(variant.embed_dim, kv_width, dtype=dtype)
-            self.k_norm = RMSNorm(self.head_dim, variant, dtype=dtype)
+            self.k_proj = linear(variant.embed_dim, kv_width, dtype=dtype)  # (E, K·D)
+            self.k_norm = RMSNorm(self.head_dim, eps=self.eps, dtype=dtype)
         if self.has_v:
-            self.v_proj = linear(variant.embed_dim, kv_width, dtype=dtype)
-        self.o_proj = linear(query_width, variant.embed_dim, dtype=dtype)
+            self.v_proj = linear(variant.embed_dim, kv_width, dtype=dtype)  # (E, K·D)
+        self.o_proj = linear(query_width, variant.embed_dim, dtype=dtype)  # (H·D, E)
 
     def __call__(self, x: jax.Array, *, engine: Engine, shared: KeyValue | None) -> tuple[jax.Array, KeyValue]:
         """The attended values, (B, L, E), and the keys and values, whose axes are ordered as the engine has them."""
@@ -104,7 +106,7 @@ class Attention(nnx.Module):
     def _keys_and_values(self, x: jax.Array, engine: Engine) -> KeyValue:
         """Where K = V, the value is K's projection, before K's norm and RoPE."""
         key = _project(self, "k", x)  # (B, L, K·D)
-        value = _project(self, "v", x) if self.has_v else key
+        value = _project(self, "v", x) if self.has_v else key  # (B, L, K·D)
         heads = partial(engine.heads, head_dim=self.head_dim, eps=self.eps)
         return heads(key, weight=self.k_norm.weight[...]), heads(value, rotated=False)
 
@@ -114,13 +116,13 @@ class MLP(nnx.Module):
 
     def __init__(self, hidden: int, ffn: int, *, dtype: jnp.dtype, isolates_matmuls: bool) -> None:
         self.isolates_matmuls = isolates_matmuls
-        self.gate_proj = linear(hidden, ffn, dtype=dtype)
-        self.up_proj = linear(hidden, ffn, dtype=dtype)
-        self.down_proj = linear(ffn, hidden, dtype=dtype)
+        self.gate_proj = linear(hidden, ffn, dtype=dtype)  # (E, F)
+        self.up_proj = linear(hidden, ffn, dtype=dtype)  # (E, F)
+        self.down_proj = linear(ffn, hidden, dtype=dtype)  # (F, E)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         gated = _gelu(_project(self, "gate", x)) * _project(self, "up", x)  # (B, L, F)
-        return _project(self, "down", gated)
+        return _project(self, "down", gated)  # (B, L, E)
 
 
 class Router(nnx.Module):
@@ -129,18 +131,18 @@ class Router(nnx.Module):
     def __init__(self, variant: Variant, *, dtype: jnp.dtype) -> None:
         self.eps, self.experts_per_token = variant.rms_eps, variant.experts_per_token
         self.proj = linear(variant.embed_dim, variant.experts, dtype=dtype, preferred_element_type=jnp.float32)
-        self.scale = nnx.Param(jnp.ones((variant.embed_dim,), dtype))
-        self.per_expert_scale = nnx.Param(jnp.ones((variant.experts,), dtype))
+        self.scale = nnx.Param(jnp.ones((variant.embed_dim,), dtype))  # (E,)
+        self.per_expert_scale = nnx.Param(jnp.ones((variant.experts,), dtype))  # (X,)
 
     def __call__(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Router weights (fp32) and numbers of the top-k experts, (B, L, A) each, of x (B, L, E).
 
         The weights of a token add up to 1 before each expert's own factor.
         """
-        normed = rms_norm(x, self.eps) * self.scale[...].astype(jnp.float32) * x.shape[-1] ** -0.5
+        normed = rms_norm(x, self.eps) * self.scale[...].astype(jnp.float32) * x.shape[-1] ** -0.5  # (B, L, E)
         probabilities = jax.nn.softmax(self.proj(normed.astype(x.dtype)), axis=-1)  # (B, L, X)
         top, experts = jax.lax.top_k(probabilities, self.experts_per_token)  # (B, L, A)
-        weights = top / top.sum(axis=-1, keepdims=True)
+        weights = top / top.sum(axis=-1, keepdims=True)  # (B, L, A)
         return weights * self.per_expert_scale[...].astype(jnp.float32)[experts], experts
 
 
@@ -149,8 +151,8 @@ class Experts(nnx.Module):
 
     def __init__(self, variant: Variant, *, dtype: jnp.dtype) -> None:
         experts, hidden, ffn = variant.experts, variant.embed_dim, variant.expert_ffn
-        self.gate_up_proj = nnx.Param(jnp.zeros((experts, hidden, 2 * ffn), dtype))
-        self.down_proj = nnx.Param(jnp.zeros((experts, ffn, hidden), dtype))
+        self.gate_up_proj = nnx.Param(jnp.zeros((experts, hidden, 2 * ffn), dtype))  # (X, E, 2F)
+        self.down_proj = nnx.Param(jnp.zeros((experts, ffn, hidden), dtype))  # (X, F, E)
 
     def __call__(self, x: jax.Array, weights: jax.Array, experts: jax.Array, *, mesh: Mesh | None) -> jax.Array:
         return mixture_of_experts(x, self.gate_up_proj[...], self.down_proj[...], weights, experts, mesh=mesh)
@@ -159,8 +161,8 @@ class Experts(nnx.Module):
 class RMSNorm(nnx.Module):
     """x / sqrt(mean(x²) + eps) · weight, in fp32 inside."""
 
-    def __init__(self, width: int, variant: Variant, *, dtype: jnp.dtype) -> None:
-        self.eps = variant.rms_eps
+    def __init__(self, width: int, *, eps: float, dtype: jnp.dtype) -> None:
+        self.eps = eps
         self.weight = nnx.Param(jnp.ones((width,), dtype))
 
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -196,3 +198,9 @@ def linear(
         kernel_init=nnx.initializers.zeros,
         rngs=nnx.Rngs(0),
     )
+
+
+def stacked(layer: _Module, repeats: int) -> _Module:
+    """A layer whose arrays, of zeros, have a first axis of so many repeats."""
+    graph, state = nnx.split(layer)
+    return nnx.merge(graph, jax.tree.map(lambda x: jnp.zeros((repeats, *x.shape), x.dtype), state))  # (repeats, …)

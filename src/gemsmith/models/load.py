@@ -16,17 +16,25 @@ from gemsmith.models.gemma4 import Execution, Gemma4
 from gemsmith.models.names import Path, hf_names_of, is_transposed, kernel_shape, path_of
 from gemsmith.models.quantised import Kind, Quantised, quantise
 from gemsmith.models.sharding import axis_size, fitting, partition
-from gemsmith.zoo import Tensor, Variant, text_tensors
+from gemsmith.zoo import Tensor, Variant, text_tensors, vision_tensors
 from gemsmith.zoo.quantised import is_quantised
 
 
 def abstract_model(
-    variant: Variant, *, dtype: jax.typing.DTypeLike, quantised: Kind | None = None, execution: Execution | None = None
+    variant: Variant,
+    *,
+    dtype: jax.typing.DTypeLike,
+    quantised: Kind | None = None,
+    execution: Execution | None = None,
+    vision: bool = False,
 ) -> Gemma4:
-    """The model with ShapeDtypeStructs for weights, laid out on the execution's mesh; `quantised`: matrices' kind"""
+    """The model with ShapeDtypeStructs for weights, laid out on the execution's mesh.
+
+    `quantised`: the kind that the text model's matrices are held in. `vision`: with what embeds images.
+    """
     execution = execution or Execution()
-    graph, state = nnx.split(nnx.eval_shape(lambda: Gemma4(variant, dtype=dtype, execution=execution)))
-    tensors = {path: tensors[0] for path, tensors in _by_path(variant).items()}
+    graph, state = nnx.split(nnx.eval_shape(lambda: Gemma4(variant, dtype=dtype, execution=execution, vision=vision)))
+    tensors = {path: tensors[0] for path, tensors in _by_path(variant, vision=vision).items()}
     leaves = []
     for path, leaf in nnx.to_flat_state(state):
         shape, tensor = leaf.get_value(), tensors[path]
@@ -38,18 +46,29 @@ def abstract_model(
 
 
 def load_model(
-    checkpoint: Checkpoint, *, dtype: str, quantised: Kind | None = None, execution: Execution | None = None
+    checkpoint: Checkpoint,
+    *,
+    dtype: str,
+    quantised: Kind | None = None,
+    execution: Execution | None = None,
+    vision: bool = False,
 ) -> Gemma4:
-    """The model with the checkpoint's weights, on a device or the execution's mesh; `quantised`: see abstract_model.
+    """The model with the checkpoint's weights, on a device or the execution's mesh; for the rest see abstract_model.
 
     The mesh's axes must be Auto, as those of `jax.sharding.Mesh` are (`jax.make_mesh` makes Explicit ones). The host
     holds one tensor at a time: each is mapped from its file, and each device's part copied, turned and cast; and
     quantised on the device, one by one. Raises CheckpointError where a tensor is missing, or the model has no place for
-    it.
+    it, or `vision` is asked of a checkpoint of the text model alone.
     """
     variant = checkpoint.variant
-    graph, state = nnx.split(abstract_model(variant, dtype=dtype, quantised=quantised, execution=execution))
-    tensors = _by_path(variant)
+    if vision and variant.vision is None:
+        raise CheckpointError(
+            f"checkpoint {checkpoint.folder}: config.json has no vision_config, so the model cannot take images; give "
+            "the checkpoint of the ForConditionalGeneration class"
+        )
+    how: dict[str, Any] = {"quantised": quantised, "execution": execution, "vision": vision}
+    graph, state = nnx.split(abstract_model(variant, dtype=dtype, **how))
+    tensors = _by_path(variant, vision=vision)
     filled = []
     for path, leaf in nnx.to_flat_state(state):
         if path not in tensors:
@@ -64,10 +83,10 @@ def load_model(
     return nnx.merge(graph, nnx.from_flat_state(filled))
 
 
-def _by_path(variant: Variant) -> dict[Any, list[Tensor]]:
+def _by_path(variant: Variant, *, vision: bool) -> dict[Any, list[Tensor]]:
     """The tensors at each path of the model: one, or those of a stack's layers in order."""
     tensors: dict[Any, list[Tensor]] = {}
-    for tensor in text_tensors(variant):
+    for tensor in (*text_tensors(variant), *(vision_tensors(variant) if vision else ())):
         tensors.setdefault(path_of(variant, tensor), []).append(tensor)
     return tensors
 
@@ -105,8 +124,8 @@ def _read(checkpoint: Checkpoint, tensors: list[Tensor], like: Any) -> Any:
     )
     stack = jax.jit(lambda: jax.tree.map(lambda part: jnp.zeros(part.shape, part.dtype), like), out_shardings=whole)()
     for number, tensor in enumerate(tensors):
-        weight = _place(_checked(checkpoint, tensor), tensor, like.dtype, as_read)
-        stack = _fill(stack, encode(weight), number)
+        weight = _place(_checked(checkpoint, tensor), tensor, like.dtype, as_read)  # (in, out), or (E,) of a norm
+        stack = _fill(stack, encode(weight), number)  # (layers, in, out)
     return stack
 
 
@@ -135,7 +154,7 @@ def _checked(checkpoint: Checkpoint, tensor: Tensor) -> np.ndarray:
 
 def _place(weight: np.ndarray, tensor: Tensor, dtype: Any, sharding: Sharding) -> jax.Array:
     """The weight on its devices. Each part is copied from the file, so that the array outlives it."""
-    view = np.swapaxes(weight, -1, -2) if is_transposed(tensor) else weight
+    view = np.swapaxes(weight, -1, -2) if is_transposed(tensor) else weight  # (in, out) of [out, in]
     return jax.make_array_from_callback(
         view.shape, sharding, lambda index: np.array(view[index], dtype=dtype, order="C")
     )

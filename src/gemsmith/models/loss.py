@@ -34,10 +34,10 @@ def token_nll(
         splits_vocabulary=levers.splits_vocabulary and _splits_vocabulary(embedding, hidden, mesh),
         isolates_matmuls=levers.isolates_matmuls,
     )
-    targets, weights = (jnp.pad(x[:, 1:], ((0, 0), (0, 1))) for x in (tokens, loss_mask.astype(jnp.float32)))
+    targets, weights = (jnp.pad(x[:, 1:], ((0, 0), (0, 1))) for x in (tokens, loss_mask.astype(jnp.float32)))  # (B, L)
     # Laid out once, not for every chunk; by its first axis, after which XLA need not copy it.
     matrix = constrain(embedding.T, mesh, None, head.vocabulary)  # (E, V)
-    pieces = tuple(_in_chunks(x, mesh, chunk) for x in (hidden, targets, weights))
+    pieces = tuple(_in_chunks(x, mesh, chunk) for x in (hidden, targets, weights))  # (chunks, B·S, C, …)
     return _nll(head, matrix, *pieces), weights.sum()
 
 
@@ -72,7 +72,7 @@ def _splits_vocabulary(embedding: jax.Array, hidden: jax.Array, mesh: Mesh | Non
         or embedding.shape[0] % axis_size(mesh, _VOCABULARY)
     ):
         return False
-    tokens = hidden.shape[0] * hidden.shape[1] // axis_size(mesh, "replica")
+    tokens = hidden.shape[0] * hidden.shape[1] // axis_size(mesh, "replica")  # B·L of a replica
     return tokens * (hidden.dtype.itemsize + 4) < embedding.shape[0] * embedding.dtype.itemsize
 
 
@@ -94,8 +94,8 @@ def _nll_and_gradient(
     def add_chunk(total: jax.Array, piece: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
         nll, logits, log_total = _chunk_nll(head, matrix, *piece)
         _, some_targets, some_weights = (head.lay_out(x, "replica") for x in piece)
-        surplus = jnp.exp(logits - log_total[..., None]) - _is_target(logits, some_targets)
-        slope = surplus * some_weights[..., None]
+        surplus = jnp.exp(logits - log_total[..., None]) - _is_target(logits, some_targets)  # (B, C, V)
+        slope = surplus * some_weights[..., None]  # (B, C, V)
         if head.softcap:
             slope *= 1 - jnp.square(logits / head.softcap)
         slope = slope.astype(matrix.dtype)
@@ -121,18 +121,18 @@ def _chunk_nll(
     head: _Head, matrix: jax.Array, hidden: jax.Array, targets: jax.Array, weights: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     hidden, targets, weights = (head.lay_out(x, "replica") for x in (hidden, targets, weights))
-    logits = jnp.einsum("bce,ev->bcv", hidden, matrix, preferred_element_type=jnp.float32)
+    logits = jnp.einsum("bce,ev->bcv", hidden, matrix, preferred_element_type=jnp.float32)  # (B, C, V)
     logits = head.lay_out(logits, "replica", None, _VOCABULARY)
     if head.softcap:
         logits = head.softcap * jnp.tanh(logits / head.softcap)
-    log_total = jax.nn.logsumexp(logits, axis=-1)
-    chosen = jnp.sum(jnp.where(_is_target(logits, targets), logits, 0), axis=-1)
+    log_total = jax.nn.logsumexp(logits, axis=-1)  # (B, C)
+    chosen = jnp.sum(jnp.where(_is_target(logits, targets), logits, 0), axis=-1)  # (B, C)
     return jnp.sum((log_total - chosen) * weights), logits, log_total
 
 
 def _is_target(logits: jax.Array, targets: jax.Array) -> jax.Array:
-    tokens = jax.lax.broadcasted_iota(targets.dtype, logits.shape, logits.ndim - 1)
-    return tokens == targets[..., None]
+    tokens = jax.lax.broadcasted_iota(targets.dtype, logits.shape, logits.ndim - 1)  # (B, C, V)
+    return tokens == targets[..., None]  # (B, C, V)
 
 
 def _in_chunks(x: jax.Array, mesh: Mesh | None, chunk: int) -> jax.Array:
@@ -141,9 +141,9 @@ def _in_chunks(x: jax.Array, mesh: Mesh | None, chunk: int) -> jax.Array:
     shards, rows = (
         (1, batch) if mesh is None else (axis_size(mesh, "sequence"), max(1, batch // axis_size(mesh, BATCH)))
     )
-    x = x.reshape(batch * shards, length // shards, *x.shape[2:])
+    x = x.reshape(batch * shards, length // shards, *x.shape[2:])  # (B·S, L/S, …)
     size = max(1, min(chunk // rows, x.shape[1]))
     chunks = -(-x.shape[1] // size)
-    padded = jnp.pad(x, [(0, 0), (0, chunks * size - x.shape[1]), *[(0, 0)] * (x.ndim - 2)])
-    pieces = jnp.moveaxis(padded.reshape(x.shape[0], chunks, size, *x.shape[2:]), 1, 0)
+    padded = jnp.pad(x, [(0, 0), (0, chunks * size - x.shape[1]), *[(0, 0)] * (x.ndim - 2)])  # (B·S, chunks·C, …)
+    pieces = jnp.moveaxis(padded.reshape(x.shape[0], chunks, size, *x.shape[2:]), 1, 0)  # (chunks, B·S, C, …)
     return constrain(pieces, mesh, None, _ROWS)

@@ -7,8 +7,7 @@ int8   8 bits   -127 … 127 * scale                     for every output, its l
 nf4 is NormalFloat of QLoRA (https://arxiv.org/abs/2305.14314), as bitsandbytes has it without double quantisation: 4.25
 bits a weight, as a bfloat16 weight's largest magnitude is a bfloat16. Two values are packed in a byte here, where Qwix
 has arrays of uint4: those take a byte each on CPU, and a step compiled ahead refuses them on a mesh. Qwix's way back
-from nf4 looks every value up in a table, which a TPU does one by one. tests/models/test_quantised.py fails once either
-has changed (jax 0.10.2, qwix 0.1.8).
+from nf4 looks every value up in a table, which a TPU does one by one. gemsmith.models.upstream says until when.
 """
 
 from dataclasses import dataclass, field
@@ -67,17 +66,17 @@ def quantise(weight: jax.Array, kind: Kind) -> Quantised:
     """Quantised values and scales of matrices (…, in, out); the scales have the weight's dtype."""
     *outer, inputs, outputs = weight.shape
     block = block_of(inputs, kind)
-    blocks = weight.astype(jnp.float32).reshape(*outer, inputs // block, block, outputs)
-    scale = (jnp.abs(blocks).max(axis=-2) / (1 if kind == "nf4" else 127)).astype(weight.dtype)
+    blocks = weight.astype(jnp.float32).reshape(*outer, inputs // block, block, outputs)  # (…, blocks, block, out)
+    scale = (jnp.abs(blocks).max(axis=-2) / (1 if kind == "nf4" else 127)).astype(weight.dtype)  # (…, blocks, out)
     # What is divided by is what is stored, so that rounding the scale adds nothing; a block of zeros has the scale 0.
-    divisor = jnp.where(scale == 0, 1, scale).astype(jnp.float32)[..., None, :]
-    scaled = blocks / divisor
+    divisor = jnp.where(scale == 0, 1, scale).astype(jnp.float32)[..., None, :]  # (…, blocks, 1, out)
+    scaled = blocks / divisor  # (…, blocks, block, out)
     if kind == "int8":
         return Quantised(
             qvalue=jnp.round(scaled).clip(-127, 127).astype(jnp.int8).reshape(weight.shape), scale=scale, kind=kind
         )
     assert block % 2 == 0, f"{inputs} inputs: an odd number cannot be packed"
-    low, high = jnp.split(_nearest_level(scaled), 2, axis=-2)
+    low, high = jnp.split(_nearest_level(scaled), 2, axis=-2)  # (…, blocks, block / 2, out) each
     return Quantised(qvalue=(low | high << 4).reshape(*outer, inputs // 2, outputs), scale=scale, kind=kind)
 
 
@@ -104,7 +103,7 @@ def holds_quantised(tree: Any) -> bool:
 def dequantise(array: Quantised) -> jax.Array:
     """The matrices (…, in, out) in the scales' dtype, multiplied in float32. They are frozen: there is no gradient."""
     *outer, blocks, outputs = array.scale.shape
-    qvalue = array.qvalue.reshape(*outer, blocks, -1, outputs)
+    qvalue = array.qvalue.reshape(*outer, blocks, -1, outputs)  # (…, blocks, block / 2 for nf4, out)
     values = (
         _level(jnp.concatenate([qvalue & 15, qvalue >> 4], axis=-2))
         if array.kind == "nf4"
@@ -118,7 +117,7 @@ dequantise.defvjp(lambda array: (dequantise(array), None), lambda *_: (None,))
 
 def _nearest_level(x: jax.Array) -> jax.Array:
     """The number of the level that is nearest; halfway between two, of the lower."""
-    midpoints = (np.array(LEVELS[1:]) + np.array(LEVELS[:-1])) / 2
+    midpoints = (np.array(LEVELS[1:]) + np.array(LEVELS[:-1])) / 2  # (15,)
     return sum((x > midpoint).astype(jnp.uint8) for midpoint in midpoints)
 
 

@@ -19,6 +19,7 @@ from gemsmith.zoo import LORA_KINDS, Tensor, Variant, text_tensors
 AXES = ("replica", "fsdp", "sequence", "tp")
 BATCH = ("replica", "fsdp")
 WEIGHTS = ("fsdp", "sequence")
+EVERY = (*BATCH, "sequence", "tp")
 
 Axes = str | tuple[str, ...] | None
 
@@ -94,8 +95,8 @@ def gathered_specs(variant: Variant, layer: int, *, mesh: Mesh) -> dict[tuple[An
         )
         specs[path] = spec
         if tensor.role in LORA_KINDS:
-            specs[(*path[:-1], "kernel_lora_a")] = PartitionSpec(spec[0], None)
-            specs[(*path[:-1], "kernel_lora_b")] = PartitionSpec(None, spec[1])
+            specs[(*path[:-1], "kernel_lora_a")] = PartitionSpec(spec[0], None)  # (in, R)
+            specs[(*path[:-1], "kernel_lora_b")] = PartitionSpec(None, spec[1])  # (R, out)
     return specs
 
 
@@ -109,6 +110,8 @@ _SPLITS: dict[str, tuple[Axes, ...]] = {
     **dict.fromkeys(("q", "k", "v", "gate", "up"), _IN),
     **dict.fromkeys(("o", "down"), _OUT),
     "router": (WEIGHTS, None),
+    # Not over tp: the tower's work is split by images.
+    **dict.fromkeys(("vision", "vision_patch"), (WEIGHTS, None)),
     # By expert: so gathered, they lie as the grouped matmul reads them.
     **dict.fromkeys(("expert_gate_up", "expert_down"), (("tp", *WEIGHTS), None, None)),
 }

@@ -42,7 +42,7 @@ class SplashAttention:
         angles = self.angles if rotated else None
         if not self.heads_kernel:
             heads = make_heads(x, head_dim, weight=weight, angles=angles, eps=eps)  # (B, L, H, D)
-            return jnp.swapaxes(heads, 1, 2)
+            return jnp.swapaxes(heads, 1, 2)  # (B, H, L, D)
         make = partial(make_heads_first, head_dim=head_dim, eps=eps, interpret=self.interpret)
         if self.mesh is None:
             return make(x, weight=weight, angles=angles)
@@ -55,12 +55,12 @@ class SplashAttention:
             out_specs=PartitionSpec(BATCH, over_tp, "sequence", None),
             check_vma=False,
         )
-        return make_own(x, weight, angles)
+        return make_own(x, weight, angles)  # (B, H, L, D)
 
     def attend(self, query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
         """The attended values, (B, L, H·D)."""
         attended = splash_attention(self.kernel, query, key, value, segments=self.segments, mesh=self.mesh)
-        return jnp.swapaxes(attended, 1, 2).reshape(query.shape[0], query.shape[2], -1)
+        return jnp.swapaxes(attended, 1, 2).reshape(query.shape[0], query.shape[2], -1)  # (B, L, H·D)
 
 
 def make_kernel(
@@ -98,11 +98,11 @@ def splash_attention(
     part of a causal mask.
     """
     shards = 1 if mesh is None else axis_size(mesh, HEADS)
-    key, value = (_enough_heads(x, shards, mesh) for x in (key, value))
+    key, value = (_enough_heads(x, shards, mesh) for x in (key, value))  # (B, K or more, L, D)
 
     def attend(kernel: kernels.SplashAttentionKernel, *arrays: jax.Array) -> jax.Array:
         query, key, value, segments = arrays
-        attended: Any = jax.vmap(kernel)(query, key, value, kernels.SegmentIds(segments, segments))
+        attended: Any = jax.vmap(kernel)(query, key, value, kernels.SegmentIds(segments, segments))  # (B, H, L, D)
         return attended
 
     if mesh is None:
@@ -110,7 +110,7 @@ def splash_attention(
     by_heads = PartitionSpec(BATCH, HEADS, None, None)
     specs = (by_heads, by_heads, by_heads, PartitionSpec(BATCH, None))
     kernel_spec = kernel.manual_sharding_spec(NamedSharding(mesh, PartitionSpec(HEADS, None)))
-    # check_vma: pallas_call does not say over which axes its results vary.
+    # check_vma: the kernel does not say over which axes its results vary (gemsmith.models.upstream).
     sharded = jax.shard_map(attend, mesh=mesh, in_specs=(kernel_spec, *specs), out_specs=by_heads, check_vma=False)
     return constrain(sharded(kernel, query, key, value, segments), mesh, BATCH, "tp", "sequence", None)
 
@@ -123,7 +123,7 @@ class _ByBlocks:
     def __getitem__(self, block: tuple[slice, slice]) -> np.ndarray:
         queries, keys = block
         least, most = queries.start - (keys.stop - 1), queries.stop - 1 - keys.start
-        shape = (queries.stop - queries.start, keys.stop - keys.start)
+        shape = (queries.stop - queries.start, keys.stop - keys.start)  # (Q, M)
         if least >= 0 and most < self.reach:
             return _all(shape, value=True)
         if most < 0 or least >= self.reach:
@@ -146,7 +146,7 @@ def _all(shape: tuple[int, int], *, value: bool) -> np.ndarray:
 
 
 def _mask(length: int, window: int | None, heads: int) -> masks.MultiHeadMask:
-    shape = (length, length)
+    shape = (length, length)  # (L, L)
     one = _Causal(shape) if window is None else _Local(shape, window_size=(window - 1, 0), offset=0)
     one.reach = length if window is None else window
     return masks.MultiHeadMask([one] * heads)
@@ -174,4 +174,4 @@ def _enough_heads(x: jax.Array, shards: int, mesh: Mesh | None) -> jax.Array:
     heads = x.shape[1]
     if heads % shards == 0:
         return x
-    return constrain(jnp.repeat(x, shards // heads, axis=1), mesh, BATCH, "tp", "sequence", None)
+    return constrain(jnp.repeat(x, shards // heads, axis=1), mesh, BATCH, "tp", "sequence", None)  # (B, shards, L, D)

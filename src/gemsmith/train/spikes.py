@@ -18,11 +18,11 @@ _MOST_SKIPPED_IN_A_ROW = 10
 
 
 def spike_limit(losses: Sequence[float], step: int, factor: float) -> float:
-    """The highest loss that is no spike at this step, a float32: factor × the median of 50 steps, up to the last but
-    one before it.
+    """The highest loss that is no spike at this step, a float32.
 
-    `losses`: of steps 1, 2, … The step just before this one may still be under way when it is needed. Spikes count too,
-    so that a loss that stays high is none any more after half a window. Infinite until 10 losses are known.
+    It is factor × the median of 50 steps, up to the last but one before it. `losses`: of steps 1, 2, … The step just
+    before this one may still be under way when it is needed. Spikes count too, so that a loss that stays high is none
+    any more after half a window. Infinite until 10 losses are known.
     """
     known = [loss for loss in losses[: max(0, step - 2)][-WINDOW_STEPS:] if math.isfinite(loss)]
     return float(np.float32(factor * statistics.median(known))) if len(known) >= _FEWEST_STEPS else math.inf

@@ -25,8 +25,9 @@ _FLASH_HEAD_DIM = 256
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Block:
-    """Queries [begin, end) of a row, which look at keys [first, end): causally where there is no mask, (end - begin,
-    end - first).
+    """Queries [begin, end) of a row, which look at keys [first, end).
+
+    Causally where there is no mask; a mask is (end - begin, end - first).
     """
 
     begin: int
@@ -57,10 +58,10 @@ def attention_inputs(
 
 
 def dense_mask(segments: np.ndarray, window: int) -> np.ndarray:
-    """(B, L) -> (B, L, L), True where a query may look: at itself and what is before it in its document, at most window
-    - 1 away.
+    """Where a query may look, (B, L, L), of segments (B, L).
 
-    Padding, which has segment 0, is a document of its own: a row of False only would be NaN.
+    At itself and what is before it in its document, at most window - 1 away. Padding, which has segment 0, is a
+    document of its own: a row of False only would be NaN.
     """
     places = np.arange(segments.shape[1])
     distance = places[:, None] - places
@@ -93,10 +94,10 @@ def attend_documents(
 def kernels(
     implementation: str, heads: Mapping[str, tuple[int, int, int]], device: torch.device, dtype: torch.dtype
 ) -> dict[str, str]:
-    """What computes attention on this device, by type of layer: `heads` gives number of heads, of kv heads, and
-    head_dim.
+    """What computes attention on this device, by type of layer.
 
-    Of `documents` it is torch's choice for a block that is one document; short ones that share a block go under a mask.
+    `heads` gives number of heads, of kv heads, and head_dim. Of `documents` it is torch's choice for a block that is
+    one document; short ones that share a block go under a mask.
     """
     if implementation == "eager":
         return dict.fromkeys(heads, "eager: matmul and softmax")
@@ -191,8 +192,9 @@ def _shared_block(spans: Sequence[tuple[int, int]], segments: np.ndarray, window
 
 
 def _split(begin: int, end: int, window: int, device: torch.device) -> Iterator[Block]:
-    """A long document: one block where its layer sees all of it, else blocks of a window's length, each with the keys
-    in its reach.
+    """The blocks of a long document.
+
+    One where its layer sees all of it, else blocks of a window's length, each with the keys in its reach.
     """
     if end - begin <= window:
         yield Block(begin=begin, end=end, first=begin, mask=None)

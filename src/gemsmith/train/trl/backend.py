@@ -17,7 +17,6 @@ import torch
 import transformers
 from torch.distributed.device_mesh import init_device_mesh
 
-from gemsmith import __version__
 from gemsmith.checkpoint import Checkpoint, open_checkpoint
 from gemsmith.data import Batches, load_batches
 from gemsmith.errors import USERS_ERRNOS, DamageError, MachineError, RunError, explain_os_error, last_line
@@ -45,6 +44,7 @@ from gemsmith.train.trl.model import (
     whole_moments,
 )
 from gemsmith.train.trl.trainer import Hooks, Trainer
+from gemsmith.version import __version__
 from gemsmith.zoo import VARIANTS, Variant, find_variant
 
 

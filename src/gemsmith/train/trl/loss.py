@@ -27,8 +27,9 @@ def token_nll(
 
 
 class _Nll(torch.autograd.Function):
-    """The sum is linear in what it is multiplied by, so its gradient is made in the forward pass, from logits that are
-    at hand.
+    """The sum of the nll, with its gradient made in the forward pass.
+
+    The sum is linear in what it is multiplied by, so its gradient is made from logits that are at hand.
     """
 
     @staticmethod

@@ -200,10 +200,10 @@ def _sum_nll(
 
 
 def nf4_config(variant: Variant) -> transformers.BitsAndBytesConfig:
-    """Has the base held as the JAX backend holds it: the projections in nf4 with scales as they are, all else in
-    bfloat16.
+    """How the base is held in nf4, as the JAX backend holds it.
 
-    Raises RecipeError for experts, which bitsandbytes leaves in bfloat16, and MachineError where it is not installed.
+    The projections in nf4 with scales as they are, all else in bfloat16. Raises RecipeError for experts, which
+    bitsandbytes leaves in bfloat16, and MachineError where it is not installed.
     """
     check_trl_quantised("nf4", variant)
     try:

@@ -6,33 +6,33 @@ https://github.com/huggingface; torch: https://github.com/pytorch/pytorch.
 
 transformers applies an update whatever the loss is.
     here:  SkippableAdamW
-    seen:  transformers 5.12.1, transformers/trainer.py
+    seen:  transformers 5.19.0, transformers/trainer.py
     until: tests/train/trl/test_upstream.py::test_transformers_updates_from_a_loss_that_is_no_number
 
 transformers counts the model's parameters at every micro-batch.
     here:  trainer.Trainer.floating_point_ops
-    seen:  transformers 5.12.1, transformers/trainer.py
+    seen:  transformers 5.19.0, transformers/trainer.py
     until: tests/train/trl/test_upstream.py::test_transformers_counts_operations_at_every_micro_batch
 
 transformers spreads one process over all GPUs by DataParallel.
     here:  trainer._config sets _n_gpu
-    seen:  transformers 5.12.1, transformers/trainer.py
+    seen:  transformers 5.19.0, transformers/trainer.py
     until: tests/train/trl/test_upstream.py::test_transformers_wraps_for_several_gpus_in_one_process
 
 transformers prepares the model by accelerate, which would wrap and move what lies on its devices already.
     here:  trainer.Trainer._prepare_for_training, _move_model_to_device
-    seen:  transformers 5.12.1, transformers/trainer.py
+    seen:  transformers 5.19.0, transformers/trainer.py
     until: tests/train/trl/test_upstream.py::test_transformers_prepares_the_model_by_accelerate
 
 transformers computes RMSNorm in nine kernels on CUDA, where torch has one.
     here:  normed
-    seen:  transformers 5.12.1, transformers/models/gemma4/modeling_gemma4.py
+    seen:  transformers 5.19.0, transformers/models/gemma4/modeling_gemma4.py
     until: tests/train/trl/test_upstream.py::test_transformers_norm_is_no_single_kernel
 
 transformers before 5.19 reads a config with per_layer_config as one whose heads are 512 wide everywhere.
     here:  check_readable
     seen:  transformers 5.12.1, transformers/models/gemma4/configuration_gemma4.py
-    until: tests/train/trl/test_upstream.py::test_transformers_takes_no_notice_of_heads_by_layer
+    until: tests/train/trl/test_upstream.py::test_tunix_holds_safetensors_and_so_transformers_back
 
 TRL casts the adapters of a quantised base to bfloat16.
     here:  trainer.Trainer.__init__ casts them back
@@ -72,7 +72,7 @@ torch's NCCL communicators end together: a process that fails waits for others t
 
 safetensors raises no OSError on a full disk.
     here:  checkpoints.Checkpoints.save uses gemsmith.checkpoint.safetensors
-    seen:  safetensors 0.7.0, safetensors/numpy.py
+    seen:  safetensors 0.8.0, safetensors/numpy.py
     until: tests/train/trl/test_upstream.py::test_safetensors_says_of_a_full_disk_in_an_error_of_its_own
 """
 
@@ -117,11 +117,10 @@ def check_readable(checkpoint: Checkpoint) -> None:
 
 
 def adapted(self: Any, x: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
-    """Gives x W + scale * dropout(x) A B like PEFT's own, which casts x to float32 first, and scales the wide product,
-    not the narrow.
+    """Gives x W + scale * dropout(x) A B like PEFT's own.
 
-    The product with B is added where x W lies: a new sum would copy x W first. It has two axes, since autograd copies
-    what changes a view.
+    PEFT casts x to float32 first, and scales the wide product, not the narrow. The product with B is added where x W
+    lies: a new sum would copy x W first. It has two axes, since autograd copies what changes a view.
     """
     flat = x.reshape(-1, x.shape[-1])
     narrow = self.lora_A["default"](self.lora_dropout["default"](flat)) * self.scaling["default"]

@@ -39,8 +39,9 @@ def main() -> int:
 
 
 def _end_with_launcher() -> None:
-    """From here on, the death of the process that started this one ends it at once: with that, its lock of the run
-    directory is gone.
+    """From here on, the death of the process that started this one ends it at once.
+
+    With that, its lock of the run directory is gone.
     """
     if sys.platform == "linux" and LAUNCHER in os.environ:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

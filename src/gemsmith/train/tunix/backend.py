@@ -68,13 +68,15 @@ def train_with_tunix(run: Run, *, fresh: bool = False) -> TrainRecord:
         return train_session(run, backend, steps=batches.steps, model=name, clock=clock, fresh=fresh)
 
 
-def adapted_model(recipe: Recipe, checkpoint: Checkpoint, mesh: Mesh) -> Gemma4:
-    """The checkpoint's model on the mesh, with adapters at their start: the recipe's, or one that is new."""
+def adapted_model(recipe: Recipe, checkpoint: Checkpoint, mesh: Mesh, *, vision: bool = False) -> Gemma4:
+    """The checkpoint's model on the mesh, with adapters at their start: the recipe's, or one that is new.
+
+    With `vision` it takes images, by a tower that stays as it is.
+    """
     start = read_start_adapter(recipe, checkpoint.variant)
     dtype, quantised = base_kinds(recipe.train.dtype)
-    base = load_model(
-        checkpoint, dtype=dtype, quantised=quantised, execution=make_execution(recipe, checkpoint.variant, mesh)
-    )
+    execution = make_execution(recipe, checkpoint.variant, mesh)
+    base = load_model(checkpoint, dtype=dtype, quantised=quantised, execution=execution, vision=vision)
     return add_adapters(base, checkpoint.variant, recipe.lora, seed=recipe.seed, start=start)
 
 

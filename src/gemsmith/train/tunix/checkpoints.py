@@ -21,10 +21,10 @@ from gemsmith.train.tunix.checksums import checksums
 
 
 class Checkpoints(CheckpointManager):
-    """Tunix's checkpoints `<root>/<step>/{model_params,optimizer_state}`, saved with what `before_save` returns once it
-    has agreed.
+    """Tunix's checkpoints, saved with what `before_save` returns once it has agreed.
 
-    A step's metadata holds checksums of its arrays, too, and a step that does not match them is not restored.
+    They are `<root>/<step>/{model_params,optimizer_state}`. A step's metadata holds checksums of its arrays, too, and a
+    step that does not match them is not restored.
     """
 
     def __init__(

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 @jax.custom_vjp
 def fused_lora_matmul(x: jax.Array, u: jax.Array, w: jax.Array, b: jax.Array) -> jax.Array:
     """The sum x W + u B, (..., out), of x (..., in), u (..., R), W (in, out) and B (R, out), rounded once."""
-    both = jax.lax.optimization_barrier(jnp.concatenate([x, u], axis=-1))
-    return both @ jnp.concatenate([w, b], axis=0)
+    both = jax.lax.optimization_barrier(jnp.concatenate([x, u], axis=-1))  # (..., in + R)
+    return both @ jnp.concatenate([w, b], axis=0)  # (..., in + R) @ (in + R, out)
 
 
 def _forward(x: jax.Array, u: jax.Array, w: jax.Array, b: jax.Array) -> tuple[jax.Array, tuple[jax.Array, ...]]:
@@ -27,7 +27,7 @@ def _backward(saved: tuple[jax.Array, ...], gradient: jax.Array) -> tuple[jax.Ar
 
 
 def _outer(x: jax.Array, gradient: jax.Array) -> jax.Array:
-    return jnp.einsum("...i,...o->io", x, gradient)
+    return jnp.einsum("...i,...o->io", x, gradient)  # (in, out)
 
 
 fused_lora_matmul.defvjp(_forward, _backward)

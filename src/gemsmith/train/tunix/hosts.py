@@ -20,13 +20,13 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from gemsmith import __version__
 from gemsmith.data import Rows
 from gemsmith.errors import MachineError, RunError, first_line
 from gemsmith.run import Run
 from gemsmith.terminal import open_console
 from gemsmith.train.attempt import disagreement, same_everywhere
 from gemsmith.train.tunix.upstream import count_tpu_hosts
+from gemsmith.version import __version__
 
 Shapes = dict[str, jax.ShapeDtypeStruct]
 
@@ -136,8 +136,9 @@ def _join(given: dict[str, str]) -> None:
 
 @contextlib.contextmanager
 def _dying_of_sigterm() -> Iterator[None]:
-    """While the block waits inside JAX, where Python hears no signal, SIGTERM ends the process: there is nothing to
-    save yet.
+    """While the block waits inside JAX, SIGTERM ends the process.
+
+    Python hears no signal there, and there is nothing to save yet.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

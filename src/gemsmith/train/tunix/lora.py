@@ -109,7 +109,7 @@ def _started(
     started: dict[str, Any] = {}
     pairs = [] if abstract else [first(tensor) for tensor in tensors]
     for side, leaf in sides.items():
-        shape = (len(tensors), *leaf.get_value().shape)
+        shape = (len(tensors), *leaf.get_value().shape)  # (layers, in, R) or (layers, R, out)
         sharding = _sharding(kernel, shape, is_a=side == "a")
         if abstract:
             started[side] = jax.ShapeDtypeStruct(shape, jnp.float32, sharding=sharding)
@@ -158,8 +158,10 @@ def _laid_out(value: np.ndarray, shape: tuple[int, ...], sharding: Any) -> jax.A
 
 
 def _sharding(kernel: Any, shape: tuple[int, ...], *, is_a: bool) -> Any:
-    """Along the axis that it shares with its kernel, as that, and over the devices that the kernel's other axis is
-    split by.
+    """The sharding of A or B, of a kernel that is sharded.
+
+    Along the axis that it shares with its kernel, as that, and over the devices that the kernel's other axis is split
+    by.
     """
     sharding = kernel.sharding
     if not isinstance(sharding, NamedSharding):

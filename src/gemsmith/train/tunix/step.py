@@ -11,15 +11,17 @@ import optax
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from gemsmith.models import Gemma4, token_nll
+from gemsmith.models import Gemma4, Images, ImageTokens, token_nll
 from gemsmith.models.sharding import BATCH, axis_size, constrain
 from gemsmith.recipe import Lora
 from gemsmith.train.adapter_init import name_number
 from gemsmith.train.tunix.dropout import mask_keys
+from gemsmith.train.tunix.images import ImageShape
 from gemsmith.train.tunix.lora import Targets, targets_of
 from gemsmith.train.tunix.upstream import set_dropout
 
 _ROW_ARRAYS = {"tokens": jnp.int32, "segments": jnp.int32, "positions": jnp.int32, "loss_mask": jnp.bool_}
+_IMAGE_ARRAYS = {"patches": jnp.float32, "patch_positions": jnp.int32, "places": jnp.int32}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,21 +58,22 @@ def make_step(model: Gemma4, optimizer: nnx.Optimizer, *, lora: Lora, seed: int,
         model = nnx.merge(model_def, _in_base_dtype(trained, frozen), frozen)
         if lora.dropout:
             set_dropout(model, _dropout_keys(targets, keys))
-        hidden = model.hidden(rows["tokens"], rows["positions"], rows["segments"])
+        images = _embed_images(model, rows) if "patches" in rows else None
+        hidden = model.hidden(rows["tokens"], rows["positions"], rows["segments"], images)  # (B, L, E)
         return token_nll(model, hidden, rows["tokens"], rows["loss_mask"])[0] / count
 
     def update(
         trained: nnx.State, moments: nnx.State, frozen: nnx.State, inputs: dict[str, jax.Array]
     ) -> tuple[Any, Any, Any]:
-        rows = {name: inputs[name] for name in _ROW_ARRAYS}
+        rows = {name: inputs[name] for name in (*_ROW_ARRAYS, *_IMAGE_ARRAYS) if name in inputs}
         count = jnp.sum(rows["loss_mask"][:, 1:], dtype=jnp.float32)
         key = jax.random.fold_in(jax.random.key(seed), inputs["step"])
-        places = np.arange(len(rows["tokens"]))
+        places = np.arange(len(rows["tokens"]))  # (B,)
         if micro_batches == 1:
             loss, grads = jax.value_and_grad(loss_of)(trained, frozen, rows, count, _row_keys(key, places))
         else:
-            split = {name: _in_micro_batches(x, mesh, micro_batches) for name, x in rows.items()}
-            keys = _row_keys(key, _places_in_micro_batches(places, mesh, micro_batches))
+            split = {name: _in_micro_batches(x, mesh, micro_batches) for name, x in rows.items()}  # (count, B/count, L)
+            keys = _row_keys(key, _places_in_micro_batches(places, mesh, micro_batches))  # (count, B/count)
             loss, grads = _accumulate(loss_of, trained, frozen, split, count, keys, shardings[0])
         grad_norm = optax.tree.norm(nnx.as_pure(grads))
         keep = jnp.isfinite(loss) & jnp.isfinite(grad_norm) & (loss <= inputs["loss_limit"])
@@ -107,15 +110,22 @@ def place_moments(moments: nnx.State, model: Gemma4) -> nnx.State:
     return nnx.from_flat_state(leaves)
 
 
-def input_shapes(mesh: Mesh, *, rows: int, length: int) -> dict[str, jax.ShapeDtypeStruct]:
+def input_shapes(
+    mesh: Mesh, *, rows: int, length: int, images: ImageShape | None = None
+) -> dict[str, jax.ShapeDtypeStruct]:
     """The shapes and places of what a step takes.
 
     Four arrays (rows, length), by rows over replica and fsdp and by positions over sequence; the learning rate; the
     step's number, from 1; the loss above which it is skipped; and for each device, 1 where its process was told to
-    stop.
+    stop. With `images`, also the three arrays of models.Images, by rows.
     """
     by_rows, everywhere = (NamedSharding(mesh, spec) for spec in (PartitionSpec(BATCH, "sequence"), PartitionSpec()))
     arrays = {name: jax.ShapeDtypeStruct((rows, length), kind, sharding=by_rows) for name, kind in _ROW_ARRAYS.items()}
+    if images:
+        slots, by_image = (rows, images.images), NamedSharding(mesh, PartitionSpec(BATCH))
+        sizes = ((images.patches, images.patch_dim), (images.patches, 2), (images.soft_tokens,))
+        for (name, kind), size in zip(_IMAGE_ARRAYS.items(), sizes, strict=True):
+            arrays[name] = jax.ShapeDtypeStruct((*slots, *size), kind, sharding=by_image)
     return arrays | {
         "learning_rate": jax.ShapeDtypeStruct((), jnp.float32, sharding=everywhere),
         "step": jax.ShapeDtypeStruct((), jnp.int32, sharding=everywhere),
@@ -124,6 +134,11 @@ def input_shapes(mesh: Mesh, *, rows: int, length: int) -> dict[str, jax.ShapeDt
             (mesh.size,), jnp.int32, sharding=NamedSharding(mesh, PartitionSpec(mesh.axis_names))
         ),
     }
+
+
+def _embed_images(model: Gemma4, rows: dict[str, jax.Array]) -> ImageTokens:
+    images = Images(patches=rows["patches"], positions=rows["patch_positions"], places=rows["places"])
+    return model.embed_images(images, length=rows["tokens"].shape[1])
 
 
 def _in_base_dtype(trained: nnx.State, frozen: nnx.State) -> nnx.State:
@@ -160,11 +175,14 @@ def _accumulate(
 
 
 def _in_micro_batches(x: jax.Array, mesh: Mesh, count: int) -> jax.Array:
-    """Rows (B, L) as (count, B / count, L): each device gives every micro-batch rows that it holds; none move."""
-    devices = axis_size(mesh, BATCH)
-    by_device = x.reshape(devices, count, x.shape[0] // (devices * count), *x.shape[1:])
-    by_device = constrain(by_device, mesh, BATCH, None, None, "sequence")
-    return constrain(jnp.swapaxes(by_device, 0, 1).reshape(count, -1, *x.shape[1:]), mesh, None, BATCH, "sequence")
+    """Rows (B, …) as (count, B / count, …): each device gives every micro-batch rows that it holds; none move.
+
+    Those of two axes (B, L) have their positions split over sequence.
+    """
+    devices, inner = axis_size(mesh, BATCH), ("sequence",) if x.ndim == 2 else ()
+    by_device = x.reshape(devices, count, x.shape[0] // (devices * count), *x.shape[1:])  # (devices, count, …)
+    by_device = constrain(by_device, mesh, BATCH, None, None, *inner)
+    return constrain(jnp.swapaxes(by_device, 0, 1).reshape(count, -1, *x.shape[1:]), mesh, None, BATCH, *inner)
 
 
 def _row_keys(key: jax.Array, places: np.ndarray) -> jax.Array:
@@ -175,7 +193,7 @@ def _row_keys(key: jax.Array, places: np.ndarray) -> jax.Array:
 def _dropout_keys(targets: Targets, keys: jax.Array) -> dict[Any, jax.Array]:
     """Keys (B,) of the rows for each adapted tensor, by its name; (layers, B) for a stack."""
     numbers = jnp.array([name_number(tensor) for tensors in targets.values() for tensor in tensors], jnp.uint32)
-    ends = np.cumsum([len(tensors) for tensors in targets.values()])
+    ends = np.cumsum([len(tensors) for tensors in targets.values()])  # (modules,)
     of_tensors = jax.lax.optimization_barrier(jax.vmap(mask_keys, in_axes=(0, None), out_axes=1)(keys, numbers))
     return dict(zip(targets, jnp.split(of_tensors, ends[:-1]), strict=True))
 

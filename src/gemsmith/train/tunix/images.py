@@ -1,0 +1,68 @@
+"""Images of a batch as a step takes them: padded to one shape for the whole run, with the places of their soft tokens.
+
+Axes: B rows, N images of a row, P patches, C values of a patch, S soft tokens of an image, L positions of a row.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from gemsmith.models.vision import Images, bucket_of, patches_of
+from gemsmith.pictures.patches import Patches
+from gemsmith.zoo import Vision
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageShape:
+    """What every row of a run has room for: N images of S soft tokens, each of P patches of C values."""
+
+    images: int
+    soft_tokens: int
+    patches: int
+    patch_dim: int
+
+    def padding(self, rows: Sequence[Sequence[int]]) -> float:
+        """The share of the tower's patches that are padding, of rows whose images have so many soft tokens each.
+
+        >>> ImageShape(images=2, soft_tokens=64, patches=576, patch_dim=768).padding([[64, 64], [32]])
+        0.375
+        """
+        return 1 - sum(map(sum, rows)) / (len(rows) * self.images * self.soft_tokens)
+
+
+def image_shape(vision: Vision, rows: Sequence[Sequence[int]]) -> ImageShape:
+    """The one shape for rows whose images have so many soft tokens each: room for the most images and the largest."""
+    largest = bucket_of(max(count for row in rows for count in row))
+    return ImageShape(
+        images=max(map(len, rows)),
+        soft_tokens=largest,
+        patches=patches_of(vision, largest),
+        patch_dim=vision.patch_dim,
+    )
+
+
+def batch_images(
+    tokens: np.ndarray, rows: Sequence[Sequence[Patches]], *, image_token: int, shape: ImageShape
+) -> Images:
+    """The images of rows (B, L), each row's in the order in which its soft tokens stand.
+
+    tokens 2 9 9 3 9, its pictures of 2 and 1 soft tokens, S = 3  ->  places [[1 2 5] [4 5 5]]
+    """
+    (batch, length), slots = tokens.shape, (len(tokens), shape.images)
+    patches = np.zeros((*slots, shape.patches, shape.patch_dim), np.float32)
+    positions = np.full((*slots, shape.patches, 2), -1, np.int32)
+    places = np.full((*slots, shape.soft_tokens), length, np.int32)
+    assert len(rows) == batch, f"pictures of {len(rows)} rows for {batch}"
+    for row, pictures in enumerate(rows):
+        there, begin = np.flatnonzero(tokens[row] == image_token), 0
+        count = sum(picture.soft_tokens for picture in pictures)
+        assert count == len(there), f"row {row}: {len(there)} soft tokens for pictures of {count}"
+        for number, picture in enumerate(pictures):
+            real = np.flatnonzero((picture.positions != -1).any(axis=-1))
+            patches[row, number, : len(real)] = picture.values[real]
+            positions[row, number, : len(real)] = picture.positions[real]
+            end = begin + picture.soft_tokens
+            places[row, number, : picture.soft_tokens] = there[begin:end]
+            begin = end
+    return Images(patches=patches, positions=positions, places=places)  # type: ignore[arg-type]  # numpy, until placed
