@@ -1,0 +1,160 @@
+"""Launch a run on a machine that is rented for it, follow it, and bring it home."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from gemsmith.characters import spell_out_json
+from gemsmith.cli.group import cli
+from gemsmith.cli.options import FOLDER, naming_extra, part
+from gemsmith.errors import InputError
+
+_TARGETS = ("cloud-run", "tpu-vm", "gke", "sky")
+_OPTIONS = (
+    click.option("--on", required=True, type=click.Choice(_TARGETS), help="Where to."),
+    click.option(
+        "--bucket", required=True, metavar="gs://…", help="Where the run goes: gs://bucket or a folder in one."
+    ),
+    click.option("--project", required=True, metavar="ID", help="The Google Cloud project."),
+    click.option("--machine", metavar="NAME", help="Of the catalogue; default: the first that fits."),
+    click.option("--stages", metavar="A,B,…", help="Default: plan,data,train,export,verify."),
+    click.option("--name", metavar="NAME", help="Of the launch; default: the recipe's."),
+    click.option("--region", metavar="REGION", help="Default: the cheapest that the catalogue knows."),
+    click.option("--zone", metavar="ZONE", help="For tpu-vm, and for gke where the cluster is in one zone."),
+    click.option("--image", metavar="IMAGE", help="A container image of your own with Gemsmith in it."),
+    click.option("--service-account", metavar="EMAIL", help="Default: gemsmith@PROJECT.iam.gserviceaccount.com."),
+    click.option("--secret", default="hf-token", show_default=True, help="Secret Manager's, the Hugging Face token."),
+    click.option("--spot", is_flag=True, help="Cheaper, and may be taken away; the run then goes on from the bucket."),
+    click.option("--network", metavar="NAME", help="A VPC network."),
+    click.option("--subnet", metavar="NAME", help="Its subnet; for cloud-run /26 or larger."),
+    click.option("--timeout-hours", type=click.FloatRange(min=0, min_open=True), help="Of one attempt."),
+    click.option("--retries", type=click.IntRange(0, 10), default=3, show_default=True, help="After a failure."),
+    click.option("--cluster", metavar="NAME", help="For gke: the cluster."),
+    click.option("--queue", metavar="NAME", help="For gke: Kueue's local queue."),
+    click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key; may be repeated."),
+)
+
+
+class _Launch(click.Group):
+    """A group whose first argument may also be a recipe: then the verb is `start`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if args and args[0] not in (*self.commands, "-h", "--help"):
+            args = ["start", *args]
+        return super().parse_args(ctx, args)
+
+
+@cli.group(cls=_Launch, subcommand_metavar="RECIPE | COMMAND ...")
+def launch() -> None:
+    """Run a recipe's stages on Cloud Run, a TPU VM, Kubernetes or SkyPilot, and bring the results home.
+
+    \b
+    gemsmith launch my.yaml --on cloud-run --project P --bucket gs://b --print out    see what would be submitted
+    gemsmith launch my.yaml --on cloud-run --project P --bucket gs://b --submit       submit it
+    gemsmith launch status my
+    gemsmith launch fetch my                                                          into runs/my
+    gemsmith launch clean my                                                          remove what it created
+    """
+
+
+def _with_options(function: Callable[..., None]) -> Callable[..., None]:
+    for option in reversed(_OPTIONS):
+        function = option(function)
+    return function
+
+
+@launch.command()
+@click.argument("recipe", type=FOLDER)
+@_with_options
+@click.option("--print", "folder", type=FOLDER, metavar="DIR", help="Write what would be submitted, and stop there.")
+@click.option("--submit", is_flag=True, help="Submit it, after a preflight and a question.")
+@click.option("--max-usd", type=click.FloatRange(min=0), metavar="USD", help="Refuse what can cost more.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def start(
+    recipe: Path, on: str, folder: Path | None, submit: bool, max_usd: float | None, yes: bool, **options: Any
+) -> None:
+    """Render a launch, and submit it; `gemsmith launch RECIPE` is short for this."""
+    if (folder is None) is not submit:
+        raise InputError("--print DIR or --submit: give one of them")
+    console = part("terminal").open_console()
+    target = part("launch.targets").TARGETS[on]
+    asked = part("launch.request")
+    request = asked.make_request(recipe, target, on, asked.Options(**options))
+    submitting = part("launch.submit")
+    if folder is not None:
+        for file in submitting.print_files(request, target, folder):
+            click.echo(str(file))
+        for line in part("launch.steps").cost_lines(request):
+            console.print(line)
+        return
+    submitting.submit(request, target, on, max_usd=max_usd, agreed=yes, console=console)
+
+
+def _opened(name: str) -> tuple[Any, Any]:
+    """The launch's record and its target."""
+    record = part("launch.record").read_launch(name)
+    return record, part("launch.targets").TARGETS[record.target]
+
+
+@launch.command()
+@click.argument("name")
+@click.option("--json", "as_json", is_flag=True, help="Print the launch's record as JSON instead.")
+def status(name: str, as_json: bool) -> None:
+    """Say how a launch is doing, in its target's own words."""
+    record, target = _opened(name)
+    if as_json:
+        click.echo(spell_out_json(record.model_dump_json(indent=1)))
+        return
+    part("launch.follow").show_status(record, target)
+
+
+@launch.command()
+@click.argument("name")
+def logs(name: str) -> None:
+    """Print what a launch has said so far."""
+    part("launch.follow").show_logs(*_opened(name))
+
+
+@launch.command()
+@click.argument("name")
+@click.option("--run", "run_path", type=FOLDER, metavar="DIR", help="Default: runs/NAME.")
+@click.option("--merged", is_flag=True, help="The merged weights, too, which are as large as the model.")
+def fetch(name: str, run_path: Path | None, merged: bool) -> None:
+    """Bring records, adapter and logs home, as far as there are any; the run goes on."""
+    record, _ = _opened(name)
+    path = run_path or Path("runs") / name
+    with naming_extra(), part("lock").locked(path):
+        count = part("launch.fetch").fetch_home(record.root, path, merged=merged)
+    click.echo(f"{path}: {count} files; next: gemsmith report {path}")
+
+
+_yes = click.option("--yes", is_flag=True, help="Do not ask.")
+
+
+@launch.command()
+@click.argument("name")
+@_yes
+def stop(name: str, yes: bool) -> None:
+    """End all of a launch that costs money; the same launch can go on later from its bucket."""
+    part("launch.follow").stop(*_opened(name), agreed=yes, console=part("terminal").open_console())
+
+
+@launch.command()
+@click.argument("name")
+@_yes
+def clean(name: str, yes: bool) -> None:
+    """Remove what a launch created, and say what outlives it."""
+    part("launch.follow").clean(*_opened(name), agreed=yes, console=part("terminal").open_console())
+
+
+@launch.command(hidden=True)
+@click.argument("root", metavar="gs://…")
+@click.option("--folder", type=FOLDER, required=True, help="Where the run directory goes.")
+@click.option("--stages", required=True, metavar="A,B,…")
+def here(root: str, folder: Path, stages: str) -> None:
+    """What the machine of a launch runs: the stages of the recipe at gs://…/launched, kept there as they go."""
+    with naming_extra():
+        console = part("terminal").open_console()
+        part("launch.here").run_here(root, folder.resolve(), stages.split(","), part("pipeline").run_stage, console)

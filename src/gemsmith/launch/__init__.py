@@ -1,0 +1,1 @@
+"""From a laptop to Cloud Run, a TPU VM, Kubernetes or SkyPilot, and back; no scheduler of its own."""

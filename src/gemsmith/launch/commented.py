@@ -1,0 +1,69 @@
+"""YAML and shell scripts in which every value that was chosen has its reason behind it."""
+
+import json
+import re
+import shlex
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import yaml
+
+from gemsmith.launch.target import Chosen, Command
+
+_PLAIN = re.compile(r"[A-Za-z_/][\w./-]*")
+
+
+def render_yaml(value: Mapping[str, Any], *, heading: Iterable[str] = ()) -> str:
+    """The value as YAML; each Chosen in it is its value, its reason a comment behind it.
+
+    >>> print(render_yaml({"limits": {"cpu": Chosen("20", "the least")}, "args": ["a b"]}), end="")
+    limits:
+      cpu: "20"  # the least
+    args:
+    - "a b"
+    """
+    return "\n".join([*(f"# {line}" for line in heading), *_lines(value, "")]) + "\n"
+
+
+def render_script(steps: Iterable[tuple[str, Command]], *, heading: Iterable[str] = ()) -> str:
+    """A bash script that runs the commands in order and stops at the first that fails; each has a comment above it."""
+    lines = ["#!/usr/bin/env bash", *(f"# {line}" for line in heading), "set -euo pipefail", 'cd "$(dirname "$0")"']
+    for reason, command in steps:
+        lines += ["", *(f"# {line}" for line in reason.splitlines()), shlex.join(command)]
+    return "\n".join(lines) + "\n"
+
+
+def _lines(value: Any, indent: str) -> Iterator[str]:
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _entry(f"{indent}{_scalar(key)}:", item, indent)
+        return
+    for item in value:
+        if isinstance(item, Mapping) and item:
+            first, *rest = _lines(item, indent + "  ")
+            yield f"{indent}- {first.removeprefix(indent + '  ')}"
+            yield from rest
+        else:
+            yield from _entry(f"{indent}-", item, indent)
+
+
+def _entry(start: str, item: Any, indent: str) -> Iterator[str]:
+    if isinstance(item, Chosen):
+        yield f"{start} {_scalar(item.value)}  # {item.reason}"
+    elif isinstance(item, Mapping) and item:
+        yield start
+        yield from _lines(item, indent + "  ")
+    elif isinstance(item, list | tuple) and item:
+        yield start
+        yield from _lines(item, indent)
+    else:
+        yield f"{start} {_scalar(item)}"
+
+
+def _scalar(value: Any) -> str:
+    """JSON's scalars are YAML's; a word that YAML reads as itself needs no quotes."""
+    if isinstance(value, str) and "\n" in value:
+        raise ValueError(f"one line is wanted: {value!r}")
+    if isinstance(value, str) and _PLAIN.fullmatch(value) and yaml.safe_load(value) == value:
+        return value
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,241 @@
+"""Kubernetes on Google's cloud: a JobSet for a TPU slice of one or several hosts, and for GPUs.
+
+The cluster and its node pools are the user's: nothing here makes them, and a pool that keeps its nodes goes on costing
+money when the job has ended.
+"""
+
+from typing import Any
+
+from gemsmith.errors import InputError
+from gemsmith.hardware import Machine
+from gemsmith.launch.checks import bucket_checks, first_checks, image_check
+from gemsmith.launch.commented import render_script, render_yaml
+from gemsmith.launch.held import downloads_base, held_bytes, say_held
+from gemsmith.launch.record import LaunchRecord
+from gemsmith.launch.steps import cost_lines, here_command, upload_steps
+from gemsmith.launch.target import LABEL, Check, Chosen, Command, Request, Resource
+
+MOUNTS_WEIGHTS = False
+TAKES_ANY = False
+FOLDER = "/dev/shm/gemsmith"
+ACCOUNT = "gemsmith"
+"""The Kubernetes service account, tied to the request's by Workload Identity."""
+TPUS = {"v5e": "tpu-v5-lite-podslice", "v5p": "tpu-v5p-slice", "v6e": "tpu-v6e-slice", "tpu7x": "tpu7x"}
+TOPOLOGIES = {
+    "v5e": {4: "2x2", 8: "2x4", 16: "4x4"},
+    "v5p": {4: "2x2x1", 8: "2x2x2", 16: "2x2x4"},
+    "v6e": {4: "2x2", 8: "2x4", 16: "4x4"},
+    "tpu7x": {4: "2x2x1", 8: "2x2x2", 16: "2x2x4"},
+}
+"""Chip -> chips of a slice -> its shape."""
+GPUS = {"rtx-pro-6000": "nvidia-rtx-pro-6000", "h100": "nvidia-h100-80gb"}
+_CLOUD = "cloud.google.com"
+_SPOT_NOTICE_S = 25
+"""All that a spot node leaves a pod."""
+
+
+def gives(machine: Machine) -> bool:
+    if machine.chip.kind == "gpu":
+        return machine.chip.name in GPUS and not machine.name.startswith("cloud-run")
+    return machine.chips in TOPOLOGIES.get(machine.chip.name, {})
+
+
+def check(request: Request) -> None:
+    """Raises InputError without a cluster."""
+    if request.cluster is None:
+        raise InputError("--cluster: is missing; --on gke needs the name of a cluster of yours, in --region or --zone")
+
+
+def render(request: Request) -> dict[str, str]:
+    context = _context(request.project, request.zone or request.region, request.cluster)
+    where = ("--zone", request.zone) if request.zone else ("--region", request.region)
+    login = ("gcloud", "container", "clusters", "get-credentials", request.cluster or "", *where)
+    submit = [
+        *upload_steps(request),
+        ("Credentials of the cluster, into kubectl's own file.", (*login, "--project", request.project)),
+        ("Creates the job set, or says that it is there as it is.", (*context, "apply", "--filename", "jobset.yaml")),
+    ]
+    return {
+        "recipe.yaml": request.recipe_text,
+        "jobset.yaml": render_yaml(_job_set(request), heading=cost_lines(request)),
+        "submit.sh": render_script(submit, heading=cost_lines(request)),
+    }
+
+
+def _job_set(request: Request) -> dict[str, Any]:
+    machine, labels = request.machine, dict[str, Any](request.labels)
+    if request.queue is not None:
+        labels["kueue.x-k8s.io/queue-name"] = Chosen(request.queue, "--queue; Kueue starts it when there is room")
+    metadata: dict[str, Any] = {"name": request.name, "labels": labels}
+    if machine.chip.kind == "tpu":
+        nodes = Chosen(f"{_CLOUD}/gke-nodepool", "a slice is one node pool, and has it to itself")
+        metadata["annotations"] = {"alpha.jobset.sigs.k8s.io/exclusive-topology": nodes}
+    job = {
+        "parallelism": Chosen(machine.hosts, "a pod a host"),
+        "completions": machine.hosts,
+        "completionMode": "Indexed",
+        "backoffLimit": Chosen(0, "the hosts of a slice start again together"),
+        "activeDeadlineSeconds": request.bill.timeout_s,
+        "template": {"metadata": {"labels": dict(request.labels)}, "spec": _pod(request)},
+    }
+    return {
+        "apiVersion": "jobset.x-k8s.io/v1alpha2",
+        "kind": "JobSet",
+        "metadata": metadata,
+        "spec": {
+            "failurePolicy": {
+                "maxRestarts": Chosen(request.bill.attempts - 1, "each goes on from the last saved step in the bucket")
+            },
+            "replicatedJobs": [{"name": "slice", "replicas": 1, "template": {"spec": job}}],
+        },
+    }
+
+
+def _pod(request: Request) -> dict[str, Any]:
+    pod: dict[str, Any] = {
+        "restartPolicy": Chosen("Never", "the job set restarts"),
+        "serviceAccountName": Chosen(ACCOUNT, f"Workload Identity makes it {request.service_account}"),
+        "terminationGracePeriodSeconds": Chosen(_SPOT_NOTICE_S, "what a spot node leaves; the step under way is saved"),
+        "nodeSelector": _nodes(request),
+    }
+    if request.machine.chip.kind == "tpu":
+        pod["hostNetwork"] = Chosen(True, "hosts of a slice talk over it")
+        pod["dnsPolicy"] = "ClusterFirstWithHostNet"
+        pod["tolerations"] = [{"key": "google.com/tpu", "operator": "Exists", "effect": "NoSchedule"}]
+    if request.spot:
+        spot = {"key": f"{_CLOUD}/gke-spot", "operator": "Equal", "value": "true", "effect": "NoSchedule"}
+        pod["tolerations"] = [*pod.get("tolerations", []), spot]
+    held = say_held(held_bytes(request, with_weights=downloads_base(request)))
+    memory = Chosen("Memory", f"the run's folder, in the host's memory; held at most {held}")
+    return pod | {
+        "volumes": [{"name": "staging", "emptyDir": {"medium": memory}}],
+        "containers": [_container(request)],
+    }
+
+
+def _nodes(request: Request) -> dict[str, Any]:
+    machine = request.machine
+    spot = {f"{_CLOUD}/gke-spot": "true"} if request.spot else {}
+    if machine.chip.kind == "gpu":
+        return {f"{_CLOUD}/gke-accelerator": GPUS[machine.chip.name], **spot}
+    topology = TOPOLOGIES[machine.chip.name][machine.chips]
+    shape = Chosen(topology, f"{machine.chips} chips on {machine.hosts} host{'s' * (machine.hosts > 1)}")
+    return {f"{_CLOUD}/gke-tpu-accelerator": TPUS[machine.chip.name], f"{_CLOUD}/gke-tpu-topology": shape, **spot}
+
+
+def _container(request: Request) -> dict[str, Any]:
+    command, machine = here_command(request, folder=FOLDER), request.machine
+    resource = "google.com/tpu" if machine.chip.kind == "tpu" else "nvidia.com/gpu"
+    environment: list[dict[str, Any]] = [
+        {"name": "HF_HOME", "value": f"{FOLDER}/hub"},
+        {"name": "GEMSMITH_CACHE", "value": f"{FOLDER}/cache"},
+    ]
+    if request.secret is not None:
+        secret = {"secretKeyRef": {"name": request.secret, "key": "token"}}
+        environment.append({"name": "HF_TOKEN", "valueFrom": secret})
+    return {
+        "name": "gemsmith",
+        "image": request.image,
+        "command": list(command[:1]),
+        "args": list(command[1:]),
+        "env": environment,
+        "resources": {"limits": {resource: Chosen(machine.chips // machine.hosts, "all chips of the host")}},
+        "volumeMounts": [{"name": "staging", "mountPath": "/dev/shm"}],
+    }
+
+
+def preflight(request: Request) -> list[Check]:
+    place = request.zone or request.region
+    context = _context(request.project, place, request.cluster)
+    where = f"--{'zone' if request.zone else 'region'} {place} --project {request.project}"
+    login = f"gcloud container clusters get-credentials {request.cluster} {where}"
+    manifest = "https://github.com/kubernetes-sigs/jobset/releases/download/v0.10.1/manifests.yaml"
+    nodes = ",".join(
+        f"{key}={value.value if isinstance(value, Chosen) else value}" for key, value in _nodes(request).items()
+    )
+    checks = [
+        *first_checks(request, apis=("container.googleapis.com", "storage.googleapis.com")),
+        Check(name="kubectl is here", command=("kubectl", "version", "--client"), remedy="install it with gcloud's"),
+        Check(name=f"cluster {request.cluster}", command=(*context, "get", "namespace", "default"), remedy=login),
+        Check(
+            name="JobSet is installed there",
+            command=(*context, "get", "crd", "jobsets.jobset.x-k8s.io"),
+            remedy=f"kubectl apply --server-side --filename {manifest}",
+        ),
+        Check(
+            name=f"Kubernetes service account {ACCOUNT}",
+            command=(*context, "get", "serviceaccount", ACCOUNT),
+            remedy=f"create it, and tie it by Workload Identity to {request.service_account}",
+        ),
+        Check(
+            name=f"a node with {nodes}",
+            command=(*context, "get", "nodes", "--selector", nodes, "--output", "name"),
+            remedy="fine where a pool scales up from none; else make a node pool of this kind",
+            complaint=lambda output: None if output.strip() else "there is none now",
+            needed=False,
+        ),
+        *bucket_checks(request),
+        image_check(request),
+    ]
+    return [*checks, *_further_checks(request, context)]
+
+
+def _further_checks(request: Request, context: Command) -> list[Check]:
+    checks = [
+        Check(
+            name=f"no other job set named {request.name}",
+            command=(*context, "get", "jobset", request.name, "--ignore-not-found", "--output", "name"),
+            remedy=f"choose another --name, or remove it: gemsmith launch clean {request.name}",
+            complaint=lambda output: "there is one" if output.strip() else None,
+        )
+    ]
+    if request.queue is not None:
+        checks.append(
+            Check(
+                name=f"Kueue's local queue {request.queue}",
+                command=(*context, "get", "localqueue", request.queue),
+                remedy="name another with --queue, or leave it out",
+            )
+        )
+    if request.secret is not None:
+        checks.append(
+            Check(
+                name=f"secret {request.secret} in the cluster, the Hugging Face token",
+                command=(*context, "get", "secret", request.secret),
+                remedy=f"kubectl create secret generic {request.secret} --from-file=token=FILE, or give --secret",
+            )
+        )
+    return checks
+
+
+def status(record: LaunchRecord) -> Command:
+    return (*_record_context(record), "get", "jobset,pods", "--selector", f"{LABEL}={record.name}", "--output", "wide")
+
+
+def logs(record: LaunchRecord) -> Command:
+    selector = f"{LABEL}={record.name}"
+    return (*_record_context(record), "logs", "--selector", selector, "--tail=-1", "--prefix", "--max-log-requests=64")
+
+
+def running(record: LaunchRecord) -> tuple[Resource, ...]:
+    context = _record_context(record)
+    return (
+        Resource(
+            kind="job set",
+            list=(*context, "get", "jobset", "--selector", f"{LABEL}={record.name}", "--output", "name"),
+            remove=(*context, "delete", "{}", "--wait=true"),
+        ),
+    )
+
+
+def created(record: LaunchRecord) -> tuple[Resource, ...]:
+    return running(record)
+
+
+def _record_context(record: LaunchRecord) -> Command:
+    return _context(record.project, record.zone or record.region, record.cluster)
+
+
+def _context(project: str, place: str, cluster: str | None) -> Command:
+    """Kubectl for this cluster, whichever is the current one; the name is the one that gcloud gives it."""
+    return ("kubectl", "--context", f"gke_{project}_{place}_{cluster}")

@@ -1,0 +1,273 @@
+"""A launch as it was asked for, checked against the plan, with everything chosen: what rendering starts from."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from gemsmith.errors import InputError, RecipeError, nearest
+from gemsmith.execution import BACKENDS
+from gemsmith.hardware import Catalogue, Machine, find_machine, load_catalogue
+from gemsmith.launch.bill import default_region, find_price, make_bill
+from gemsmith.launch.inputs import move_inputs
+from gemsmith.launch.target import MOUNT, Bill, Chosen, Request, Target
+from gemsmith.plan import plan_only
+from gemsmith.recipe import Derived, Recipe
+from gemsmith.recipe_file import dump_recipe
+from gemsmith.recipe_keys import with_values
+from gemsmith.records import PlanRecord
+from gemsmith.resolve import resolve_file
+from gemsmith.stages import SERVED, STAGES
+from gemsmith.version import __version__
+
+STAGES_THERE = tuple(stage for stage in STAGES if stage not in SERVED)
+"""What the images can run; vLLM, which the others need, is in none of them."""
+_NAME = re.compile(r"[a-z]([-a-z0-9]{0,26}[a-z0-9])?")
+_BUCKET = re.compile(r"gs://[a-z0-9][-a-z0-9_.]{1,61}[a-z0-9](/[\w./=-]+)?")
+_WORD = re.compile(r"[\w.:/@-]+")
+_WORDS = ("project", "region", "zone", "image", "service_account", "secret", "network", "subnet", "cluster", "queue")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """The command line's options."""
+
+    name: str | None = None
+    machine: str | None = None
+    stages: str | None = None
+    bucket: str
+    project: str
+    region: str | None = None
+    zone: str | None = None
+    image: str | None = None
+    service_account: str | None = None
+    secret: str = "hf-token"
+    spot: bool = False
+    network: str | None = None
+    subnet: str | None = None
+    timeout_hours: float | None = None
+    retries: int = 3
+    cluster: str | None = None
+    queue: str | None = None
+    overrides: tuple[str, ...] = ()
+
+
+def make_request(source: Path, target: Target, on: str, options: Options) -> Request:
+    """The request for a recipe on a target. Raises InputError for what is known not to work; nothing is created.
+
+    Without a machine it is the first that fits: of the recipe's, or of all that the target gives. A target that takes
+    whichever it gets has the others of that kind beside it.
+    """
+    recipe, derived = resolve_file(source, options.overrides)
+    _check_words(options)
+    name = _name(options.name or re.sub(r"[^a-z0-9]+", "-", source.stem.lower()).strip("-"))
+    stages = _stages(options)
+    catalogue = load_catalogue(recipe.hardware.catalogue)
+    problems: list[InputError] = []
+    found: list[Request] = []
+    for machine in _machines(recipe, catalogue, target, on, options.machine):
+        try:
+            request = _request(name, machine, recipe, derived, target=target, on=on, stages=stages, options=options)
+            target.check(request)
+            found.append(request)
+            if not target.TAKES_ANY:
+                break
+        except InputError as error:
+            problems.append(error)
+    if found:
+        return _joined(found) if target.TAKES_ANY else found[0]
+    raise _nothing_fits(on, problems) if len({str(problem) for problem in problems}) > 1 else problems[0]
+
+
+def _joined(found: Sequence[Request]) -> Request:
+    """The first request, with the other machines of its kind, the dearest price and the longest time."""
+    first = found[0]
+    alike = [request for request in found if request.machine.chip.kind == first.machine.chip.kind]
+    dearest = max((request.bill for request in alike), key=lambda bill: bill.usd_per_hour)
+    longest = max((request.bill.timeout_s for request in alike), key=lambda timeout: float(timeout.value))
+    bill = replace(
+        first.bill,
+        usd_per_hour=dearest.usd_per_hour,
+        price=dearest.price,
+        timeout_s=longest,
+        uncounted="a preemption begins an attempt that is not counted; ",
+    )
+    return replace(first, others=tuple(request.machine for request in alike[1:]), bill=bill)
+
+
+def _request(
+    name: str,
+    machine: Machine,
+    recipe: Recipe,
+    derived: Sequence[Derived],
+    *,
+    target: Target,
+    on: str,
+    stages: tuple[str, ...],
+    options: Options,
+) -> Request:
+    _check_backend(recipe, machine, stages, options)
+    plan = plan_only(with_values(recipe, [Derived("hardware.machines", (machine.name,), "")]))
+    _refuse_unfit(plan)
+    region = _region(machine, options)
+    root = f"{_bucket(options.bucket)}/{name}"
+    placed, inputs, weights = move_inputs(recipe, root, mount=MOUNT if target.MOUNTS_WEIGHTS else None)
+    placed += _machine_keys(recipe, machine, root)
+    moved = with_values(recipe, placed)
+    return Request(
+        name=name,
+        recipe=moved,
+        recipe_text=dump_recipe(moved, [*(item for item in derived if item.key not in _keys(placed)), *placed]),
+        inputs=inputs,
+        stages=stages,
+        machine=machine,
+        plan=plan.machines[0],
+        parameters=plan.parameters,
+        trained_parameters=plan.trained_parameters,
+        bill=_bill(plan, machine, region, on, options),
+        project=options.project,
+        region=region,
+        zone=options.zone,
+        root=root,
+        image=_image(machine, region, options),
+        service_account=options.service_account or f"gemsmith@{options.project}.iam.gserviceaccount.com",
+        secret=options.secret if _is_hub(moved.checkpoint) else None,
+        spot=options.spot,
+        network=options.network,
+        subnet=options.subnet,
+        queue=options.queue,
+        cluster=options.cluster,
+        weights_bucket=weights,
+    )
+
+
+def _bill(plan: PlanRecord, machine: Machine, region: str, on: str, options: Options) -> Bill:
+    return make_bill(
+        machine,
+        plan.machines[0],
+        steps=plan.steps,
+        region=region,
+        spot=options.spot,
+        timeout_hours=options.timeout_hours,
+        # A TPU VM is one attempt: its program starts again on the same node, within the same time.
+        attempts=1 if on == "tpu-vm" else options.retries + 1,
+    )
+
+
+def _keys(items: Sequence[Derived]) -> set[str]:
+    return {item.key for item in items}
+
+
+def _is_hub(checkpoint: str) -> bool:
+    return "://" not in checkpoint and not checkpoint.startswith(("/", "inputs/"))
+
+
+def _check_words(options: Options) -> None:
+    """What goes into scripts and manifests is a word, whoever wrote the command line."""
+    for option in _WORDS:
+        value = getattr(options, option)
+        if value is not None and not _WORD.fullmatch(value):
+            raise InputError(f"--{option.replace('_', '-')} {value!r}: must be letters, digits and . : / @ - _ alone")
+
+
+def _name(name: str) -> str:
+    if not _NAME.fullmatch(name):
+        raise InputError(
+            f"--name {name}: must be 1 to 28 of a-z, 0-9 and -, begin with a letter and not end with -; it names jobs, "
+            "nodes and pods"
+        )
+    return name
+
+
+def _bucket(url: str) -> str:
+    if not _BUCKET.fullmatch(url.rstrip("/")):
+        raise InputError(f"--bucket {url}: must be gs://bucket or gs://bucket/folder")
+    return url.rstrip("/")
+
+
+def _stages(options: Options) -> tuple[str, ...]:
+    if options.stages is None:
+        return STAGES_THERE
+    stages = tuple(filter(None, options.stages.split(",")))
+    if unknown := [stage for stage in stages if stage not in STAGES]:
+        raise InputError(
+            f"--stages {unknown[0]}: is no stage{nearest(unknown[0], STAGES)}; allowed: {', '.join(STAGES)}"
+        )
+    if (served := [stage for stage in stages if stage in SERVED]) and options.image is None:
+        raise InputError(
+            f"--stages {served[0]}: needs vLLM, which Gemsmith's images do not have; run it after gemsmith launch "
+            "fetch, or name an image of your own with --image"
+        )
+    if not stages or list(stages) != [stage for stage in STAGES if stage in stages]:
+        raise InputError(f"--stages {options.stages}: must name stages in their order: {','.join(STAGES)}")
+    return stages
+
+
+def _check_backend(recipe: Recipe, machine: Machine, stages: tuple[str, ...], options: Options) -> None:
+    """The image for GPUs has PyTorch, that for TPUs JAX."""
+    if machine.chip.kind == "gpu" and "train" in stages and recipe.train.backend == "tunix" and options.image is None:
+        raise RecipeError(
+            "train.backend: tunix was given, but Gemsmith's image for GPUs trains with trl; add --set "
+            "train.backend=trl, or name an image of your own with --image"
+        )
+
+
+def _machines(recipe: Recipe, catalogue: Catalogue, target: Target, on: str, wanted: str | None) -> list[Machine]:
+    """Those to try, in order."""
+    given = [machine for machine in catalogue.machines.values() if target.gives(machine)]
+    names = ", ".join(machine.name for machine in given)
+    if wanted is not None:
+        machine = find_machine(catalogue, wanted)
+        if not target.gives(machine):
+            raise InputError(f"--machine {wanted}: --on {on} does not have it; it has {names}")
+        return [machine]
+    asked = [machine for machine in given if machine.name in recipe.hardware.machines]
+    if not given:
+        raise InputError(f"--on {on}: the catalogue has no machine of it; add one in hardware.catalogue")
+    return sorted(asked, key=lambda machine: recipe.hardware.machines.index(machine.name)) or given
+
+
+def _refuse_unfit(plan: PlanRecord) -> None:
+    machine = plan.machines[0]
+    if not machine.fits:
+        raise RecipeError(f"--machine {machine.name}: does not fit by the plan: {machine.notes[0]}")
+
+
+def _nothing_fits(on: str, problems: Sequence[InputError]) -> InputError:
+    first = str(problems[0])
+    return InputError(f"{first} (nor do {len(problems) - 1} other machines of --on {on}; choose one with --machine)")
+
+
+def _region(machine: Machine, options: Options) -> str:
+    if options.zone is not None:
+        return options.zone.rpartition("-")[0]
+    region = options.region or default_region(machine, spot=options.spot)
+    return find_price(machine, region or "", spot=options.spot).region
+
+
+def _machine_keys(recipe: Recipe, machine: Machine, root: str) -> list[Derived]:
+    """Keys of the recipe that the machine decides."""
+    keys = [Derived("hardware.machines", (machine.name,), "--machine")]
+    if recipe.train.checkpoint_folder is not None or machine.hosts == 1:
+        return keys
+    if not BACKENDS[recipe.train.backend].buckets:
+        raise RecipeError(
+            f"train.backend: {recipe.train.backend} saves to folders only, and {machine.name} has {machine.hosts} "
+            "hosts that share none; set it to tunix, or choose a machine of one host"
+        )
+    return [*keys, Derived("train.checkpoint_folder", f"{root}/checkpoints", "all hosts must see it")]
+
+
+def _image(machine: Machine, region: str, options: Options) -> Chosen:
+    if options.image is not None:
+        return Chosen(options.image, "--image")
+    stack = "train-tpu" if machine.chip.kind == "tpu" else "train-gpu"
+    where = f"{region}-docker.pkg.dev/{options.project}/gemsmith/{stack}:{__version__}"
+    return Chosen(where, f"docker/{stack}.Dockerfile, as docker/cloudbuild.yaml builds it")
+
+
+def files_sha256(files: Mapping[str, str]) -> dict[str, str]:
+    """File name -> SHA-256 of its text."""
+    import hashlib
+
+    return {name: hashlib.sha256(text.encode()).hexdigest() for name, text in files.items()}

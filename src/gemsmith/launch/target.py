@@ -1,0 +1,152 @@
+"""What a target is: pure functions from a request to files, and from a launch's record to commands."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from gemsmith.hardware import Machine
+from gemsmith.launch.record import LaunchRecord
+from gemsmith.recipe import Recipe
+from gemsmith.records import MachinePlan
+
+Command = tuple[str, ...]
+LABEL = "gemsmith-run"
+"""The label that everything created carries; its value is the launch's name."""
+MOUNT = "/mnt/weights"
+"""Where a machine sees the bucket with the base, if its target mounts it."""
+
+
+class Chosen(NamedTuple):
+    """A value that was chosen, and why; in a rendered file the reason is a comment behind it."""
+
+    value: str | int | float | bool
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bill:
+    """What a launch costs."""
+
+    usd_per_hour: float
+    price: str
+    """Where the price is from."""
+    hours: tuple[float, float] | None
+    """Of training, by the plan; None where the number of steps is not known."""
+    timeout_s: Chosen
+    """After which one attempt is ended."""
+    attempts: int
+    uncounted: str = ""
+    """What can cost more than the greatest bill, as a clause."""
+
+    @property
+    def usd(self) -> tuple[float, float] | None:
+        return self.hours and (self.hours[0] * self.usd_per_hour, self.hours[1] * self.usd_per_hour)
+
+    @property
+    def greatest_usd(self) -> float:
+        """Every attempt runs into its timeout."""
+        return float(self.timeout_s.value) / 3600 * self.attempts * self.usd_per_hour
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """A launch that was asked for, with everything chosen for it; rendering needs nothing else."""
+
+    name: str
+    recipe: Recipe
+    """As the machine reads it."""
+    recipe_text: str
+    inputs: Mapping[str, str]
+    """A local file or folder -> where it goes, below the run's folder in the bucket."""
+    stages: tuple[str, ...]
+    machine: Machine
+    others: tuple[Machine, ...] = ()
+    """Further machines of its kind that fit, for a target that takes whichever it gets; the bill is the dearest's."""
+    plan: MachinePlan
+    parameters: int
+    trained_parameters: int
+    bill: Bill
+    project: str
+    region: str
+    zone: str | None
+    root: str
+    """gs://bucket/folder/NAME: all that the launch reads and writes."""
+    image: Chosen
+    service_account: str
+    secret: str | None
+    """Of Secret Manager, the Hugging Face token; None where nothing is downloaded from there."""
+    spot: bool
+    network: str | None
+    subnet: str | None
+    queue: str | None
+    """Kueue's local queue."""
+    cluster: str | None
+    """Of Kubernetes."""
+    weights_bucket: str | None
+    """The bucket whose weights the machine reads in place, where the target can mount it."""
+
+    @property
+    def bucket(self) -> str:
+        return self.root.removeprefix("gs://").partition("/")[0]
+
+    @property
+    def labels(self) -> dict[str, str]:
+        return {LABEL: self.name}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """One line of the preflight: a command that must succeed, and what to do where it does not."""
+
+    name: str
+    command: Command
+    remedy: str
+    complaint: Callable[[str], str | None] = lambda _output: None
+    """What is wrong with the command's output; None where nothing is."""
+    needed: bool = True
+    """Where not, a failure is told and does not stop the launch."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resource:
+    """A kind of thing that a launch creates: how its names are listed, and how one of them is removed."""
+
+    kind: str
+    list: Command
+    """Prints a name a line."""
+    remove: Command
+    """`{}` stands for the name."""
+
+
+class Target(Protocol):
+    """Where a launch goes. Modules are targets: cloud_run, tpu_vm, gke and sky."""
+
+    MOUNTS_WEIGHTS: bool
+    """Whether a base in a bucket is read in place, below MOUNT."""
+
+    TAKES_ANY: bool
+    """Whether it takes whichever it gets of several machines that fit."""
+
+    def gives(self, machine: Machine) -> bool:
+        """Whether the target has such machines."""
+
+    def check(self, request: Request) -> None:
+        """Raises InputError for what the target cannot do with a machine that it gives."""
+
+    def render(self, request: Request) -> dict[str, str]:
+        """File name -> text; `submit.sh` is what submitting runs."""
+
+    def preflight(self, request: Request) -> list[Check]:
+        """What must be there before anything is created."""
+
+    def status(self, record: LaunchRecord) -> Command:
+        """A command that prints how the launch is doing."""
+
+    def logs(self, record: LaunchRecord) -> Command:
+        """A command that prints what the launch has said."""
+
+    def running(self, record: LaunchRecord) -> tuple[Resource, ...]:
+        """What `stop` removes: all that costs money while it is there."""
+
+    def created(self, record: LaunchRecord) -> tuple[Resource, ...]:
+        """What `clean` removes."""

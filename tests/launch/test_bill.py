@@ -1,0 +1,49 @@
+import pytest
+
+from gemsmith.errors import InputError
+from gemsmith.hardware import load_catalogue
+from gemsmith.launch.bill import default_region, find_price, make_bill
+from gemsmith.records import MachinePlan
+
+MACHINES = load_catalogue().machines
+PLAN = MachinePlan(
+    name="v5p-8",
+    chips=4,
+    fits=True,
+    hbm_bytes_per_chip=1,
+    hbm_limit_bytes_per_chip=2,
+    step_s=(1, 2),
+    hours=(1.0, 4.0),
+    usd=(16.8, 67.2),
+    mesh={},
+)
+ASKED = {"steps": 100, "region": "us-central1", "spot": False, "timeout_hours": None, "attempts": 4}
+
+
+def bill_of(**changed):
+    return make_bill(MACHINES["v5p-8"], PLAN, **ASKED | changed)
+
+
+def test_the_greatest_bill_is_every_attempt_up_to_its_timeout():
+    bill = bill_of()
+    assert bill.timeout_s.value == 8 * 3600 and bill.usd == (16.8, 67.2)
+    assert bill.greatest_usd == pytest.approx(8 * 4 * 16.80)
+    assert bill_of(timeout_hours=0.5, attempts=1).greatest_usd == pytest.approx(0.5 * 16.80)
+
+
+def test_spot_is_paid_at_spot_prices():
+    assert bill_of(spot=True).usd_per_hour == 3.34
+    assert default_region(MACHINES["v6e-8"], spot=True) == "asia-southeast1"
+
+
+def test_without_a_number_of_steps_a_timeout_must_be_given():
+    with pytest.raises(InputError, match=r"^--timeout-hours: is missing, .*train\.optimizer_steps$"):
+        bill_of(steps=None)
+    assert bill_of(steps=None, timeout_hours=3).usd is None
+
+
+def test_a_price_that_is_not_known_is_an_error_with_those_that_are():
+    with pytest.raises(InputError, match=r"^--region asia-east1: .*us-central1 \(16\.80 USD/h\).*hardware\.catalogue"):
+        find_price(MACHINES["v5p-8"], "asia-east1", spot=False)
+    with pytest.raises(InputError, match="has no spot price of it at Google"):
+        find_price(MACHINES["cloud-run-20"], "us-central1", spot=True)

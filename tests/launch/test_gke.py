@@ -1,0 +1,75 @@
+import pytest
+import yaml
+
+from gemsmith.errors import InputError
+from gemsmith.launch import gke
+
+CLUSTER = {"cluster": "c1", "region": "us-east5"}
+
+
+def job_set(request):
+    return yaml.safe_load(gke.render(request)["jobset.yaml"])
+
+
+def pod_of(found):
+    return found["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+
+
+def test_a_slice_is_asked_for_by_its_shape(launched):
+    found = job_set(launched("gke", machine="v5p-8", **CLUSTER))
+    pod = pod_of(found)
+    assert pod["nodeSelector"]["cloud.google.com/gke-tpu-topology"] == "2x2x1"
+    assert pod["containers"][0]["resources"]["limits"] == {"google.com/tpu": 4}
+    assert found["metadata"]["labels"] == {"gemsmith-run": "big"}
+    job = found["spec"]["replicatedJobs"][0]["template"]["spec"]
+    assert job["activeDeadlineSeconds"] == launched("gke", machine="v5p-8", **CLUSTER).bill.timeout_s.value
+
+
+TWO_HOSTS = """\
+machines:
+  v5p-16:
+    {chip: v5p, chips: 8, hosts: 2, interconnect_bytes_per_s: 300.0e+9, source: mine, date: "2026", prices: [
+      {provider: gcp, region: us-east5, usd_per_hour: 33.60, source: twice v5p-8, date: "2026"}]}
+"""
+
+
+def test_several_hosts_are_pods_that_start_again_together(launched, tmp_path):
+    (tmp_path / "own.yaml").write_text(TWO_HOSTS)
+    own = ("hardware.catalogue=own.yaml", "train.rows_per_step=8")
+    found = job_set(launched("gke", machine="v5p-16", overrides=own, **CLUSTER))
+    job = found["spec"]["replicatedJobs"][0]["template"]["spec"]
+    assert (job["parallelism"], job["completions"], job["backoffLimit"]) == (2, 2, 0)
+    assert pod_of(found)["containers"][0]["resources"]["limits"] == {"google.com/tpu": 4}
+    assert found["spec"]["failurePolicy"]["maxRestarts"] == 3
+
+
+def test_a_gpu_and_a_spot_node_are_asked_for_by_their_labels(launched):
+    trl = ("train.backend=trl", "train.dtype=nf4")
+    options = {"machine": "1xh100", "cluster": "c1", "region": "us-east4", "overrides": trl}
+    pod = pod_of(job_set(launched("gke", spot=True, **options)))
+    nodes = {"cloud.google.com/gke-accelerator": "nvidia-h100-80gb", "cloud.google.com/gke-spot": "true"}
+    assert pod["nodeSelector"] == nodes and "hostNetwork" not in pod
+    assert [item["key"] for item in pod["tolerations"]] == ["cloud.google.com/gke-spot"]
+
+
+def test_kueue_gets_its_label_and_the_hub_its_token(launched):
+    hub = ("checkpoint=google/gemma-4-31B-it",)
+    request = launched("gke", machine="v5p-8", queue="team", overrides=hub, **CLUSTER)
+    found = job_set(request)
+    assert found["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "team"
+    assert "secretKeyRef" in str(pod_of(found))
+    names = [check.name for check in gke.preflight(request)]
+    assert "Kueue's local queue team" in names and "secret hf-token in the cluster, the Hugging Face token" in names
+
+
+def test_a_cluster_is_needed(launched):
+    with pytest.raises(InputError, match="--cluster: is missing"):
+        launched("gke", machine="v5p-8")
+
+
+def test_commands_go_to_the_launch_s_cluster_whichever_is_current(launched, launch_record):
+    record = launch_record.model_copy(update={"cluster": "c1", "region": "us-east5"})
+    (resource,) = gke.created(record)
+    for command in (resource.list, resource.remove, gke.status(record), gke.logs(record)):
+        assert command[:3] == ("kubectl", "--context", "gke_p_us-east5_c1")
+    assert "gemsmith-run=big" in resource.list

@@ -1,0 +1,87 @@
+import shutil
+from pathlib import Path
+
+import pytest
+
+from gemsmith.errors import InputError, RunError
+from gemsmith.launch.bucket import Bucket
+from gemsmith.launch.here import run_here
+from gemsmith.launch.inputs import move_inputs
+from gemsmith.launch.mirror import whole_steps
+from gemsmith.pipeline import run_stage
+from gemsmith.recipe_file import dump_recipe
+from gemsmith.recipe_keys import with_values
+from gemsmith.resolve import resolve_file
+from gemsmith.terminal import open_console
+
+
+@pytest.fixture
+def launched_bucket(recipe, tmp_path):
+    """A bucket as submit.sh leaves it, for the recipe of tiny-31b."""
+    resolved, _ = resolve_file(recipe)
+    root = f"file://{tmp_path}/store/my"
+    keys, copies, _ = move_inputs(resolved, root, mount=None)
+    for local, remote in copies.items():
+        shutil.copytree(local, remote.removeprefix("file://"))
+    (tmp_path / "store" / "my" / "launched" / "recipe.yaml").write_text(dump_recipe(with_values(resolved, keys), keys))
+    return root
+
+
+def here(root, stages, run=run_stage):
+    """On a machine of its own, where nothing is but what the bucket has."""
+    folder = Path("work").resolve()
+    shutil.rmtree(folder, ignore_errors=True)
+    return run_here(root, folder, stages, run, open_console())
+
+
+def test_stages_go_on_from_the_bucket_on_another_machine(launched_bucket, capfd):
+    record = here(launched_bucket, ["plan", "data"]).path / "data.json"
+    first = record.read_bytes()
+    here(launched_bucket, ["plan", "data"])
+    assert record.read_bytes() == first
+    assert "complete in the bucket: data, plan" in capfd.readouterr().err
+
+
+def test_what_a_failed_stage_leaves_is_in_the_bucket(launched_bucket, tmp_path):
+    def fail(run, stage):
+        (run.logs / "why.txt").write_text("no memory")
+        raise RunError("no memory")
+
+    with pytest.raises(RunError):
+        here(launched_bucket, ["plan"], fail)
+    assert Bucket(launched_bucket).read("run/logs/why.txt") == b"no memory"
+
+
+def test_an_address_that_nobody_launched_to_is_one_line(tmp_path):
+    (tmp_path / "store").mkdir()
+    with pytest.raises(InputError, match=r"holds no launched/recipe\.yaml"):
+        here(f"file://{tmp_path}/store", ["plan"])
+
+
+def test_saved_steps_are_sent_during_train_and_fetched_by_the_next_attempt(launched_bucket, tmp_path):
+    def save(run, stage):
+        (run.checkpoints / "5").mkdir(parents=True)
+        (run.checkpoints / "5" / "training.json").write_text("{}")
+        raise RunError("preempted")
+
+    with pytest.raises(RunError):
+        here(launched_bucket, ["train"], save)
+    assert whole_steps(Bucket(launched_bucket)) == [5]
+    there = []
+    here(launched_bucket, ["train"], lambda run, _: there.extend(run.checkpoints.rglob("*.json")))
+    assert [path.parent.name for path in there] == ["5"]
+
+
+def test_a_later_host_trains_and_writes_nothing(launched_bucket, tmp_path, monkeypatch):
+    monkeypatch.setattr("gemsmith.launch.here.is_later_host", lambda: True)
+    done = []
+    here(launched_bucket, ["data", "train", "export"], lambda _run, stage: done.append(stage))
+    assert done == ["data", "train"] and not Bucket(launched_bucket).names("run/")
+
+
+def test_merged_weights_are_fetched_only_for_a_stage_that_reads_them(launched_bucket, tmp_path):
+    here(launched_bucket, ["plan"])
+    Bucket(launched_bucket).write("run/merged/model.safetensors.index.json", b"{}")
+    for stages, there in ((["export"], False), (["verify"], True)):
+        here(launched_bucket, stages, lambda *_: None)
+        assert Path("work/run/merged").exists() is there

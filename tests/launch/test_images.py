@@ -1,0 +1,50 @@
+"""Dockerfiles against what they copy and the locks that they name; nothing is built here."""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from gemsmith import __version__
+
+ROOT = Path(__file__).parents[2]
+DOCKERFILES = sorted((ROOT / "docker").glob("*.Dockerfile"))
+STACKS = ("train-gpu", "train-tpu")
+
+
+def test_the_dockerfiles_are_found():
+    assert [path.stem for path in DOCKERFILES] == list(STACKS)
+
+
+@pytest.mark.parametrize("file", DOCKERFILES, ids=lambda path: path.stem)
+def test_what_is_copied_is_there_and_not_ignored(file):
+    copied = [source for line in re.findall(r"^COPY (.*)$", file.read_text(), re.M) for source in line.split()[:-1]]
+    let_in = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    assert len(copied) >= 5
+    for source in copied:
+        assert (ROOT / source).exists() and source.split("/")[0] in let_in, source
+
+
+@pytest.mark.parametrize("file", DOCKERFILES, ids=lambda path: path.stem)
+def test_every_package_is_pinned_by_a_lock_or_here(file):
+    text = file.read_text().replace("\\\n", "")
+    (line,) = [line for line in text.splitlines() if "--constraint" in line]
+    asked = line.partition("install")[2].split()
+    named = [word for word in asked if not word.startswith("-") and not word.startswith(("requirements/", "'."))]
+    assert "requirements/train.lock" in asked and all("==" in word for word in named)
+    assert re.search(r"^FROM \S+:\d+\.\d+\.\d+\S*$", text, re.M)
+
+
+def test_the_image_that_is_built_is_the_one_that_launches_name():
+    build = yaml.safe_load((ROOT / "docker" / "cloudbuild.yaml").read_text())
+    assert build["substitutions"]["_VERSION"] == __version__ and build["substitutions"]["_STACK"] in STACKS
+    assert build["images"][0].endswith("-docker.pkg.dev/${PROJECT_ID}/gemsmith/${_STACK}:${_VERSION}")
+
+
+@pytest.mark.skipif(shutil.which("hadolint") is None, reason="hadolint is not installed")
+@pytest.mark.parametrize("file", DOCKERFILES, ids=lambda path: path.stem)
+def test_hadolint_has_nothing_to_say(file):
+    subprocess.run(["hadolint", str(file)], check=True)

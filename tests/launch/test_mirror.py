@@ -1,0 +1,179 @@
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from gemsmith.errors import RunError
+from gemsmith.launch.bucket import Bucket
+from gemsmith.launch.mirror import Mirror, delete_step, fetch_run, fetch_step, whole_steps
+
+
+@pytest.fixture
+def bucket(tmp_path):
+    (tmp_path / "store").mkdir()
+    return Bucket(f"file://{tmp_path}/store")
+
+
+def put(folder: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return folder
+
+
+class Recorded(Bucket):
+    """Notes what is changed, in order; ends with the change of that number, as a killed process does."""
+
+    def __init__(self, url, killed_at=None):
+        super().__init__(url)
+        self.changes, self.killed_at = [], killed_at
+
+    def _note(self, change):
+        if len(self.changes) == self.killed_at:
+            raise KeyboardInterrupt
+        self.changes.append(change)
+
+    def write(self, name, content):
+        self._note(("write", name))
+        super().write(name, content)
+
+    def delete(self, name):
+        self._note(("delete", name))
+        super().delete(name)
+
+
+def names(changes, kind):
+    return [name for change, name in changes if change == kind]
+
+
+STAGES = {"recipe.yaml": "r", "data.json": "{}", "data/rows": "1", "train.json": "{}", "logs/steps": "2"}
+
+
+def test_records_are_written_last_and_in_their_order(bucket, tmp_path):
+    recorded = Recorded(bucket.url)
+    Mirror(recorded, put(tmp_path / "run", STAGES)).send()
+    written = names(recorded.changes, "write")
+    assert written[-2:] == ["run/data.json", "run/train.json"] and len(written) == 5
+
+
+def test_only_what_changed_is_sent_again(bucket, tmp_path):
+    recorded = Recorded(bucket.url)
+    run = put(tmp_path / "run", STAGES)
+    mirror = Mirror(recorded, run)
+    mirror.send()
+    recorded.changes.clear()
+    put(run, {"logs/steps": "longer"})
+    mirror.send()
+    assert recorded.changes == [("write", "run/logs/steps")]
+
+
+REDONE = {"data/rows": "another", "data/more": "3", "data.json": '{"again": 1}'}
+
+
+@pytest.mark.parametrize("killed_at", range(5))
+def test_a_record_in_the_bucket_is_never_of_other_files_than_those_beside_it(bucket, tmp_path, killed_at):
+    """A stage done again is sent and the machine dies at any moment: what is fetched then fits together."""
+    run = put(tmp_path / "run", STAGES)
+    Mirror(bucket, run).send()
+    again = Mirror(Recorded(bucket.url, killed_at), tmp_path / "second")
+    again.fetch()
+    put(tmp_path / "second", REDONE)
+    try:
+        again.send()
+    except KeyboardInterrupt:
+        pass
+    else:
+        assert killed_at == 4, "there are four changes to die at"
+    fetch_run(bucket, tmp_path / "home")
+    record = tmp_path / "home" / "data.json"
+    if record.exists():
+        rows = {path.name: path.read_text() for path in (tmp_path / "home" / "data").iterdir()}
+        assert (record.read_text(), rows) in [("{}", {"rows": "1"}), ('{"again": 1}', {"rows": "another", "more": "3"})]
+
+
+def test_what_a_stage_deletes_is_deleted_in_the_bucket(bucket, tmp_path):
+    run = put(tmp_path / "run", STAGES)
+    mirror = Mirror(bucket, run)
+    mirror.send()
+    (run / "logs" / "steps").unlink()
+    mirror.send()
+    assert "run/logs/steps" not in bucket.names()
+
+
+STEP = {"10/adapter": "a" * 100, "10/.zarray": "hidden", "10/training.json": "{}"}
+
+
+@pytest.mark.parametrize("killed_at", range(5))
+def test_a_saved_step_is_whole_or_not_there(bucket, tmp_path, killed_at):
+    checkpoints = put(tmp_path / "checkpoints", STEP)
+    mirror = Mirror(Recorded(bucket.url, killed_at), tmp_path / "run")
+    try:
+        mirror.send_steps(checkpoints)
+    except KeyboardInterrupt:
+        assert whole_steps(bucket) == [] and killed_at < 4
+        return
+    assert killed_at == 4 and whole_steps(bucket) == [10]
+    fetch_step(bucket, 10, tmp_path / "home")
+    assert {name: (tmp_path / "home" / name).read_text() for name in STEP} == STEP
+
+
+def test_steps_that_training_deleted_are_deleted_what_says_whole_first(bucket, tmp_path):
+    checkpoints = put(tmp_path / "checkpoints", STEP | {"20/training.json": "{}"})
+    recorded = Recorded(bucket.url)
+    mirror = Mirror(recorded, tmp_path / "run")
+    mirror.send_steps(checkpoints)
+    for path in (checkpoints / "10").iterdir():
+        path.unlink()
+    (checkpoints / "10").rmdir()
+    mirror.send_steps(checkpoints)
+    assert whole_steps(bucket) == [20]
+    assert names(recorded.changes, "delete")[0] == "checkpoints/10.whole"
+    assert not bucket.names("checkpoints/10/")
+
+
+def test_a_step_that_is_not_what_was_saved_is_refused(bucket, tmp_path):
+    Mirror(bucket, tmp_path / "run").send_steps(put(tmp_path / "checkpoints", STEP))
+    bucket.write("checkpoints/10/adapter", b"b")
+    with pytest.raises(RunError, match=r"10/adapter: is not what was saved"):
+        fetch_step(bucket, 10, tmp_path / "home")
+    delete_step(bucket, 10)
+    assert whole_steps(bucket) == []
+
+
+def test_a_machine_that_was_given_up_as_lost_changes_nothing_any_more(bucket, tmp_path):
+    lost, next_one = (Mirror(bucket, put(tmp_path / name, STAGES)) for name in ("lost", "next"))
+    lost.take_over()
+    next_one.take_over()
+    next_one.send()
+    put(tmp_path / "lost", {"data.json": "stale"})
+    with pytest.raises(RunError, match="another machine has taken this run over"):
+        lost.send()
+    assert bucket.read("run/data.json") == b"{}"
+
+
+def test_steps_are_copied_while_training_goes_on(bucket, tmp_path, monkeypatch):
+    monkeypatch.setattr("gemsmith.launch.mirror._BETWEEN_LOOKS_S", 0.02)
+    mirror = Mirror(bucket, tmp_path / "run")
+    with mirror.watching(tmp_path / "checkpoints"):
+        put(tmp_path / "checkpoints", STEP)
+        deadline_s = time.monotonic() + 10
+        while not whole_steps(bucket) and time.monotonic() < deadline_s:
+            time.sleep(0.01)
+        assert whole_steps(bucket) == [10]
+    assert mirror.failures == ()
+
+
+def test_names_that_lead_out_of_the_run_directory_are_refused(tmp_path):
+    class Hostile:
+        url = "gs://b"
+
+        def names(self, prefix):
+            return [f"{prefix}../../evil"]
+
+        def download(self, name, target):
+            raise AssertionError(target)
+
+    with pytest.raises(RunError, match="leads out of the run directory"):
+        fetch_run(Hostile(), tmp_path)
+    assert os.listdir(tmp_path) == []

@@ -1,0 +1,29 @@
+import pytest
+
+from gemsmith.errors import EngineError, MachineError
+from gemsmith.launch.runner import ask, run_script, show
+
+
+def test_a_program_that_is_not_there_is_an_answer_with_a_complaint():
+    answer = ask(("no-such-program-here", "x"))
+    assert answer.code == 127 and answer.complaint == "no-such-program-here is not on PATH"
+
+
+def test_an_answer_has_the_output_and_the_last_line_of_stderr():
+    answer = ask(("bash", "-c", "echo out; echo one >&2; echo two >&2; exit 3"))
+    assert (answer.code, answer.output, answer.complaint) == (3, "out\n", "two")
+
+
+def test_a_script_stops_at_the_first_failure(tmp_path):
+    script = tmp_path / "submit.sh"
+    script.write_text(f"set -e\nfalse\ntouch {tmp_path}/late\n")
+    with pytest.raises(EngineError, match=r"submit\.sh ended with 1"):
+        run_script(script, needs=())
+    assert not (tmp_path / "late").exists()
+
+
+def test_a_missing_program_is_told_before_anything_runs(tmp_path):
+    with pytest.raises(MachineError, match="no-such-program-here: is not on PATH"):
+        run_script(tmp_path / "x.sh", needs=("no-such-program-here",))
+    with pytest.raises(MachineError, match="no-such-program-here"):
+        show(("no-such-program-here",))

@@ -1,0 +1,89 @@
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from gemsmith.errors import EngineError, InputError, MachineError
+from gemsmith.launch import cloud_run
+from gemsmith.launch.record import read_launch
+from gemsmith.launch.submit import print_files, submit
+from gemsmith.terminal import open_console
+
+MEMBER = "serviceAccount:gemsmith@demo-project.iam.gserviceaccount.com"
+POLICY = {"bindings": [{"role": f"roles/storage.object{kind}", "members": [MEMBER]} for kind in ("User", "Viewer")]}
+FINE = [
+    ("auth list", 0, "me@example.com\n"),
+    ("services list --enabled", 0, "run.googleapis.com\nstorage.googleapis.com\n"),
+    ("get-iam-policy", 0, json.dumps(POLICY)),
+    ("buckets describe", 0, "US-CENTRAL1\n"),
+]
+CHANGES = ("replace", "execute", "cp", "create", "delete")
+
+
+def changes(calls):
+    return [call for call in calls() if set(call) & {*CHANGES}]
+
+
+def submitted(request, **options):
+    return submit(
+        request, cloud_run, "cloud-run", console=open_console(), **({"max_usd": None, "agreed": True} | options)
+    )
+
+
+def test_what_is_submitted_is_what_is_printed(launched, fake_tools, tmp_path):
+    calls = fake_tools(*FINE)
+    printed = {path.name: path.read_bytes() for path in print_files(launched(), cloud_run, tmp_path / "out")}
+    record = submitted(launched())
+    there = {path.name: path.read_bytes() for path in Path("launches/big").iterdir() if path.name != "launch.json"}
+    assert there == printed and record.files.keys() == printed.keys()
+    assert [call[1:4] for call in changes(calls)] == [
+        ["storage", "cp", "--recursive"],
+        ["run", "jobs", "replace"],
+        ["run", "jobs", "execute"],
+    ]
+    assert read_launch("big").state == "submitted"
+
+
+def test_nothing_is_created_where_the_preflight_fails(launched, fake_tools):
+    calls = fake_tools(("buckets describe", 1, "not found"), *FINE)
+    with pytest.raises(MachineError, match=r"2 of .* checks failed"):
+        submitted(launched())
+    assert not changes(calls) and not Path("launches").exists()
+
+
+def test_a_bill_above_the_limit_is_refused_before_anything_is_asked(launched, fake_tools):
+    calls = fake_tools(*FINE)
+    with pytest.raises(InputError, match=r"^--max-usd 5: this launch can cost 32\.96 USD"):
+        submitted(launched(timeout_hours=2), max_usd=5)
+    assert not calls()
+
+
+def test_without_a_terminal_yes_is_needed(launched, fake_tools, monkeypatch):
+    calls = fake_tools(*FINE)
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    with pytest.raises(InputError, match=r"^--yes: is missing"):
+        submitted(launched(), agreed=False)
+    assert not changes(calls)
+    assert not Path("launches/big/launch.json").exists()
+
+
+def test_a_name_that_is_taken_is_refused(launched, fake_tools):
+    fake_tools(*FINE)
+    submitted(launched())
+    with pytest.raises(InputError, match="a launch of that name is submitted; run gemsmith launch clean big"):
+        submitted(launched())
+
+
+def test_a_submit_that_fails_half_way_is_remembered(launched, fake_tools):
+    fake_tools(("jobs execute", 1, "no quota"), *FINE)
+    with pytest.raises(EngineError, match=r"submit\.sh ended with 1"):
+        submitted(launched())
+    assert read_launch("big").state == "failed"
+
+
+def test_a_folder_with_other_files_is_not_written_into(launched, tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "thesis.txt").write_text("mine")
+    with pytest.raises(InputError, match=r"holds thesis\.txt"):
+        print_files(launched(), cloud_run, tmp_path / "out")

@@ -1,0 +1,122 @@
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gemsmith.launch import tpu_vm
+
+
+def script(request):
+    return tpu_vm.render(request)["submit.sh"]
+
+
+def test_the_queued_resource_has_the_api_s_names_and_the_label(launched):
+    text = script(launched("tpu-vm"))
+    assert "--accelerator-type v5p-8 --runtime-version v2-alpha-tpuv5 --labels gemsmith-run=big" in text
+    assert "--spot" not in text
+    assert "--spot" in script(launched("tpu-vm", spot=True))
+
+
+def test_slices_are_named_by_cores_or_chips(launched):
+    assert tpu_vm.accelerator_type(launched("tpu-vm", machine="v6e-8", zone="us-central1-b").machine) == "v6e-8"
+    assert tpu_vm.accelerator_type(launched("tpu-vm", machine="v5p-8").machine) == "v5p-8"
+
+
+def test_clean_removes_the_queued_resource_with_its_node(launch_record):
+    record = launch_record.model_copy(update={"target": "tpu-vm", "zone": "us-east5-a"})
+    queued, node = tpu_vm.created(record)
+    assert "--force" in queued.remove and "--filter=labels.gemsmith-run=big" in node.list
+
+
+TOOL = """#!{python} -IS
+import json, os, signal, sys, time
+from pathlib import Path
+command = [Path(sys.argv[0]).name, *sys.argv[1:]]
+told = json.loads(os.environ["TOLD"])
+with open(told["log"], "a") as log:
+    log.write(json.dumps(command) + "\\n")
+if command[0] == "curl":
+    print(told["worker"], end="")
+if command[:2] == ["docker", "run"]:
+    time.sleep(told["runs_s"])
+    sys.exit(told["code"])
+if command[0] == "docker" and command[1] == "rm":
+    sys.exit(1)
+"""
+
+
+@pytest.fixture
+def boot(launched, tmp_path):
+    """Runs the startup script on a stand-in for a TPU VM: `calls, code = boot(worker="0", code=3)`."""
+    folder, log = tmp_path / "bin", tmp_path / "log.jsonl"
+    folder.mkdir()
+    for name in ("gcloud", "docker", "curl", "systemd-run"):
+        (folder / name).write_text(TOOL.format(python=sys.executable))
+        (folder / name).chmod(0o755)
+
+    def run(*, worker="0", code=0, runs_s=0, timeout_hours=1.0, overrides=(), **options):
+        log.unlink(missing_ok=True)
+        request = launched("tpu-vm", timeout_hours=timeout_hours, overrides=overrides, **options)
+        (tmp_path / "startup.sh").write_text(tpu_vm.render(request)["startup.sh"])
+        told = {"log": str(log), "worker": worker, "code": code, "runs_s": runs_s}
+        environment = {"PATH": f"{folder}:/usr/bin:/bin", "TOLD": json.dumps(told), "STATE": str(tmp_path / "state")}
+        done = subprocess.run(
+            ["bash", "startup.sh"], cwd=tmp_path, env=environment, check=False, timeout=60, capture_output=True
+        )
+        return [json.loads(line) for line in log.read_text().splitlines()], done.returncode
+
+    return run
+
+
+def deletions(calls):
+    return [call for call in calls if call[0] == "gcloud" and "delete" in call]
+
+
+@pytest.mark.parametrize("code", [0, 2])
+def test_the_node_is_deleted_however_the_stages_end(boot, code):
+    calls, ended = boot(code=code)
+    assert ended == code
+    (run,) = [call for call in calls if call[:2] == ["docker", "run"]]
+    assert run[-6:] == ["here", "gs://runs/team/big", *run[-4:]] and run[-1] == "plan,data,train,export,verify"
+    assert deletions(calls)[-1][5] == "big" and "--force" in deletions(calls)[-1]
+    assert any(call[:2] == ["gcloud", "storage"] and call[-2].endswith("worker-0.txt") for call in calls)
+
+
+def test_another_deletion_is_set_for_when_the_script_is_killed(boot):
+    calls, _ = boot()
+    (watchdog,) = [call for call in calls if call[0] == "systemd-run"]
+    assert watchdog[1].startswith("--on-active=3") and "queued-resources" in watchdog
+
+
+def test_only_the_first_host_deletes(boot):
+    calls, _ = boot(worker="1")
+    assert not deletions(calls) and not [call for call in calls if call[0] == "systemd-run"]
+    assert any(call[:2] == ["docker", "run"] for call in calls)
+
+
+def test_a_program_that_takes_too_long_is_ended_and_the_node_deleted(boot):
+    calls, ended = boot(runs_s=30, timeout_hours=1 / 3600)
+    assert ended == 124 and deletions(calls)
+
+
+def test_a_later_boot_does_not_prolong_the_time(boot, tmp_path):
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / "deadline").write_text("1000")
+    calls, ended = boot()
+    assert ended == 124 and deletions(calls)
+    assert not [call for call in calls if call[0] == "docker"]
+
+
+def test_the_token_comes_from_secret_manager_and_is_not_on_a_command_line(boot):
+    calls, _ = boot(overrides=("checkpoint=google/gemma-4-31B-it",))
+    assert any(call[:3] == ["gcloud", "secrets", "versions"] for call in calls)
+    (run,) = [call for call in calls if call[:2] == ["docker", "run"]]
+    assert run[run.index("HF_TOKEN") - 1] == "--env"
+
+
+def test_the_script_is_shipped_with_the_package():
+    text = (Path(tpu_vm.__file__).parent / "startup.sh").read_text()
+    assert "trap finish EXIT" in text and os.linesep == "\n"
