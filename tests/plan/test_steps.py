@@ -1,6 +1,6 @@
 import json
 
-from gemsmith.plan.steps import count_steps
+from gemsmith.plan.steps import count_real_tokens, count_steps
 from gemsmith.recipe_file import build_recipe
 from gemsmith.records import DataRecord, Machine, Origin
 
@@ -74,3 +74,14 @@ def test_what_is_not_there_or_not_lines_is_unknown_and_says_so(tmp_path):
     assert count_steps(recipe("org/dataset")).steps is None
     (tmp_path / "empty.jsonl").touch()
     assert "is empty" in count_steps(recipe(str(tmp_path / "empty.jsonl"))).reason
+
+
+def test_real_tokens_are_those_that_the_data_stage_counted():
+    data = data_record(5).model_copy(update={"packing_efficiency": 0.25})
+    counted = count_real_tokens(recipe(), data)
+    assert counted.per_step == 4 * recipe().data.max_length / 4 and "counted by the data stage" in counted.reason
+
+
+def test_real_tokens_of_rows_that_nobody_counted_are_assumed_or_unknown():
+    assert "95 % of its" in count_real_tokens(recipe(packing=True)).reason
+    assert count_real_tokens(recipe()).per_step is None

@@ -1,6 +1,8 @@
 import io
+import re
 
 from gemsmith.plan import plan_only, print_plan
+from gemsmith.plan.table import BAR, bar_of, plan_lines
 
 
 def test_the_table_has_a_line_for_every_machine(recipe):
@@ -16,3 +18,46 @@ def test_the_table_shows_every_axis_that_is_used(recipe):
     page = io.StringIO()
     print_plan(plan_only(recipe(machines=("v6e-8",), rows_per_step=1)), page)
     assert "mesh is fsdp x sequence x tp" in page.getvalue() and "\nv6e-8    1x2x4" in page.getvalue()
+
+
+def test_the_table_is_no_wider_than_a_terminal(recipe):
+    lines = plan_lines(plan_only(recipe(optimizer_steps=90_000), "all", "usd"))
+    table = lines[: lines.index("", 3)]
+    assert len(table) > 24 and max(map(len, table)) <= 80
+
+
+def test_a_bar_is_as_full_as_the_chip(recipe):
+    machines = {machine.name: machine for machine in plan_only(recipe(), "all").machines}
+    for name, machine in machines.items():
+        bar, held = bar_of(machine), machine.hbm_bytes_per_chip / machine.hbm_limit_bytes_per_chip
+        assert len(bar) == BAR and bar.endswith("r" if machine.fits else ">"), name
+        if machine.fits:
+            assert abs(BAR - 1 - bar.count(".") - BAR * held) <= 1, name
+    assert bar_of(machines["1xh200"]).startswith("WWW")
+
+
+def test_prices_in_doubt_are_listed_below_the_table(recipe):
+    lines = plan_lines(plan_only(recipe(), "8xh200,8xb200,v5p-8,tpu7x-4"))
+    assert "prices older than 90 days: 8xh200, 8xb200" in lines
+    assert "prices not checked: 8xh200, 8xb200, tpu7x-4" in lines
+
+
+def test_machines_that_need_their_mesh_in_the_recipe_are_listed(recipe):
+    lines = plan_lines(plan_only(recipe(), "v5p-8,8xh100,8xh200,v6e-8"))
+    assert (
+        "set train.mesh to what the table shows on 8xh100, 8xh200; auto trains with tp 1: slower, or too large" in lines
+    )
+
+
+def test_spot_is_listed_below_the_table(recipe):
+    record = plan_only(recipe(), "8xh200,v6e-8,v5p-8,tpu7x-4")
+    (line,) = (line for line in plan_lines(record) if line.startswith("USD on spot"))
+    assert re.search(r": v6e-8 [\d.]+-[\d.]+, v5p-8 [\d.]+-[\d.]+$", line), line
+
+
+def test_what_does_not_fit_says_why_and_what_would(recipe):
+    lines = plan_lines(plan_only(recipe(), "all", "usd"))
+    told = {line.split(":")[0]: line for line in lines if "exceed the memory" in line}
+    assert "saved activations exceed the memory; fits with train.micro_batches: 8: 70.7 GiB" in told["1xh100"]
+    assert told["1xa100-80"].endswith("no price")
+    assert "frozen weights exceed the memory; no change of train.remat" in told["1xl4"]

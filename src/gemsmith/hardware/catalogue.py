@@ -1,5 +1,6 @@
 """The catalogue of chips and machines: a dated data file that ships with Gemsmith, and a user's own merged over it."""
 
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
@@ -43,6 +44,8 @@ class Chip:
     source: str
     date: str
     checked: bool = True
+    also: tuple[str, ...] = ()
+    """Other names of it, in lower case."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +56,8 @@ class Price:
     region: str
     usd_per_hour: float | None = None
     usd_per_hour_spot: float | None = None
+    billed_s: float = 1.0
+    """What is billed is rounded up to a whole number of these."""
     source: str
     date: str
     checked: bool = True
@@ -72,6 +77,8 @@ class Machine:
     date: str
     checked: bool = True
     prices: tuple[Price, ...] = ()
+    also: tuple[str, ...] = ()
+    """Names that providers give it, in lower case."""
 
     @property
     def devices(self) -> int:
@@ -105,17 +112,6 @@ def load_catalogue(path: Path | str | None = None) -> Catalogue:
     chips = {name: _chip(name, row, where("chips", name)) for name, row in rows["chips"].items()}
     machines = {name: _machine(name, row, chips, where("machines", name)) for name, row in rows["machines"].items()}
     return Catalogue(chips=chips, machines=machines)
-
-
-def find_machine(catalogue: Catalogue, name: str) -> Machine:
-    """The machine of that name. Raises RecipeError with the names that exist."""
-    if name not in catalogue.machines:
-        known = catalogue.machines
-        raise RecipeError(
-            f"hardware.machines: {name!r} is not in the catalogue{nearest(name, known)}; allowed: {', '.join(known)}; "
-            "add others in hardware.catalogue"
-        )
-    return catalogue.machines[name]
 
 
 def _read_rows(path: Path) -> dict[str, dict[str, dict[str, Any]]]:
@@ -203,10 +199,13 @@ def _build(kind: type[RowT], values: Mapping[str, Any], where: str) -> RowT:
 
 
 def _value(kind: Any, value: Any, where: str) -> Any:
+    if kind == tuple[str, ...]:
+        return _names(value, where)
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if kind in (float, float | None) and number:
-        if value < 0 or (value == 0 and "usd" not in where):
-            raise RecipeError(f"{where}: {value!r} was given; must be above zero")
+        if not math.isfinite(value) or value < 0 or (value == 0 and "usd" not in where):
+            least = "a number, not below zero" if "usd" in where else "above zero"
+            raise RecipeError(f"{where}: {value!r} was given; must be {least}")
         return float(value)
     if kind is int and number and (value != int(value) or value <= 0):
         raise RecipeError(f"{where}: {value!r} was given; must be a whole number above zero")
@@ -223,4 +222,14 @@ def _value(kind: Any, value: Any, where: str) -> Any:
     }
     if kind in (int, float, float | None) or (kind in (str, bool) and not isinstance(value, kind)):
         raise RecipeError(f"{where}: {value!r} was given; must be {words[kind]}")
+    if kind is str and not value.strip():
+        raise RecipeError(f"{where}: {value!r} was given; must say something")
     return value
+
+
+def _names(value: Any, where: str) -> Any:
+    if isinstance(value, tuple):  # built before, as prices are
+        return value
+    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
+        raise RecipeError(f"{where}: {value!r} was given; must be a list of names")
+    return tuple(name.lower() for name in value)

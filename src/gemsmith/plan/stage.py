@@ -1,197 +1,178 @@
-"""The plan stage: memory, step time, hours and dollars of the recipe on each of its machines."""
+"""The plan stage: memory, step time, hours and dollars of the recipe on each of its machines, or on others."""
 
+import functools
+import json
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Literal
 
-from gemsmith.execution import LOGIT_TOKENS, OTHER_QUERY_BLOCK, QUERY_BLOCKS
-from gemsmith.files import sha256_file
+from gemsmith.errors import InputError
+from gemsmith.files import sha256_file, write_text
 from gemsmith.hardware import Catalogue, Machine, find_machine, load_catalogue
-from gemsmith.plan import time
-from gemsmith.plan.mesh import Choice, choose_mesh
-from gemsmith.plan.steps import PRICED_STEPS, StepCount, count_steps
+from gemsmith.plan.assumptions import assumptions_of
+from gemsmith.plan.machine import Asked, plan_machine
+from gemsmith.plan.steps import PRICED_STEPS, RealTokens, StepCount, count_real_tokens, count_steps
 from gemsmith.provenance import start_clock
-from gemsmith.recipe import Recipe
+from gemsmith.recipe import Derived, Recipe
+from gemsmith.recipe_file import build_recipe, dump_recipe
+from gemsmith.recipe_keys import with_values
 from gemsmith.records import DataRecord, MachinePlan, Origin, PlanRecord
 from gemsmith.resolve import recipe_variant
 from gemsmith.run import Run, is_complete, make_origin, read_record, write_record
-from gemsmith.sizing import Work, on_chips, work_of
+from gemsmith.sizing import Work, work_of
 from gemsmith.zoo import Variant
 
+ALL = "all"
+By = Literal["usd", "hours"]
 
-def plan(run: Run) -> PlanRecord:
+
+def plan(run: Run, by: By | None = None) -> PlanRecord:
     """The run's plan, also written to plan.json. Uses the data stage's record where there is one."""
-    data: DataRecord | None = read_record(run, DataRecord) if is_complete(run, "data") else None
-    record = _plan(
-        run, count_steps(run.recipe, data), {} if data is None else {"data.json": sha256_file(run.record_file("data"))}
-    )
+    record = plan_run(run, by=by)
     write_record(run, record)
     return record
 
 
-def plan_only(recipe: Recipe) -> PlanRecord:
+def plan_run(run: Run, on: str | None = None, by: By | None = None) -> PlanRecord:
+    """The run's plan, for the machines named in `on` where that is given, which has a comma between them or is `all`.
+
+    Nothing is written. Ranked by dollars or hours where `by` is given; else machines come as they were named.
+    """
+    data: DataRecord | None = read_record(run, DataRecord) if is_complete(run, "data") else None
+    return _plan(run, data, on, by)
+
+
+def plan_only(recipe: Recipe, on: str | None = None, by: By | None = None) -> PlanRecord:
     """The plan of a resolved recipe that has no run directory. Nothing is written."""
-    return _plan(Run(path=Path(), recipe=recipe), count_steps(recipe), {})
+    return _plan(Run(path=Path(), recipe=recipe), None, on, by)
 
 
 def plan_recipe(
-    recipe: Recipe, variant: Variant, *, steps: StepCount, origin: Origin, catalogue: Catalogue | None = None
+    recipe: Recipe,
+    variant: Variant,
+    *,
+    steps: StepCount,
+    origin: Origin,
+    tokens: RealTokens | None = None,
+    machines: Sequence[Machine] | None = None,
+    catalogue: Catalogue | None = None,
 ) -> PlanRecord:
-    """The plan as a pure function of the recipe, model, number of steps and catalogue (default: the recipe's own).
+    """The plan as a pure function of the recipe, model, number of steps, and machines (default: the recipe's own).
 
     Raises RecipeError for a machine that the catalogue does not have, or LoRA targets that do not exist.
     """
-    catalogue = catalogue or load_catalogue(recipe.hardware.catalogue)
-    work = work_of(recipe, variant)
-    priced_steps = steps.steps or PRICED_STEPS
-    machines = [find_machine(catalogue, name) for name in recipe.hardware.machines]
+    if machines is None:
+        catalogue = catalogue or load_catalogue(recipe.hardware.catalogue)
+        machines = _find_machines(recipe, catalogue, None)
+    tokens = tokens or count_real_tokens(recipe)
+    asked = Asked(
+        recipe=recipe,
+        variant=variant,
+        work_in=_works(recipe, variant),
+        steps=steps.steps or PRICED_STEPS,
+        tokens=tokens.per_step,
+        today=datetime.now(UTC).date(),
+    )
+    work = asked.work
     return PlanRecord(
         origin=origin,
         model=variant.name,
         parameters=work.parameters,
         trained_parameters=work.trained_parameters,
         steps=steps.steps,
-        priced_steps=priced_steps,
+        priced_steps=asked.steps,
         tokens_per_step=work.tokens,
-        machines=tuple(_plan_machine(work, machine, recipe, priced_steps) for machine in machines),
-        assumptions=(steps.reason, *_assumptions(work, recipe)),
+        real_tokens_per_step=tokens.per_step,
+        machines=tuple(plan_machine(asked, machine) for machine in machines),
+        assumptions=(steps.reason, tokens.reason, *assumptions_of(work, recipe)),
     )
 
 
-def _plan(run: Run, steps: StepCount, sources: dict[str, str]) -> PlanRecord:
-    clock = start_clock()
-    catalogue = load_catalogue(run.recipe.hardware.catalogue)
-    if run.recipe.hardware.catalogue is not None:
-        sources = {**sources, "catalogue": sha256_file(Path(run.recipe.hardware.catalogue))}
+def _works(recipe: Recipe, variant: Variant) -> Callable[[str], Work]:
+    """The work of a step with the base in a dtype, reckoned once for each."""
+
+    @functools.cache
+    def work_in(dtype: str) -> Work:
+        return work_of(with_values(recipe, [Derived("train.dtype", dtype, "")]), variant)
+
+    return work_in
+
+
+def ranked(record: PlanRecord, by: By) -> PlanRecord:
+    """The plan with machines that fit first, the cheapest or fastest ahead; then what a change makes fit.
+
+    Judged by the upper ends; what has no price comes after what has one.
+    """
+
+    def place(machine: MachinePlan) -> tuple[bool, bool, float]:
+        planned = machine if machine.fits else machine.fix
+        found = getattr(planned, by, None)
+        if planned is None or found is None:
+            return not machine.fits, True, (planned.hours or (0, 0))[1] if planned else float("inf")
+        return not machine.fits, False, found[1]
+
+    return record.model_copy(update={"machines": tuple(sorted(record.machines, key=place))})
+
+
+def write_fix(recipe: Recipe, record: PlanRecord, path: Path) -> None:
+    """Writes the recipe with the change that makes it fit the plan's only machine.
+
+    Raises InputError where the file is there, the plan has several machines, or there is nothing to change.
+    """
+    check_fix(path)
+    if len(record.machines) != 1:
+        raise InputError(f"--fix {path}: {len(record.machines)} machines are planned; name one with --on")
+    (machine,) = record.machines
+    if machine.fits:
+        raise InputError(f"--fix {path}: the recipe fits {machine.name} as it is; nothing was written")
+    if machine.fix is None:
+        raise InputError(
+            f"--fix {path}: no change was found that makes the recipe fit {machine.name}; try a larger one"
+        )
+    changes = {**machine.fix.changes, "hardware.machines": [machine.name]}
+    fixed = build_recipe(
+        recipe.model_dump(mode="json"), [f"{key}={json.dumps(value)}" for key, value in changes.items()]
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    reason = f"gemsmith plan --fix: to fit {machine.name}"
+    write_text(path, dump_recipe(fixed, [Derived(key, value, reason) for key, value in changes.items()]))
+
+
+def check_fix(path: Path) -> None:
+    """Raises InputError where a recipe must not be written over what is there."""
+    if path.exists():
+        raise InputError(f"--fix {path}: is there already; name another file, or delete it")
+
+
+def _plan(run: Run, data: DataRecord | None, on: str | None, by: By | None) -> PlanRecord:
+    clock, recipe = start_clock(), run.recipe
+    sources = {} if data is None else {"data.json": sha256_file(run.record_file("data"))}
+    catalogue = load_catalogue(recipe.hardware.catalogue)
+    if recipe.hardware.catalogue is not None:
+        sources["catalogue"] = sha256_file(Path(recipe.hardware.catalogue))
+    machines = _find_machines(recipe, catalogue, on)
     origin = make_origin(run, "plan", clock, sources=sources)
-    record = plan_recipe(run.recipe, recipe_variant(run.recipe), steps=steps, origin=origin, catalogue=catalogue)
-    return record.model_copy(update={"origin": origin.model_copy(update={"duration_s": round(clock.elapsed_s(), 3)})})
-
-
-def _plan_machine(work: Work, machine: Machine, recipe: Recipe, steps: int) -> MachinePlan:
-    work = on_chips(work, machine.chip.kind, recipe)
-    choice = choose_mesh(work, machine, recipe.train.mesh, remat=recipe.train.remat, backend=recipe.train.backend)
-    fits = not choice.problems
-    step_s = (_rounded(choice.time.low_s), _rounded(choice.time.high_s))
-    hours = (_rounded(steps * step_s[0] / 3600), _rounded(steps * step_s[1] / 3600)) if fits else None
-    rate = machine.prices[0].usd_per_hour if machine.prices else None
-    return MachinePlan(
-        name=machine.name,
-        chips=machine.chips,
-        fits=fits,
-        hbm_bytes_per_chip=choice.hbm_bytes_per_chip,
-        hbm_limit_bytes_per_chip=machine.chip.hbm_bytes,
-        step_s=step_s,
-        hours=hours,
-        usd=None if hours is None or rate is None else (_rounded(hours[0] * rate), _rounded(hours[1] * rate)),
-        mesh=choice.mesh.model_dump(),
-        notes=(
-            *choice.problems,
-            *_rows_note(work),
-            *_remat_note(choice, recipe),
-            *_mesh_note(choice, recipe),
-            _price_note(machine),
-            _speed_note(machine),
-        ),
+    record = plan_recipe(
+        recipe,
+        recipe_variant(recipe),
+        steps=count_steps(recipe, data),
+        origin=origin,
+        tokens=count_real_tokens(recipe, data),
+        machines=machines,
     )
+    record = record.model_copy(update={"origin": origin.model_copy(update={"duration_s": round(clock.elapsed_s(), 3)})})
+    return record if by is None else ranked(record, by)
 
 
-def _rows_note(work: Work) -> tuple[str, ...]:
-    return (
-        ("rows are trained one after the other there, with or without train.micro_batches",)
-        if work.one_by_one and work.rows > 1
-        else ()
-    )
-
-
-def _remat_note(choice: Choice, recipe: Recipe) -> tuple[str, ...]:
-    """What training saves there, where the recipe leaves it to the machine."""
-    if recipe.train.remat != "auto" or choice.problems:
-        return ()
-    saved = {"none": "everything", "layer": "only the layers' inputs"}.get(str(choice.remat), ", ".join(choice.remat))
-    return (f"train.remat auto: {saved} saved for the backward pass",)
-
-
-def _mesh_note(choice: Choice, recipe: Recipe) -> tuple[str, ...]:
-    """What to write into the recipe, where training's own choice, which never takes tp, is slower or does not fit."""
-    if recipe.train.mesh != "auto" or choice.mesh.tp == 1 or choice.problems:
-        return ()
-    sizes = ", ".join(f"{axis}: {size}" for axis, size in choice.mesh.model_dump().items() if size > 1)
-    return (f"set train.mesh to {{{sizes}}} to get this; auto trains with tp 1: slower, or too large",)
-
-
-def _price_note(machine: Machine) -> str:
-    """What the dollars were reckoned with, and the cheapest spot price, whichever region has it."""
-    spot = min(
-        (price for price in machine.prices if price.usd_per_hour_spot),
-        key=lambda price: price.usd_per_hour_spot or 0,
-        default=None,
-    )
-    also = f"; spot from {spot.usd_per_hour_spot:.2f} in {spot.region}" if spot else ""
-    price = machine.prices[0] if machine.prices else None
-    if price is None or price.usd_per_hour is None:
-        return f"the catalogue has no on-demand price{also}; add one in hardware.catalogue"
-    unchecked = "" if price.checked else ", not checked"
-    return (
-        f"{price.usd_per_hour:.2f} USD/h on demand, {price.provider} {price.region} ({price.source}, "
-        f"{price.date}{unchecked}){also}"
-    )
-
-
-def _speed_note(machine: Machine) -> str:
-    chip = machine.chip
-    peak = (
-        f"{chip.flops_per_s / 1e12:,.3g} TFLOP/s a chip ({chip.source}, "
-        f"{chip.date}{'' if chip.checked else ', not checked'})"
-    )
-    if chip.kind == "cpu":
-        peak += "; Python and its libraries hold about 1.4 GiB more than is counted"
-    return (
-        f"matmuls at {100 * chip.efficiency_low:.0f} to {100 * chip.efficiency_high:.0f} % of {peak}; "
-        f"{chip.efficiency_source}"
-    )
-
-
-def _at_once(work: Work) -> str:
-    return "all at once" if work.micro_batches == 1 else f"in {work.micro_batches} micro-batches"
-
-
-def _recomputed(recipe: Recipe) -> str:
-    remat = "layer" if (recipe.train.backend, recipe.train.remat) == ("trl", "auto") else recipe.train.remat
-    sentences = {
-        "auto": "of every layer as much is saved for the backward pass as fits",
-        "none": "every activation is saved",
-        "layer": "every layer is recomputed in the backward pass",
-    }
-    return sentences.get(str(remat), f"layers are recomputed in the backward pass, but for {', '.join(remat)}")
-
-
-def _assumptions(work: Work, recipe: Recipe) -> tuple[str, ...]:
-    sentences = [
-        "Everything here is modelled by formula; nothing was measured on these machines.",
-        f"{work.rows} row{'s' * (work.rows != 1)} of {work.length:,} tokens a step, {_at_once(work)}; "
-        f"{_recomputed(recipe)}.",
-        f"Attention is the splash kernel on TPU; elsewhere blocks of {OTHER_QUERY_BLOCK} queries "
-        f"({QUERY_BLOCKS['cpu']} on CPU) are "
-        "compared with the keys in their reach.",
-        "Documents packed into a row are reckoned as one document of its length, which is an upper bound.",
-        f"Each device holds the logits of {LOGIT_TOKENS:,} tokens at once.",
-        "Base weights and adapters are split over all devices.",
-        "Adapters, their gradients and moments are float32.",
-        "Low: traffic between chips hidden and matmuls at their best; high: none hidden and matmuls at their worst.",
-        f"Attention reaches {100 * time.ATTENTION_SHARE:.0f} % of the share of the peak that matmuls reach.",
-        "Hours leave out compilation, reading the weights, checkpoints and waiting for a machine.",
-        "Starting a kernel costs nothing here, so the steps of tiny models are longer than said.",
-    ]
-    if recipe.train.backend == "trl":
-        sentences.append("train.backend trl is taken to need what the JAX backend needs with the same attention.")
-    if work.dtype_bytes == 4:
-        sentences.append(f"float32 matmuls run at {100 * time.FLOAT32_SHARE:.0f} % of an accelerator's bfloat16 peak.")
-    if work.dequantises:
-        sentences.append("A quantised base is dequantised a layer at a time, in every pass.")
-    if work.variant.experts:
-        sentences.append("Experts compute only the tokens sent to them, evenly spread.")
-    return tuple(sentences)
-
-
-def _rounded(value: float) -> float:
-    """Four digits: a formula knows no more."""
-    return float(f"{value:.4g}")
+def _find_machines(recipe: Recipe, catalogue: Catalogue, on: str | None) -> list[Machine]:
+    """The machines to plan for, each once, in the order of their names."""
+    if on is None:
+        found = [find_machine(catalogue, name) for name in recipe.hardware.machines]
+    elif on.strip().lower() == ALL:
+        found = list(catalogue.machines.values())
+    elif names := [name.strip() for name in on.split(",") if name.strip()]:
+        found = [find_machine(catalogue, name, "--on") for name in names]
+    else:
+        raise InputError(f"--on {on!r}: names no machine; give {ALL}, or names with a comma between them")
+    return list({machine.name: machine for machine in found}.values())

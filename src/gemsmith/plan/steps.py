@@ -37,6 +37,28 @@ def count_steps(recipe: Recipe, data: DataRecord | None = None) -> StepCount:
     return _from_made(recipe, source) if isinstance(source, Made) else _from_file(recipe, source)
 
 
+class RealTokens(NamedTuple):
+    """The tokens of a step that are no padding, or None, and a sentence that says why."""
+
+    per_step: float | None
+    reason: str
+
+
+def count_real_tokens(recipe: Recipe, data: DataRecord | None = None) -> RealTokens:
+    """Real tokens from the data stage's record, else estimated where rows are packed."""
+    positions = recipe.train.rows_per_step * recipe.data.max_length
+    if data is not None:
+        share, how = data.packing_efficiency, "counted by the data stage"
+    elif recipe.data.packing:
+        share, how = FILLED_SHARE, "assumed"
+    else:
+        return RealTokens(None, "How much of a row is padding is known after the data stage: no dollars per token.")
+    return RealTokens(
+        positions * share,
+        f"{positions * share:,.0f} real tokens a step: {100 * share:.0f} % of its {positions:,} positions, {how}.",
+    )
+
+
 def _from_made(recipe: Recipe, made: Made) -> StepCount:
     if recipe.data.packing:
         return _unknown("how many packed rows the made documents fill is known after the data stage")

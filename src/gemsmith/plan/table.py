@@ -1,16 +1,36 @@
 """The plan as a table on the terminal, in plain text: importing a library for it would take a tenth of the start."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TextIO
 
 from gemsmith.characters import spell_out
+from gemsmith.plan.fix import KEYS
+from gemsmith.plan.machine import RUNTIME, SET_MESH, describe_changes
 from gemsmith.recipe import Mesh
 from gemsmith.records import MachinePlan, PlanRecord
 
 GIB = 2**30
-HEADINGS = ("machine", "mesh", "fits", "GiB/chip", "step s", "hours", "USD")
-_WORDS = 3  # columns of words stand to the left, those of numbers to the right
+HEADINGS = ("machine", "mesh", "fits", "memory, GiB/chip", "hours", "USD", "USD/M tok")
+BAR = 8
+"""Letters that a chip's memory is wide."""
+LETTERS = {
+    "frozen weights": "W",
+    "adapters": "A",
+    "moments": "A",
+    "gradients": "A",
+    "saved activations": "S",
+    RUNTIME: "r",
+}
+"""The letter of a part in the bar; the other parts are those of the layer or the loss at hand."""
+OTHER = "L"
+LEGEND = (
+    "memory: W frozen weights, A adapters with moments and gradients, S saved activations,\n"
+    "L the layer or loss at hand, r set aside for the runtime, . free, > more than there is"
+)
+DETAILED = 3
+"""With more machines than this, notes are left to --json."""
+_WORDS = 4  # columns of words stand to the left, those of numbers to the right
 
 
 def print_plan(record: PlanRecord, file: TextIO | None = None) -> None:
@@ -32,8 +52,67 @@ def plan_lines(record: PlanRecord) -> list[str]:
         "",
     ]
     lines += ["  ".join(_aligned(row, widths)).rstrip() for row in rows]
-    lines += ["", *(f"{machine.name}: {note}" for machine in record.machines for note in machine.notes)]
+    lines += ["", *LEGEND.splitlines(), "", *_fix_lines(record)]
+    if len(record.machines) <= DETAILED:
+        lines += [f"{machine.name}: {note}" for machine in record.machines for note in machine.notes]
+    else:
+        lines += [
+            *_mesh_lines(record),
+            *_spot_lines(record),
+            *_doubt_lines(record),
+            "Prices, speeds and their sources for each machine: --json, or fewer machines with --on.",
+        ]
     return [*lines, "", *(f"- {assumption}" for assumption in record.assumptions)]
+
+
+def bar_of(machine: MachinePlan) -> str:
+    """A chip's memory as a bar of letters, by part, the runtime's at its end."""
+    limit = machine.hbm_limit_bytes_per_chip
+    letters, held = "", 0
+    for name, size in machine.parts.items():
+        if name != RUNTIME:
+            held += size
+            letters += LETTERS.get(name, OTHER) * (round(BAR * held / limit) - len(letters))
+    if machine.exceeded_by is not None:
+        return letters[: BAR - 1].ljust(BAR - 1, OTHER) + ">"
+    runtime = max(1, round(BAR * machine.parts.get(RUNTIME, 0) / limit))
+    return letters[: BAR - runtime].ljust(BAR - runtime, ".") + LETTERS[RUNTIME] * runtime
+
+
+def _fix_lines(record: PlanRecord) -> Iterator[str]:
+    """For each machine that does not fit, which part is too large, and what would fit."""
+    for machine in record.machines:
+        if machine.fits:
+            continue
+        why = f"{machine.exceeded_by} exceed the memory" if machine.exceeded_by else machine.notes[0]
+        fix = machine.fix
+        if fix is None:
+            yield f"{machine.name}: {why}; no change of {', '.join(KEYS)} was found that fits"
+            continue
+        usd = f"{_range(fix.usd)} USD" if fix.usd else "no price"
+        yield (
+            f"{machine.name}: {why}; fits with {describe_changes(fix.changes)}: "
+            f"{fix.hbm_bytes_per_chip / GIB:.1f} GiB, {_range(fix.hours)} h, {usd}"
+        )
+
+
+def _mesh_lines(record: PlanRecord) -> Iterator[str]:
+    names = [machine.name for machine in record.machines if any(note.startswith(SET_MESH) for note in machine.notes)]
+    if names:
+        yield f"{SET_MESH} what the table shows on {', '.join(names)}; auto trains with tp 1: slower, or too large"
+
+
+def _spot_lines(record: PlanRecord) -> Iterator[str]:
+    spot = [f"{machine.name} {_range(machine.usd_spot)}" for machine in record.machines if machine.usd_spot]
+    if spot:
+        yield f"USD on spot, with preemptions as assumed below: {', '.join(spot)}"
+
+
+def _doubt_lines(record: PlanRecord) -> Iterator[str]:
+    """A line for each kind of doubt about prices, with the machines that it is about."""
+    for doubt in dict.fromkeys(doubt for machine in record.machines for doubt in machine.price_doubts):
+        names = ", ".join(machine.name for machine in record.machines if doubt in machine.price_doubts)
+        yield f"prices {doubt}: {names}"
 
 
 def _aligned(row: tuple[str, ...], widths: list[int]) -> list[str]:
@@ -48,10 +127,10 @@ def _cells(machine: MachinePlan, axes: Sequence[str]) -> tuple[str, ...]:
         machine.name,
         "x".join(str(machine.mesh[axis]) for axis in axes),
         "yes" if machine.fits else "no",
-        f"{machine.hbm_bytes_per_chip / GIB:.1f}/{machine.hbm_limit_bytes_per_chip / GIB:.1f}",
-        _range(machine.step_s if machine.fits else None),
+        f"{bar_of(machine)} {machine.hbm_bytes_per_chip / GIB:.0f}/{machine.hbm_limit_bytes_per_chip / GIB:.0f}",
         _range(machine.hours),
         _range(machine.usd),
+        _range(machine.usd_per_million_tokens),
     )
 
 

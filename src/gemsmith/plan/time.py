@@ -16,6 +16,7 @@ hidden to exposed), and against what was measured:
     8xh100 4 x 2  32 x 4096 flash                 7280            7134 - 18666   NeMo AutoModel, a 32B, not Gemma
 """
 
+from collections import Counter
 from dataclasses import dataclass
 
 from gemsmith.hardware import Machine
@@ -85,10 +86,11 @@ def matmul_flops(work: Work) -> float:
 def attention_flops(work: Work) -> float:
     """Of one step: scores and their product with V forward, twice that backward, what layer and kernel recompute."""
     variant, forward = work.variant, 0
-    for layer in range(variant.layers):
-        window = None if variant.is_global(layer) else variant.sliding_window
+    kinds = Counter((variant.is_global(layer), variant.head_dim_of(layer)) for layer in range(variant.layers))
+    for (is_global, head_dim), layers in kinds.items():
+        window = None if is_global else variant.sliding_window
         pairs = attended_pairs(work.length, window, work.attention, block=work.query_block)
-        forward += 4 * variant.heads * variant.head_dim_of(layer) * pairs
+        forward += 4 * variant.heads * head_dim * pairs * layers
     passes = 3.0 + _RECOMPUTED[work.attention] + (1.0 if work.recomputes_attention else 0.0)
     return work.rows * forward * passes
 
@@ -104,7 +106,7 @@ def _hbm_bytes(work: Work, mesh: Mesh) -> float:
         else 0.0
     )
     tokens = micro_batches(work, mesh) * tokens_per_device(work, mesh)
-    numbers = sum(width.split / mesh.tp + width.whole for width in work.widths)
+    numbers = work.all_widths.split / mesh.tp + work.all_widths.whole
     activations = 2 * passes * tokens * numbers * work.dtype_bytes
     return (
         weights

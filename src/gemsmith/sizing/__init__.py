@@ -1,6 +1,14 @@
 """What one training step has to do and to hold, by formula, from the zoo's tensors. No ML library is imported."""
 
-from gemsmith.sizing.memory import Memory, memory_of, micro_batches, rows_per_device, tokens_per_device, weight_shards
+from gemsmith.sizing.memory import (
+    Memory,
+    memory_of,
+    micro_batches,
+    parts_of,
+    rows_per_device,
+    tokens_per_device,
+    weight_shards,
+)
 from gemsmith.sizing.remat import choose_remat
 from gemsmith.sizing.work import Work, attended_pairs, on_chips, work_of
 
@@ -12,6 +20,7 @@ __all__ = [
     "memory_of",
     "micro_batches",
     "on_chips",
+    "parts_of",
     "rows_per_device",
     "tokens_per_device",
     "weight_shards",

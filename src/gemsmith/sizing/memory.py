@@ -5,7 +5,7 @@ holds it to that). Without remat XLA's nearest build of the 31B on four chips of
 came to 102.4 GiB a chip; the formula, which saves all that the backward pass reads, to 130.3.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from gemsmith.execution import LOGIT_TOKENS
 from gemsmith.recipe import Mesh
@@ -18,6 +18,8 @@ SCORE_BUFFERS = 3
 
 SCHEDULED = 1.15
 """What XLA holds for one layer's backward pass, of what that reads: fitted to benchmarks/records/tpu_compile."""
+BATCH_BYTES = 16
+"""Of a position of a batch: its token, its place, its segment and whether it is trained on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,12 +31,37 @@ class Memory:
     """With gradients, both moments, and the copy in the base's dtype that the matmuls use."""
     saved: float
     """Activations saved from the forward to the backward pass."""
-    workspace: float
-    """The larger of one layer's backward pass and the head, each with the weights gathered for it."""
+    layer: "Workspace"
+    """While one layer is walked back."""
+    head: "Workspace"
+    """While the loss is computed; the two are not there at once."""
+    data: float
+    """Of a micro-batch."""
+
+    @property
+    def workspace(self) -> float:
+        return max(self.layer.total, self.head.total)
 
     @property
     def total(self) -> int:
-        return int(sum(asdict(self).values()))
+        return int(self.base + self.adapters + self.saved + self.workspace + self.data)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workspace:
+    """Bytes on one device that are there for a part of the step."""
+
+    activations: float = 0.0
+    attention: float = 0.0
+    """Scores of one block of queries."""
+    logits: float = 0.0
+    gathered: float = 0.0
+    """Weights of other devices."""
+    dequantised: float = 0.0
+
+    @property
+    def total(self) -> float:
+        return self.activations + self.attention + self.logits + self.gathered + self.dequantised
 
 
 def memory_of(work: Work, mesh: Mesh) -> Memory:
@@ -46,8 +73,34 @@ def memory_of(work: Work, mesh: Mesh) -> Memory:
         / weight_shards(mesh)
         * (4 * ADAPTER_BYTES + copy_bytes),
         saved=_saved(work, mesh),
-        workspace=max(_layer_workspace(work, mesh), _head_workspace(work, mesh)),
+        layer=_layer_workspace(work, mesh),
+        head=_head_workspace(work, mesh),
+        data=BATCH_BYTES * tokens_per_device(work, mesh),
     )
+
+
+def parts_of(work: Work, memory: Memory) -> dict[str, int]:
+    """The peak by part, in the order in which a step comes to hold them; parts of no bytes are left out.
+
+    Their sum is the memory's total, but for rounding.
+    """
+    copy_bytes = work.dtype_bytes if work.dtype_bytes != ADAPTER_BYTES else 0
+    number = memory.adapters / (4 * ADAPTER_BYTES + copy_bytes)
+    peak = memory.layer if memory.layer.total >= memory.head.total else memory.head
+    parts = {
+        "frozen weights": memory.base,
+        "adapters": number * (ADAPTER_BYTES + copy_bytes),
+        "moments": number * 2 * ADAPTER_BYTES,
+        "gradients": number * ADAPTER_BYTES,
+        "data": memory.data,
+        "saved activations": memory.saved,
+        "layer's activations": peak.activations,
+        "attention scores": peak.attention,
+        "logits": peak.logits,
+        "gathered weights": peak.gathered,
+        "dequantised weights": peak.dequantised,
+    }
+    return {name: round(held) for name, held in parts.items() if held}
 
 
 def rows_per_device(work: Work, mesh: Mesh) -> int:
@@ -74,14 +127,15 @@ def _saved(work: Work, mesh: Mesh) -> float:
     """With remat layers' inputs and the results that it names; without it all that the layer's backward pass reads."""
     variant = work.variant
     numbers: float = work.saved_inputs * variant.embed_dim + variant.layers * variant.per_layer_input
-    numbers += sum(width.split / mesh.tp + width.whole for width in work.kept_widths)
+    kept = work.kept_widths
+    numbers += kept.split / mesh.tp + kept.whole
     saved = tokens_per_device(work, mesh) * numbers * work.dtype_bytes
     if work.remat == "none":
         saved += variant.layers * _scores(work, mesh) if work.attention == "dense" else 0
     return saved
 
 
-def _layer_workspace(work: Work, mesh: Mesh) -> float:
+def _layer_workspace(work: Work, mesh: Mesh) -> Workspace:
     """One layer recomputed and walked back; its dequantised weights beside quantised ones.
 
     Under fsdp also gathered weights of layers that repeat.
@@ -96,14 +150,19 @@ def _layer_workspace(work: Work, mesh: Mesh) -> float:
         held = min(held, 3)
     gathered = held * work.largest_layer_bytes / mesh.tp if weight_shards(mesh) > 1 else 0.0
     plain = work.largest_layer_parameters * work.dtype_bytes / mesh.tp if work.dequantises else 0.0
-    return SCHEDULED * tokens * widest * work.dtype_bytes + _scores(work, mesh) + gathered + plain
+    return Workspace(
+        activations=SCHEDULED * tokens * widest * work.dtype_bytes,
+        attention=_scores(work, mesh),
+        gathered=gathered,
+        dequantised=plain,
+    )
 
 
-def _head_workspace(work: Work, mesh: Mesh) -> float:
+def _head_workspace(work: Work, mesh: Mesh) -> Workspace:
     """A chunk's logits and their gradient in float32, and under fsdp the head, gathered, as where tokens are many."""
     logits = 2 * min(LOGIT_TOKENS, tokens_per_device(work, mesh)) * work.variant.vocabulary * 4 / mesh.tp
     gathered = work.head_parameters * work.dtype_bytes / mesh.tp if weight_shards(mesh) > 1 else 0.0
-    return logits + gathered
+    return Workspace(logits=logits, gathered=gathered)
 
 
 def _scores(work: Work, mesh: Mesh) -> float:

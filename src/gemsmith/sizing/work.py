@@ -3,6 +3,7 @@
 Letters: B rows, L length, H heads, D head dim, E model, F hidden (ffn), R rank, V vocabulary.
 """
 
+import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
@@ -73,9 +74,11 @@ class Work:
     largest_layer_bytes: float
     """As it is held."""
     widths: tuple[Widths, ...]
-    """Of each layer, all that its backward pass reads."""
-    named_widths: tuple[Mapping[str, Widths], ...]
-    """Of each layer, the results that train.remat can name."""
+    """Of each kind of layer, all that its backward pass reads."""
+    all_widths: Widths
+    """The same, summed over all layers."""
+    named_widths: Mapping[str, Widths]
+    """The results that train.remat can name, each summed over all layers."""
 
     @property
     def dequantises(self) -> bool:
@@ -97,11 +100,11 @@ class Work:
         return sum(size for role, size in self.layer_parameters.items() if role not in saved) if self.recomputes else 0
 
     @property
-    def kept_widths(self) -> tuple[Widths, ...]:
-        """What of each layer is saved from the forward to the backward pass, beside the layer's input."""
+    def kept_widths(self) -> Widths:
+        """What of all layers is saved from the forward to the backward pass, beside the layers' inputs."""
         if not self.recomputes:
-            return self.widths
-        return tuple(_sum(width for name, width in named.items() if name in self.remat) for named in self.named_widths)
+            return self.all_widths
+        return _sum(width for name, width in self.named_widths.items() if name in self.remat)
 
     @property
     def chains(self) -> bool:
@@ -146,7 +149,8 @@ def work_of(recipe: Recipe, variant: Variant, *, attention: Attention = "blocked
     """
     layers: dict[int, list[Tensor]] = {layer: [] for layer in range(variant.layers)}
     outside: list[Tensor] = []
-    for tensor in text_tensors(variant):
+    tensors = text_tensors(variant)
+    for tensor in tensors:
         (outside if tensor.layer is None else layers[tensor.layer]).append(tensor)
     targets = lora_targets(variant, recipe.lora.targets)
     along_model = sum(tensor.shape[1] if tensor.role in _COLUMN else tensor.shape[0] for tensor in targets)
@@ -155,6 +159,7 @@ def work_of(recipe: Recipe, variant: Variant, *, attention: Attention = "blocked
     for tensor in (tensor for group in layers.values() for tensor in group):
         met[tensor.role] = met.get(tensor.role, 0) + _met_by_a_token(variant, tensor)
     adapted, remat, dtype = recipe.lora.targets, recipe.train.remat, recipe.train.dtype
+    widths = tuple(_widths(variant, tensors, adapted) for tensors in layers.values())
     return Work(
         variant=variant,
         rows=recipe.train.rows_per_step,
@@ -168,7 +173,7 @@ def work_of(recipe: Recipe, variant: Variant, *, attention: Attention = "blocked
         query_block=OTHER_QUERY_BLOCK,
         dtype_bytes=4 if dtype == "float32" else 2,
         parameters=sum(sizes.values()) + sum(tensor.size for tensor in outside),
-        base_bytes=sum(held_bytes(tensor, dtype) for tensor in text_tensors(variant)),
+        base_bytes=sum(held_bytes(tensor, dtype) for tensor in tensors),
         adapters_along_fsdp=recipe.lora.rank * along_model,
         adapters_along_tp=recipe.lora.rank * (sum(sum(tensor.shape) for tensor in targets) - along_model),
         layer_parameters=met,
@@ -176,11 +181,13 @@ def work_of(recipe: Recipe, variant: Variant, *, attention: Attention = "blocked
         head_parameters=variant.vocabulary * variant.embed_dim,
         largest_layer_parameters=max(sizes.values()),
         largest_layer_bytes=max(sum(held_bytes(tensor, dtype) for tensor in group) for group in layers.values()),
-        widths=tuple(_widths(variant, tensors, adapted) for tensors in layers.values()),
-        named_widths=tuple(_named_widths(tensors, adapted, recipe.lora.rank) for tensors in layers.values()),
+        widths=tuple(dict.fromkeys(widths)),
+        all_widths=_sum(widths),
+        named_widths=_named_widths(layers.values(), adapted, recipe.lora.rank),
     )
 
 
+@functools.cache
 def attended_pairs(length: int, window: int | None, attention: Attention, *, block: int = OTHER_QUERY_BLOCK) -> int:
     """Query-key pairs that one head of one row computes.
 
@@ -236,7 +243,14 @@ def _widths(variant: Variant, tensors: list[Tensor], adapted: tuple[str, ...]) -
     return Widths(split=split, whole=whole)
 
 
-def _named_widths(tensors: list[Tensor], adapted: tuple[str, ...], rank: int) -> dict[str, Widths]:
+def _named_widths(layers: Iterable[list[Tensor]], adapted: tuple[str, ...], rank: int) -> dict[str, Widths]:
+    """Of all layers together, by name."""
+    named = [_named_widths_of_layer(tensors, adapted, rank) for tensors in layers]
+    names = {name for widths in named for name in widths}
+    return {name: _sum(widths[name] for widths in named if name in widths) for name in names}
+
+
+def _named_widths_of_layer(tensors: list[Tensor], adapted: tuple[str, ...], rank: int) -> dict[str, Widths]:
     """The results that train.remat can name: projections' outputs, what attention puts out, what adapters' A give."""
     named = {tensor.role: Widths(split=tensor.shape[0], whole=0) for tensor in tensors if tensor.role in _COLUMN}
     named |= {tensor.role: Widths(split=0, whole=tensor.shape[0]) for tensor in tensors if tensor.role in ("o", "down")}

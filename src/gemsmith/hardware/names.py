@@ -1,0 +1,68 @@
+"""Which machine of the catalogue a name means: its own, a provider's, or a near form such as `h200` for `1xh200`."""
+
+import difflib
+import re
+from collections.abc import Iterable
+
+from gemsmith.errors import RecipeError
+from gemsmith.hardware.catalogue import Catalogue, Chip, Machine
+
+_MAKERS = re.compile(r"^(?:nvidia|google|gcp|aws|azure|cloud-tpu|tpu)-(?=[a-z])|^tpu(?=v\d)")
+_COUNT_FIRST = re.compile(r"(\d+)-?x?-?([a-z].*)")
+_COUNT_LAST = re.compile(r"(.+?)-?[x:]-?(\d+)")
+
+
+def find_machine(catalogue: Catalogue, name: str, key: str = "hardware.machines") -> Machine:
+    """The machine that the name means. Raises RecipeError with the names that exist, the near ones first.
+
+    Counts may stand before a GPU's name or behind it; a chip's name alone means the smallest machine of it.
+    """
+    found = match_machine(catalogue, name)
+    if found is None:
+        known = catalogue.machines
+        raise RecipeError(
+            f"{key}: {name!r} is not in the catalogue{_near(name, [*known, *catalogue.chips])}; allowed: "
+            f"{', '.join(known)}; add others in hardware.catalogue"
+        )
+    return found
+
+
+def match_machine(catalogue: Catalogue, name: str) -> Machine | None:
+    """The same, or None where no machine is meant."""
+    if name in catalogue.machines:
+        return catalogue.machines[name]
+    text = _plain(name)
+    for machine in catalogue.machines.values():
+        if text == machine.name.lower() or text in machine.also:
+            return machine
+    chip, count = _chip_and_count(catalogue, text)
+    machines = [machine for machine in catalogue.machines.values() if chip is not None and machine.chip == chip]
+    if count is not None:
+        return next((machine for machine in machines if machine.chips == count), None)
+    return min(machines, key=lambda machine: machine.chips, default=None)
+
+
+def _plain(name: str) -> str:
+    text = re.sub(r"[\s_]+", "-", name.strip().lower().replace("×", "x").replace("*", "x"))
+    return _MAKERS.sub("", text)
+
+
+def _chip_and_count(catalogue: Catalogue, text: str) -> tuple[Chip | None, int | None]:
+    """The chip that is named, and how many of it; of a TPU no count is understood, since some names count cores."""
+    if chip := _chip(catalogue, text):
+        return chip, None
+    for pattern, chip_at, count_at in ((_COUNT_FIRST, 2, 1), (_COUNT_LAST, 1, 2)):
+        match = pattern.fullmatch(text)
+        chip = _chip(catalogue, _MAKERS.sub("", match[chip_at])) if match else None
+        if match and chip and chip.kind == "gpu":
+            return chip, int(match[count_at])
+    return None, None
+
+
+def _chip(catalogue: Catalogue, text: str) -> Chip | None:
+    return next((chip for chip in catalogue.chips.values() if text == chip.name.lower() or text in chip.also), None)
+
+
+def _near(name: str, known: Iterable[str]) -> str:
+    matches = difflib.get_close_matches(_plain(name), list(known), n=3, cutoff=0.6)
+    return f" (did you mean {' or '.join(matches)}?)" if matches else ""

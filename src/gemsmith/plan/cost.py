@@ -1,0 +1,95 @@
+"""Hours and dollars of a training on a machine: its start, its steps, and what spot adds."""
+
+from dataclasses import dataclass
+
+from gemsmith.hardware import Machine, Price, billed_hours
+from gemsmith.plan.time import StepTime
+from gemsmith.recipe import Train
+from gemsmith.records import Range
+
+LOAD_BYTES_PER_S = (1e9, 0.2e9)
+"""Of the checkpoint, from a bucket or a disk to the chips, at best and at worst; assumed."""
+COMPILE_S = {"tunix": (60.0, 220.0), "trl": (5.0, 60.0), "cpu": (8.0, 14.0)}
+"""tunix: up to what the 31B's step took one core for TPUs (docs/log/compile-and-xla.md), more cores take less; trl:
+assumed; cpu: the first step of tiny models (docs/log/cpu.md)."""
+PREEMPTION_HOURS = 6.0
+"""A machine on spot is taken away once in so many hours, at worst; at best never. Assumed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    startup_s: dict[str, Range]
+    hours: Range
+    """With one start."""
+    usd: Range | None
+    """On demand; None without such a price."""
+    usd_spot: Range | None
+    """Low: never taken away; None also where a taken machine would lose more than it did."""
+    usd_per_million_tokens: Range | None
+    """None also where the real tokens of a step are not known."""
+
+
+def cost_of(
+    time: StepTime, machine: Machine, train: Train, *, steps: int, tokens: float | None, checkpoint_bytes: float
+) -> Cost:
+    """What `steps` steps cost, `tokens` real tokens each."""
+    startup = startup_s(machine, train.backend, checkpoint_bytes)
+    start_s = (sum(low for low, _ in startup.values()), sum(high for _, high in startup.values()))
+    hours = (
+        rounded((start_s[0] + steps * time.low_s) / 3600),
+        rounded((start_s[1] + steps * time.high_s) / 3600),
+    )
+    price = on_demand(machine)
+    usd = None if price is None else _dollars(price, price.usd_per_hour, hours)
+    tokens_m = None if not tokens else steps * tokens / 1e6
+    return Cost(
+        startup_s={name: (rounded(low), rounded(high)) for name, (low, high) in startup.items()},
+        hours=hours,
+        usd=usd,
+        usd_spot=_spot_usd(machine, hours, lost_s=start_s[1] + train.checkpoint_every * time.high_s / 2),
+        usd_per_million_tokens=None if usd is None or not tokens_m else _each(usd, 1 / tokens_m),
+    )
+
+
+def startup_s(machine: Machine, backend: str, checkpoint_bytes: float) -> dict[str, Range]:
+    """Seconds before the first step, by what takes them; every host reads the whole checkpoint."""
+    compile_s = COMPILE_S["cpu" if machine.chip.kind == "cpu" else backend]
+    return {
+        "load": (checkpoint_bytes / LOAD_BYTES_PER_S[0], checkpoint_bytes / LOAD_BYTES_PER_S[1]),
+        "compile": compile_s,
+    }
+
+
+def on_demand(machine: Machine) -> Price | None:
+    """The price that plans use: the first row's."""
+    price = machine.prices[0] if machine.prices else None
+    return None if price is None or price.usd_per_hour is None else price
+
+
+def cheapest_spot(machine: Machine) -> Price | None:
+    """The lowest spot price, whichever region has it."""
+    rows = [price for price in machine.prices if price.usd_per_hour_spot]
+    return min(rows, key=lambda price: price.usd_per_hour_spot or 0, default=None)
+
+
+def rounded(value: float) -> float:
+    """Four digits: a formula knows no more."""
+    return float(f"{value:.4g}")
+
+
+def _spot_usd(machine: Machine, hours: Range, *, lost_s: float) -> Range | None:
+    """Of every PREEMPTION_HOURS that are paid for, at worst, what was lost is worked again."""
+    price, lost_hours = cheapest_spot(machine), lost_s / 3600
+    if price is None or lost_hours >= PREEMPTION_HOURS:
+        return None
+    taken = PREEMPTION_HOURS / (PREEMPTION_HOURS - lost_hours)
+    return _dollars(price, price.usd_per_hour_spot, (hours[0], hours[1] * taken))
+
+
+def _dollars(price: Price, rate: float | None, hours: Range) -> Range:
+    assert rate is not None
+    return rounded(rate * billed_hours(price, hours[0])), rounded(rate * billed_hours(price, hours[1]))
+
+
+def _each(values: Range, factor: float) -> Range:
+    return rounded(values[0] * factor), rounded(values[1] * factor)

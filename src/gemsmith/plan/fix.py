@@ -1,0 +1,135 @@
+"""The smallest change of a recipe that makes it fit a machine, found by trying changes in the order of their size.
+
+First what trains the same: remat, mesh, micro-batches. Then fewer rows a step, then a base held in fewer bits.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
+
+from gemsmith.errors import RecipeError
+from gemsmith.execution import BACKENDS
+from gemsmith.hardware import Machine
+from gemsmith.plan.mesh import USABLE_SHARE, Choice, choose_mesh
+from gemsmith.recipe import Derived, Recipe
+from gemsmith.recipe_checks import check_recipe
+from gemsmith.recipe_keys import with_values
+from gemsmith.sizing import Work, on_chips
+from gemsmith.sizing.limits import check_training
+from gemsmith.zoo import Variant
+
+DTYPES = ("float32", "bfloat16", "int8", "nf4")
+"""Of the base, from the largest to the smallest."""
+KEYS = ("train.remat", "train.mesh", "train.micro_batches", "train.rows_per_step", "train.dtype")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fix:
+    recipe: Recipe
+    changes: dict[str, Any]
+    """Keys of the recipe -> values, as JSON has them."""
+    choice: Choice
+
+
+def find_fix(recipe: Recipe, variant: Variant, machine: Machine, work_in: Callable[[str], Work]) -> Fix | None:
+    """The first change that fits, or None where none does; `work_in(dtype)` is the work with the base in that dtype."""
+    backend = BACKENDS[recipe.train.backend]
+    if machine.chip.kind not in backend.chips:
+        return None
+    for dtype in DTYPES[DTYPES.index(recipe.train.dtype) :]:
+        if dtype not in backend.dtypes:
+            continue
+        if work_in(dtype).base_bytes / machine.chips > USABLE_SHARE * machine.chip.hbm_bytes:  # whatever the mesh
+            continue
+        for rows in _halved(recipe.train.rows_per_step):
+            fewest = _change(recipe, dtype=dtype, rows=rows, micro_batches=rows, remat="layer", mesh="auto")
+            if not _fits_at_best(fewest, work_in, machine):
+                continue
+            for changed in _changes(recipe, dtype, rows):
+                if fix := _try(recipe, changed, variant, machine, work_in):
+                    return fix
+    return None
+
+
+def _changes(recipe: Recipe, dtype: str, rows: int) -> Iterator[Recipe]:
+    """The recipe with that dtype and number of rows, and with fewer before more of the other changes."""
+    train = recipe.train
+    remats = [train.remat] if train.remat in ("auto", "layer") else [train.remat, "auto"]
+    meshes = [train.mesh] if train.mesh == "auto" else [train.mesh, "auto"]
+    counts = [count for count in _doubled(min(train.micro_batches, rows), rows) if rows % count == 0]
+    tried = sorted(product(range(len(remats)), range(len(meshes)), range(len(counts))), key=sum)
+    for remat, mesh, count in tried:
+        yield _change(
+            recipe, dtype=dtype, rows=rows, micro_batches=counts[count], remat=remats[remat], mesh=meshes[mesh]
+        )
+
+
+def _try(
+    recipe: Recipe, changed: Recipe, variant: Variant, machine: Machine, work_in: Callable[[str], Work]
+) -> Fix | None:
+    """The fix, where the changed recipe is one that can be trained, fits the machine and is not the one it was."""
+    choice = _choose(changed, work_in, machine)
+    if choice.problems or not _trains(changed, variant):
+        return None
+    if choice.mesh.tp > 1 and changed.train.mesh == "auto":  # which training does not choose by itself
+        changed = with_values(changed, [Derived("train.mesh", choice.mesh, "")])
+    before, after = (each.train.model_dump(mode="json") for each in (recipe, changed))
+    changes = {key: after[name] for key in KEYS if after[name := key.removeprefix("train.")] != before[name]}
+    return Fix(recipe=changed, changes=changes, choice=choice) if changes else None
+
+
+def _trains(recipe: Recipe, variant: Variant) -> bool:
+    try:
+        check_recipe(recipe)
+        check_training(recipe, variant)
+    except RecipeError:
+        return False
+    return True
+
+
+def _fits_at_best(recipe: Recipe, work_in: Callable[[str], Work], machine: Machine) -> bool:
+    """Whether the memory is enough with everything that saves it, which spares trying it with less."""
+    held = _choose(recipe, work_in, machine).hbm_bytes_per_chip
+    return held <= USABLE_SHARE * machine.chip.hbm_bytes
+
+
+def _choose(recipe: Recipe, work_in: Callable[[str], Work], machine: Machine) -> Choice:
+    train = recipe.train
+    work = replace(
+        work_in(train.dtype),
+        rows=train.rows_per_step,
+        micro_batches=train.micro_batches,
+        remat="layer" if train.remat == "auto" else train.remat,
+    )
+    work = on_chips(work, machine.chip.kind, recipe)
+    return choose_mesh(work, machine, train.mesh, remat=train.remat, backend=train.backend)
+
+
+def _change(recipe: Recipe, *, dtype: str, rows: int, micro_batches: int, remat: Any, mesh: Any) -> Recipe:
+    values = {"dtype": dtype, "rows_per_step": rows, "micro_batches": micro_batches, "remat": remat, "mesh": mesh}
+    return with_values(recipe, [Derived(f"train.{name}", value, "") for name, value in values.items()])
+
+
+def _halved(rows: int) -> list[int]:
+    """Each half of the one before, while halves are whole.
+
+    >>> _halved(12)
+    [12, 6, 3]
+    """
+    found = [rows]
+    while found[-1] % 2 == 0:
+        found.append(found[-1] // 2)
+    return found
+
+
+def _doubled(count: int, limit: int) -> list[int]:
+    """Each twice the one before, up to the limit.
+
+    >>> _doubled(1, 8)
+    [1, 2, 4, 8]
+    """
+    found = [count]
+    while 2 * found[-1] <= limit:
+        found.append(2 * found[-1])
+    return found

@@ -1,0 +1,201 @@
+"""The plan of one machine: what it holds, whether it fits, how long it takes, what it costs, what would make it fit."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from datetime import date
+from typing import Any
+
+from gemsmith.hardware import Machine, doubts_of
+from gemsmith.plan.cost import Cost, cheapest_spot, cost_of, on_demand, rounded
+from gemsmith.plan.fix import Fix, find_fix
+from gemsmith.plan.mesh import GIB, USABLE_SHARE, Choice, choose_mesh
+from gemsmith.recipe import Recipe
+from gemsmith.records import MachinePlan, PlanFix, Range
+from gemsmith.sizing import Work, on_chips, parts_of
+from gemsmith.zoo import Variant
+
+RUNTIME = "runtime"
+SET_MESH = "set train.mesh to"
+"""How the note begins that says that training would not choose this mesh by itself."""
+CHECKPOINT_BYTES = 2
+"""Of a number in a checkpoint, whatever train.dtype makes of it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What is planned, whatever the machine."""
+
+    recipe: Recipe
+    variant: Variant
+    work_in: Callable[[str], Work]
+    """One step with the base in a dtype."""
+    steps: int
+    tokens: float | None
+    """Real ones of a step."""
+    today: date
+
+    @property
+    def work(self) -> Work:
+        return self.work_in(self.recipe.train.dtype)
+
+
+def plan_machine(asked: Asked, machine: Machine) -> MachinePlan:
+    """The plan, and where the machine does not fit the smallest change found with which it does."""
+    recipe, train = asked.recipe, asked.recipe.train
+    work = on_chips(asked.work, machine.chip.kind, recipe)
+    choice = choose_mesh(work, machine, train.mesh, remat=train.remat, backend=train.backend)
+    fits = not choice.problems
+    cost = _cost(asked, choice, machine, recipe)
+    fix = None if fits else find_fix(recipe, asked.variant, machine, asked.work_in)
+    parts, price = _parts(work, choice, machine), on_demand(machine)
+    exceeded_by = _exceeded_by(parts, machine)
+    return MachinePlan(
+        name=machine.name,
+        chips=machine.chips,
+        fits=fits,
+        hbm_bytes_per_chip=choice.hbm_bytes_per_chip,
+        hbm_limit_bytes_per_chip=machine.chip.hbm_bytes,
+        parts=parts,
+        exceeded_by=exceeded_by,
+        step_s=(rounded(choice.time.low_s), rounded(choice.time.high_s)),
+        startup_s=cost.startup_s,
+        hours=cost.hours if fits else None,
+        usd=cost.usd if fits else None,
+        price_doubts=() if price is None else doubts_of(price, asked.today),
+        usd_spot=cost.usd_spot if fits else None,
+        usd_per_million_tokens=cost.usd_per_million_tokens if fits else None,
+        mesh=choice.mesh.model_dump(),
+        fix=None if fix is None else _fixed_plan(asked, fix, machine),
+        notes=(
+            *choice.problems,
+            *(() if fits else (_exceeded_note(parts, exceeded_by),)),
+            *_rows_note(work),
+            *_remat_note(choice, recipe),
+            *_mesh_note(choice, recipe),
+            *(_start_note(cost),) * fits,
+            _price_note(machine, cost.usd_spot if fits else None, asked.today),
+            _speed_note(machine),
+        ),
+    )
+
+
+def _cost(asked: Asked, choice: Choice, machine: Machine, recipe: Recipe) -> Cost:
+    """Of the recipe or a fix of it: with fewer rows a step there are more steps of fewer tokens."""
+    train = recipe.train
+    share = train.rows_per_step / asked.recipe.train.rows_per_step
+    steps = asked.steps if train.optimizer_steps is not None else math.ceil(asked.steps / share)
+    return cost_of(
+        choice.time,
+        machine,
+        train,
+        steps=steps,
+        tokens=None if asked.tokens is None else asked.tokens * share,
+        checkpoint_bytes=CHECKPOINT_BYTES * asked.work.parameters,
+    )
+
+
+def _fixed_plan(asked: Asked, fix: Fix, machine: Machine) -> PlanFix:
+    cost = _cost(asked, fix.choice, machine, fix.recipe)
+    return PlanFix(
+        changes=fix.changes,
+        mesh=fix.choice.mesh.model_dump(),
+        hbm_bytes_per_chip=fix.choice.hbm_bytes_per_chip,
+        step_s=(rounded(fix.choice.time.low_s), rounded(fix.choice.time.high_s)),
+        hours=cost.hours,
+        usd=cost.usd,
+        usd_per_million_tokens=cost.usd_per_million_tokens,
+    )
+
+
+def _parts(work: Work, choice: Choice, machine: Machine) -> dict[str, int]:
+    """Bytes a chip by part; the runtime's is what is set aside, so that what fits adds up to no more than there is."""
+    held = parts_of(replace(work, remat=choice.remat), choice.memory)
+    chip = machine.chip
+    return {
+        **{name: size * chip.devices for name, size in held.items()},
+        RUNTIME: round((1 - USABLE_SHARE) * chip.hbm_bytes),
+    }
+
+
+def _exceeded_by(parts: Mapping[str, int], machine: Machine) -> str | None:
+    left = machine.chip.hbm_bytes - parts[RUNTIME]
+    for name, size in parts.items():
+        left -= size if name != RUNTIME else 0
+        if left < 0:
+            return name
+    return None
+
+
+def _exceeded_note(parts: Mapping[str, int], exceeded_by: str | None) -> str:
+    largest = sorted((name for name in parts if name != RUNTIME), key=lambda name: -parts[name])[:3]
+    sizes = ", ".join(f"{name} {parts[name] / GIB:.1f}" for name in largest)
+    return f"the largest parts, in GiB a chip: {sizes}" + (f"; {exceeded_by} exceed it" if exceeded_by else "")
+
+
+def describe_changes(changes: Mapping[str, Any]) -> str:
+    """The keys and their values as one writes them, axes of the mesh that split nothing left out."""
+    return ", ".join(f"{key}: {_in_yaml(value)}" for key, value in changes.items())
+
+
+def _in_yaml(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{axis}: {size}" for axis, size in value.items() if size > 1 or axis == "fsdp") + "}"
+    return str(value)
+
+
+def _rows_note(work: Work) -> tuple[str, ...]:
+    return (
+        ("rows are trained one after the other there, with or without train.micro_batches",)
+        if work.one_by_one and work.rows > 1
+        else ()
+    )
+
+
+def _remat_note(choice: Choice, recipe: Recipe) -> tuple[str, ...]:
+    """What training saves there, where the recipe leaves it to the machine."""
+    if recipe.train.remat != "auto" or choice.problems:
+        return ()
+    saved = {"none": "everything", "layer": "only the layers' inputs"}.get(str(choice.remat), ", ".join(choice.remat))
+    return (f"train.remat auto: {saved} saved for the backward pass",)
+
+
+def _mesh_note(choice: Choice, recipe: Recipe) -> tuple[str, ...]:
+    """What to write into the recipe, where training's own choice, which never takes tp, is slower or does not fit."""
+    if recipe.train.mesh != "auto" or choice.mesh.tp == 1 or choice.problems:
+        return ()
+    sizes = ", ".join(f"{axis}: {size}" for axis, size in choice.mesh.model_dump().items() if size > 1)
+    return (f"{SET_MESH} {{{sizes}}} to get this; auto trains with tp 1: slower, or too large",)
+
+
+def _start_note(cost: Cost) -> str:
+    spans = (f"{name} {low:.0f} to {high:.0f} s" for name, (low, high) in cost.startup_s.items())
+    return f"start, assumed: {', '.join(spans)}"
+
+
+def _price_note(machine: Machine, usd_spot: Range | None, today: date) -> str:
+    """What the dollars were reckoned with, and the cheapest spot price, whichever region has it."""
+    spot = cheapest_spot(machine)
+    also = f"; spot from {spot.usd_per_hour_spot:.2f} in {spot.region}" if spot else ""
+    also += f": {usd_spot[0]:,.4g} to {usd_spot[1]:,.4g} USD" if usd_spot else ""
+    price = on_demand(machine)
+    if price is None:
+        return f"the catalogue has no on-demand price{also}; add one in hardware.catalogue"
+    return (
+        f"{price.usd_per_hour:.2f} USD/h on demand, {price.provider} {price.region} ({price.source}, "
+        f"{', '.join((price.date, *doubts_of(price, today)))}){also}"
+    )
+
+
+def _speed_note(machine: Machine) -> str:
+    chip = machine.chip
+    peak = (
+        f"{chip.flops_per_s / 1e12:,.3g} TFLOP/s a chip ({chip.source}, "
+        f"{chip.date}{'' if chip.checked else ', not checked'})"
+    )
+    if chip.kind == "cpu":
+        peak += "; Python and its libraries hold about 1.4 GiB more than is counted"
+    return (
+        f"matmuls at {100 * chip.efficiency_low:.0f} to {100 * chip.efficiency_high:.0f} % of {peak}; "
+        f"{chip.efficiency_source}"
+    )

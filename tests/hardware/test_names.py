@@ -1,0 +1,60 @@
+import pytest
+
+from gemsmith.errors import RecipeError
+from gemsmith.hardware import find_machine, load_catalogue
+from gemsmith.hardware.names import match_machine
+
+MEANT = {
+    "v5p-8": "v5p-8",
+    "V5P-8": "v5p-8",
+    "tpu-v5p-8": "v5p-8",
+    "tpuv6e-8": "v6e-8",
+    " v6e_4 ": "v6e-4",
+    "v5litepod-4": "v5e-4",
+    "ct6e-standard-8t": "v6e-8",
+    "tpu7x": "tpu7x-4",
+    "trillium": "v6e-1",
+    "h200": "1xh200",
+    "H100": "1xh100",
+    "h100-80gb": "1xh100",
+    "8h100": "8xh100",
+    "8×H100": "8xh100",
+    "8 x h100": "8xh100",
+    "H100:8": "8xh100",
+    "h100x4": "4xh100",
+    "nvidia-l4": "1xl4",
+    "l4": "1xl4",
+    "a100-80": "1xa100-80",
+    "A100-80GB:1": "1xa100-80",
+    "a3-highgpu-2g": "2xh100",
+    "p5en.48xlarge": "8xh200",
+    "rtx-pro-6000": "g4-standard-48",
+    "NVIDIA RTX PRO 6000": "g4-standard-48",
+    "1xrtx-pro-6000": "g4-standard-48",
+}
+UNKNOWN = ("a100", "3xh100", "v5p:4", "v5p-4", "8", "", "x", "tpu7x-16", "h100x0", "8xh100x2")
+
+
+@pytest.mark.parametrize(("name", "machine"), MEANT.items())
+def test_a_near_form_means_a_machine(name, machine):
+    assert find_machine(load_catalogue(), name).name == machine
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_what_means_no_machine_is_not_guessed(name):
+    """a100 may be one of 40 or of 80 GB; and some names of TPUs count cores, others chips."""
+    assert match_machine(load_catalogue(), name) is None
+
+
+def test_every_machine_is_found_by_its_own_and_its_other_names():
+    catalogue = load_catalogue()
+    others = [name for machine in catalogue.machines.values() for name in (machine.name, *machine.also)]
+    assert len(others) > 40 and len(set(others)) == len(others)
+    for machine in catalogue.machines.values():
+        assert all(find_machine(catalogue, name) is machine for name in (machine.name, *machine.also)), machine.name
+
+
+def test_an_unknown_machine_names_the_key_and_near_ones_in_one_line():
+    with pytest.raises(RecipeError, match=r"^--on: 'v5p-9' .*\(did you mean v5p-8 or .*\); allowed: .*v6e-8") as error:
+        find_machine(load_catalogue(), "v5p-9", "--on")
+    assert "\n" not in str(error.value)

@@ -1,0 +1,53 @@
+import pytest
+
+from gemsmith.hardware import load_catalogue
+from gemsmith.plan.cost import COMPILE_S, PREEMPTION_HOURS, cost_of, startup_s
+from gemsmith.plan.time import StepTime
+from gemsmith.recipe import Train
+
+TIME = StepTime(flops=1e15, low_s=1.0, high_s=2.0, hbm_s=0.1, interconnect_s=0.1)
+MACHINES = load_catalogue().machines
+
+
+def cost(machine="v5p-8", *, steps=3600, tokens=1000.0, checkpoint_bytes=60e9, time=TIME, **train):
+    return cost_of(
+        time, MACHINES[machine], Train(**train), steps=steps, tokens=tokens, checkpoint_bytes=checkpoint_bytes
+    )
+
+
+def test_hours_are_one_start_and_the_steps():
+    low, high = COMPILE_S["tunix"]
+    assert cost().startup_s == {"load": (60, 300), "compile": (low, high)}
+    assert cost().hours == pytest.approx((1 + (60 + low) / 3600, 2 + (300 + high) / 3600), rel=1e-3)
+
+
+def test_compilation_is_the_backends_and_on_cpu_the_tiny_models():
+    assert startup_s(MACHINES["1xh100"], "trl", 0)["compile"] == COMPILE_S["trl"]
+    assert startup_s(MACHINES["cpu"], "tunix", 0)["compile"] == COMPILE_S["cpu"]
+
+
+def test_a_million_tokens_cost_their_share_of_the_dollars():
+    """3,600 steps of 1,000 real tokens are 3.6 million."""
+    assert cost().usd_per_million_tokens == pytest.approx([usd / 3.6 for usd in cost().usd], rel=1e-3)
+    assert cost(tokens=None).usd_per_million_tokens is None
+
+
+def test_what_is_billed_by_the_minute_is_paid_to_its_end():
+    price = MACHINES["cloud-run-20"].prices[0]
+    ours = cost("cloud-run-20", steps=10, checkpoint_bytes=0)
+    assert ours.hours[0] * 60 == pytest.approx(70 / 60, rel=1e-3) and ours.usd[0] == pytest.approx(
+        price.usd_per_hour * 2 / 60, rel=1e-3
+    )
+
+
+def test_spot_pays_again_for_what_was_lost():
+    """Half of 100 steps of 2 s, and a start of 520 s, of every 6 hours."""
+    lost = (100 + 520) / 3600
+    high = cost(checkpoint_every=100).hours[1] * PREEMPTION_HOURS / (PREEMPTION_HOURS - lost)
+    assert cost(checkpoint_every=100).usd_spot == pytest.approx((3.34 * cost().hours[0], 3.34 * high), rel=1e-3)
+    assert cost(checkpoint_every=1000).usd_spot[1] > cost(checkpoint_every=10).usd_spot[1]
+
+
+def test_spot_that_would_never_get_on_has_no_dollars():
+    assert cost(checkpoint_every=100_000).usd_spot is None
+    assert cost("1xh200").usd is None and cost("1xh200").usd_spot is None

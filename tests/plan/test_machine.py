@@ -1,0 +1,53 @@
+import pytest
+
+from gemsmith.plan import plan_only
+from gemsmith.plan.machine import RUNTIME, describe_changes
+from gemsmith.records import MachinePlan
+
+
+def test_the_parts_are_the_peak_and_the_runtime_beside_it(recipe):
+    machines = plan_only(recipe(), "all").machines
+    for machine in machines:
+        held = sum(machine.parts.values()) - machine.parts[RUNTIME]
+        assert held == pytest.approx(machine.hbm_bytes_per_chip, abs=20), machine.name
+    assert any(machine.fits for machine in machines) and not all(machine.fits for machine in machines)
+
+
+def test_a_machine_fits_when_its_parts_add_up_to_no_more_than_it_has(recipe):
+    for machine in plan_only(recipe(), "all").machines:
+        enough = sum(machine.parts.values()) <= machine.hbm_limit_bytes_per_chip
+        assert machine.fits == enough == (machine.exceeded_by is None), machine.name
+
+
+def test_what_is_too_large_is_named(recipe):
+    parts = {machine.name: machine.exceeded_by for machine in plan_only(recipe(), "h100,l4,v5p-8").machines}
+    assert parts == {"1xh100": "saved activations", "1xl4": "frozen weights", "v5p-8": None}
+
+
+def test_the_fix_is_planned_with_hours_and_dollars(recipe):
+    (machine,) = plan_only(recipe(), "h100").machines
+    assert machine.hours is None and machine.fix.hours[0] > 0
+    assert machine.fix.hbm_bytes_per_chip < 0.95 * machine.hbm_limit_bytes_per_chip
+    assert machine.fix.usd == pytest.approx([10.98 * hours for hours in machine.fix.hours], rel=1e-3)
+
+
+def test_what_the_start_takes_is_named(recipe):
+    (machine,) = plan_only(recipe(), "v5p-8").machines
+    assert "start, assumed: load 61 to 307 s, compile 60 to 220 s" in machine.notes
+
+
+def test_an_old_price_is_marked_in_the_plan(recipe):
+    (machine,) = plan_only(recipe(), "8xh200").machines
+    assert any("not checked, older than 90 days" in note for note in machine.notes)
+
+
+def test_a_plan_of_an_earlier_version_still_opens():
+    old = {"name": "v5p-8", "chips": 4, "fits": True, "hbm_bytes_per_chip": 1, "hbm_limit_bytes_per_chip": 2}
+    old |= {"step_s": [1, 2], "hours": [1, 2], "usd": None, "mesh": {"fsdp": 4}}
+    opened = MachinePlan.model_validate(old)
+    assert opened.parts == {} and opened.fix is None and opened.usd_per_million_tokens is None
+
+
+def test_changes_read_as_they_are_written():
+    changes = {"train.micro_batches": 4, "train.mesh": {"replica": 1, "fsdp": 1, "sequence": 2, "tp": 2}}
+    assert describe_changes(changes) == "train.micro_batches: 4, train.mesh: {fsdp: 1, sequence: 2, tp: 2}"
