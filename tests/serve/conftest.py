@@ -2,10 +2,20 @@
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+
+from gemsmith.checkpoint import open_checkpoint
+from gemsmith.checkpoint.adapter import Adapter, LowRank, write_peft_adapter
+from gemsmith.provenance import start_clock
+from gemsmith.records import ExportRecord, FileSum, VerifyRecord
+from gemsmith.run import Run, make_origin, read_record, write_record
+from gemsmith.testing.hostile import Hostile, hostile_server
+from gemsmith.zoo import find_variant, lora_targets
 
 
 @pytest.fixture
@@ -14,6 +24,12 @@ def model(tmp_path: Path) -> Path:
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps({"architectures": ["Gemma4ForConditionalGeneration"]}))
     return folder
+
+
+@pytest.fixture
+def hostile() -> Iterator[Hostile]:
+    with hostile_server() as server:
+        yield server
 
 
 @pytest.fixture
@@ -38,3 +54,25 @@ def wait_until_gone(is_running: Callable[[int], bool]) -> Callable[..., list[int
         return left
 
     return wait_until_gone
+
+
+@pytest.fixture
+def adapted_run(exported_run: Callable[..., Run]) -> Callable[..., Run]:
+    """Returns a run as exported_run does, with an adapter beside its merged weights, that is served with its base."""
+
+    def make(sections: dict[str, Any] | None = None, *, logits_effect: float | None = None) -> Run:
+        run = exported_run({"serve": {"weights": "adapter"}} | (sections or {}))
+        modules = {
+            target.module: LowRank(a=np.ones((8, target.shape[1]), "f4"), b=np.zeros((target.shape[0], 8), "f4"))
+            for target in lora_targets(find_variant("tiny-31b"))
+        }
+        written = write_peft_adapter(Adapter(modules=modules, rank=8, alpha=8.0), run.adapter, "base")
+        sums = tuple(FileSum(name=name, bytes=one.bytes, sha256=one.sha256) for name, one in written.items())
+        base = open_checkpoint(run.recipe.checkpoint).fingerprint()
+        record = read_record(run, ExportRecord).model_copy(update={"adapter": sums, "base_sha256": base})
+        write_record(run, record)
+        verified = {"origin": make_origin(run, "verify", start_clock()), "logits_effect": logits_effect}
+        write_record(run, read_record(run, VerifyRecord).model_copy(update=verified))
+        return run
+
+    return make

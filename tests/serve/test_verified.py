@@ -131,6 +131,49 @@ def test_insisting_serves_them_and_is_recorded(
     assert read_record(run, ServeRecord).notices == (f"Served unverified weights: {reason}.",)
 
 
+def change_base(run: Run) -> None:
+    record = read_record(run, ExportRecord).model_copy(update={"base_sha256": "0" * 64})
+    write_record(run, record)
+    change_verify(run, origin=make_origin(run, "verify", start_clock()))
+
+
+ADAPTER_DAMAGES: dict[str, tuple[Callable[[Run], object], str]] = {
+    "no record": (lambda run: run.record_file("verify").unlink(), "they were never verified"),
+    "a byte flipped": (
+        lambda run: flip(run.adapter / "adapter_model.safetensors"),
+        "they are not what was verified: adapter/adapter_model.safetensors was changed since",
+    ),
+    "another base": (change_base, "they are not what was verified: "),
+}
+
+
+@pytest.mark.parametrize(("damage", "reason"), ADAPTER_DAMAGES.values(), ids=ADAPTER_DAMAGES.keys())
+def test_an_adapter_that_is_not_verified_is_refused_too(
+    damage: Callable[[Run], object],
+    reason: str,
+    fake_vllm: Callable[..., Path],
+    adapted_run: Callable[..., Run],
+) -> None:
+    fake_vllm(effect=1)
+    run = adapted_run()
+    assert find_doubt(run, adapter=True) is None
+    damage(run)
+    with Servers(run) as servers, pytest.raises(RunError) as caught:
+        servers.tuned()
+    assert f"{run.adapter}: weights not served: {reason}" in str(caught.value)
+    assert not (run.logs / "vllm.log").exists()
+
+
+def test_merged_weights_that_changed_do_not_stop_an_adapter(
+    fake_vllm: Callable[..., Path], adapted_run: Callable[..., Run]
+) -> None:
+    fake_vllm(effect=1)
+    run = adapted_run()
+    flip_weights(run)
+    with Servers(run) as servers:
+        assert serve(run, servers).notices == ()
+
+
 def test_verified_weights_are_served_without_a_word_also_when_insisted(
     fake_vllm: Callable[..., Path], exported_run: Callable[..., Run]
 ) -> None:

@@ -19,6 +19,8 @@ class Reply:
 
     text: str
     cut: bool
+    tokens: int | None = None
+    """How many tokens it wrote, where the server says so."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,13 +64,19 @@ def read_chat(found: Mapping[str, Any]) -> Reply | Failure:
     if isinstance(choice, Failure):
         return choice
     cut, message = choice["finish_reason"] == "length", choice.get("message")
-    text = message.get("content") if isinstance(message, dict) else None
+    text, tokens = message.get("content") if isinstance(message, dict) else None, _written(found)
     if isinstance(text, str):
         # Half of a surrogate pair is no text, and no file would take it.
-        return Reply(text=text.encode("utf-8", "replace").decode(), cut=cut)
+        return Reply(text=text.encode("utf-8", "replace").decode(), cut=cut, tokens=tokens)
     if isinstance(message, dict) and text is None and (cut or any(message.get(name) for name in _BESIDE_TEXT)):
-        return Reply(text="", cut=cut)
+        return Reply(text="", cut=cut, tokens=tokens)
     return Failure(reason="no text", detail=_shown(json.dumps(choice).encode()))
+
+
+def _written(found: Mapping[str, Any]) -> int | None:
+    usage = found.get("usage")
+    tokens = usage.get("completion_tokens") if isinstance(usage, dict) else None
+    return tokens if isinstance(tokens, int) and tokens >= 0 else None
 
 
 def _shown(body: bytes) -> str:

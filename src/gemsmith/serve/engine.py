@@ -8,16 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from gemsmith.checkpoint import read_config
 from gemsmith.errors import CheckpointError, MachineError
-from gemsmith.serve.upstream import (
-    ASK_VERSION,
-    CONTENT_AS_TEXT,
-    QUICK_START_ON_CPU,
-    SERVER_MODULE,
-    cpu_environment,
-    text_only,
-)
+from gemsmith.hardware import Machine
+from gemsmith.serve.adapter import ServedAdapter
+from gemsmith.serve.upstream import ASK_VERSION, cpu_environment
 
 PYTHON_VARIABLE = "GEMSMITH_SERVE_PYTHON"
 KEY_VARIABLE = "VLLM_API_KEY"
@@ -30,6 +24,7 @@ class Engine:
     python: Path
     package: str
     version: str
+    transformers: str = ""
 
     @property
     def is_cpu(self) -> bool:
@@ -50,6 +45,16 @@ class ServeSettings:
     prefix_caching: bool = False
     arguments: tuple[str, ...] = ()
     start_timeout_s: int = 900
+    pictures: bool = False
+    kv_cache_dtype: str = "auto"
+    image: str | None = None
+    adapter: ServedAdapter | None = None
+    """Served beside the model, under a name of its own."""
+    hub_id: str | None = None
+    """Of the checkpoint, where it lies in the Hugging Face cache, whose links a container does not see."""
+    machine: Machine | None = None
+    """Of the catalogue; None: this machine as it is."""
+    in_docker: bool = False
 
 
 def find_engine(given: str | None = None) -> Engine:
@@ -57,8 +62,7 @@ def find_engine(given: str | None = None) -> Engine:
 
     Raises MachineError where there is no such Python, or no vLLM in it.
     """
-    beside = Path(sys.prefix).parent / ".venv-serve" / "bin" / "python"
-    python = Path(given or os.environ.get(PYTHON_VARIABLE) or beside).expanduser()
+    python = engine_python(given)
     origin = (
         "serve.python"
         if given
@@ -80,29 +84,16 @@ def find_engine(given: str | None = None) -> Engine:
         )
     except (OSError, subprocess.SubprocessError) as error:
         raise MachineError(f"{origin}: {python} does not run ({error}); {remedy}") from None
-    package, _, version = answer.stdout.strip().partition(" ")
+    package, version, transformers = (*answer.stdout.split(), "", "", "")[:3]
     if not version:
         raise MachineError(f"{origin}: {python} has no vLLM; {remedy}")
-    return Engine(python=python, package=package, version=version)
+    return Engine(python=python, package=package, version=version, transformers=transformers)
 
 
-def server_command(engine: Engine, folder: Path, name: str, port: int, settings: ServeSettings) -> list[str]:
-    """The command line of vLLM's OpenAI server for a checkpoint folder."""
-    command = [str(engine.python), "-m", SERVER_MODULE, "--model", str(folder), "--served-model-name", name]
-    command += ["--host", settings.host, "--port", str(port), "--dtype", settings.dtype, "--seed", str(settings.seed)]
-    command += [
-        *CONTENT_AS_TEXT,
-        "--uvicorn-log-level",
-        "warning",
-        f"--{'' if settings.prefix_caching else 'no-'}enable-prefix-caching",
-    ]
-    if settings.max_model_len is not None:
-        command += ["--max-model-len", str(settings.max_model_len)]
-    if settings.chat_template is not None:
-        command += ["--chat-template", settings.chat_template]
-    if engine.is_cpu:
-        command += QUICK_START_ON_CPU
-    return [*command, *text_only(read_config(folder), is_cpu=engine.is_cpu), *settings.arguments]
+def engine_python(given: str | None = None) -> Path:
+    """The Python that `find_engine` asks, whether or not it is there."""
+    beside = Path(sys.prefix).parent / ".venv-serve" / "bin" / "python"
+    return Path(given or os.environ.get(PYTHON_VARIABLE) or beside).expanduser()
 
 
 def server_environment(engine: Engine) -> dict[str, str]:
@@ -126,6 +117,11 @@ def api_headers() -> Mapping[str, str]:
     """What a client sends along; vLLM asks for a key where $VLLM_API_KEY is set when it starts."""
     key = os.environ.get(KEY_VARIABLE)
     return {"Authorization": f"Bearer {key}"} if key else {}
+
+
+def has_key() -> bool:
+    """Whether clients of a server that starts now must send a key."""
+    return bool(os.environ.get(KEY_VARIABLE))
 
 
 def has_chat_template(folder: Path) -> bool:

@@ -49,8 +49,9 @@ def _prctl(option: int, value: int) -> None:
 
 
 def _end_group(child: subprocess.Popen[bytes], grace_s: float, told: Sequence[int]) -> None:
-    """SIGTERM for the command's process group, SIGKILL for what is left of it and of its orphans after the grace, or at
-    a second signal.
+    """Ends the command's process group: SIGTERM, then SIGKILL for what is left of it and of its orphans.
+
+    SIGKILL comes after the grace, or at a second signal.
     """
     deadline_s = time.monotonic() + grace_s
     _signal_group(child.pid, signal.SIGTERM)

@@ -1,5 +1,6 @@
-"""Whether what answers at an address is the vLLM that was started here: it lists a random name beside the model's,
-which no other can.
+"""Whether what answers at an address is the vLLM that was started here.
+
+It lists a random name beside the model's, which no other can.
 """
 
 import contextlib
@@ -34,14 +35,19 @@ def with_nonce(command: Sequence[str], nonce: str) -> list[str]:
 
 
 def ask_models(url: str, *, timeout_s: float) -> bytes | None:
-    """What a server answers to GET /v1/models in the time, status line first; None where none listens.
+    """What a server answers to GET /v1/models in the time, status line first; None where none listens."""
+    return ask(url, "/v1/models", timeout_s=timeout_s)
+
+
+def ask(url: str, path: str, *, timeout_s: float) -> bytes | None:
+    """What a server answers to GET in the time, status line first; None where none listens.
 
     A socket and no HTTP client: those limit the time of each read, so that a byte now and then holds them for hours,
     and follow redirects.
     """
     parts = urlsplit(url)
     headers = {"Host": parts.netloc, "Accept": "application/json"} | dict(api_headers())
-    lines = ["GET /v1/models HTTP/1.0", *(f"{key}: {value}" for key, value in headers.items()), "", ""]
+    lines = [f"GET {path} HTTP/1.0", *(f"{key}: {value}" for key, value in headers.items()), "", ""]
     deadline_s = time.monotonic() + timeout_s
     answer = b""
     try:

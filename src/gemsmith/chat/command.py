@@ -1,0 +1,89 @@
+"""The command `chat`: who is talked to, and where."""
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from pathlib import Path
+
+from gemsmith.characters import spell_out
+from gemsmith.chat.stream import Sampling, Voice
+from gemsmith.chat.terminal import talk
+from gemsmith.errors import MachineError
+from gemsmith.evals.questions import read_questions
+from gemsmith.run import Run, borrow_run
+from gemsmith.serve.server import Server
+from gemsmith.serve.stage import Servers
+from gemsmith.tasks import Question
+from gemsmith.terminal import open_console
+
+Rows = Callable[[], Sequence[Question]]
+
+
+def chat_with_run(
+    source: Path,
+    overrides: Sequence[str],
+    *,
+    models: Sequence[str],
+    sampling: Sampling,
+    system: str,
+    web: bool,
+    port: int | None,
+    unverified: bool,
+) -> None:
+    """Talks to the tuned model of a run, its base, or both, which one server then holds.
+
+    `models`: of "base" and "tuned". Other commands may use the run directory meanwhile.
+    """
+    if len(models) > 1:
+        overrides = ["serve.weights=adapter", *overrides]
+    run = borrow_run(source, overrides, section="serve")
+    rows = cache(lambda: read_questions(run) if run.recipe.data.eval is not None else ())
+    with _voices_of(run, models, unverified=unverified) as voices:
+        _chat(voices, title=run.path.resolve().name, rows=rows, sampling=sampling, system=system, web=web, port=port)
+
+
+def chat_with_url(
+    url: str, models: Sequence[str], *, sampling: Sampling, system: str, web: bool, port: int | None
+) -> None:
+    """Talks to models of an OpenAI server that is up."""
+    address = url.rstrip("/").removesuffix("/v1")
+    voices = [Voice(label=model, url=address, model=model) for model in models]
+    _chat(voices, title=address, rows=lambda: (), sampling=sampling, system=system, web=web, port=port)
+
+
+@contextlib.contextmanager
+def _voices_of(run: Run, models: Sequence[str], *, unverified: bool) -> Iterator[list[Voice]]:
+    with Servers(run, prefix_caching=True, unverified=unverified) as servers:
+        found = {"base": servers.base, "tuned": servers.tuned}
+        started = [(model, found[model]()) for model in models]
+        for notice in servers.notices:
+            open_console().print(f"chat: notice: {notice}", style="yellow")
+        yield [_voice(model, server) for model, server in started]
+
+
+def _voice(label: str, server: Server) -> Voice:
+    return Voice(label=label, url=server.url, model=server.model)
+
+
+def _chat(
+    voices: Sequence[Voice], *, title: str, rows: Rows, sampling: Sampling, system: str, web: bool, port: int | None
+) -> None:
+    if not web:
+        talk(voices, sampling, system=system, rows=rows)
+        return
+    from gemsmith.chat.page import serve_page
+
+    try:
+        url, page = serve_page(voices, title=title, rows=rows(), sampling=sampling, system=system, port=port)
+    except OSError:
+        raise MachineError(f"--port: {port or 'no port'} is free; name another, or leave it out") from None
+    console = open_console()
+    console.print("Ctrl-C stops it. Open in a browser of this machine:")
+    print(spell_out(url), flush=True)
+    try:
+        threading.Event().wait()
+    except KeyboardInterrupt:
+        console.print("stopping")
+    finally:
+        page.close(verbose=False)

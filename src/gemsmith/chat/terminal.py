@@ -1,0 +1,136 @@
+"""A conversation in the terminal; prompts come from stdin, so that they can be piped in, too."""
+
+import contextlib
+import importlib
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from gemsmith.characters import spell_out
+from gemsmith.chat.stream import Answer, Sampling, Voice, describe_speed, stream_answer
+from gemsmith.errors import EngineError
+from gemsmith.messages import plain_messages
+from gemsmith.tasks import Question
+from gemsmith.terminal import open_console
+
+HELP = """/new          forget the conversation
+/system TEXT  set the system prompt, and forget the conversation; no TEXT: none
+/row N        ask held-out row N, and show the answer that is expected
+/quit         end; so does Ctrl-D. Ctrl-C stops an answer"""
+
+
+@dataclass(kw_only=True)
+class Conversation:
+    """What was said so far, for each voice on its own: each sees its own answers."""
+
+    voices: Sequence[Voice]
+    system: str = ""
+    turns: dict[str, list[dict[str, str]]] = field(default_factory=dict)
+
+    def forget(self) -> None:
+        self.turns = {}
+
+    def messages(self, voice: Voice, prompt: str) -> list[dict[str, str]]:
+        """All that the voice is sent."""
+        system = [{"role": "system", "content": self.system}] if self.system else []
+        return [*system, *self.turns.get(voice.label, []), {"role": "user", "content": prompt}]
+
+    def keep(self, voice: Voice, prompt: str, answer: str) -> None:
+        said = [{"role": "user", "content": prompt}, {"role": "assistant", "content": answer}]
+        self.turns.setdefault(voice.label, []).extend(said)
+
+
+def talk(
+    voices: Sequence[Voice],
+    sampling: Sampling,
+    *,
+    system: str = "",
+    rows: Callable[[], Sequence[Question]] = lambda: (),
+) -> None:
+    """Reads prompts until the end of stdin, and streams each voice's answer to stdout.
+
+    Raises EngineError where a server fails and stdin is no terminal; on a terminal the conversation goes on.
+    """
+    conversation, console = Conversation(voices=voices, system=system), open_console()
+    if sys.stdin.isatty():
+        console.print(f"Talking to {' and '.join(voice.model for voice in voices)}. /help lists what else there is.")
+    for line in _prompts():
+        word, _, rest = line.partition(" ")
+        if word == "/quit":
+            return
+        if word == "/row":
+            _ask_row(conversation, rest, rows(), sampling)
+        elif word == "/new":
+            conversation.forget()
+        elif word == "/system":
+            conversation.system = rest.strip()
+            conversation.forget()
+        elif word.startswith("/"):
+            console.print(HELP)
+        else:
+            _ask(conversation, line, sampling)
+
+
+def _prompts() -> Iterator[str]:
+    """The lines of stdin that are not empty; editable where it is a terminal."""
+    if not sys.stdin.isatty():
+        yield from (line.strip() for line in sys.stdin if line.strip())
+        return
+    with contextlib.suppress(ImportError):
+        importlib.import_module("readline")
+    while True:
+        try:
+            line = input("> ").strip()
+        except (EOFError, KeyboardInterrupt):
+            print(file=sys.stderr)
+            return
+        if line:
+            yield line
+
+
+def _ask_row(conversation: Conversation, number: str, rows: Sequence[Question], sampling: Sampling) -> None:
+    console = open_console()
+    if not (number.isdecimal() and 1 <= int(number) <= len(rows)):
+        there = f"1 to {len(rows)}" if rows else "none, since there is no run with data.eval"
+        console.print(f"/row: {number or 'nothing'} was given; allowed: {there}")
+        return
+    row = rows[int(number) - 1]
+    *before, last = plain_messages(row.messages)
+    conversation.forget()
+    conversation.system = next((turn["content"] for turn in before if turn["role"] == "system"), "")
+    turns = [turn for turn in before if turn["role"] != "system"]
+    conversation.turns = {voice.label: list(turns) for voice in conversation.voices}
+    console.print(f"row {number}: {last['content']}")
+    _ask(conversation, last["content"], sampling)
+    console.print(f"expected: {row.expected}")
+
+
+def _ask(conversation: Conversation, prompt: str, sampling: Sampling) -> None:
+    console = open_console()
+    for voice in conversation.voices:
+        if len(conversation.voices) > 1:
+            console.print(f"[{voice.label}]")
+        try:
+            answer = _print_answer(stream_answer(voice, conversation.messages(voice, prompt), sampling))
+        except EngineError as error:
+            if not sys.stdin.isatty():
+                raise
+            console.print(f"error: {error}")
+            return
+        if answer.ended:
+            conversation.keep(voice, prompt, answer.text)
+        console.print(describe_speed(answer) if answer.ended else "stopped; this turn is forgotten")
+
+
+def _print_answer(answers: Iterator[Answer]) -> Answer:
+    """The last of the answers; Ctrl-C on a terminal stops it there."""
+    answer = Answer()
+    try:
+        for grown in answers:
+            print(spell_out(grown.text[len(answer.text) :]), end="", flush=True)
+            answer = grown
+    except KeyboardInterrupt:
+        if not sys.stdin.isatty():
+            raise
+    print(flush=True)
+    return answer

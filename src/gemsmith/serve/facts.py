@@ -1,0 +1,88 @@
+"""What a running vLLM says of itself, read from its log and what it answers; never assumed from what it was told."""
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from gemsmith.records import ServerFacts
+from gemsmith.serve.identity import ask
+
+_TIMEOUT_S = 10.0
+_TRUTH = {"True": True, "False": False}
+_INFO = re.compile(r"^vllm:cache_config_info\{(.*)\} ", re.MULTILINE)
+# vLLM's one line about its engine, with everything that it has settled on (vllm/config/vllm.py, __str__, 0.32.0).
+_ENGINE = re.compile(r"Initializing a V\d LLM engine \(v?([^)]+)\) with config: (.*)")
+
+
+def ask_facts(url: str, *, models: bytes, log: Path) -> ServerFacts:
+    """What the server at the address says of itself; `models` is its answer to /v1/models.
+
+    /server_info would give all in one, but only beside switches that let a client run code there.
+    """
+    version, metrics = (ask(url, path, timeout_s=_TIMEOUT_S) or b"" for path in ("/version", "/metrics"))
+    text = log.read_text(encoding="utf-8", errors="replace")
+    return read_facts(models=models, version=version, metrics=metrics, log=text)
+
+
+def read_facts(*, models: bytes, version: bytes, metrics: bytes, log: str) -> ServerFacts:
+    """The facts in a server's answers, status line and headers before them, and in its log."""
+    engine = _ENGINE.search(log)
+    config = engine[2] if engine else ""
+    cache = dict(re.findall(r'(\w+)="([^"]*)"', found[1])) if (found := _INFO.search(_body(metrics))) else {}
+    quantization = _word(config, "quantization")
+    read = {
+        "version": _text(_json(version).get("version")) or (engine[1] if engine else None),
+        "dtype": (_word(config, "dtype") or "").removeprefix("torch.") or None,
+        "quantization": "none" if quantization == "None" else quantization,
+        "kv_cache_dtype": cache.get("cache_dtype") or _word(config, "kv_cache_dtype"),
+        "tensor_parallel": _number(_word(config, "tensor_parallel_size")),
+        "data_parallel": _number(_word(config, "data_parallel_size")),
+        "max_model_len": _longest(_json(models)) or _number(_word(config, "max_seq_len")),
+        "chunked_prefill": _TRUTH.get(_word(config, "enable_chunked_prefill") or ""),
+        "prefix_caching": _TRUTH.get(
+            cache.get("enable_prefix_caching") or _word(config, "enable_prefix_caching") or ""
+        ),
+        "kv_blocks": _number(cache.get("num_gpu_blocks")),
+        "kv_block_tokens": _number(cache.get("block_size")),
+        "kv_cache_tokens": _number(cache.get("kv_cache_size_tokens")),
+    }
+    return ServerFacts.model_validate(read | {"unread": tuple(name for name, value in read.items() if value is None)})
+
+
+def _word(config: str, key: str) -> str | None:
+    """The value of a key in the engine's line.
+
+    >>> _word("kv_cache_dtype=auto, dtype=torch.float32, seed=0", "dtype")
+    'torch.float32'
+    """
+    found = re.search(rf"(?<!\w){key}=([^,]+)", config)
+    return found[1].strip() if found else None
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text is not None and text.isdecimal() else None
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _body(answer: bytes) -> str:
+    return answer.partition(b"\r\n\r\n")[2].decode("utf-8", "replace")
+
+
+def _json(answer: bytes) -> Mapping[str, Any]:
+    try:
+        found = json.loads(_body(answer))
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _longest(models: Mapping[str, Any]) -> int | None:
+    """The max_model_len of the first model that gives one."""
+    cards = models.get("data")
+    lengths = [card.get("max_model_len") for card in cards if isinstance(card, dict)] if isinstance(cards, list) else []
+    return next((length for length in lengths if isinstance(length, int)), None)

@@ -1,0 +1,24 @@
+"""What the verb `chat` refuses before anything is started."""
+
+import pytest
+from click.testing import CliRunner
+
+from gemsmith.cli import cli
+from gemsmith.errors import InputError
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "give either SOURCE"),
+        (["runs/x", "--url", "http://a", "--model", "b"], "not both"),
+        (["--url", "a:1", "--model", "b"], "--url: a:1 was given"),
+        (["--url", "http://a"], "at least one --model"),
+        (["--url", "http://a", "--model", "b", "--unverified"], "without --set and --unverified"),
+        (["runs/x", "--model", "best"], "allowed for a run: base, tuned"),
+    ],
+)
+def test_what_goes_not_together_is_one_line(arguments, message):
+    done = CliRunner().invoke(cli, ["chat", *arguments])
+    assert isinstance(done.exception, InputError)
+    assert message in str(done.exception)

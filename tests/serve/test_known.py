@@ -1,0 +1,84 @@
+"""Each known fault acts where a deployment would run into it, and nowhere else."""
+
+from pathlib import Path
+
+import pytest
+
+from gemsmith.errors import MachineError, RecipeError
+from gemsmith.serve import known
+from gemsmith.serve.engine import Engine, ServeSettings
+from gemsmith.serve.known import (
+    Known,
+    adapter_choice,
+    attention_choice,
+    picture_budget,
+    refuse_engine,
+    refuse_image,
+)
+from gemsmith.zoo import find_variant
+
+FAULTS = {name: fault for name, fault in vars(known).items() if isinstance(fault, Known)}
+
+
+def test_every_fault_is_told_in_the_ledger_with_its_link() -> None:
+    ledger = known.__doc__ or ""
+    assert len(FAULTS) == 6
+    for name, fault in FAULTS.items():
+        assert f"\n{name}: " in ledger and f"#{fault.link.rpartition('/')[2]}" in ledger.replace("issues/", "#")
+
+
+def test_a_version_has_a_fault_from_its_first_to_before_its_last() -> None:
+    fault = Known(link="x", since=(0, 27), until=(0, 28))
+    held = [fault.may_hold(version) for version in ((0, 26, 9), (0, 27), (0, 27, 1), (0, 28), None)]
+    assert held == [False, True, True, False, True]
+
+
+@pytest.mark.parametrize(("version", "transformers", "dies"), [
+    ("0.27.1", "5.15.0", True), ("0.27.0+cpu", "5.19.0", True), ("0.27.1", "5.14.2", False),
+    ("0.28.0", "5.15.0", False), ("0.32.0", "5.19.0", False), ("0.0.fake", "", False),
+])  # fmt: skip
+def test_an_environment_that_dies_at_start_is_refused(version: str, transformers: str, dies: bool) -> None:
+    engine = Engine(python=Path("/env/python"), package="vllm", version=version, transformers=transformers)
+    if not dies:
+        return refuse_engine(engine)
+    with pytest.raises(MachineError, match=r"^serve.python: .*transformers 5.1.*51744"):
+        refuse_engine(engine)
+    return None
+
+
+def test_an_image_that_dies_at_start_is_refused() -> None:
+    with pytest.raises(RecipeError, match=r"^serve.image: vllm/vllm-openai:v0.27.1 .*51744"):
+        refuse_image("vllm/vllm-openai:v0.27.1")
+    for image in ("vllm/vllm-openai:v0.32.0", "vllm/vllm-openai:latest", "registry:5000/vllm"):
+        refuse_image(image)
+
+
+def budget(version: tuple[int, ...] | None, *arguments: str, model: str = "gemma4-31b", pictures: bool = True):
+    settings = ServeSettings(arguments=arguments)
+    return picture_budget(find_variant(model), settings, takes_pictures=pictures, version=version)[0]
+
+
+def test_a_picture_gets_room_in_a_batch_where_vllm_may_not_give_it() -> None:
+    assert budget((0, 20)) == budget(None) == ("--max-num-batched-tokens", "4096")
+    assert budget((0, 32)) == (), "it raises its default itself"
+    assert budget((0, 20), pictures=False) == budget((0, 20), model="gemma4-e2b") == ()
+    assert budget((0, 20), "--max-num-batched-tokens", "2496") == (), "the user's own"
+
+
+@pytest.mark.parametrize("words", [("--max-num-batched-tokens", "2048"), ("--max_num_batched_tokens=2495",)])
+def test_less_than_a_picture_is_refused_in_every_version(words: tuple[str, ...]) -> None:
+    with pytest.raises(RecipeError, match=r"^serve.arguments: .*2496 tokens.*42687\); set 4096"):
+        budget((0, 32), *words)
+    assert budget((0, 32), *words, pictures=False) == ()
+
+
+def test_an_adapter_is_refused_on_a_tpu_and_comes_with_its_doubt_elsewhere() -> None:
+    with pytest.raises(RecipeError, match=r"^serve.weights: adapter .*2207\); set merged"):
+        adapter_choice("tpu")
+    assert "41754" in adapter_choice("gpu").why
+
+
+def test_slow_attention_is_said_of_the_versions_that_have_it() -> None:
+    variant = find_variant("gemma4-31b")
+    assert "256 and 512" in attention_choice(variant, (0, 19))[0].why
+    assert attention_choice(variant, (0, 32)) == attention_choice(variant, None) == ()

