@@ -5,11 +5,12 @@ import contextlib
 import importlib.util
 import itertools
 import json
-import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -18,9 +19,14 @@ from typing import Any
 import pytest
 
 from gemsmith.bench.cells import Ask, read_cell
-from gemsmith.bench.stage import CLIENT, client_arguments
-from gemsmith.errors import MachineError
-from gemsmith.serve.engine import clean_environment, find_engine
+from gemsmith.bench.client_process import CLIENT, HEARD, measure, running_client
+from gemsmith.bench.endpoint import Endpoint, find_endpoint
+from gemsmith.bench.steady import Count
+from gemsmith.bench.sweep import run_sweep
+from gemsmith.errors import EngineError, MachineError
+from gemsmith.grids import BURST, Load
+from gemsmith.recipe import Bench
+from gemsmith.serve.engine import Engine, find_engine
 
 
 class Handler:
@@ -32,17 +38,18 @@ class Handler:
 
 @pytest.fixture
 def client(monkeypatch: pytest.MonkeyPatch) -> Any:
-    names = ("vllm", "vllm.benchmarks", "vllm.benchmarks.lib", "vllm.utils")
+    names = ("vllm", "vllm.benchmarks", "vllm.benchmarks.lib", "vllm.utils", "aiohttp")
     stand_ins: dict[str, Any] = {name: ModuleType(name) for name in names}
     functions = {
         "ASYNC_REQUEST_FUNCS": {},
         "RequestFunc": Any,
-        "RequestFuncOutput": Any,
+        "RequestFuncOutput": SimpleNamespace,
         "StreamedResponseHandler": Handler,
     }
     stand_ins["vllm.benchmarks.lib.endpoint_request_func"] = SimpleNamespace(**functions)
     stand_ins["vllm.benchmarks.serve"] = SimpleNamespace(add_cli_args=None, main=None)
     stand_ins["vllm.utils.argparse_utils"] = SimpleNamespace(FlexibleArgumentParser=None)
+    stand_ins["aiohttp"].ClientError = type("ClientError", (Exception,), {})
     for name, module in stand_ins.items():
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setattr(Handler, "add_chunk", Handler.add_chunk)  # put back at the end
@@ -53,87 +60,257 @@ def client(monkeypatch: pytest.MonkeyPatch) -> Any:
     return module
 
 
-def test_tokens_that_come_touch_the_file_and_comments_do_not(client: Any, tmp_path: Path) -> None:
+def answer(tokens: Any = 6, *, prompt_len: Any = 8, success: bool = True) -> Any:
+    return SimpleNamespace(success=success, output_tokens=tokens, prompt_len=prompt_len, error="", itl=[])
+
+
+def test_tokens_that_come_are_told_and_comments_are_not(client: Any, tmp_path: Path) -> None:
     heard = tmp_path / "heard"
-    client.touch_when_heard(heard)
+    client.tell_when_heard(heard)
+    client.CELL.ended = 5
     assert Handler().add_chunk(b": ping\n\n") == [": ping"]
     time.sleep(0.2)
     assert not heard.exists()
     assert Handler().add_chunk(b": ping\n\ndata: {}\n\n") == [": ping", "data: {}"]
     deadline_s = time.monotonic() + 5
-    while not heard.exists():
+    while not heard.exists() or heard.read_text() != "5":
         assert time.monotonic() < deadline_s
         time.sleep(0.02)
 
 
-@pytest.mark.parametrize(("told", "success", "tokens"), [(16, True, 16), (0, True, 3), (0, False, 0)])
-def test_chunks_stand_for_tokens_where_the_server_did_not_tell_them(
-    told: int, success: bool, tokens: int, client: Any
+@pytest.mark.parametrize(
+    ("note", "output", "cause"),
+    [
+        ({}, {}, None),
+        ({"status": None, "error": OSError("refused")}, {"success": False}, "no connection"),
+        ({"status": 429, "reason": "Too Many Requests"}, {"tokens": 0, "success": False}, "http 429"),
+        ({"status": 500}, {"tokens": 0, "success": False}, "http 500"),
+        ({"error": OSError("reset")}, {"success": False}, "cut stream"),
+        ({"error": ValueError("Expecting value")}, {"success": False}, "wrong JSON"),
+        ({"error": AttributeError("'list' object has no attribute 'get'")}, {"success": False}, "wrong JSON"),
+        ({"error": TimeoutError()}, {"success": False}, "timeout"),
+        ({"refused": True}, {"tokens": 0}, "error in stream"),
+        ({"done": False}, {"tokens": 3}, "cut stream"),
+        ({}, {"tokens": 0}, "usage missing"),
+        ({}, {"tokens": "6"}, "usage missing"),
+        ({}, {"prompt_len": None}, "usage missing"),
+        ({}, {"tokens": 5}, "wrong length"),
+        ({}, {"tokens": 7}, "wrong length"),
+        ({}, {"success": False}, "wrong length"),
+    ],
+)
+def test_a_request_that_has_not_all_its_tokens_has_a_cause(
+    note: dict[str, Any], output: dict[str, Any], cause: str | None, client: Any
 ) -> None:
-    async def request(**_: Any) -> Any:
-        return SimpleNamespace(success=success, output_tokens=told, itl=[0.1, 0.1])
-
-    assert asyncio.run(client.count_chunks(request)(session=None)).output_tokens == tokens
+    seen = client.Note(**{"status": 200, "done": True} | note)
+    assert client.find_cause(seen, answer(**output), asked=6) == cause
 
 
-class Streams(BaseHTTPRequestHandler):
-    """Answers as vLLM's completions do; each fourth stream of the load test ends after three tokens and never tells
-    their number."""
+def test_a_request_that_hangs_ends_with_the_cells_timeout(client: Any) -> None:
+    async def hang(**_: Any) -> Any:
+        await asyncio.sleep(60)
 
-    protocol_version = "HTTP/1.1"
-    count = itertools.count(-3)  # one request asks whether the server is up, and two warm it up
+    client.CELL.timeout_s, client.CELL.ended = 0.05, 0
+    asked = SimpleNamespace(prompt_len=8, output_len=6)
+    output = asyncio.run(client.with_cause(hang)(request_func_input=asked, session=None))
+    assert (output.success, output.error, client.CELL.ended) == (False, "timeout: TimeoutError", 1)
 
-    def do_GET(self) -> None:
-        self.send_error(404)
 
-    def do_POST(self) -> None:
-        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        cut = next(self.count) % 4 == 3
-        usage = {"choices": [], "usage": {"completion_tokens": asked["max_tokens"], "prompt_tokens": 8}}
-        chunks: list[dict[str, Any]] = [{"choices": [{"text": " token"}]}] * (3 if cut else asked["max_tokens"])
-        self.send_response(200)
-        self.send_header("Connection", "close")
-        self.end_headers()
-        self.close_connection = True
-        for chunk in chunks if cut else [*chunks, usage]:
-            self.wfile.write(f"data: {json.dumps(chunk)}\n\n".encode())
-            time.sleep(0.01)
-        self.wfile.write(b"data: [DONE]\n\n")
+def test_what_a_stream_says_is_noted_of_its_own_request(client: Any) -> None:
+    client.note_messages(threading.Event())
 
-    def log_message(self, *_: object) -> None:
-        pass
+    async def stream(*chunks: bytes) -> Any:
+        client.NOTE.set(client.Note())
+        for chunk in chunks:
+            Handler().add_chunk(chunk)
+            await asyncio.sleep(0)
+        return client.NOTE.get()
+
+    async def both() -> Any:
+        return await asyncio.gather(
+            stream(b"data: {}\n\n", b"data: [DONE]\n\n"), stream(b"data: {}\n\n", b'data: {"error": {}}\n\n')
+        )
+
+    whole, refused = asyncio.run(both())
+    assert (whole.done, whole.refused, refused.done, refused.refused) == (True, False, False, True)
+
+
+def test_cells_are_read_as_they_are_handed_and_half_a_line_is_waited_for(client: Any, tmp_path: Path) -> None:
+    file = tmp_path / "asked"
+    file.write_text('{"a": 1}\n{"a":')
+    cells = client.handed_cells(file)
+    assert next(cells) == {"a": 1}
+    threading.Timer(0.2, lambda: file.write_text('{"a": 1}\n{"a": 2}\n{"a": 3}\n')).start()
+    assert [next(cells), next(cells)] == [{"a": 2}, {"a": 3}]
+
+
+SLOW_TTFT_S, SLOW_TPOT_S = 0.4, 0.05
+DEEDS = ("", "http 429", "http 500", "cut", "broken", "json", "usage", "short", "error", "hang")
+CAUSES = {
+    "": None,
+    "http 429": "http 429",
+    "http 500": "http 500",
+    "cut": "cut stream",
+    "broken": "cut stream",
+    "json": "wrong JSON",
+    "usage": "usage missing",
+    "short": "wrong length",
+    "error": "error in stream",
+    "hang": "timeout",
+}
+
+
+@dataclass
+class Streams:
+    """A server that streams as vLLM does; `deed` says what it does to its nth request."""
+
+    deed: Callable[[int], str] = lambda number: ""
+    count: Iterator[int] = field(default_factory=itertools.count)
+    done: Counter[str] = field(default_factory=Counter)
+    ended: threading.Event = field(default_factory=threading.Event)
+    server: ThreadingHTTPServer | None = None
+    port: int = 0
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        ThreadingHTTPServer.request_queue_size = 128
+        self.server = ThreadingHTTPServer(("127.0.0.1", self.port), handler_of(self))
+        self.port = self.server.server_port
+        threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+
+    def stop(self) -> None:
+        if self.server is not None:
+            self.server.shutdown()
+            self.server.server_close()
+        self.server = None
+
+
+def handler_of(streams: Streams) -> type[BaseHTTPRequestHandler]:
+    class Streaming(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = b'{"data": [{"id": "demo"}]}' if self.path == "/v1/models" else b""
+            self.send_response(200 if body else 404)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def do_POST(self) -> None:
+            asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            deed = streams.deed(next(streams.count))
+            streams.done[deed] += 1
+            with contextlib.suppress(OSError):
+                self.answer(deed, int(asked["max_tokens"]))
+
+        def answer(self, deed: str, tokens: int) -> None:
+            if deed.startswith("http"):
+                self.send_response(int(deed[5:]))
+                self.send_header("Retry-After", "1")
+                self.end_headers()
+                return
+            self.send_response(200)
+            if deed == "broken":
+                self.send_header("Content-Length", "1000000")
+            self.end_headers()
+            if deed == "hang":
+                streams.ended.wait(30)
+                return
+            if deed == "slow":
+                time.sleep(SLOW_TTFT_S)
+            early, usage = deed in ("cut", "broken"), {"completion_tokens": tokens, "prompt_tokens": 8}
+            if deed == "short":
+                usage["completion_tokens"] = 3
+            for _ in range(3 if early or deed == "short" else tokens):
+                self.say({"choices": [{"text": " token"}]})
+                time.sleep(SLOW_TPOT_S if deed == "slow" else 0.005)
+            if early:
+                return
+            if deed == "json":
+                self.wfile.write(b"data: {broken}\n\n")
+            elif deed == "error":
+                self.say({"error": {"message": "EngineDeadError"}})
+            elif deed != "usage":
+                self.say({"choices": [], "usage": usage})
+            self.wfile.write(b"data: [DONE]\n\n")
+
+        def say(self, message: dict[str, Any]) -> None:
+            self.wfile.write(f"data: {json.dumps(message)}\n\n".encode())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    return Streaming
 
 
 @pytest.fixture
-def streams() -> Iterator[str]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Streams)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    with contextlib.closing(server.socket):
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
+def streams() -> Iterator[Streams]:
+    streams = Streams()
+    streams.start()
+    yield streams
+    streams.ended.set()
+    streams.stop()
+
+
+@pytest.fixture
+def engine() -> Engine:
+    try:
+        return find_engine()
+    except MachineError as error:
+        pytest.skip(str(error))
 
 
 @pytest.mark.vllm
-def test_vllms_client_tells_which_streams_ended_early(streams: str, tiny_checkpoint: Any, tmp_path: Path) -> None:
-    try:
-        engine = find_engine()
-    except MachineError as error:
-        pytest.skip(str(error))
-    ask = Ask(number=1, input_tokens=8, output_tokens=6, request_rate=20.0, prompts=8, seed=1)
-    (tmp_path / ask.prompts_file).write_text('{"prompt": "a b c d e f"}\n' * 8)
-    server: Any = SimpleNamespace(url=streams, model="demo", folder=tiny_checkpoint("tiny-31b"))
-    (tmp_path / "cells.json").write_text(json.dumps([client_arguments(server, ask, tmp_path)]))
-    command = [engine.python, CLIENT, tmp_path / "cells.json", tmp_path / "heard"]
-    subprocess.run(
-        command,
-        env=clean_environment() | {"HF_HUB_OFFLINE": "1", "NO_PROXY": "*"},
-        check=True,
-        capture_output=True,
-        timeout=300,
-    )
-    result = json.loads((tmp_path / ask.result_file).read_text())
-    assert sorted(result["output_lens"]) == [3, 3, 6, 6, 6, 6, 6, 6]
-    cell = read_cell(ask, result)
-    assert (cell.completed, cell.cut, cell.failed) == (6, 2, 0)
-    assert (tmp_path / "heard").exists()
+def test_every_malformed_answer_is_counted_under_its_name_and_none_twice(
+    streams: Streams, engine: Engine, tiny_checkpoint: Any, tmp_path: Path
+) -> None:
+    streams.deed = lambda number: DEEDS[number % len(DEEDS)]
+    load = Load(input_tokens=8, output_tokens=6, request_rate=40.0)
+    ask = Ask(number=1, load=load, count=Count(warmup=0, measured=4 * len(DEEDS)), seed=1, timeout_s=3)
+    endpoint = Endpoint(url=streams.url, model="demo", tokenizer=tiny_checkpoint("tiny-31b"))
+    with running_client(engine.python, endpoint, tmp_path) as client:
+        cell = read_cell(ask, measure(client, ask))
+    assert streams.done == dict.fromkeys(DEEDS, 4)  # nothing is asked again
+    expected = Counter(cause for deed in DEEDS for cause in [CAUSES[deed]] * 4 if cause)
+    assert cell.failures == expected
+    assert (cell.completed, cell.cut, cell.failed) == (4, 12, 24)
+    assert (tmp_path / HEARD).exists()
+
+
+@pytest.mark.vllm
+def test_times_are_those_that_the_server_took(
+    streams: Streams, engine: Engine, tiny_checkpoint: Any, tmp_path: Path
+) -> None:
+    streams.deed = lambda number: "slow"
+    load = Load(input_tokens=8, output_tokens=16, request_rate=4.0)
+    ask = Ask(number=1, load=load, count=Count(warmup=2, measured=20), seed=1, timeout_s=30)
+    endpoint = Endpoint(url=streams.url, model="demo", tokenizer=tiny_checkpoint("tiny-31b"))
+    with running_client(engine.python, endpoint, tmp_path) as client:
+        cell = read_cell(ask, measure(client, ask))
+    assert cell.e2e_ms is not None and cell.completed == 20
+    assert cell.ttft_ms.p50 == pytest.approx(1000 * SLOW_TTFT_S, rel=0.15)
+    assert cell.tpot_ms.p50 == pytest.approx(1000 * SLOW_TPOT_S, rel=0.15)
+    assert cell.e2e_ms.p50 == pytest.approx(cell.ttft_ms.p50 + 15 * cell.tpot_ms.p50, rel=0.05)
+
+
+@pytest.mark.vllm
+def test_a_server_killed_in_mid_sweep_is_gone_on_with_when_it_is_back(
+    streams: Streams, engine: Engine, tiny_checkpoint: Any, tmp_path: Path
+) -> None:
+    bench = Bench(input_tokens=(8,), output_tokens=6, request_rates=(20.0, 40.0, "burst"), prompts=20)
+    endpoint = find_endpoint(streams.url, None, tiny_checkpoint("tiny-31b"))
+
+    def deed(number: int) -> str:
+        if number == 40:  # in the second cell: the first has 4 and 20
+            threading.Thread(target=streams.stop).start()
+        return ""
+
+    streams.deed = deed
+    with pytest.raises(EngineError, match=r"cell 2 .*does not answer any more(.|\n)*1 cells before it are kept"):
+        run_sweep(endpoint, engine, bench, seed=0, folder=tmp_path / "bench")
+    streams.deed, streams.done = lambda number: "", Counter()
+    streams.start()
+    found = run_sweep(endpoint, engine, bench, seed=0, folder=tmp_path / "bench")
+    assert [(cell.completed, cell.failures) for cell in found.cells] == [(20, {})] * 3
+    assert streams.done[""] == 8 + 20 + 20 + 2  # the second cell's warm-up and its own, the burst and its two before it
+    assert found.cells[2].request_rate == BURST

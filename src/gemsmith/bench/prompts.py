@@ -44,8 +44,9 @@ def count_tokens(tokenizer: "Tokenizer", text: str) -> int:
 
 
 def _plain_tokens(tokenizer: "Tokenizer", source: random.Random) -> list[str]:
-    """Texts that are one token each, also behind a word: no special tokens, no signs that begin one, no halves of
-    characters.
+    """Texts that are one token each, also behind a word.
+
+    No special tokens, no signs that begin one, no halves of characters.
     """
     bare = count_tokens(tokenizer, "a")
     added = tokenizer.get_added_tokens_decoder()

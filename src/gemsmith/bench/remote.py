@@ -1,0 +1,111 @@
+"""Load tests of a server that somebody else has started: `gemsmith bench --url URL`."""
+
+import contextlib
+import platform
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from gemsmith.bench.endpoint import Endpoint, find_endpoint
+from gemsmith.bench.kept import forget_cells
+from gemsmith.bench.sweep import CELLS, make_slo, run_sweep
+from gemsmith.bench_records import BenchRecord
+from gemsmith.errors import InputError, RecipeError
+from gemsmith.files import write_text
+from gemsmith.provenance import Clock, start_clock, this_machine
+from gemsmith.recipe import Bench
+from gemsmith.recipe_file import build_recipe, load_recipe
+from gemsmith.records import Origin
+from gemsmith.serve.engine import Engine, find_engine
+from gemsmith.version import __version__
+
+_KEYS = ("bench.", "seed=")
+
+
+def bench_url(
+    source: Path | None,
+    overrides: Sequence[str],
+    *,
+    url: str,
+    model: str | None = None,
+    tokenizer: Path | None = None,
+    out: Path | None = None,
+) -> BenchRecord:
+    """Runs every cell against any OpenAI-compatible server; the record goes to `out`, where that is given.
+
+    `source`: the recipe or run directory whose section bench says what is measured, else its defaults do. What is
+    measured is kept beside `out` until the record is whole.
+    """
+    clock = start_clock()
+    if out is not None and (out.is_dir() or not out.parent.is_dir()):
+        raise InputError(f"--out {out}: must be a file in a folder that is there")
+    bench_, seed, python = _read_settings(source, overrides)
+    engine = find_engine(python)
+    endpoint = find_endpoint(url, model, tokenizer)
+    _refuse_too_long(bench_, endpoint)
+    with _working_folder(out) as folder:
+        measured = run_sweep(endpoint, engine, bench_, seed=seed, folder=folder)
+        record = BenchRecord(
+            origin=_make_origin(clock, engine, seed),
+            notices=measured.notices,
+            cells=measured.cells,
+            prefix_caching=measured.prefix_caching,
+            command=measured.command,
+            grid=bench_.grid,
+            endpoint=dict(endpoint.facts),
+            slo=make_slo(bench_),
+            saturations=measured.saturations,
+        )
+        if out is not None:
+            write_text(out, record.model_dump_json(indent=1) + "\n")
+        forget_cells(folder / CELLS)
+    return record
+
+
+def _read_settings(source: Path | None, overrides: Sequence[str]) -> tuple[Bench, int, str | None]:
+    """The section bench, the seed, and the Python that has vLLM's bench client."""
+    if source is None:
+        if other := [each for each in overrides if not each.strip().startswith((*_KEYS, "serve.python="))]:
+            raise RecipeError(
+                f"--set {other[0]}: has no effect on a server that runs already; keys of bench, seed and serve.python "
+                "have"
+            )
+        # No key but those of bench is read; these two must be given in every recipe.
+        recipe = build_recipe({"checkpoint": "none", "data": {"train": "none"}}, overrides, source="--set")
+    else:
+        recipe = load_recipe(source / "recipe.yaml" if source.is_dir() else source, overrides)
+    return recipe.bench, recipe.seed, recipe.serve.python
+
+
+def _make_origin(clock: Clock, engine: Engine, seed: int) -> Origin:
+    """Where a record comes from that no run has."""
+    return Origin(
+        started=clock.started,
+        duration_s=round(clock.elapsed_s(), 3),
+        gemsmith=__version__,
+        versions={"python": platform.python_version(), engine.package: engine.version},
+        machine=this_machine(),
+        seed=seed,
+        made_from={},
+    )
+
+
+def _refuse_too_long(bench_: Bench, endpoint: Endpoint) -> None:
+    longest = max(load.input_tokens + load.output_tokens for load in bench_.plan.loads)
+    limit = endpoint.facts.get("max_model_len", "")
+    if limit.isdecimal() and longest > int(limit):
+        raise InputError(
+            f"bench.{'input_tokens' if bench_.grid == 'own' else 'grid'}: a request sends and asks for {longest} "
+            f"tokens, more than the {limit} (max_model_len) of {endpoint.model} at {endpoint.url}; name another "
+            "--grid, or set bench.input_tokens and bench.output_tokens"
+        )
+
+
+@contextlib.contextmanager
+def _working_folder(out: Path | None) -> Iterator[Path]:
+    """Beside the record, so that a stopped sweep can go on; without one, for this time only."""
+    if out is not None:
+        yield out.with_name(f"{out.name}.bench")
+        return
+    with tempfile.TemporaryDirectory(prefix="gemsmith-bench-") as folder:
+        yield Path(folder)

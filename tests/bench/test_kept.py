@@ -1,0 +1,57 @@
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gemsmith.bench.cells import Ask, read_cell
+from gemsmith.bench.kept import digest_cell, find_cell, forget_cells, keep_cell
+from gemsmith.bench.steady import Count
+from gemsmith.bench_records import Slo
+from gemsmith.grids import Load
+
+LOAD = Load(input_tokens=16, output_tokens=16, request_rate=20.0)
+ASK = Ask(number=1, load=LOAD, count=Count(warmup=0, measured=12), seed=1)
+FACTS = {"weights": "abc", "command": "--dtype float32"}
+
+
+def digest(ask: Ask = ASK, slo: Slo | None = None, facts: dict[str, str] = FACTS, client: str = "vllm 0.32") -> str:
+    return digest_cell(ask, slo, facts, client)
+
+
+def test_a_cell_is_found_again_under_its_digest_until_it_is_forgotten(tmp_path: Path, result: dict[str, Any]) -> None:
+    cell = read_cell(ASK, result)
+    keep_cell(tmp_path / "cells", digest(), cell)
+    assert find_cell(tmp_path / "cells", digest()) == cell
+    assert find_cell(tmp_path / "cells", digest(client="vllm 0.33")) is None
+    forget_cells(tmp_path / "cells")
+    assert find_cell(tmp_path / "cells", digest()) is None
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"ask": replace(ASK, load=replace(LOAD, request_rate=21.0))},
+        {"ask": replace(ASK, load=replace(LOAD, max_concurrency=8))},
+        {"ask": replace(ASK, count=Count(warmup=1, measured=11))},
+        {"ask": replace(ASK, seed=2)},
+        {"ask": replace(ASK, timeout_s=5)},
+        {"slo": Slo(ttft_ms=100)},
+        {"facts": FACTS | {"weights": "abd"}},
+        {"facts": FACTS | {"command": "--dtype bfloat16"}},
+        {"client": "vllm 0.33"},
+    ],
+    ids=str,
+)
+def test_whatever_makes_a_cells_numbers_is_in_its_digest(other: dict[str, Any]) -> None:
+    assert digest(**other) != digest()
+
+
+def test_a_cell_in_another_place_of_the_grid_is_the_same_cell() -> None:
+    assert digest(replace(ASK, number=7)) == digest()
+
+
+@pytest.mark.parametrize("damage", ["", "{", "{}", "null"])
+def test_a_damaged_cell_is_measured_again(damage: str, tmp_path: Path) -> None:
+    (tmp_path / f"{digest()}.json").write_text(damage)
+    assert find_cell(tmp_path, digest()) is None

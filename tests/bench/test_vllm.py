@@ -1,0 +1,99 @@
+"""The whole load test against the real vLLM, and against a client that shares nothing with it; `make test-vllm`."""
+
+import asyncio
+import json
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+
+from gemsmith.bench.cells import Ask, read_cell
+from gemsmith.bench.client_process import measure, running_client
+from gemsmith.bench.endpoint import endpoint_of
+from gemsmith.bench.prompts import make_prompts
+from gemsmith.bench.server_load import sampling, summarise
+from gemsmith.bench.steady import Count
+from gemsmith.errors import MachineError
+from gemsmith.grids import Load
+from gemsmith.serve.engine import Engine, ServeSettings, find_engine
+from gemsmith.serve.server import Server, running_server
+
+pytestmark = pytest.mark.vllm
+TOKENS, ANSWER, RATE, REQUESTS, MOST_ROUNDS = 256, 32, 2.0, 60, 4
+
+
+@pytest.fixture(scope="module")
+def engine() -> Engine:
+    try:
+        return find_engine()
+    except MachineError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="module")
+def server(
+    engine: Engine, tiny_checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
+    settings = ServeSettings(max_model_len=640, dtype="float32")
+    log = tmp_path_factory.mktemp("vllm") / "log"
+    with running_server(tiny_checkpoint("tiny-31b"), name="m", settings=settings, log=log) as running:
+        yield running
+
+
+async def stream(client: httpx.AsyncClient, prompt: str) -> tuple[float, float]:
+    """TTFT and TPOT of one request, in seconds."""
+    body = {"model": "m", "prompt": prompt, "max_tokens": ANSWER, "temperature": 0, "ignore_eos": True, "stream": True}
+    begin_s = time.perf_counter()
+    async with client.stream("POST", "/v1/completions", json=body) as response:
+        times = [
+            time.perf_counter()
+            async for line in response.aiter_lines()
+            if line.startswith("data: {") and json.loads(line[6:])["choices"]
+        ]
+    return times[0] - begin_s, (times[-1] - times[0]) / (ANSWER - 1)
+
+
+async def ask_independently(url: str, prompts: list[str], *, seed: int) -> list[tuple[float, float]]:
+    """TTFTs and TPOTs of requests whose distances are exponential, as they are in a Poisson process."""
+    source = random.Random(seed)
+    async with httpx.AsyncClient(base_url=url, timeout=60, trust_env=False) as client:
+        tasks = []
+        for prompt in prompts:
+            tasks.append(asyncio.create_task(stream(client, prompt)))
+            await asyncio.sleep(source.expovariate(RATE))
+        return await asyncio.gather(*tasks)
+
+
+def test_medians_are_those_of_an_independent_client(server: Server, engine: Engine, tmp_path: Path) -> None:
+    """Both ask at once, so that both meet the same server; where the machine has much other work, for longer."""
+    load, ours, theirs = Load(input_tokens=TOKENS, output_tokens=ANSWER, request_rate=RATE), [], []
+    with running_client(engine.python, endpoint_of(server, weights_sha256=""), tmp_path) as client:
+        measure(client, Ask(number=0, load=load, count=Count(warmup=0, measured=2), seed=0, timeout_s=60))
+        for seed in range(1, 1 + MOST_ROUNDS):
+            ask = Ask(number=seed, load=load, count=Count(warmup=2, measured=REQUESTS), seed=seed, timeout_s=60)
+            prompts = make_prompts(server.folder, tokens=TOKENS, prompts=REQUESTS + 2, seed=1000 + seed)
+            with ThreadPoolExecutor(1) as pool, sampling(server.url, {}) as samples:
+                asked = pool.submit(asyncio.run, ask_independently(server.url, prompts, seed=seed))
+                result = measure(client, ask)
+                theirs += asked.result()[2:]
+            cell = read_cell(ask, result)
+            assert (cell.completed, cell.failures, cell.real_input_tokens) == (REQUESTS, {}, TOKENS)
+            times = list(zip(result["ttfts"], result["latencies"], strict=True))[2:]
+            assert cell.ttft_ms.p50 == pytest.approx(1000 * statistics.median(ttft_s for ttft_s, _ in times), abs=0.001)
+            ours += [(ttft_s, (latency_s - ttft_s) / (ANSWER - 1)) for ttft_s, latency_s in times]
+            ratios = [one / other for one, other in zip(medians_ms(ours), medians_ms(theirs), strict=True)]
+            print(f"TTFT, TPOT p50: {medians_ms(ours)} ms, and {medians_ms(theirs)} ms to the independent client")
+            if all(abs(ratio - 1) < 0.15 for ratio in ratios):
+                break
+    load_seen = summarise(samples.found)
+    assert load_seen is not None and (load_seen.running_max or 0) >= 1 and load_seen.preemptions == 0
+    assert ratios == pytest.approx([1, 1], abs=0.15)
+
+
+def medians_ms(times: list[tuple[float, float]]) -> list[float]:
+    return [round(1000 * statistics.median(column), 2) for column in zip(*times, strict=True)]
