@@ -2,7 +2,18 @@ from collections.abc import Iterator
 
 import pytest
 
+from gemsmith.data.rows import read_documents
+from gemsmith.messages import text_of
+from gemsmith.recipe import Made
 from gemsmith.testing.hostile import Hostile, hostile_server
+
+EVAL = {"scorer": "verilog-exact", "max_tokens": 64, "concurrency": 3}
+
+
+def held_out(rows: int) -> dict[str, str]:
+    """Prompt -> answer of the rows that exported_run holds out."""
+    documents = read_documents(Made(task="verilog", rows=rows, split="held-out"), seed=0)
+    return {text_of(document.messages[0]): text_of(document.messages[-1]) for document in documents}
 
 
 @pytest.fixture

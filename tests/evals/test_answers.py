@@ -58,7 +58,7 @@ def test_each_problem_has_its_samples_its_passes_and_why_the_others_did_not(gems
     code, out, _ = gemsmith("eval", "--task", "verilog", "--dataset", dataset, "--answers", file, "--json")
     record = json.loads(out)
     first, second, broken = record["problems"]
-    assert code == 0 and record["sandbox"] is True and record["unanswered"] == 1
+    assert code == 0 and record["sandbox"] is True and record["unanswered"] == record["left_out"] == 1
     assert (first["name"], first["samples"], first["passed"]) == ("Prob001_and", 5, 3)
     assert first["reasons"] == {"no module": 1, "wrong output": 1}
     assert (second["samples"], second["passed"], second["reasons"]) == (5, 0, {"wrong output": 5})
@@ -98,7 +98,10 @@ def test_a_file_that_cannot_be_read_is_one_line(gemsmith, dataset, write, rows, 
     [
         ([], "--task is missing"),
         (["--task", "verilog"], "--dataset is missing"),
-        (["runs/x", "--task", "verilog"], "--task: goes without SOURCE"),
+        (["runs/x", "--task", "verilog"], "--dataset is missing; --task must come with it"),
+        (["runs/x", "--samples", "3"], "--task is missing; --samples must come with it"),
+        (["runs/x", "--task", "verilog", "--dataset", "d", "--answers", "a"], "--answers: goes without SOURCE"),
+        (["--task", "verilog", "--dataset", "d", "--answers", "a", "--samples", "3"], "--samples: is for answers"),
         (["--task", "verilog", "--dataset", "d", "--answers", "a", "--force"], "are for a run"),
         (["--task", "verilog", "--dataset", "nowhere", "--answers", "a", "--unsafe"], "nowhere: is not a folder"),
         (["--task", "other"], "'other' is not"),

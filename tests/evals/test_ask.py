@@ -56,7 +56,7 @@ def requests(count: int) -> list[Request]:
     return [Request(path="/v1/chat/completions", body={"number": number, "max_tokens": 8}) for number in range(count)]
 
 
-def outcomes(server: Any, count: int, *, concurrency: int = 3) -> dict[int, Any]:
+def outcomes(server: Any, count: int, *, concurrency: int = 3, retried: Any = lambda *_: None) -> dict[int, Any]:
     """Index -> the object that came, or the reason why none did."""
     found: dict[int, Any] = {}
     ask_all(
@@ -64,6 +64,7 @@ def outcomes(server: Any, count: int, *, concurrency: int = 3) -> dict[int, Any]
         requests(count),
         lambda number, came: found.__setitem__(number, came.reason if isinstance(came, Failure) else came),
         concurrency=concurrency,
+        retried=retried,
     )
     return found
 
@@ -93,7 +94,7 @@ def test_no_more_requests_are_under_way_than_allowed(hostile: Any) -> None:
     ((500, b"no"), "http 500", 4),
     ((503, b"no"), "http 503", 4),
     ((429, b"no"), "http 429", 4),
-    ("cut", "no connection", 4),
+    ("cut", "cut off", 4),
     ((400, b"no"), "http 400", 1),
     ((404, b"no"), "http 404", 1),
     ((302, b""), "http 302", 1),
@@ -112,6 +113,39 @@ def test_only_what_may_pass_is_tried_again_and_not_without_end(
 def test_one_failure_that_passes_costs_nothing(deed: Any, hostile: Any) -> None:
     hostile.deed = lambda _asked: deed if len(hostile.asked) == 1 else (200, b'{"a": 1}')
     assert outcomes(hostile.server(), 2, concurrency=1) == {0: {"a": 1}, 1: {"a": 1}}
+
+
+def test_each_try_after_the_first_is_told_with_its_reason_and_no_other(hostile: Any) -> None:
+    deeds: list[Any] = [(429, b"no"), "cut", (500, b"no"), (200, b"{}"), (200, b"<html>")]
+    hostile.deed = lambda _asked: deeds[len(hostile.asked) - 1]
+    told: list[tuple[int, str]] = []
+    assert outcomes(hostile.server(), 2, concurrency=1, retried=lambda *what: told.append(what)) == {
+        0: {},
+        1: "not JSON",
+    }
+    assert told == [(0, "http 429"), (0, "cut off"), (0, "http 500")]
+
+
+@pytest.mark.parametrize(
+    ("header", "waits_s"),
+    [
+        ("0.4", 0.4),
+        ("3600", 0.5),
+        ("-5", 0),
+        ("soon", 0),
+        ("nan", 0),
+        ("Fri, 21 Oct 2095 07:28:00 GMT", 0.5),
+        ("Wed, 21 Oct 2015 07:28:00 GMT", 0),
+    ],
+)
+def test_a_retry_after_is_waited_for_up_to_a_bound(
+    header: str, waits_s: float, hostile: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ask, "MOST_WAIT_S", 0.5)
+    hostile.deed = lambda _asked: (429, b"", {"Retry-After": header}) if len(hostile.asked) == 1 else (200, b"{}")
+    begin_s = time.monotonic()
+    assert outcomes(hostile.server(), 1) == {0: {}}
+    assert waits_s <= time.monotonic() - begin_s < waits_s + 5
 
 
 @pytest.mark.parametrize("deed", ["hang", "drip"])

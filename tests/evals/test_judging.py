@@ -2,11 +2,12 @@
 
 import threading
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 
 from gemsmith.errors import MachineError, ScorerError
-from gemsmith.evals.judging import judge, judge_all
+from gemsmith.evals.judging import judge, judging
 from gemsmith.serve.chat import Failure
 from gemsmith.tasks import Question, Verdict
 
@@ -35,9 +36,12 @@ def same(question: Question, answers: Sequence[str]) -> list[Verdict]:
     return [Verdict(right=answer == question.expected, reason=None if answer else "empty") for answer in answers]
 
 
-def test_every_answer_of_every_row_has_its_verdict_in_order() -> None:
+def test_every_answer_has_its_own_verdict_and_all_of_a_row_come_in_order() -> None:
     rows = [(question(number), [str(number), "", str(number + 1)][: number % 4]) for number in range(50)]
-    assert judge_all(Judged(same), rows) == [tuple(same(*row)) for row in rows]
+    assert [judge(Judged(same), *row) for row in rows] == [tuple(same(*row)) for row in rows]
+    with judging(Judged(same)) as submit:
+        waiting = [submit(question(number), str(number % 3)) for number in range(50)]
+        assert [judged.result()[0].right for judged in waiting] == [number < 3 for number in range(50)]
 
 
 def test_a_scorer_runs_beside_this_thread() -> None:
@@ -47,7 +51,8 @@ def test_a_scorer_runs_beside_this_thread() -> None:
         threads.add(threading.current_thread())
         return [Verdict(right=True)] * len(answers)
 
-    judge_all(Judged(score), [(question(), ["a"])] * 3)
+    with judging(Judged(score)) as submit:
+        submit(question(), "a").result()
     assert threads and threading.current_thread() not in threads
 
 
@@ -65,10 +70,37 @@ def test_what_a_scorer_raises_over_an_answer_is_its_reason(error: Exception, exp
 
 @pytest.mark.parametrize("error", [MachineError("simulator: is not installed; install it"), KeyboardInterrupt()])
 def test_what_no_row_could_be_judged_for_ends_the_stage(error: BaseException) -> None:
-    with pytest.raises(type(error)):
-        judge_all(fails(error), [(question(), ["a"])] * 3)
+    with pytest.raises(type(error)), judging(fails(error)) as submit:
+        submit(question(), "a").result()
 
 
-def test_a_verdict_too_few_is_our_own_mistake() -> None:
-    with pytest.raises(AssertionError, match="1 verdicts on 2 answers"):
-        judge(Judged(lambda _question, _answers: [Verdict(right=True)]), question(), ["a", "b"])
+@pytest.mark.parametrize(
+    ("returned", "expected"),
+    [
+        ([Verdict(right=True)], Failure(reason="wrong count", detail="score returned 1 verdicts on 2 answers")),
+        (
+            [Verdict(right=True), True],
+            Failure(reason="no verdict", detail="score returned True in place of a gemsmith.tasks.Verdict"),
+        ),
+    ],
+)
+def test_what_is_no_verdict_on_each_answer_is_counted(returned: list[Any], expected: Failure) -> None:
+    assert judge(Judged(lambda _question, _answers: returned), question(), ["a", "b"]) == expected
+
+
+def test_a_scorer_that_would_end_the_program_is_counted() -> None:
+    assert judge(fails(SystemExit(0)), question(), ["a"]) == Failure(reason="SystemExit", detail="0")
+
+
+def test_what_has_not_begun_when_the_block_ends_is_never_judged() -> None:
+    begun, going = [], threading.Event()
+
+    def score(question: Question, _answers: Sequence[str]) -> list[Verdict]:
+        begun.append(question.expected)
+        going.wait(10)
+        return [Verdict(right=True)]
+
+    with judging(Judged(score)) as submit:
+        waiting = [submit(question(number), "a") for number in range(200)]
+    going.set()
+    assert waiting[-1].cancelled() and len(begun) < 200

@@ -2,13 +2,18 @@
 
 import hashlib
 import json
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
-from gemsmith.evals.kept import appending, digest_question, keep, read_kept
+from gemsmith.evals.kept import appending, digest_model, digest_question, keep, keep_retry, read_kept, read_retries
 from gemsmith.messages import plain_messages, text_message
+from gemsmith.run import Run
 from gemsmith.serve.chat import Reply
 
 ONE, OTHER = Reply(text="eins\n\u2028é\u0000", cut=False), Reply(text="zwei", cut=True)
+
+ADAPTER, FP8 = {"weights": "adapter"}, {"kv_cache_dtype": "fp8"}
 
 
 def test_an_answer_is_on_disk_as_soon_as_it_is_kept(tmp_path: Path) -> None:
@@ -52,3 +57,34 @@ def test_an_answer_is_kept_under_the_json_that_the_server_is_asked_with() -> Non
     text = json.dumps(["m", {"role": "user", "content": "é"}], sort_keys=True)
     assert digest_question("m", [user]) == hashlib.sha256(text.encode()).hexdigest()
     assert json.dumps(plain_messages([user])) == '[{"role": "user", "content": "\\u00e9"}]'
+
+
+def test_base_and_tuned_have_digests_of_their_own_however_they_are_served(
+    exported_run: Callable[..., Run], fake_vllm: Callable[..., Path]
+) -> None:
+    """Else one model's answers would be taken for the other's."""
+    fake_vllm()
+    run = exported_run()
+    ways = [run.recipe.serve, *(run.recipe.serve.model_copy(update=keys) for keys in (ADAPTER, FP8))]
+    runs = [replace(run, recipe=run.recipe.model_copy(update={"serve": serve})) for serve in ways]
+    digests = [digest_model(one, run.merged, weights, max_tokens=8) for one in runs for weights in ("base", "tuned")]
+    assert len(set(digests)) == 6
+
+
+def test_what_was_asked_again_is_counted_beside_the_answers_and_a_torn_line_is_none(tmp_path: Path) -> None:
+    file = tmp_path / "answers"
+    assert read_retries(file) == []
+    with appending(file) as stream:
+        keep_retry(stream, "a", "http 429")
+        keep(stream, "a", Reply(text="eins", cut=False, tokens=7))
+        keep_retry(stream, "b", "cut off")
+    assert read_kept(file) == {"a": Reply(text="eins", cut=False, tokens=7)}
+    assert read_retries(file) == [("a", "http 429"), ("b", "cut off")]
+    file.write_bytes(file.read_bytes()[:-5])
+    assert read_retries(file) == [("a", "http 429")]
+
+
+def test_samples_of_one_question_are_kept_apart_by_how_they_are_drawn() -> None:
+    user = text_message("user", "a")
+    drawn = [{"temperature": 0.8, "top_p": 0.95, "seed": seed} for seed in (1, 2)] + [{"temperature": 0.7, "seed": 1}]
+    assert len({digest_question("m", [user], drawn=one) for one in (*drawn, None)}) == 4

@@ -30,3 +30,9 @@ def test_a_score_counts() -> None:
     found = score([True, False, True, True], cut=1, failed={"timeout": 1}, unscored={})
     assert (found.score, found.n, found.cut, found.failed, found.unscored) == (0.75, 4, 1, {"timeout": 1}, {})
     assert found.low < 0.75 < found.high
+
+
+def test_other_measures_of_the_same_answers_have_shares_and_intervals_of_their_own() -> None:
+    found = score([True, False, False, False], others={"length-normalised": 3})
+    assert (found.score, found.others["length-normalised"].score) == (0.25, 0.75)
+    assert found.others["length-normalised"].low < 0.75 < found.others["length-normalised"].high

@@ -7,15 +7,29 @@ from pathlib import Path
 import pytest
 
 import gemsmith.tasks
-from gemsmith.data.rows import read_dataset
+from gemsmith.data.rows import Columns, read_dataset
 from gemsmith.errors import RecipeError
 from gemsmith.messages import text_message, text_of
 from gemsmith.recipe import Made
 from gemsmith.recipe_file import build_recipe
-from gemsmith.tasks import MADE, SCORERS, TASKS, Question, RowMaker, Scorer, Verdict, find_row_maker, find_scorer
+from gemsmith.tasks import (
+    MADE,
+    SCORERS,
+    SOURCES,
+    TASKS,
+    ChecksRows,
+    Question,
+    QuestionSource,
+    RowMaker,
+    Scorer,
+    Verdict,
+    find_row_maker,
+    find_scorer,
+    find_source,
+)
 
 FOLDER = Path(gemsmith.tasks.__file__).parent
-NO_TASKS = {"__init__", "registry", "task"}
+NO_TASKS = {"__init__", "own", "registry", "task"}
 
 
 def recipe(**sections):
@@ -30,23 +44,31 @@ def test_every_file_of_a_task_is_in_the_table_once():
     assert sorted(task.module for task in TASKS) == sorted(
         file.stem for file in FOLDER.glob("*.py") if file.stem not in NO_TASKS
     )
-    assert len(set(MADE)) == len(MADE) and len(set(SCORERS)) == len(SCORERS)
+    assert len(set(MADE)) == len(MADE) and len({*SCORERS, *SOURCES}) == len(SCORERS) + len(SOURCES)
 
 
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: task.module)
 def test_a_task_has_what_the_table_says_and_no_more(task):
     module = importlib.import_module(f"gemsmith.tasks.{task.module}")
-    assert task.rows or task.scorer
-    assert [hasattr(module, name) for name in ("make_rows", "score", "COLUMNS")] == [
-        bool(task.rows),
-        bool(task.scorer),
-        bool(task.scorer),
+    assert task.rows or task.scorer or task.questions
+    names = {"make_rows": task.rows, "score": task.scorer, "COLUMNS": task.scorer}
+    names |= dict.fromkeys(("read_questions", "open_judges", "SAMPLING", "PROMPTS"), task.questions)
+    assert {name for name in names if hasattr(module, name)} == {name for name, given in names.items() if given}
+    assert [bool(what) for what in (task.makes, task.scores, task.asks)] == [
+        bool(name) for name in (task.rows, task.scorer, task.questions)
     ]
-    assert (bool(task.makes), bool(task.scores)) == (bool(task.rows), bool(task.scorer))
     if task.rows:
         assert parameters(module.make_rows) == parameters(RowMaker.make_rows)
     if task.scorer:
         assert parameters(module.score) == parameters(Scorer.score) and isinstance(module.COLUMNS, tuple)
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_a_task_with_its_own_questions_says_how_it_asks_and_how_often(name):
+    source = find_source(name)
+    assert parameters(source.read_questions) == parameters(QuestionSource.read_questions)
+    assert parameters(source.open_judges) == parameters(QuestionSource.open_judges)
+    assert source.PROMPTS and source.SAMPLING.samples >= 1
 
 
 @pytest.mark.parametrize("name", MADE)
@@ -66,7 +88,7 @@ def test_made_rows_ask_something_follow_from_the_seed_and_share_nothing_with_the
 @pytest.mark.parametrize("task", [task for task in TASKS if task.rows and task.scorer], ids=lambda task: task.module)
 def test_the_expected_answer_of_a_made_row_is_right_and_that_of_another_row_is_not(task):
     scorer = find_scorer(task.scorer)
-    rows = read_dataset(Made(task=task.rows, rows=2), columns=scorer.COLUMNS).documents
+    rows = read_dataset(Made(task=task.rows, rows=2), columns=Columns(needed=scorer.COLUMNS)).documents
     expected = [text_of(row.messages[-1]) for row in rows]
     question = Question(
         messages=rows[0].messages[:-1], expected=expected[0], origin=rows[0].origin, columns=rows[0].columns
@@ -74,13 +96,29 @@ def test_the_expected_answer_of_a_made_row_is_right_and_that_of_another_row_is_n
     assert [verdict.right for verdict in scorer.score(question, expected)] == [True, False]
 
 
+LIKELIER = '[{"choice": "yes", "logprob": -1, "tokens": 1}, {"choice": "no", "logprob": -2, "tokens": 1}]'
+LESS_LIKELY = LIKELIER.replace("-2", "-0.5")
+# Scorer -> the expected answer, further columns, an answer that is right and one that is not.
+ANSWERS = {
+    "exact": ("yes", {}, "yes", "no"),
+    "verilog-exact": ("yes", {}, "yes", "no"),
+    "regex": ("yes", {"pattern": "^yes$"}, "yes", "no"),
+    "json-fields": ('{"a": 1}', {}, '{"a": 1.0}', "{}"),
+    "multiple-choice": ("yes", {"choices": ["yes", "no"]}, LIKELIER, LESS_LIKELY),
+}
+
+
 @pytest.mark.parametrize("name", SCORERS)
 def test_a_scorer_gives_a_verdict_for_each_of_no_one_and_many_answers(name):
-    question = Question(messages=(text_message("user", "a"),), expected="yes", origin="here")
-    for answers in ([], ["yes"], ["yes", "", "no"] * 20):
-        verdicts = list(find_scorer(name).score(question, answers))
+    expected, columns, right, wrong = ANSWERS[name]
+    question = Question(messages=(text_message("user", "a"),), expected=expected, origin="here", columns=columns)
+    scorer = find_scorer(name)
+    if isinstance(scorer, ChecksRows):
+        scorer.check(question)
+    for answers in ([], [right], [right, wrong, right] * 20):
+        verdicts = list(scorer.score(question, answers))
         assert all(isinstance(verdict, Verdict) for verdict in verdicts)
-        assert [verdict.right for verdict in verdicts] == [answer == "yes" for answer in answers]
+        assert [verdict.right for verdict in verdicts] == [answer == right for answer in answers]
 
 
 @pytest.mark.parametrize(
@@ -88,16 +126,22 @@ def test_a_scorer_gives_a_verdict_for_each_of_no_one_and_many_answers(name):
     [
         (
             {"eval": {"scorer": "verilog-exct"}},
-            "eval.scorer: 'verilog-exct' was given, input should be 'exact' or 'verilog-exact' "
-            "(did you mean verilog-exact?)",
+            "eval.scorer: 'verilog-exct' was given, input should be 'exact', 'regex', 'json-fields', 'multiple-choice' "
+            "or 'verilog-exact', or a Python file such as ./my_task.py (did you mean verilog-exact?)",
         ),
         (
             {"data": {"train": {"task": "verilg", "rows": 3}}},
-            "data.train.task: 'verilg' was given, input should be 'verilog' (did you mean verilog?)",
+            "data.train.task: 'verilg' was given, input should be 'verilog', or a Python file such as ./my_task.py "
+            "(did you mean verilog?)",
         ),
         (
             {"data": {"train": "x", "eval": {"task": "poems", "rows": 3}}},
-            "data.eval.task: 'poems' was given, input should be 'verilog'",
+            "data.eval.task: 'poems' was given, input should be 'verilog', or a Python file such as ./my_task.py",
+        ),
+        (
+            {"eval": {"tasks": [{"task": "verilgo", "dataset": "d"}]}},
+            "eval.tasks.0.task: 'verilgo' was given, input should be 'verilog', 'exact', 'regex', 'json-fields', "
+            "'multiple-choice' or 'verilog-exact', or a Python file such as ./my_task.py (did you mean verilog?)",
         ),
     ],
 )

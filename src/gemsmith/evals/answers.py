@@ -6,19 +6,18 @@ import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from rich.table import Table
 
-from gemsmith.errors import DataError, nearest
-from gemsmith.evals.pass_at import mean_interval, pass_at
-from gemsmith.records import AnswersRecord, PassAt, ProblemScore
+from gemsmith.errors import DataError, InputError, nearest
+from gemsmith.eval_records import AnswersRecord, ProblemScore
+from gemsmith.evals.pass_at import pass_at_each
 from gemsmith.sandbox import Sandbox, find_sandbox
 from gemsmith.tasks.verilog_eval.problems import Problem, problems_sha256, read_problems
 from gemsmith.tasks.verilog_eval.simulate import Verdict, count_reasons, find_simulator, judge, open_bench
 from gemsmith.terminal import open_console, track
 
-KS = (1, 5)
-"""pass@k is given for those of these that every problem has enough answers for."""
 _KEYS = {"problem", "completion"}
 
 
@@ -46,9 +45,23 @@ def score_answers(dataset: Path, file: Path, *, unsafe: bool = False) -> Answers
         simulator=simulator,
         sandbox=sandbox.bubblewrap is not None,
         problems=scores,
+        left_out=sum(score.unscorable is not None for score in scores),
         unanswered=len(problems) - len(asked),
-        pass_at=_pass_at([score for score in scores if score.unscorable is None]),
+        pass_at=pass_at_each([score for score in scores if score.unscorable is None]),
     )
+
+
+def score_named(given: Mapping[str, Any]) -> AnswersRecord:
+    """The record of `gemsmith eval` without a run, from its options. Raises InputError for one too few or many."""
+    if missing := [f"--{name}" for name in ("task", "dataset", "answers") if name not in given]:
+        raise InputError(
+            f"{missing[0]} is missing; give SOURCE, or --task verilog, --dataset FOLDER and --answers FILE"
+        )
+    if others := given.keys() - {"task", "dataset", "answers", "unsafe"}:
+        raise InputError(
+            f"--{min(others).replace('_', '-')}: is for answers that are still to come; give SOURCE, or leave it out"
+        )
+    return score_answers(given["dataset"], given["answers"], unsafe="unsafe" in given)
 
 
 def print_answers(record: AnswersRecord) -> None:
@@ -59,13 +72,12 @@ def print_answers(record: AnswersRecord) -> None:
         why = ", ".join(f"{count} {reason}" for reason, count in score.reasons.items())
         table.add_row(score.name, f"{score.passed} of {score.samples}", score.unscorable or why)
     console.print(table)
-    unscorable = sum(score.unscorable is not None for score in record.problems)
-    scored = len(record.problems) - unscorable
+    scored = len(record.problems) - record.left_out
     for each in record.pass_at:
         interval = f"[{100 * each.low:.1f}%, {100 * each.high:.1f}%]"
         console.print(f"pass@{each.k} {100 * each.score:.1f}% {interval} over {scored} problems")
-    if unscorable:
-        console.print(f"{unscorable} problems do not count: {record.simulator} cannot run their own reference")
+    if record.left_out:
+        console.print(f"{record.left_out} problems do not count: {record.simulator} cannot run their own reference")
     if record.unanswered:
         console.print(
             f"{record.unanswered} problems of the dataset have no answer in {record.answers} and do not count"
@@ -87,16 +99,6 @@ def _score_problem(problem: Problem, answers: Sequence[str], sandbox: Sandbox) -
         reasons=dict(count_reasons(verdicts)),
         details=tuple(dict.fromkeys(f"{each.reason}: {each.detail}" for each in verdicts if each.reason)),
     )
-
-
-def _pass_at(scores: Sequence[ProblemScore]) -> tuple[PassAt, ...]:
-    fewest = min((score.samples for score in scores), default=0)
-    found = []
-    for k in (k for k in KS if k <= fewest):
-        values = [pass_at(k, samples=score.samples, passed=score.passed) for score in scores]
-        low, high = mean_interval(values)
-        found.append(PassAt(k=k, score=sum(values) / len(values), low=low, high=high))
-    return tuple(found)
 
 
 def _read_answers(file: Path, names: Sequence[str]) -> Mapping[str, list[str]]:

@@ -6,9 +6,13 @@ it.
 
 import asyncio
 import contextlib
+import email.utils
+import functools
 import json
+import math
 import signal
 import threading
+import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType
@@ -21,8 +25,11 @@ from gemsmith.serve.engine import api_headers
 from gemsmith.serve.server import Server
 
 CONNECT_S = 10.0
-# Before the second, third and fourth try, and none after that.
-WAITS_S = (0.5, 1.0, 2.0)
+# Before the second and later tries, and none after that. Together longer than the 5 s after which vLLM's watchdog ends
+# a server whose engine is dead: a request that such a server refuses must not be taken for a failed one.
+WAITS_S = (0.5, 1.0, 2.0, 4.0)
+# The longest that a server's own Retry-After is waited for.
+MOST_WAIT_S = 30.0
 # A request is given up after PROMPT_S, in which the prompts of all requests under way are read, and TOKEN_S for each
 # token that it may write. The server is on this machine, so what takes time is the model; one that writes less than a
 # token a second in each of its streams is not evaluated but debugged.
@@ -31,41 +38,55 @@ PROMPT_S, TOKEN_S = 120.0, 1.0
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What is posted to `path`, such as /v1/chat/completions; `body` has max_tokens."""
+    """What is posted to `path`, such as /v1/chat/completions; `body` has max_tokens where text is to be written."""
 
     path: str
     body: Mapping[str, Any]
 
     @property
     def timeout_s(self) -> float:
-        return PROMPT_S + TOKEN_S * float(self.body["max_tokens"])
+        return PROMPT_S + TOKEN_S * float(self.body.get("max_tokens", 0))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Outcome:
+    """What came of one try."""
+
+    found: dict[str, Any] | Failure
+    may_pass: bool = False
+    """Whether it is a failure that another try may not meet."""
+    retry_after_s: float = 0.0
+    """How long the server asks to be left alone."""
+
+
+Heard = Callable[[int, dict[str, Any] | Failure], None]
+Retried = Callable[[int, str], None]
 
 
 def ask_all(
     server: Server,
     requests: Sequence[Request],
-    heard: Callable[[int, dict[str, Any] | Failure], None],
+    heard: Heard,
     *,
     concurrency: int,
+    retried: Retried = lambda _number, _reason: None,
 ) -> None:
     """Calls `heard` with each request's index and the JSON object that answers it, in the order in which they come.
 
     Ends at once at Ctrl-C, at SIGTERM, and where `heard` raises. Raises EngineError where the server has died. A
-    request that cannot connect, breaks off, or is answered with 429 or 5xx is tried again a few times; one that takes
-    too long is not.
+    request that cannot connect, is cut off, or is answered with 429 or 5xx is tried again a few times, each after a
+    call of `retried` with its index and the reason, and no sooner than a Retry-After of at most MOST_WAIT_S says; one
+    that takes too long is not tried again.
     """
-    _run_until_stopped(_ask_all(server, iter(enumerate(requests)), heard, concurrency))
+    _run_until_stopped(_ask_all(server, iter(enumerate(requests)), heard, retried, concurrency))
 
 
 async def _ask_all(
-    server: Server,
-    requests: Iterator[tuple[int, Request]],
-    heard: Callable[[int, dict[str, Any] | Failure], None],
-    concurrency: int,
+    server: Server, requests: Iterator[tuple[int, Request]], heard: Heard, retried: Retried, concurrency: int
 ) -> None:
     async def work() -> None:
         for number, request in requests:  # shared: each takes the next
-            heard(number, await _ask(client, server, request))
+            heard(number, await _ask(client, server, request, functools.partial(retried, number)))
 
     limits = httpx.Limits(max_connections=concurrency, max_keepalive_connections=concurrency)
     # The whole request's is kept in _post: a read's would not end a server that drips.
@@ -83,19 +104,24 @@ async def _ask_all(
             await asyncio.gather(*workers, return_exceptions=True)
 
 
-async def _ask(client: httpx.AsyncClient, server: Server, request: Request) -> dict[str, Any] | Failure:
-    for wait_s in (*WAITS_S, 0.0):
-        found, passing = await _post(client, request)
-        if isinstance(found, Failure):
+async def _ask(
+    client: httpx.AsyncClient, server: Server, request: Request, retried: Callable[[str], None]
+) -> dict[str, Any] | Failure:
+    for wait_s in WAITS_S:
+        outcome = await _post(client, request)
+        if isinstance(outcome.found, Failure):
             server.check()
-        if not passing:
-            break
-        await asyncio.sleep(wait_s)
-    return found
+        if not (isinstance(outcome.found, Failure) and outcome.may_pass):
+            return outcome.found
+        retried(outcome.found.reason)
+        await asyncio.sleep(max(wait_s, outcome.retry_after_s))
+    outcome = await _post(client, request)
+    if isinstance(outcome.found, Failure):
+        server.check()
+    return outcome.found
 
 
-async def _post(client: httpx.AsyncClient, request: Request) -> tuple[dict[str, Any] | Failure, bool]:
-    """What came back, and whether it is a failure that may pass."""
+async def _post(client: httpx.AsyncClient, request: Request) -> _Outcome:
     try:
         async with asyncio.timeout(request.timeout_s):
             # json.dumps, since httpx's own refuses texts with half a surrogate pair.
@@ -103,11 +129,32 @@ async def _post(client: httpx.AsyncClient, request: Request) -> tuple[dict[str, 
                 request.path, content=json.dumps(request.body), headers={"Content-Type": "application/json"}
             )
     except TimeoutError:
-        return Failure(reason="timeout", detail=f"no whole answer within {request.timeout_s:.0f} s"), False
+        return _Outcome(found=Failure(reason="timeout", detail=f"no whole answer within {request.timeout_s:.0f} s"))
+    except (httpx.RemoteProtocolError, httpx.ReadError) as error:
+        return _Outcome(found=Failure(reason="cut off", detail=f"{type(error).__name__}: {error}"), may_pass=True)
     except httpx.HTTPError as error:
-        return Failure(reason="no connection", detail=f"{type(error).__name__}: {error}"), True
-    found = read_object(response.status_code, response.content)
-    return found, response.status_code == 429 or response.status_code >= 500
+        return _Outcome(found=Failure(reason="no connection", detail=f"{type(error).__name__}: {error}"), may_pass=True)
+    return _Outcome(
+        found=read_object(response.status_code, response.content),
+        may_pass=response.status_code == 429 or response.status_code >= 500,
+        retry_after_s=_retry_after_s(response.headers.get("Retry-After", "")),
+    )
+
+
+def _retry_after_s(header: str) -> float:
+    """The seconds that a Retry-After asks for, at most MOST_WAIT_S; 0 for one that says nothing.
+
+    RFC 9110, 10.2.3: a number of seconds, or a date.
+    """
+    try:
+        wait_s = float(header)
+    except ValueError:
+        try:
+            when = email.utils.parsedate_to_datetime(header)
+        except ValueError:
+            return 0.0
+        wait_s = when.timestamp() - time.time()
+    return min(max(0.0, wait_s), MOST_WAIT_S) if math.isfinite(wait_s) else 0.0
 
 
 def _run_until_stopped(work: Coroutine[Any, Any, None]) -> None:

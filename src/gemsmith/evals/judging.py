@@ -1,31 +1,33 @@
 """What a scorer makes of answers: it may take long, start programs, and fail on one row without ending the others."""
 
+import contextlib
 import os
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 
 from gemsmith.errors import GemsmithError, ScorerError
 from gemsmith.serve.chat import Failure
-from gemsmith.tasks import Question, Scorer, Verdict
-from gemsmith.terminal import open_console, track
+from gemsmith.tasks import Judges, Question, Scorer, Verdict
 
 _SHOWN = 300
 
+Judged = Future[tuple[Verdict, ...] | Failure]
 
-def judge_all(scorer: Scorer, rows: Sequence[tuple[Question, Sequence[str]]]) -> list[tuple[Verdict, ...] | Failure]:
-    """For each question and its answers their verdicts, or why there are none; as many rows at once as there are cores.
 
-    Raises whatever judge raises, for the first such row.
+@contextlib.contextmanager
+def judging(scorer: Scorer | Judges) -> Iterator[Callable[[Question, str], Judged]]:
+    """Until the block ends, a function that has an answer to a question judged, beside what else there is to do.
+
+    As many answers are judged at once as there are cores. What has not begun when the block ends is never judged.
     """
     pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)))
     try:
-        waiting = [pool.submit(judge, scorer, question, answers) for question, answers in rows]
-        return [judged.result() for judged in track(waiting, "scoring", open_console())]
+        yield lambda question, answer: pool.submit(judge, scorer, question, (answer,))
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def judge(scorer: Scorer, question: Question, answers: Sequence[str]) -> tuple[Verdict, ...] | Failure:
+def judge(scorer: Scorer | Judges, question: Question, answers: Sequence[str]) -> tuple[Verdict, ...] | Failure:
     """The verdicts on the answers to a question, in order, or why the scorer could not judge them.
 
     An answer is a text that nobody has read, so whatever a scorer raises over it is a reason that is counted: that of
@@ -37,7 +39,17 @@ def judge(scorer: Scorer, question: Question, answers: Sequence[str]) -> tuple[V
         return Failure(reason=str(error), detail=str(error))
     except GemsmithError:
         raise
-    except Exception as error:  # noqa: BLE001 - a scorer can raise anything over a text that a model wrote
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - a scorer can raise anything over a text that a model wrote
         return Failure(reason=type(error).__name__, detail=" ".join(str(error).split())[:_SHOWN])
-    assert len(verdicts) == len(answers), f"{len(verdicts)} verdicts on {len(answers)} answers"
-    return verdicts
+    return _refuse_others(verdicts, len(answers)) or verdicts
+
+
+def _refuse_others(verdicts: tuple[object, ...], answers: int) -> Failure | None:
+    """What is wrong with what a scorer of the user's own has returned, if anything is."""
+    if len(verdicts) != answers:
+        return Failure(reason="wrong count", detail=f"score returned {len(verdicts)} verdicts on {answers} answers")
+    for verdict in verdicts:
+        if not isinstance(verdict, Verdict):
+            detail = f"score returned {verdict!r:.80} in place of a gemsmith.tasks.Verdict"
+            return Failure(reason="no verdict", detail=detail)
+    return None

@@ -4,9 +4,9 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from gemsmith.data.template import find_template
 from gemsmith.files import sha256_file
@@ -19,8 +19,11 @@ from gemsmith.serve.engine import find_engine
 _READ_BY_VLLM = (".json", ".jinja", ".model")
 
 
-def digest_model(run: Run, folder: Path, weights_sha256: str) -> str:
-    """SHA-256 of all that makes a model's answers but the question: weights, template, tokenizer, vLLM, settings."""
+def digest_model(run: Run, folder: Path, weights_sha256: str, *, max_tokens: int | None = None) -> str:
+    """SHA-256 of all that makes a model's answers but the question: weights, template, tokenizer, vLLM, settings.
+
+    `max_tokens`: of the task; default: eval.max_tokens.
+    """
     recipe, engine = run.recipe, find_engine(run.recipe.serve.python)
     return _sha256(
         {
@@ -30,29 +33,47 @@ def digest_model(run: Run, folder: Path, weights_sha256: str) -> str:
             },
             "template": find_template(folder, recipe.data.template).sha256,
             "vllm": f"{engine.package} {engine.version}",
-            "max_tokens": recipe.eval.max_tokens,
+            "max_tokens": max_tokens or recipe.eval.max_tokens,
             "dtype": recipe.serve.dtype,
             "max_model_len": recipe.serve.max_model_len,
             "arguments": recipe.serve.arguments,
             "seed": recipe.seed,
         }
+        | ({"served_as": "adapter"} if recipe.serve.weights == "adapter" else {})
+        | ({"kv_cache_dtype": recipe.serve.kv_cache_dtype} if recipe.serve.kv_cache_dtype != "auto" else {})
     )
 
 
-def digest_question(model: str, messages: Sequence[Message]) -> str:
-    """SHA-256 that an answer of the model of that digest is kept under."""
-    return _sha256([model, *plain_messages(messages)])
+def digest_question(
+    model: str, messages: Sequence[Message], *, drawn: Mapping[str, float] | None = None, choices: Sequence[str] = ()
+) -> str:
+    """SHA-256 that an answer of the model of that digest is kept under.
+
+    `drawn`: how, with the sample's own seed; `choices`: whose likelihoods are the answer.
+    """
+    how = [*([] if drawn is None else [dict(drawn)]), *([list(choices)] if choices else [])]
+    return _sha256([model, *plain_messages(messages), *how])
 
 
 def read_kept(file: Path) -> dict[str, Reply]:
     """Digest -> answer. A line that cannot be read, such as one that a killed process was at, is left out."""
     kept = {}
-    for line in file.read_bytes().splitlines() if file.exists() else ():
-        with contextlib.suppress(ValueError, RecursionError):
-            match json.loads(line):
-                case {"digest": str(digest), "text": str(text), "cut": bool(cut)}:
-                    kept[digest] = Reply(text=text, cut=cut)
+    for line in _lines(file):
+        match line:
+            case {"digest": str(digest), "text": str(text), "cut": bool(cut)}:
+                tokens = line.get("tokens")
+                kept[digest] = Reply(text=text, cut=cut, tokens=tokens if isinstance(tokens, int) else None)
     return kept
+
+
+def read_retries(file: Path) -> list[tuple[str, str]]:
+    """For each request that was tried again the digest of its answer and the reason."""
+    found = []
+    for line in _lines(file):
+        match line:
+            case {"digest": str(digest), "retried": str(reason)}:
+                found.append((digest, reason))
+    return found
 
 
 @contextlib.contextmanager
@@ -67,8 +88,23 @@ def appending(file: Path) -> Iterator[IO[bytes]]:
 
 
 def keep(stream: IO[bytes], digest: str, reply: Reply) -> None:
-    stream.write(json.dumps({"digest": digest, "text": reply.text, "cut": reply.cut}).encode() + b"\n")
+    _write(stream, {"digest": digest, "text": reply.text, "cut": reply.cut, "tokens": reply.tokens})
+
+
+def keep_retry(stream: IO[bytes], digest: str, reason: str) -> None:
+    _write(stream, {"digest": digest, "retried": reason})
+
+
+def _write(stream: IO[bytes], line: Mapping[str, Any]) -> None:
+    stream.write(json.dumps(line).encode() + b"\n")
     stream.flush()
+
+
+def _lines(file: Path) -> Iterator[dict[str, Any]]:
+    for line in file.read_bytes().splitlines() if file.exists() else ():
+        with contextlib.suppress(ValueError, RecursionError):
+            if isinstance(found := json.loads(line), dict):
+                yield found
 
 
 def _sha256(made_from: object) -> str:

@@ -5,9 +5,12 @@ from math import comb
 
 import numpy as np
 
+from gemsmith.eval_records import PassAt, ProblemScore
 from gemsmith.evals.scoring import wilson_interval
 
-_RESAMPLES, _SEED = 10_000, 0
+KS = (1, 5)
+"""pass@k is given for those of these that every problem has enough answers for."""
+RESAMPLES, SEED = 10_000, 0
 
 
 def pass_at(k: int, *, samples: int, passed: int) -> float:
@@ -29,6 +32,17 @@ def mean_interval(values: Sequence[float]) -> tuple[float, float]:
     """
     if set(values) <= {0.0, 1.0}:
         return wilson_interval(int(sum(values)), len(values))
-    chosen = np.random.default_rng(_SEED).integers(len(values), size=(_RESAMPLES, len(values)))
+    chosen = np.random.default_rng(SEED).integers(len(values), size=(RESAMPLES, len(values)))
     low, high = np.quantile(np.asarray(values)[chosen].mean(axis=1), (0.025, 0.975))
     return float(low), float(high)
+
+
+def pass_at_each(problems: Sequence[ProblemScore]) -> tuple[PassAt, ...]:
+    """pass@k with its interval for each of KS, over these problems."""
+    fewest = min((problem.samples for problem in problems), default=0)
+    found = []
+    for k in (k for k in KS if k <= fewest):
+        values = [pass_at(k, samples=problem.samples, passed=problem.passed) for problem in problems]
+        low, high = mean_interval(values)
+        found.append(PassAt(k=k, score=sum(values) / len(values), low=low, high=high))
+    return tuple(found)

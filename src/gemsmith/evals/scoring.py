@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 
-from gemsmith.records import Score
+from gemsmith.eval_records import Score, Share
 
 Z_95 = 1.959963984540054
 """The 97.5 % quantile of the normal distribution: 2.5 % left out on each side."""
@@ -15,11 +15,12 @@ def score(
     cut: int = 0,
     failed: Mapping[str, int] | None = None,
     unscored: Mapping[str, int] | None = None,
+    others: Mapping[str, int] | None = None,
 ) -> Score:
     """The share of right answers with its 95 % interval.
 
     `cut`: how many answers reached the limit of tokens. Of those not right, by reason, how many are no answers
-    (`failed`) and how many could not be judged (`unscored`).
+    (`failed`) and how many could not be judged (`unscored`). By other measures, how many are right (`others`).
     """
     low, high = wilson_interval(sum(right), len(right))
     return Score(
@@ -30,7 +31,13 @@ def score(
         cut=cut,
         failed=dict(failed or {}),
         unscored=dict(unscored or {}),
+        others={name: _share(count, len(right)) for name, count in (others or {}).items()},
     )
+
+
+def _share(right: int, n: int) -> Share:
+    low, high = wilson_interval(right, n)
+    return Share(score=right / n, low=low, high=high)
 
 
 def wilson_interval(right: int, n: int) -> tuple[float, float]:

@@ -1,18 +1,55 @@
 """Tasks, each in one file: its rows, the prompt in them, and its scorer; and the names that a recipe may give."""
 
-from gemsmith.tasks.registry import MADE, SCORERS, TASKS, describe_made, describe_scorers, find_row_maker, find_scorer
-from gemsmith.tasks.task import Question, RowMaker, Scorer, Verdict
+from gemsmith.tasks.registry import (
+    MADE,
+    SCORERS,
+    SOURCES,
+    TASKS,
+    describe_made,
+    describe_scorers,
+    describe_sources,
+    find_row_maker,
+    find_scorer,
+    find_source,
+    is_task_file,
+)
+from gemsmith.tasks.task import (
+    GREEDY,
+    ChecksRows,
+    Chooser,
+    Judges,
+    Question,
+    QuestionSet,
+    QuestionSource,
+    RowMaker,
+    Sampling,
+    Scorer,
+    TakesOptions,
+    Verdict,
+)
 
 __all__ = [
+    "GREEDY",
     "MADE",
     "SCORERS",
+    "SOURCES",
     "TASKS",
+    "ChecksRows",
+    "Chooser",
+    "Judges",
     "Question",
+    "QuestionSet",
+    "QuestionSource",
     "RowMaker",
+    "Sampling",
     "Scorer",
+    "TakesOptions",
     "Verdict",
     "describe_made",
     "describe_scorers",
+    "describe_sources",
     "find_row_maker",
     "find_scorer",
+    "find_source",
+    "is_task_file",
 ]

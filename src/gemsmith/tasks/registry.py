@@ -4,22 +4,34 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-from gemsmith.tasks.task import RowMaker, Scorer
+from gemsmith.tasks.task import QuestionSource, RowMaker, Scorer
 
 
 @dataclass(frozen=True, kw_only=True)
 class Listing:
-    """A task's module, and the recipe's names for its rows and its scorer, with what each does; it has one or both."""
+    """A task's module, and the recipe's names for its rows, its scorer and its own questions.
+
+    It has one of them or more, each with what it does.
+    """
 
     module: str
     rows: str | None = None
     makes: str = ""
     scorer: str | None = None
     scores: str = ""
+    questions: str | None = None
+    asks: str = ""
 
 
 TASKS = (
     Listing(module="exact", scorer="exact", scores="ignores white space at both ends"),
+    Listing(module="regex", scorer="regex", scores="searches for a pattern"),
+    Listing(module="json_fields", scorer="json-fields", scores="compares the fields of a JSON object"),
+    Listing(
+        module="multiple_choice",
+        scorer="multiple-choice",
+        scores="compares the log-likelihoods of the row's choices",
+    ),
     Listing(
         module="verilog_demo",
         rows="verilog",
@@ -27,23 +39,49 @@ TASKS = (
         scorer="verilog-exact",
         scores="normalises white space and comments first",
     ),
+    Listing(
+        module="verilog",
+        questions="verilog",
+        asks="asks for the modules of a folder of verilog-eval's problems, and simulates the answers",
+    ),
 )
 MADE = tuple(task.rows for task in TASKS if task.rows)
 """What `data.train: {task: …}` may name."""
 SCORERS = tuple(task.scorer for task in TASKS if task.scorer)
 """What `eval.scorer` may name."""
+SOURCES = tuple(task.questions for task in TASKS if task.questions)
+"""What `eval.tasks` may name beside the scorers, each with a `dataset`."""
+
+
+def is_task_file(name: object) -> bool:
+    """Whether a task's name is that of a Python file of the user's own."""
+    return isinstance(name, str) and name.endswith(".py")
 
 
 def find_row_maker(name: str) -> RowMaker:
-    """The task that makes the rows of this name, one of MADE."""
+    """The task that makes the rows of this name, one of MADE or the user's own file."""
+    if is_task_file(name):
+        from gemsmith.tasks.own import load_row_maker  # here: planning needs no terminal
+
+        return load_row_maker(name)
     maker: RowMaker = _load(next(task for task in TASKS if task.rows == name))
     return maker
 
 
 def find_scorer(name: str) -> Scorer:
-    """The task that scores under this name, one of SCORERS."""
+    """The task that scores under this name, one of SCORERS or the user's own file."""
+    if is_task_file(name):
+        from gemsmith.tasks.own import load_scorer
+
+        return load_scorer(name)
     scorer: Scorer = _load(next(task for task in TASKS if task.scorer == name))
     return scorer
+
+
+def find_source(name: str) -> QuestionSource:
+    """The task that brings its own questions under this name, one of SOURCES."""
+    source: QuestionSource = _load(next(task for task in TASKS if task.questions == name))
+    return source
 
 
 def describe_made() -> str:
@@ -54,6 +92,11 @@ def describe_made() -> str:
 def describe_scorers() -> str:
     """`exact` ignores …; `verilog-exact` normalises …"""
     return "; ".join(f"`{task.scorer}` {task.scores}" for task in TASKS if task.scorer)
+
+
+def describe_sources() -> str:
+    """`verilog` asks for …"""
+    return "; ".join(f"`{task.questions}` {task.asks}" for task in TASKS if task.questions)
 
 
 def _load(task: Listing) -> Any:

@@ -1,3 +1,5 @@
+import time
+
 import pytest
 
 from gemsmith.tasks.verilog_eval.extract import extract_modules
@@ -37,3 +39,15 @@ def test_of_several_versions_the_last_one_counts_with_the_parts_that_it_lacks():
 
 def test_directives_in_front_of_a_module_stay_with_it_and_prose_does_not():
     assert extract_modules(f"Note:\n`timescale 1ns/1ps\nas asked\n{TOP}") == f"`timescale 1ns/1ps\n{TOP}\n"
+
+
+def test_modules_without_an_end_are_read_once():
+    begin = time.process_time()
+    assert extract_modules("module TopModule\n(*\n" * 40_000) is None
+    assert time.process_time() - begin < 5
+
+
+def test_an_attribute_in_front_of_a_module_stays_with_it():
+    assert extract_modules(f"(* keep *)\n{TOP}\nmacromodule x; endmodule") == (
+        f"(* keep *)\n{TOP}\nmacromodule x; endmodule\n"
+    )

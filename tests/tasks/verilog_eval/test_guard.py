@@ -1,3 +1,5 @@
+import time
+
 import pytest
 
 from gemsmith.tasks.verilog_eval.guard import Forged, guard, scope_names
@@ -44,6 +46,11 @@ def test_a_module_that_keeps_to_itself_is_left_as_it_is(body):
         ("initial $finish;", "it uses $finish, which a module under test has no need of"),
         ('initial $display("a\n");', "could be read in two ways"),
         ("assign y = a;\x00", "could be read in two ways"),
+        ("/* assign y = a;", "could be read in two ways"),
+        ("initial \\$finish ;", "it uses \\$finish, an escaped name of a system task"),
+        ('`include "x"', "it uses `include, which is still there after the preprocessor"),
+        ("initial stim1[a[0]].b[1].c = 0;", "it reaches into the testbench through stim1"),
+        ("initial (a).b.c = 0;", "it reaches into the testbench through an expression"),
     ],
 )
 def test_a_module_that_reaches_beyond_itself_is_refused_with_how(body, message):
@@ -61,3 +68,9 @@ def test_what_prints_is_made_to_print_to_no_channel():
 def test_comments_are_gone_and_strings_hide_nothing():
     text = guarded('// tb.clk\n/* $finish */ parameter s = "// tb.stats1 /*"; assign y = a;')
     assert "$finish" not in text and "tb.clk" not in text and '"// tb.stats1 /*"' in text
+
+
+def test_a_path_of_twenty_thousand_points_is_walked_once():
+    begin = time.process_time()
+    guarded("assign y = z" + "[z[0]].a" * 20_000 + ";")
+    assert time.process_time() - begin < 5

@@ -18,6 +18,24 @@ def wrong(body: str, more: str = "") -> str:
     return f"```verilog\n{PORTS}\n  initial y = 0;\n{body}\nendmodule\n{more}\n```"
 
 
+# Icarus takes an escaped $name for a system task: this one finds the testbench's secret word in the compiled program,
+# prints a verdict behind it and spoils the true one's line.
+READS_THE_WORD = wrong(r"""
+  integer f, n, k, found; reg [8*400-1:0] line; reg [8*32-1:0] word;
+  initial begin
+    f = \$fopen ("/job/tb.vvp", "r");
+    found = 0;
+    while (!found && !\$feof (f)) begin
+      n = \$fgets (line, f);
+      for (k = 0; k < 360 && !found; k = k + 1)
+        if (line[8*k +: 72] == " %1d %1d\"") begin word = line[8*(k+9) +: 256]; found = 1; end
+    end
+    \$fdisplay (1, "%s 0 SAMPLES", word);
+    \$fwrite (1, "x");
+    \$finish ;
+  end""")
+DOUBLING = "".join(f"`define A{n} `A{n - 1}+`A{n - 1}+`A{n - 1}+`A{n - 1}\n" for n in range(1, 14))
+
 HOSTILE = {
     "prints a verdict": wrong('initial begin $display("Mismatches: 0 in 100 samples"); end'),
     "prints a verdict at the end": wrong('final $display("Mismatches: 0 in 100 samples");'),
@@ -49,6 +67,22 @@ HOSTILE = {
     "includes the reference": '```\n`include "/job/ref.sv"\n' + PORTS + "\nendmodule\n```",
     "hides in a string": wrong('initial $display("\\" /* ", "*/ tb.stats1.errors = 0;");'),
     "hides behind a comment": wrong("/* // */ initial tb.stats1.errors = 0;"),
+    "finds out the secret word": READS_THE_WORD,
+    "ends by an escaped name": wrong("initial \\$finish ;"),
+    "deposits by an escaped name": wrong("initial \\$deposit (y, 1);"),
+    "reads the command line": wrong('integer i; initial if ($value$plusargs("x=%d", i)) y = 1;'),
+    "loads a VPI module": wrong('initial $load_vpi("x");'),
+    "stretches time": wrong("initial forever #1 y = ~y;", more="").replace("module", "`timescale 1s/1fs\nmodule", 1),
+    "dumps into a file": wrong('initial begin $dumpfile("/tmp/written"); $dumpvars; end'),
+    "looks in libraries": wrong("stimulus s(); RefModule2 r();").replace("module", "`uselib dir=/job\nmodule", 1),
+    "holds null bytes": wrong("\0 initial y = 1; \0"),
+    "holds half a character": wrong('initial $display("\udcff");'),
+    "holds thousands of modules": wrong("", "".join(f"module m{n}(input a); endmodule\n" for n in range(2000))),
+    "holds thousands of modules without an end": "module TopModule\n" * 50_000,
+    "is a hundred megabytes": "x" * 100_000_000,
+    "calls itself without end": wrong(
+        "function automatic integer f(input integer x); f = f(x + 1) + 1; endfunction initial y = f(0);"
+    ),
 }
 
 
@@ -84,9 +118,17 @@ endmodule
 
 @pytest.mark.parametrize("answer", HOSTILE.values(), ids=HOSTILE.keys())
 def test_no_hostile_answer_passes_or_leaves_anything(bench, sandbox, answer):
-    verdict = judge(bench, answer, sandbox)
+    verdict = judge(bench, answer.replace("SAMPLES", str(bench.samples)), sandbox)
     assert not verdict.passed and verdict.reason in REASONS
     assert not Path("/tmp/written").exists()
+
+
+def test_a_verdict_that_is_printed_with_the_secret_word_is_forged_even_where_the_guard_misses_it(
+    bench, sandbox, monkeypatch
+):
+    monkeypatch.setattr(simulate, "guard", lambda source, **_: source)
+    verdict = judge(bench, READS_THE_WORD.replace("SAMPLES", str(bench.samples)), sandbox)
+    assert (verdict.reason, verdict.detail) == ("forged", "the testbench's own word was printed twice")
 
 
 @pytest.mark.parametrize(
@@ -101,6 +143,9 @@ def test_no_hostile_answer_passes_or_leaves_anything(bench, sandbox, answer):
         (HOSTILE["writes the count of errors"], "forged"),
         (HOSTILE["uses the reference"], "forged"),
         (HOSTILE["redefines the testbench"], "forged"),
+        (HOSTILE["finds out the secret word"], "forged"),
+        (HOSTILE["ends by an escaped name"], "forged"),
+        (HOSTILE["is a hundred megabytes"], "sandbox"),
     ],
 )
 def test_why_an_answer_does_not_pass_is_named(bench, sandbox, answer, reason):
@@ -120,6 +165,14 @@ def test_an_endless_loop_ends_in_time(bench, sandbox, monkeypatch, body):
     monkeypatch.setattr(simulate, "RUNNING", simulate.Limits(wall_s=2))
     begin = time.monotonic()
     verdict = judge(bench, wrong(body), sandbox)
+    assert not verdict.passed and verdict.reason in ("timeout", "sandbox", "compile error")
+    assert time.monotonic() - begin < 30
+
+
+def test_macros_that_double_end_in_time(bench, sandbox, monkeypatch):
+    monkeypatch.setattr(simulate, "COMPILING", simulate.Limits(wall_s=2))
+    begin = time.monotonic()
+    verdict = judge(bench, f"```\n`define A0 1\n{DOUBLING}{PORTS} initial y = `A13;\nendmodule\n```", sandbox)
     assert not verdict.passed and verdict.reason in ("timeout", "sandbox", "compile error")
     assert time.monotonic() - begin < 30
 

@@ -1,11 +1,13 @@
 """The Verilog in a model's answer: fenced or not, with prose around it, in several modules or versions."""
 
 import re
+from collections.abc import Iterator
 
 TOP = "TopModule"
 _FENCE = re.compile(r"^[ \t]*(```|~~~)[^\n]*\n(.*?)(?:^[ \t]*\1|\Z)", re.DOTALL | re.MULTILINE)
 _TAGGED = re.compile(r"\[BEGIN\](.*?)(?:\[DONE\]|\Z)", re.DOTALL)
-_MODULE = re.compile(r"^[ \t]*(?:(?:\(\*.*?\*\)\s*)?(?:macro)?module)\b.*?\bendmodule\b", re.DOTALL | re.MULTILINE)
+# Not one expression from a module to its end: of a thousand modules without one each would be read to the end of all.
+_EDGE = re.compile(r"^[ \t]*(?P<begin>(?:\(\*[^\n]*?\*\)\s*)?(?:macro)?module\b)|\bendmodule\b", re.MULTILINE)
 _NAME = re.compile(r"module\s+(?:automatic\s+|static\s+)?(\\\S+|\w+)")
 _DIRECTIVE = re.compile(r"^[ \t]*`(?:define|undef|ifdef|ifndef|else|elsif|endif|timescale|default_nettype)\b.*$", re.M)
 
@@ -34,10 +36,21 @@ def _modules(block: str) -> dict[str, str]:
     """Modules by name, each with the directives between it and the one before; of two of one name the last."""
     modules: dict[str, str] = {}
     end = 0
-    for match in _MODULE.finditer(block):
-        named = _NAME.search(match[0])
-        if named:
-            before = [line[0] for line in _DIRECTIVE.finditer(block, end, match.start())]
-            modules[named[1].removeprefix("\\")] = "\n".join([*before, match[0].lstrip()])
-        end = match.end()
+    for start, stop in _spans(block):
+        text = block[start:stop]
+        if named := _NAME.search(text):
+            before = [line[0] for line in _DIRECTIVE.finditer(block, end, start)]
+            modules[named[1].removeprefix("\\")] = "\n".join([*before, text])
+        end = stop
     return modules
+
+
+def _spans(block: str) -> Iterator[tuple[int, int]]:
+    """From the first `module` after each `endmodule` to the next `endmodule`."""
+    start = None
+    for edge in _EDGE.finditer(block):
+        if edge["begin"]:
+            start = edge.start("begin") if start is None else start
+        elif start is not None:
+            yield start, edge.end()
+            start = None

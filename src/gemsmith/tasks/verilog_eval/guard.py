@@ -6,13 +6,14 @@ anything), token by token. What is returned is written from those tokens, so tha
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 _TOKEN = re.compile(
     r"""
     (?P<space>\s+)
   | (?P<comment>//[^\n]*|/\*.*?\*/)
+  | (?P<open>/\*)
   | (?P<string>"(?:\\.|[^"\\\n])*")
   | (?P<directive>`\w+)
   | (?P<system>\$[A-Za-z_][\w$]*)
@@ -21,7 +22,7 @@ _TOKEN = re.compile(
   | (?P<number>\d[\w]*(?:\.\d[\w]*)?)
   | (?P<other>.)
     """,
-    re.DOTALL | re.VERBOSE,
+    re.ASCII | re.DOTALL | re.VERBOSE,
 )
 _SILENT = {
     "signed", "unsigned", "clog2", "bits", "countones", "onehot", "onehot0", "isunknown", "size", "left", "right",
@@ -33,6 +34,13 @@ _SILENT = {
 _PRINTS = re.compile(r"\$(?:(?:display|write|strobe|monitor)[bho]?|error|warning|info)$")
 _KEYWORDS = {"bind", "defparam", "force", "release"}
 """What changes other modules."""
+_DIRECTIVES = {
+    "timescale", "default_nettype", "resetall", "celldefine", "endcelldefine", "line", "begin_keywords", "end_keywords",
+    "unconnected_drive", "nounconnected_drive",
+}  # fmt: skip
+"""What the preprocessor leaves for the compiler; with another, the compiler's own preprocessor would make other text of
+what was checked.
+"""
 
 
 class Forged(Exception):  # noqa: N818 - a verdict, not a fault
@@ -64,19 +72,24 @@ def guard(source: str, *, modules: set[str], scopes: set[str]) -> str:
     """
     tokens = [token for token in _tokens(source) if token.kind != "comment"]
     solid = [token for token in tokens if token.kind != "space"]
+    openings = _match_brackets(solid)
+    roots: dict[int, str] = {}
     for place, token in enumerate(solid):
         _check(token, modules)
         if token.text == "." and place and _is_access(solid, place):
-            root = _root(solid, place)
+            root = _root(solid, place, openings, roots)
             if root is None or root in scopes:
                 raise Forged(f"it reaches into the testbench through {root or 'an expression'}")
+            roots[place] = root
     return "".join(_silenced(tokens))
 
 
 def _tokens(source: str) -> Iterator[_Token]:
     for match in _TOKEN.finditer(source):
         kind = str(match.lastgroup)
-        if match[0] in ('"', "`", "\\") or (not match[0].isprintable() and kind not in ("space", "comment", "string")):
+        if match[0] in ('"', "`", "\\", "/*") or (
+            not match[0].isprintable() and kind not in ("space", "comment", "string")
+        ):
             raise Forged(f"it holds {match[0]!r}, with which its text could be read in two ways")
         yield _Token(kind, match[0] if kind != "comment" else " ")
 
@@ -86,6 +99,10 @@ def _check(token: _Token, modules: set[str]) -> None:
         raise Forged(f"it names {token.name}, a module of the testbench or the reference")
     if token.kind == "name" and token.text in _KEYWORDS:
         raise Forged(f"it uses {token.text}, which changes other modules")
+    if token.name.startswith("$"):  # Icarus takes \$finish for $finish
+        raise Forged(f"it uses {token.text}, an escaped name of a system task")
+    if token.kind == "directive" and token.text[1:] not in _DIRECTIVES:
+        raise Forged(f"it uses {token.text}, which is still there after the preprocessor")
     if token.kind == "system" and token.text[1:] not in _SILENT and not _PRINTS.match(token.text):
         raise Forged(f"it uses {token.text}, which a module under test has no need of")
 
@@ -96,27 +113,29 @@ def _is_access(tokens: Sequence[_Token], place: int) -> bool:
     return bool(before.name) or before.text in ("]", ")")
 
 
-def _root(tokens: Sequence[_Token], place: int) -> str | None:
-    """The first name of the path that goes on at this point; None where it does not begin with one."""
+def _root(tokens: Sequence[_Token], place: int, openings: Mapping[int, int], roots: Mapping[int, str]) -> str | None:
+    """The first name of the path that goes on at this point; None where it does not begin with one.
+
+    `roots` are those of the points before, so that a path of a million points is not walked a million times.
+    """
     at = place - 1
-    while True:
-        while at >= 0 and tokens[at].text == "]":
-            at = _opening(tokens, at) - 1
-        if at < 0 or not tokens[at].name:
-            return None
-        if at < 2 or tokens[at - 1].text != "." or not _is_access(tokens, at - 1):
-            return tokens[at].name
-        at -= 2
+    while at >= 0 and tokens[at].text == "]":
+        at = openings.get(at, 0) - 1
+    if at < 0 or not tokens[at].name:
+        return None
+    return roots.get(at - 1, tokens[at].name)
 
 
-def _opening(tokens: Sequence[_Token], closing: int) -> int:
-    """Where the bracket was opened that is closed here; -1 where nowhere."""
-    depth = 0
-    for at in range(closing, -1, -1):
-        depth += (tokens[at].text == "]") - (tokens[at].text == "[")
-        if depth == 0:
-            return at
-    return -1
+def _match_brackets(tokens: Sequence[_Token]) -> dict[int, int]:
+    """Where each bracket that is closed was opened."""
+    opened: list[int] = []
+    found: dict[int, int] = {}
+    for at, token in enumerate(tokens):
+        if token.text == "[":
+            opened.append(at)
+        elif token.text == "]" and opened:
+            found[at] = opened.pop()
+    return found
 
 
 def _silenced(tokens: Sequence[_Token]) -> Iterator[str]:

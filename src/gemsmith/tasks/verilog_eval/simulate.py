@@ -15,6 +15,8 @@ from gemsmith.tasks.verilog_eval.guard import Forged, guard, scope_names
 from gemsmith.tasks.verilog_eval.problems import Problem
 
 REASONS = ("no module", "compile error", "wrong output", "timeout", "forged", "sandbox")
+MOST_CHARACTERS = 2**20
+"""Of an answer; a model writes about four to a token."""
 COMPILING = Limits(wall_s=30.0)
 RUNNING = Limits(wall_s=60.0)
 """The slowest testbench of verilog-eval takes 13 s on one core, with its own reference."""
@@ -63,7 +65,11 @@ def open_bench(problem: Problem, sandbox: Sandbox) -> Bench | Verdict:
 
 def judge(bench: Bench, answer: str, sandbox: Sandbox) -> Verdict:
     """Whether a model's answer solves the problem, and if not, why."""
-    source = extract_modules(answer)
+    if len(answer) > MOST_CHARACTERS:
+        detail = f"the answer has {len(answer):,} characters, more than {MOST_CHARACTERS:,}"
+        return Verdict(passed=False, reason="sandbox", detail=detail)
+    # Half of a surrogate pair is no text, and no file would take it.
+    source = extract_modules(answer.encode("utf-8", "replace").decode())
     if source is None:
         return Verdict(passed=False, reason="no module", detail=f"the answer has no module named {TOP}")
     with tempfile.TemporaryDirectory() as name:
@@ -111,14 +117,20 @@ def _simulate(problem: Problem, source: str, sandbox: Sandbox) -> Verdict:
         ran = sandbox.run(["vvp", "-n", f"{FOLDER}/tb.vvp", "-none"], folder, limits=RUNNING)
     if failed := _failed(ran, "wrong output"):
         return failed
-    results = re.findall(rf"^{word} (\d+) (\d+)$", ran.text, re.MULTILINE)
-    if len(results) != 1:
+    return _read_result(ran.text, word)
+
+
+def _read_result(printed: str, word: str) -> Verdict:
+    """The verdict in the one line that begins with the word."""
+    if printed.count(word) > 1:
+        return Verdict(passed=False, reason="forged", detail="the testbench's own word was printed twice")
+    result = re.search(rf"^{word} (\d+) (\d+)$", printed, re.MULTILINE)
+    if result is None:
         return Verdict(passed=False, reason="wrong output", detail="the simulation ended without a result")
-    errors, samples = map(int, results[0])
+    errors, samples = int(result[1]), int(result[2])
+    detail = f"{errors} of {samples} samples differ"
     if errors or not samples:
-        return Verdict(
-            passed=False, reason="wrong output", detail=f"{errors} of {samples} samples differ", samples=samples
-        )
+        return Verdict(passed=False, reason="wrong output", detail=detail, samples=samples)
     return Verdict(passed=True, samples=samples)
 
 

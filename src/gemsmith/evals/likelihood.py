@@ -1,0 +1,108 @@
+"""How likely a model finds given answers, from vLLM's log-probabilities of a prompt's tokens.
+
+The prompt's ids P are those of the server's own /tokenize for the chat, its generation prompt included: what the model
+would go on from. A choice is tokenised alone, to C. It is then asked for the ids P C, and the log-probabilities of the
+last len(C) of them are summed. So no token belongs half to the prompt, and the prompt's tokens are never counted.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from gemsmith.evals.ask import Request, ask_all
+from gemsmith.messages import Message, plain_messages
+from gemsmith.serve.chat import Failure, Reply, read_choice
+from gemsmith.serve.server import Server
+
+Asked = Mapping[int, tuple[Sequence[Message], Sequence[str]]]
+"""The number of a question -> its messages and its choices."""
+
+
+def ask_likelihoods(
+    server: Server, asked: Asked, heard: Callable[[int, Reply | Failure], None], *, concurrency: int
+) -> None:
+    """Calls `heard` with each question's number and its choices' log-probabilities as JSON, as tasks' Chooser has it.
+
+    Raises what ask_all raises. A question of which one request fails has that failure.
+    """
+    tokenised = _tokenise(server, asked, concurrency)
+    lengths: list[tuple[int, str, int]] = []
+    requests: list[Request] = []
+    for number, (_, choices) in asked.items():
+        ids: list[list[int]] = []
+        for each in (tokenised[number], *(tokenised[choice] for choice in choices)):
+            if isinstance(each, Failure):
+                heard(number, each)
+                break
+            ids.append(each)
+        else:
+            prompt, *rest = ids
+            lengths += [(number, choice, len(last)) for choice, last in zip(choices, rest, strict=True)]
+            requests += [_request(server, [*prompt, *last]) for last in rest]
+    found: dict[int, dict[str, dict[str, Any] | Failure]] = {number: {} for number in asked}
+
+    def add(place: int, reply: dict[str, Any] | Failure) -> None:
+        number, choice, last = lengths[place]
+        logprob = reply if isinstance(reply, Failure) else read_logprob(reply, requests[place].body["prompt"], last)
+        found[number][choice] = (
+            logprob if isinstance(logprob, Failure) else {"choice": choice, "logprob": logprob, "tokens": last}
+        )
+        if len(found[number]) == len(asked[number][1]):
+            heard(number, _as_reply([found[number][choice] for choice in asked[number][1]]))
+
+    ask_all(server, requests, add, concurrency=concurrency)
+
+
+def read_logprob(reply: Mapping[str, Any], ids: Sequence[int], last: int) -> float | Failure:
+    """The sum of the log-probabilities of the last ids of a prompt, from a completion with prompt_logprobs."""
+    choice = read_choice(reply)
+    if isinstance(choice, Failure):
+        return choice
+    listed = choice.get("prompt_logprobs")
+    if not isinstance(listed, list) or len(listed) != len(ids):
+        return Failure(reason="no log-probabilities", detail="the server gave none for the prompt's tokens")
+    total = 0.0
+    for token, entry in zip(ids[-last:], listed[-last:], strict=True):
+        match entry[str(token)] if isinstance(entry, dict) and str(token) in entry else None:
+            case {"logprob": float() | int() as logprob}:
+                total += logprob
+            case _:
+                return Failure(reason="no log-probabilities", detail=f"none for the token {token}")
+    return total
+
+
+def _tokenise(server: Server, asked: Asked, concurrency: int) -> dict[int | str, list[int] | Failure]:
+    """The ids of each question's prompt, by its number, and of each choice, by its text; or why there are none."""
+    bodies: dict[int | str, dict[str, Any]] = {
+        number: {"messages": plain_messages(messages), "add_generation_prompt": True}
+        for number, (messages, _) in asked.items()
+    }
+    for _, choices in asked.values():
+        bodies |= {choice: {"prompt": choice, "add_special_tokens": False} for choice in choices}
+    found: dict[int | str, list[int] | Failure] = {}
+    names = list(bodies)
+
+    def heard(place: int, reply: dict[str, Any] | Failure) -> None:
+        found[names[place]] = reply if isinstance(reply, Failure) else _read_ids(reply)
+
+    requests = [Request(path="/tokenize", body={"model": server.model, **body}) for body in bodies.values()]
+    ask_all(server, requests, heard, concurrency=concurrency)
+    return found
+
+
+def _read_ids(reply: Mapping[str, Any]) -> list[int] | Failure:
+    ids = reply.get("tokens")
+    if not isinstance(ids, list) or not ids or not all(isinstance(token, int) for token in ids):
+        return Failure(reason="no tokens", detail="the server's /tokenize gave none")
+    return ids
+
+
+def _request(server: Server, ids: Sequence[int]) -> Request:
+    # One token is written since none cannot be asked for; 0: no other tokens' log-probabilities than the prompt's.
+    body = {"model": server.model, "prompt": list(ids), "max_tokens": 1, "temperature": 0, "prompt_logprobs": 0}
+    return Request(path="/v1/completions", body=body)
+
+
+def _as_reply(found: Sequence[dict[str, Any] | Failure]) -> Reply | Failure:
+    failure = next((each for each in found if isinstance(each, Failure)), None)
+    return failure or Reply(text=json.dumps(found, ensure_ascii=False), cut=False)

@@ -1,0 +1,205 @@
+"""What the record says of a task, from the two models' answers to it."""
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from gemsmith.eval_records import ModelResult, ProblemScore, Score, TaskResult
+from gemsmith.evals.difference import compare_paired
+from gemsmith.evals.pass_at import mean_interval, pass_at_each
+from gemsmith.evals.questions import OpenTask
+from gemsmith.evals.sampling import Answer, Answers, describe_counts
+from gemsmith.evals.scoring import score
+from gemsmith.messages import text_of
+from gemsmith.tasks import Question
+
+EXAMPLES = 5
+
+
+def make_result(task: OpenTask, base: Answers, tuned: Answers) -> TaskResult:
+    """One task of the record: both models' scores, and whether they differ."""
+    return TaskResult(
+        task=task.entry.task,
+        samples=task.sampling.samples,
+        temperature=task.sampling.temperature,
+        top_p=task.sampling.top_p,
+        seed=task.seed,
+        max_tokens=task.max_tokens,
+        prompt=task.prompt,
+        dataset=task.entry.dataset,
+        questions_sha256=task.sha256,
+        left_out=dict(task.left_out),
+        judged_by=task.judged_by,
+        sandbox=task.sandbox,
+        base=model_result(task, base),
+        tuned=model_result(task, tuned),
+        difference=compare_paired(*_answered(base, tuned)),
+    )
+
+
+def _answered(base: Answers, tuned: Answers) -> tuple[list[float], list[float]]:
+    """The share of right answers to each question that both models have answered and a scorer has judged at least once.
+
+    Where there is none, all of them count, as not right.
+    """
+    pairs = list(zip(base.answers, tuned.answers, strict=True))
+    whole = [pair for pair in pairs if all(any(_is_judged(answer) for answer in answers) for answers in pair)]
+    shares = [[_share(answers) for answers in pair] for pair in whole or pairs]
+    return [share for share, _ in shares], [share for _, share in shares]
+
+
+def _is_judged(answer: Answer) -> bool:
+    return not answer.failed and not answer.unscored
+
+
+def _share(answers: Sequence[Answer]) -> float:
+    return sum(answer.right for answer in answers) / len(answers)
+
+
+def model_result(task: OpenTask, answers: Answers) -> ModelResult:
+    """One model's scores on a task, and what its answers cost."""
+    flat = answers.all()
+    tokens = [answer.tokens for answer in flat if answer.tokens is not None]
+    problems = () if task.held_out else tuple(map(_problem_score, task.questions, answers.answers))
+    return ModelResult(
+        score=_score(flat) if task.held_out else _mean_score(answers),
+        pass_at=pass_at_each(problems),
+        problems=problems,
+        answers=len(flat),
+        mean_output_tokens=math.fsum(tokens) / len(tokens) if tokens else None,
+        usage_missing=sum(answer.tokens is None and not answer.failed for answer in flat),
+        retries=dict(answers.retries),
+    )
+
+
+def _score(answers: Sequence[Answer]) -> Score:
+    others = Counter({name: 0 for answer in answers for name in answer.others})
+    others.update(name for answer in answers for name, right in answer.others.items() if right)
+    right = [answer.right for answer in answers]
+    return score(right, cut=_count_cut(answers), others=others, **_count_troubles(answers))
+
+
+def _mean_score(answers: Answers) -> Score:
+    """pass@1, with its interval over questions."""
+    shares, flat = [_share(each) for each in answers.answers], answers.all()
+    low, high = mean_interval(shares)
+    return Score(
+        score=sum(shares) / len(shares),
+        low=low,
+        high=high,
+        n=len(shares),
+        cut=_count_cut(flat),
+        **_count_troubles(flat),
+    )
+
+
+def _count_cut(answers: Sequence[Answer]) -> int:
+    return sum(answer.cut for answer in answers)
+
+
+def _count_troubles(answers: Sequence[Answer]) -> dict[str, dict[str, int]]:
+    return {
+        "failed": dict(Counter(answer.failed for answer in answers if answer.failed)),
+        "unscored": dict(Counter(answer.unscored for answer in answers if answer.unscored)),
+    }
+
+
+def _problem_score(question: Question, answers: Sequence[Answer]) -> ProblemScore:
+    wrong = [answer for answer in answers if not answer.right]
+    reasons = Counter(answer.reason or answer.unscored or answer.failed or "wrong" for answer in wrong)
+    details = [f"{answer.reason}: {answer.detail}" for answer in wrong if answer.detail]
+    return ProblemScore(
+        name=question.origin,
+        samples=len(answers),
+        passed=len(answers) - len(wrong),
+        reasons=dict(sorted(reasons.items())),
+        details=tuple(dict.fromkeys(details)),
+    )
+
+
+def make_rows(task: OpenTask, base: Answers, tuned: Answers) -> Iterator[dict[str, Any]]:
+    """For each answer to each question what was asked and expected and what both models wrote."""
+    number = 0
+    for question, one, other in zip(task.questions, base.answers, tuned.answers, strict=True):
+        for sample, answers in enumerate(zip(one, other, strict=True)):
+            number += 1
+            named = {} if task.held_out else {"problem": question.origin, "sample": sample + 1}
+            yield {"task": task.name, "row": number, **named, **_row(question, *answers)}
+
+
+def _row(question: Question, base: Answer, tuned: Answer) -> dict[str, Any]:
+    return {
+        "prompt": "\n\n".join(text_of(message) for message in question.messages),
+        "expected": question.expected,
+        "base": base.text,
+        "tuned": tuned.text,
+        "base_right": base.right,
+        "tuned_right": tuned.right,
+        "base_cut": base.cut,
+        "tuned_cut": tuned.cut,
+        "base_failed": base.failed,
+        "tuned_failed": tuned.failed,
+        "base_reason": base.reason or base.unscored,
+        "tuned_reason": tuned.reason or tuned.unscored,
+    }
+
+
+def choose_examples(rows: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], ...]:
+    """A few rows that both have answered, in order: up to two that the tuned model got wrong, and the first others.
+
+    Of several samples the first counts.
+    """
+    rows = [row for row in rows if not row.get("base_failed") and not row.get("tuned_failed")]
+    rows = [row for row in rows if row.get("sample", 1) == 1]
+    wrong = [row for row in rows if not row["tuned_right"]][:2]
+    others = [row for row in rows if row not in wrong][: EXAMPLES - len(wrong)]
+    return tuple(dict(row) for row in sorted([*wrong, *others], key=lambda row: row["row"]))
+
+
+def answer_notices(task: OpenTask, role: str, answers: Answers) -> list[str]:
+    """What must be known of a model's answers before its score."""
+    flat = answers.all()
+    what = "rows" if task.held_out else f"requests of {task.name}"
+    failed = Counter(answer.failed for answer in flat if answer.failed)
+    unscored = Counter(answer.unscored for answer in flat if answer.unscored)
+    empty = sum(not answer.text and not answer.failed for answer in flat)
+    notices = []
+    if failed:
+        text = f"The {role} model's server gave no answer to {failed.total()} of {len(flat)} {what}"
+        notices.append(f"{text} ({describe_counts(failed)}); they count as not right.")
+    if unscored:
+        text = f"The scorer could not judge {unscored.total()} of {len(flat)} answers of the {role} model"
+        notices.append(f"{text} ({describe_counts(unscored)}); they count as not right.")
+    if empty:
+        text = f"{empty} of {len(flat)} answers of the {role} model are empty"
+        notices.append(f"{text}: it wrote nothing, or only what a reasoning or tool parser of vLLM takes out.")
+    if answers.retries:
+        total = sum(answers.retries.values())
+        text = f"{total} request{'s' * (total != 1)} of the {role} model had to be sent again"
+        notices.append(f"{text} ({describe_counts(answers.retries)}); each answer counts once.")
+    return notices
+
+
+def source_notices(task: OpenTask, result: TaskResult) -> list[str]:
+    """What must be known of a task with its own questions before its scores: what was left out, and what they tell."""
+    notices = []
+    if result.left_out:
+        total = len(result.left_out) + len(task.questions)
+        notices.append(
+            f"{task.name}: {len(result.left_out)} of {total} questions are left out, since {result.judged_by} cannot "
+            f"judge any answer to them; the scores are over the other {len(task.questions)}."
+        )
+    if not result.difference.told_apart:
+        notices.append(f"{task.name}: {result.difference.summary}")
+    return notices
+
+
+def grave_notices(task: OpenTask, result: TaskResult) -> list[str]:
+    """That generated code ran unguarded, or that a task with its own questions is answered worse than by the base."""
+    notices = []
+    if result.sandbox is False:
+        notices.append(f"{task.name}: generated code ran without a sandbox, with the rights of whoever started it.")
+    if result.difference.told_apart and result.difference.mean < 0:
+        notices.append(f"{task.name}: {result.difference.summary} Do not use it for this task.")
+    return notices

@@ -1,0 +1,71 @@
+"""Which questions a run asks, and what is refused before a server starts."""
+
+import json
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import pytest
+
+from gemsmith.errors import DataError, RecipeError
+from gemsmith.evals.questions import read_questions
+from gemsmith.evals.stage import evaluate
+from gemsmith.messages import text_of
+from gemsmith.run import Run
+from gemsmith.serve.server import Server
+from gemsmith.serve.stage import Servers
+
+from .conftest import EVAL, held_out
+
+
+def test_eval_limit_takes_the_first_rows(exported_run: Callable[..., Run]) -> None:
+    questions = read_questions(exported_run({"eval": EVAL | {"limit": 2}}))
+    assert [text_of(question.messages[0]) for question in questions] == list(held_out(4))[:2]
+
+
+def test_no_held_out_rows_is_the_users_error(exported_run: Callable[..., Run]) -> None:
+    with pytest.raises(RecipeError, match=r"^data\.eval: "):
+        read_questions(exported_run({"data": {"eval": None}}))
+
+
+def test_everything_before_the_last_answer_is_the_question(exported_run: Callable[..., Run], tmp_path: Path) -> None:
+    turns = [("system", "s"), ("user", "1"), ("assistant", "a"), ("user", "2"), ("assistant", "b")]
+    file = tmp_path / "held.jsonl"
+    file.write_text(json.dumps({"messages": [{"role": role, "content": content} for role, content in turns]}) + "\n")
+    (question,) = read_questions(exported_run({"data": {"eval": str(file)}}))
+    assert question.expected == "b"
+    assert [(message.role, text_of(message)) for message in question.messages] == turns[:-1]
+
+
+def test_a_row_that_starts_with_its_answer_has_no_question(exported_run: Callable[..., Run], tmp_path: Path) -> None:
+    file = tmp_path / "held.jsonl"
+    file.write_text(json.dumps({"messages": [{"role": "assistant", "content": "a"}]}) + "\n")
+    with pytest.raises(DataError):
+        read_questions(exported_run({"data": {"eval": str(file)}}))
+
+
+@pytest.mark.parametrize(
+    ("prompt", "response", "place"), [("a<|think|>", "b", "prompt"), ("a", "b<|tool_response>", "response")]
+)
+def test_a_held_out_row_with_a_control_token_is_refused_before_a_server_starts(
+    prompt: str, response: str, place: str, exported_run: Callable[..., Run], tmp_path: Path
+) -> None:
+    file = tmp_path / "held.jsonl"
+    rows = [
+        {"prompt": "a", "response": "b"},
+        {"prompt": prompt, "response": response},
+        {"prompt": "<eos>", "response": "not asked"},
+    ]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    run = exported_run({"data": {"eval": str(file)}, "eval": {"limit": 2}})
+
+    def start(*_: object, **__: object) -> AbstractContextManager[Server]:
+        raise AssertionError("started a server")
+
+    with (
+        Servers(run, start=start) as servers,
+        pytest.raises(DataError, match=rf"held.jsonl line 2: {place} holds <\|t.*>, a control token"),
+    ):
+        evaluate(run, servers)
+    file.write_text(json.dumps(rows[0]) + "\n" + json.dumps(rows[0]) + "\n" + json.dumps(rows[2]) + "\n")
+    assert len(read_questions(run)) == 2
