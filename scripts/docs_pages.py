@@ -16,29 +16,6 @@ from readme_table import make_table
 ROOT = Path(__file__).resolve().parents[1]
 RECORDS = ROOT / "benchmarks" / "records"
 
-WORDS = {
-    "seed": "Of rows that are made, of their order, of A's start and of dropout.",
-    "lora.rank": "R: the columns of A and the rows of B.",
-    "lora.alpha": "Adapters are scaled by alpha / rank.",
-    "lora.dropout": "The share of an adapter's inputs that a training step leaves out.",
-    "optimizer.learning_rate": "The highest rate, at the end of the warm-up.",
-    "optimizer.weight_decay": "AdamW's.",
-    "optimizer.beta1": "AdamW's, of the first moment.",
-    "optimizer.beta2": "AdamW's, of the second moment.",
-    "optimizer.epsilon": "AdamW's.",
-    "train.epochs": "How often all packed rows are trained on.",
-    "train.mesh": "How devices share a step; `auto` splits rows first, then their positions.",
-    "train.keep_checkpoints": "How many saved steps stay.",
-    "serve.host": "The address that vLLM listens on.",
-    "serve.dtype": "Of the weights while they are served; `auto` is the checkpoint's own.",
-    "serve.start_timeout_s": "How long vLLM may take to be up.",
-    "bench.input_tokens": "Prompt lengths, one cell each.",
-    "bench.output_tokens": "Tokens that every request asks for.",
-    "eval.max_tokens": "The longest answer.",
-    "eval.concurrency": "Requests under way at once.",
-}
-"""Descriptions of keys that have none in gemsmith/recipe.py, which comes first."""
-
 
 def recipe_page() -> str:
     """The reference of the recipe: every key with its type, default and description, a table a section."""
@@ -71,7 +48,7 @@ def _table(title: str, prefix: str, properties: Mapping[str, Any]) -> list[str]:
     for key, value in properties.items():
         name = f"{prefix}{key}"
         default = f"`{json.dumps(value['default'])}`" if "default" in value else "must be given"
-        text = value.get("description") or WORDS.get(name)
+        text = value.get("description")
         if not text:
             raise ValueError(f"{name}: has no description; add one in src/gemsmith/recipe.py")
         lines.append(f"| `{name}` | {say_type(value)} | {default} | {text} |".replace("\n", " "))

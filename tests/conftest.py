@@ -13,6 +13,7 @@ import pytest
 
 from gemsmith.cli import main
 from gemsmith.files import sha256_file
+from gemsmith.launch.record import LaunchRecord
 from gemsmith.provenance import start_clock
 from gemsmith.recipe_file import build_recipe
 from gemsmith.records import Check, ExportRecord, FileSum, VerifyRecord
@@ -142,3 +143,28 @@ def recipe(tmp_path: Path, tiny_checkpoint: Callable[..., Path], monkeypatch: py
     made = "{task: verilog, rows: 20}"
     file.write_text(f"checkpoint: {tiny_checkpoint('tiny-31b')}\ndata: {{train: {made}, max_length: 256}}\n")
     return file
+
+
+@pytest.fixture
+def launch_record() -> LaunchRecord:
+    """What this machine remembers of a launch to Cloud Run."""
+    return LaunchRecord(
+        name="big",
+        state="submitted",
+        target="cloud-run",
+        machine="cloud-run-30",
+        project="p",
+        region="us-central1",
+        zone=None,
+        root="gs://runs/big",
+        stages=("train",),
+        image="i",
+        secret="hf-token",
+        service_account="a@p",
+        spot=False,
+        usd_per_hour=4.12,
+        greatest_usd=10.0,
+        started="2026-11-01T00:00:00+00:00",
+        gemsmith="0.1.0",
+        files={},
+    )

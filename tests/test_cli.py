@@ -22,7 +22,7 @@ def test_every_verb_is_there_and_has_help(gemsmith):
         (["plan", "my.yaml", "--set", "model=gemma4-31"], "did you mean gemma4-31b?"),
         (["plan", "my.yaml", "--set", "lora.rank=many"], "lora.rank: 'many' was given"),
         (["plan", "my.yaml", "--set", "model=tiny-12b"], "tiny-12b"),
-        (["plan", "my.yaml", "--set", "hardware.machines=[v5p-9]"], "did you mean v5p-8?"),
+        (["plan", "my.yaml", "--set", "hardware.machines=[v5p-9]"], "did you mean v5p-8"),
         (["plan", "my.yaml", "--set", "checkpoint=no/such/folder"], "is neither a folder"),
         (["plan", "my.yaml", "--set", "data.max_length=1000000"], "reads at most 2048 tokens"),
         (["data", "my.yaml", "--set", "data.train=missing.jsonl"], "missing.jsonl"),

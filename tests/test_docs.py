@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
-from gemsmith.recipe import default_values
+from gemsmith.recipe_keys import default_values
 from gemsmith.stages import STAGES
 
 ROOT = Path(__file__).parents[1]

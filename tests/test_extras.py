@@ -2,6 +2,7 @@
 
 import ast
 import functools
+import json
 import os
 import re
 import subprocess
@@ -25,6 +26,7 @@ NEEDS = _EXTRAS | {"files": "data", "testing": "dev"}
 ELSEWHERE = {
     ("export", "orbax"),  # reads what the JAX backend has saved
     ("bench", "vllm"),  # runs in vLLM's own environment
+    ("bench", "aiohttp"),  # as that does
     ("train.trl", "bitsandbytes"),  # only for train.dtype nf4, whose error names it
 }
 
@@ -79,6 +81,23 @@ def test_the_extra_of_a_part_declares_what_the_part_imports(file):
     for library in sorted(third_party_imports(file)):
         if not any(f"{module}.".startswith(f"{name}.") and library == there for name, there in ELSEWHERE):
             assert distributions_of(library) & declared, f"{module} imports {library}: add it to {extra_of(module)}"
+
+
+def packages_of(file: Path) -> set[str]:
+    """The distributions whose versions a stage's record holds in any case: its PACKAGES."""
+    for node in ast.parse(file.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]).lstrip("_") == "PACKAGES":
+            return set(ast.literal_eval(node.value)) if isinstance(node.value, ast.Tuple) else set()
+    return set()
+
+
+def test_a_record_holds_versions_of_what_its_stages_extra_brings():
+    """A version that is not there would end the stage after its work."""
+    recorded = {module_of(file): packages_of(file) for file in FILES}
+    assert {"data.stage", "export.stage", "verify.stage"} <= {module for module, names in recorded.items() if names}
+    for module, names in recorded.items():
+        lacking = {name for name in names if normalised(name) not in distributions(extra_of(module))}
+        assert not lacking, f"{module}: add {', '.join(lacking)} to {extra_of(module)}, or leave the version out"
 
 
 def test_every_exception_is_still_needed():
@@ -138,21 +157,41 @@ assert "transformers" not in sys.modules and "torch" not in sys.modules
 
 
 @pytest.fixture
-def install(tmp_path):
+def fresh(tmp_path):
+    """The Python of a fresh environment whose pip reaches an index."""
+    folder = tmp_path / "env"
+    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+    python = str(folder / "bin" / "python")
+    download = [python, "-m", "pip", "-q", "--disable-pip-version-check", "download", "--no-deps"]
+    if subprocess.run([*download, "-d", str(tmp_path), "click"], check=False).returncode:
+        pytest.skip("pip reaches no package index here")
+    return python
+
+
+@pytest.fixture
+def install(fresh):
     """Returns the Python of a fresh environment with one extra: `install("report")`."""
 
     def make(extra: str) -> str:
-        folder = tmp_path / "env"
-        subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
-        python = str(folder / "bin" / "python")
-        quiet = [python, "-m", "pip", "-q", "--disable-pip-version-check"]
-        probe = subprocess.run([*quiet, "download", "--no-deps", "-d", str(tmp_path), "click"], check=False)
-        if probe.returncode:
-            pytest.skip("pip reaches no package index here")
+        quiet = [fresh, "-m", "pip", "-q", "--disable-pip-version-check"]
         subprocess.run([*quiet, "install", f"{ROOT}[{extra}]"], check=True)
-        return python
+        return fresh
 
     return make
+
+
+@pytest.fixture
+def resolve(fresh, tmp_path):
+    """Returns the distributions that pip would install into a fresh environment."""
+
+    def names(requirement: str) -> set[str]:
+        report = tmp_path / "report.json"
+        quiet = [fresh, "-m", "pip", "-q", "--disable-pip-version-check"]
+        subprocess.run([*quiet, "install", "--dry-run", "--report", str(report), requirement], check=True)
+        found = json.loads(report.read_text(encoding="utf-8"))["install"]
+        return {normalised(item["metadata"]["name"]) for item in found}
+
+    return names
 
 
 @pytest.mark.install
@@ -168,6 +207,26 @@ def test_the_report_extra_renders_a_report_from_records_alone(install, tmp_path)
 @pytest.mark.install
 def test_the_jax_extra_imports_training_without_transformers(install, tmp_path):
     subprocess.run([install("jax"), "-c", TRAINING], check=True, cwd=tmp_path, env=plain_environment())
+
+
+@pytest.mark.install
+def test_the_trl_extra_trains_exports_and_verifies_without_jax(install, tmp_path):
+    python, run = install("trl"), str(tmp_path / "run")
+    settings = [f"checkpoint={ROOT / 'recipes' / 'demo_base'}", "train.backend=trl", "train.optimizer_steps=2"]
+    settings += ["optimizer.warmup_steps=1", "data.train.rows=40", "data.eval=null"]
+    options = [word for setting in settings for word in ("--set", setting)]
+    for verb in ("data", "train", "export", "verify"):
+        command = [python, "-m", "gemsmith", verb, str(ROOT / "recipes" / "demo.yaml"), "--run", run, *options]
+        subprocess.run(command, check=True, cwd=tmp_path, env=plain_environment())
+    assert subprocess.run([python, "-c", "import jax"], capture_output=True, check=False).returncode
+
+
+@pytest.mark.install
+@pytest.mark.parametrize("extra", [None, *PROJECT["optional-dependencies"]])
+def test_pip_alone_finds_versions_of_all_that_an_extra_asks_for(resolve, extra):
+    names = resolve(f"{ROOT}[{extra}]" if extra else str(ROOT))
+    assert names >= distributions(extra)
+    assert "google-tunix" not in names or extra not in ("data", "gcs", "report", "serve", "trl", "verify")
 
 
 def plain_environment() -> dict[str, str]:

@@ -253,7 +253,7 @@ def test_a_run_whose_rows_have_gone_is_served_and_reported(gemsmith, recipe, mon
     Path("rows.jsonl").unlink()
     assert gemsmith("report", "runs/my")[0] == 0
     shutil.copytree(load_recipe("runs/my/recipe.yaml").checkpoint, "runs/my/merged")
-    monkeypatch.setattr("gemsmith.serve.stage.find_doubt", lambda run: None)
+    monkeypatch.setattr("gemsmith.serve.stage.find_doubt", lambda _run, adapter: None)
     code, _, err = gemsmith("run", "runs/my")
     assert code == 0, err
 

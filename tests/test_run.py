@@ -10,8 +10,9 @@ import pytest
 from gemsmith import __version__
 from gemsmith.errors import MachineError, RecipeError, RunError, VersionError
 from gemsmith.provenance import start_clock
-from gemsmith.recipe import ADDED_LATER, Derived, later_defaults
+from gemsmith.recipe import ADDED_LATER, Derived
 from gemsmith.recipe_file import build_recipe
+from gemsmith.recipe_keys import later_defaults
 from gemsmith.records import Check, DataRecord, ServeRecord, TrainRecord, VerifyRecord
 from gemsmith.run import (
     Run,

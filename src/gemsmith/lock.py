@@ -1,9 +1,8 @@
-"""One process at a time in a folder: a lock that the death of its holder frees, also by SIGKILL, and that says who
-holds it.
+"""One process at a time in a folder, by a lock that says who holds it.
 
-It is a POSIX record lock on <folder>/.lock. Unlike flock's, no forked process has it too, so none that outlives its
-parent keeps it; and it works over NFS. Closing any descriptor of the file gives it up, so the process that holds it
-must not open the file once more.
+The death of its holder frees it, also by SIGKILL. It is a POSIX record lock on <folder>/.lock. Unlike flock's, no
+forked process has it too, so none that outlives its parent keeps it; and it works over NFS. Closing any descriptor of
+the file gives it up, so the process that holds it must not open the file once more.
 """
 
 import contextlib

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from gemsmith.checkpoint.fetch import check_source
 from gemsmith.errors import GemsmithError, MachineError, Preempted, RunError, VersionError
+from gemsmith.recipe import eval_tasks
 from gemsmith.records import DataRecord, Record, TrainRecord
 from gemsmith.resolve import check_settings
 from gemsmith.run import Run, confirm_recipe, is_complete, read_record
@@ -31,7 +32,7 @@ def run_stages(run: Run) -> list[Record]:
     there is is written.
     """
     console = open_console()
-    stages = [stage for stage in STAGES if not (stage == "eval" and run.recipe.data.eval is None)]
+    stages = [stage for stage in STAGES if not (stage == "eval" and not eval_tasks(run.recipe))]
     with contextlib.ExitStack() as stack:
         servers = _open_servers(run, stack)
         _refuse_changed_rows(run)
@@ -92,13 +93,13 @@ def check_stages(run: Run, stages: Collection[str]) -> None:
     recipe = run.recipe
     check_settings(recipe, stages)
     if "data" in stages and isinstance(recipe.data.train, str):
-        importlib.import_module("gemsmith.data.stored").find_files(recipe.data.train)
+        importlib.import_module("gemsmith.data.rows").find_source_files(recipe.data.train, recipe.data.format)
     if recipe.data.template is not None and not {"data", *SERVED}.isdisjoint(stages):
         importlib.import_module("gemsmith.data.template").check_template(recipe.data.template)
     if "train" in stages:
         importlib.import_module("gemsmith.train.stage").check_training(run)
     if "eval" in stages:
-        importlib.import_module("gemsmith.evals.stage").check_rows(run)
+        importlib.import_module("gemsmith.evals.questions").check_tasks(run)
     if not {"data", "train", "export", "verify", "eval"}.isdisjoint(stages):
         check_source(recipe.checkpoint)
 
@@ -188,7 +189,7 @@ def _refuse_changed_rows(run: Run) -> None:
         return
     from gemsmith.data.rows import source_sha256
 
-    if read not in (None, source_sha256(source)):
+    if read not in (None, source_sha256(source, run.recipe.data.format)):
         raise RunError(
             f"data.train: {source} has changed since {run.record_file('data')} was made from it; "
             f"put it back, or name another run directory with --run"

@@ -1,31 +1,39 @@
-"""The recipe: one YAML that every stage reads. Its keys, their defaults, and which of them exclude each other.
+"""The recipe: one YAML that every stage reads. Its keys and their defaults.
 
 Defaults live here and nowhere else; where arXiv 2605.25645 gives a value, it is that one.
 """
 
-import json
+import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue
 
-from gemsmith.errors import RecipeError
-from gemsmith.execution import BACKENDS, NAMES, Saved, Tuned
-from gemsmith.tasks import MADE, SCORERS, describe_made, describe_scorers
-from gemsmith.zoo import LORA_KINDS, find_variant, lora_targets, variant_of_hub_id
+from gemsmith.execution import Saved, Tuned
+from gemsmith.grids import BURST, GRIDS, Grid, Load, describe_grids
+from gemsmith.tasks import MADE, SCORERS, SOURCES, describe_made, describe_scorers, describe_sources
+from gemsmith.zoo import LORA_KINDS
 
 Positive = Annotated[int, Field(gt=0)]
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 if TYPE_CHECKING:
     MadeTask: TypeAlias = str
     ScorerName: TypeAlias = str
-else:  # the names of the tasks that there are
-    MadeTask, ScorerName = Literal[MADE], Literal[SCORERS]
+    TaskName: TypeAlias = str
+else:  # the names of the tasks that there are, or a Python file of the user's own
+    _OwnFile = Annotated[str, Field(pattern=r"\.py$")]
+    MadeTask, ScorerName = Literal[MADE] | _OwnFile, Literal[SCORERS] | _OwnFile
+    TaskName = Literal[(*SOURCES, *SCORERS)] | _OwnFile
+TASK_KEYS = ("data.train.task", "data.eval.task", "eval.scorer")
+"""Keys that may name such a file, beside the entries of eval.tasks."""
 # YAML 1.1, which PyYAML reads, takes a bare off for false.
 AutoOrOff = Annotated[Tuned, BeforeValidator(lambda value: "off" if value is False else value)]
 
-ADDED_LATER = frozenset({"train.tuned"})
+ADDED_LATER = frozenset(
+    "bench.grid bench.max_concurrency bench.slo_tpot_ms bench.slo_ttft_ms bench.timeout_s data.bad_image data.held_out "
+    "data.image_tokens data.labels data.max_patches data.prompt eval.options eval.tasks serve.image "
+    "serve.kv_cache_dtype serve.pictures serve.weights train.tuned".split()
+)
 """Keys that recipes of earlier versions lack. At its default such a key is left out of what says how a stage was made,
 so that what those versions made stays complete and can be gone on with."""
 
@@ -37,9 +45,11 @@ class Section(BaseModel):
 
 
 class Made(Section):
-    """Rows made by a seeded generator that ships with Gemsmith, instead of a file."""
+    """Rows made by a seeded generator, instead of a file."""
 
-    task: MadeTask = Field(description=f"The generator: {describe_made()}.")
+    task: MadeTask = Field(
+        description=f"The generator: {describe_made()}; or your own Python file with make_rows, whose code is run."
+    )
     rows: Positive = Field(description="How many rows to make.")
     split: Literal["train", "held-out"] = Field("train", description="The two splits share no specification.")
 
@@ -47,7 +57,19 @@ class Made(Section):
 class Data(Section):
     train: str | Made = Field(description="JSONL or parquet file, a Hugging Face dataset folder, or rows to make.")
     eval: str | Made | None = Field(None, description="Held-out rows, in the same forms; null: no evaluation.")
-    format: Literal["auto", "messages", "prompt-response"] = Field("auto", description="`auto` looks at the columns.")
+    format: Literal["auto", "messages", "prompt-response", "image-folder"] = Field(
+        "auto", description="`auto` looks at the columns; image-folder: a sub-folder of photos for each class."
+    )
+    labels: dict[str, str] = Field(
+        {}, description="image-folder: sub-folder -> answer; default: its name, _ as spaces."
+    )
+    prompt: str | None = Field(None, description="image-folder: the text after each picture; {labels}: all answers.")
+    held_out: Fraction = Field(0.0, description="image-folder: the share of each class for data.eval, the same folder.")
+    image_tokens: Literal[70, 140, 280, 560, 1120] = Field(280, description="Soft tokens of a picture at most.")
+    max_patches: Positive = Field(
+        25_200, description="Of a row's pictures, at most; 280 soft tokens are 2,520 patches."
+    )
+    bad_image: Literal["error", "drop"] = Field("error", description="What happens to a row whose picture is unusable.")
     template: str | None = Field(None, description="A chat template file; default: the checkpoint's own.")
     max_length: Positive = Field(4096, description="Tokens in a row, packed or not.")
     packing: bool = Field(
@@ -66,9 +88,13 @@ def lora_scale(*, rank: int, alpha: float, rslora: bool) -> float:
 
 
 class Lora(Section):
-    rank: Positive = 64
-    alpha: Annotated[float, Field(gt=0)] = 64.0
-    dropout: Fraction = 0.05
+    rank: Positive = Field(64, description="R: the columns of A and the rows of B.")
+    alpha: Annotated[float, Field(gt=0)] = Field(
+        64.0, description="Adapters are scaled by alpha / rank, with rslora by alpha / sqrt(rank)."
+    )
+    dropout: Fraction = Field(
+        0.05, description="The share of an adapter's inputs that a training step leaves out; 0: none."
+    )
     rslora: bool = Field(False, description="Scale adapters by alpha / sqrt(rank) instead of alpha / rank.")
     targets: tuple[str, ...] = Field(LORA_KINDS, description="Kinds of projection that get an adapter.", strict=False)
 
@@ -79,7 +105,9 @@ class Lora(Section):
 
 
 class Optimizer(Section):
-    learning_rate: Annotated[float, Field(gt=0)] = 1e-4
+    learning_rate: Annotated[float, Field(gt=0)] = Field(
+        1e-4, description="The highest rate, at the end of the warm-up."
+    )
     schedule: Literal["cosine", "linear", "constant"] = Field(
         "cosine", description="After warm-up; cosine and linear end at 0."
     )
@@ -89,11 +117,15 @@ class Optimizer(Section):
     warmup_ratio: Annotated[float, Field(ge=0, lt=1)] | None = Field(
         None, description="Instead of warmup_steps: their share of all updates, rounded up."
     )
-    weight_decay: Annotated[float, Field(ge=0)] = 0.001
+    weight_decay: Annotated[float, Field(ge=0)] = Field(
+        0.001, description="AdamW's: an update also takes this share of the adapters, times the learning rate."
+    )
     clip_norm: Annotated[float, Field(gt=0)] | None = Field(1.0, description="Global gradient norm; null: no clipping.")
-    beta1: Fraction = 0.9
-    beta2: Fraction = 0.999
-    epsilon: Annotated[float, Field(gt=0)] = 1e-8
+    beta1: Fraction = Field(0.9, description="AdamW's: how much of the gradients' mean a step keeps.")
+    beta2: Fraction = Field(0.999, description="AdamW's: how much of the squared gradients' mean a step keeps.")
+    epsilon: Annotated[float, Field(gt=0)] = Field(
+        1e-8, description="AdamW's: added to the root that an update is divided by."
+    )
 
     def warmup(self, updates: int) -> int:
         """The steps of warm-up, of so many updates.
@@ -119,7 +151,7 @@ class Train(Section):
     start_adapter: str | None = Field(
         None, description="A folder of a PEFT adapter whose matrices training starts from."
     )
-    epochs: Positive = 1
+    epochs: Positive = Field(1, description="How often all rows are trained on.")
     optimizer_steps: Positive | None = Field(
         None,
         description="Updates; rows repeat in further epochs where there are fewer than they need. Default: epochs "
@@ -149,7 +181,9 @@ class Train(Section):
     offload: Annotated[tuple[Saved, ...], Field(strict=False)] = Field(
         (), description="Results of a layer that wait for the backward pass in the host's memory; TPU and GPU."
     )
-    mesh: Literal["auto"] | Mesh = "auto"
+    mesh: Literal["auto"] | Mesh = Field(
+        "auto", description="How devices share a step; `auto` splits rows first, then their positions."
+    )
     dtype: Literal["bfloat16", "float32", "nf4", "int8"] = Field(
         "bfloat16",
         description="Of the frozen base, `nf4` and `int8` computing in bfloat16; adapters and moments are float32.",
@@ -169,7 +203,7 @@ class Train(Section):
         "recomputed in turn, barriers around matmuls, the split vocabulary. The update is the same, but for rounding.",
     )
     checkpoint_every: Positive = Field(100, description="Steps.")
-    keep_checkpoints: Positive = 3
+    keep_checkpoints: Positive = Field(3, description="How many saved steps stay: the newest.")
     checkpoint_folder: str | None = Field(
         None, description="A folder or gs://bucket/folder for the checkpoints; null: in the run directory."
     )
@@ -187,31 +221,119 @@ class Export(Section):
 
 
 class Serve(Section):
-    host: str = "127.0.0.1"
+    host: str = Field("127.0.0.1", description="The address that vLLM listens on.")
     port: Annotated[int, Field(gt=0, lt=65_536)] | None = Field(None, description="Default: a free one.")
     max_model_len: Positive | None = Field(None, description="Tokens; default: what bench and eval need.")
-    dtype: Literal["auto", "bfloat16", "float32"] = "auto"
+    dtype: Literal["auto", "bfloat16", "float32"] = Field(
+        "auto", description="Of the weights while they are served; `auto`: the checkpoint's own."
+    )
     python: str | None = Field(
         None, description="The Python of the environment that holds vLLM; default: .venv-serve beside Gemsmith's own."
     )
-    start_timeout_s: Positive = 900
+    start_timeout_s: Positive = Field(900, description="Seconds that vLLM may take to be up.")
+    weights: Literal["auto", "merged", "adapter"] = Field(
+        "auto",
+        description="`adapter`: base and tuned model are two names of one server, base + LoRA; `merged` and `auto`: "
+        "each has a server of its own, since vLLM may load a Gemma 4 adapter and ignore it "
+        "(https://github.com/vllm-project/vllm/issues/41754).",
+    )
+    pictures: bool = Field(False, description="Take pictures in prompts; else what encodes them is not loaded.")
+    kv_cache_dtype: Literal["auto", "fp8"] = Field("auto", description="Of keys and values; `auto` is the weights'.")
+    image: str | None = Field(
+        None, description="The Docker image of gemsmith serve --on; default: vLLM's own for the machine's kind."
+    )
     arguments: tuple[str, ...] = Field((), description="Further arguments to vLLM's server.", strict=False)
 
 
 class Bench(Section):
-    input_tokens: tuple[Positive, ...] = Field((512, 4096), strict=False)
-    output_tokens: Positive = 256
-    request_rates: tuple[Annotated[float, Field(gt=0)], ...] = Field(
-        (1.0, 4.0, 16.0), description="Requests a second.", strict=False
+    grid: Literal["own", "paper", "short"] = Field(
+        "own",
+        description=f"What is measured: {describe_grids()}; `own` is what the next five keys say, which the others do "
+        "not read.",
     )
-    prompts: Positive = Field(128, description="Requests in a cell.")
+    input_tokens: tuple[Positive, ...] = Field(
+        (512, 4096),
+        description="Lengths of prompts in tokens; each with each of request_rates is a cell.",
+        strict=False,
+    )
+    output_tokens: Positive = Field(256, description="Tokens that every request asks for.")
+    request_rates: tuple[Annotated[float, Field(gt=0)] | Literal["burst"], ...] = Field(
+        (1.0, 4.0, 16.0), description="Requests a second; `burst`: all at once.", strict=False
+    )
+    max_concurrency: Positive | None = Field(
+        None, description="Requests under way at once, where others wait at the client; null: no limit."
+    )
+    prompts: Positive | None = Field(
+        128,
+        description="Requests that a cell measures, beside those of its warm-up; null: as many as its rate and length "
+        "need.",
+    )
+    slo_ttft_ms: Annotated[float, Field(gt=0)] | None = Field(
+        None,
+        description="The longest TTFT of a good request. With an SLO the rate is searched at which the server "
+        "saturates: under 95 % of its requests are good.",
+    )
+    slo_tpot_ms: Annotated[float, Field(gt=0)] | None = Field(None, description="The longest TPOT of a good request.")
+    timeout_s: Positive = Field(600, description="A request without a whole answer by then is counted as a timeout.")
+
+    @property
+    def plan(self) -> Grid:
+        """The loads to measure; those of the own grid need as many requests as the paper's."""
+        if self.grid != "own":
+            return GRIDS[self.grid]
+        loads = tuple(
+            Load(
+                input_tokens=tokens,
+                output_tokens=self.output_tokens,
+                request_rate=BURST if rate == "burst" else rate,
+                max_concurrency=self.max_concurrency,
+            )
+            for tokens in self.input_tokens
+            for rate in self.request_rates
+        )
+        return dataclasses.replace(GRIDS["paper"], loads=loads)
+
+
+class EvalTask(Section):
+    """One of several things that a run is scored on."""
+
+    task: TaskName = Field(
+        description=f"A scorer, for the held-out rows of data.eval; or a task with its own questions: "
+        f"{describe_sources()}."
+    )
+    dataset: str | None = Field(None, description="The folder with the questions of such a task.")
+    prompt: str | None = Field(
+        None, description="How such a task asks. verilog: `official` (default), as verilog-eval does, or `fenced`."
+    )
+    samples: Positive | None = Field(None, description="Answers to each question; default: the task's, verilog's is 5.")
+    temperature: Annotated[float, Field(ge=0)] | None = Field(
+        None, description="Default: the task's, verilog's is 0.8."
+    )
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = Field(
+        None, description="Default: the task's, verilog's is 0.95."
+    )
+    seed: Annotated[int, Field(ge=0, lt=2**32)] | None = Field(
+        None, description="What each sample's own seed follows from; default: the recipe's seed."
+    )
+    max_tokens: Positive | None = Field(None, description="The longest answer; default: eval.max_tokens.")
+    unsafe: bool = Field(False, description="Run generated code without a sandbox, with your rights.")
 
 
 class Eval(Section):
-    scorer: ScorerName = Field("exact", description=f"What an answer is judged by: {describe_scorers()}.")
-    max_tokens: Positive = 512
+    tasks: tuple[EvalTask, ...] = Field(
+        (), description="What is scored; default: the held-out rows, by eval.scorer.", strict=False
+    )
+    scorer: ScorerName = Field(
+        "exact",
+        description=f"What an answer is judged by: {describe_scorers()}; or your own Python file with COLUMNS and "
+        "score, whose code is run.",
+    )
+    options: dict[str, JsonValue] = Field(
+        {}, description="Values of the scorer's columns, such as `pattern`, for the rows that have none of their own."
+    )
+    max_tokens: Positive = Field(512, description="Tokens of the longest answer.")
     limit: Positive | None = Field(None, description="Score only the first rows.")
-    concurrency: Positive = 16
+    concurrency: Positive = Field(16, description="Requests under way at once.")
 
 
 class Hardware(Section):
@@ -230,7 +352,9 @@ class Recipe(Section):
         None, description="gemma4-e2b, -e4b, -12b, -26b-a4b, -31b, a tiny one; default: what the checkpoint is."
     )
     checkpoint: str = Field(description="A folder, a Hugging Face hub id, or gs://bucket/folder.")
-    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = Field(
+        0, description="Of rows that are made, their order, A's first values and dropout."
+    )
     data: Data
     lora: Lora = Lora()
     optimizer: Optimizer = Optimizer()
@@ -252,131 +376,21 @@ class Derived(NamedTuple):
     @property
     def plain_value(self) -> Any:
         """As JSON and YAML have it."""
-        return list(self.value) if isinstance(self.value, tuple) else self.value
+        if not isinstance(self.value, tuple):
+            return self.value
+        return [item.model_dump(mode="json") if isinstance(item, Section) else item for item in self.value]
 
 
-def check_recipe(recipe: Recipe) -> None:
-    """Raises RecipeError where keys contradict each other, whatever the model's numbers and the machine."""
-    _check_warmup(recipe.optimizer)
-    _check_checkpoint_folder(recipe.train)
-    _check_offload(recipe.train)
-    _check_backend(recipe.train)
-    if recipe.model not in (None, "custom"):
-        find_variant(recipe.model)
-        named = variant_of_hub_id(recipe.checkpoint)
-        if named and named.name != recipe.model:
-            raise RecipeError(
-                f"model: {recipe.model} was given, but checkpoint {recipe.checkpoint} is {named.name}; set one of them"
-            )
-        lora_targets(find_variant(recipe.model), recipe.lora.targets)
+def eval_tasks(recipe: Recipe) -> tuple[EvalTask, ...]:
+    """What the run is scored on: eval.tasks, or else eval.scorer on the held-out rows, where data.eval names any."""
+    if recipe.eval.tasks or recipe.data.eval is None:
+        return recipe.eval.tasks
+    return (EvalTask(task=recipe.eval.scorer),)
 
 
-def _check_warmup(optimizer: Optimizer) -> None:
-    steps, ratio = optimizer.warmup_steps, optimizer.warmup_ratio
-    if steps is not None and ratio is not None:
-        raise RecipeError(
-            f"optimizer.warmup_steps: {steps} was given, and optimizer.warmup_ratio {ratio:g}; set one of them, the "
-            "other null"
-        )
-
-
-def _check_checkpoint_folder(train: Train) -> None:
-    folder = train.checkpoint_folder or ""
-    if "://" not in folder:
-        return
-    if not folder.startswith("gs://"):
-        raise RecipeError(f"train.checkpoint_folder: {folder!r} was given; allowed: a folder, or gs://bucket/folder")
-    if not BACKENDS[train.backend].buckets:
-        raise RecipeError(
-            f"train.checkpoint_folder: {folder} was given, but train.backend {train.backend} saves to folders only; "
-            "give one that all processes see, or null"
-        )
-
-
-def _check_offload(train: Train) -> None:
-    """What waits in the host's memory is not saved on the device, too."""
-    if train.offload and train.remat == "none":
-        raise RecipeError(
-            "train.offload: train.remat is none, which saves all on the device; set it to auto, layer or names of what "
-            "to save there"
-        )
-    saved = train.remat if isinstance(train.remat, tuple) else ()
-    if both := [name for name in train.offload if name in saved]:
-        raise RecipeError(
-            f"train.offload: {', '.join(both)} is saved on the device by train.remat; name it in one of them"
-        )
-
-
-def _check_backend(train: Train) -> None:
-    """What one of the backends has not, whatever the machine."""
-    name, backend = train.backend, BACKENDS[train.backend]
-    remat = NAMES if isinstance(train.remat, tuple) else train.remat
-    for key, value, allowed in (
-        ("attention", train.attention, ("auto", *backend.attentions)),
-        ("remat", remat, ("auto", *backend.remats)),
-        ("dtype", train.dtype, backend.dtypes),
-    ):
-        if value not in allowed:
-            raise RecipeError(
-                f"train.{key}: {value} was given, train.backend {name} has {', '.join(allowed)}; set one of them"
-            )
-    for key, reason in backend.lacks.items():
-        if (value := getattr(train, key)) != Train.model_fields[key].default:
-            others = " or ".join(other for other in BACKENDS if key not in BACKENDS[other].lacks)
-            raise RecipeError(
-                f"train.{key}: {_as_yaml(value)} was given, but train.backend {name} {reason}; leave it out, or set "
-                f"train.backend to {others}"
-            )
-
-
-def _as_yaml(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
-
-
-def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted keys and their values.
-
-    >>> dict(flatten({"lora": {"rank": 8}, "seed": 0}))
-    {'lora.rank': 8, 'seed': 0}
-    """
-    for key, value in values.items():
-        if isinstance(value, Mapping) and value:
-            yield from flatten(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
-
-
-def differing_keys(one: Recipe, other: Recipe) -> dict[str, tuple[Any, Any]]:
-    """Dotted keys in which two recipes differ, with both values."""
-    left, right = (dict(flatten(recipe.model_dump(mode="json"))) for recipe in (one, other))
-    return {
-        key: (left.get(key), right.get(key))
-        for key in sorted(left.keys() | right.keys())
-        if left.get(key) != right.get(key)
-    }
-
-
-def with_values(recipe: Recipe, derived: Sequence[Derived]) -> Recipe:
-    """The recipe with these values; what was set in it and what was left to its default can still be told apart."""
-    for item in derived:
-        recipe = _with_value(recipe, item.key.split("."), item.value)
-    return recipe
-
-
-def default_values() -> dict[str, Any]:
-    """The value of every dotted key that a recipe need not give."""
-    flat = flatten(Recipe(checkpoint="x", data=Data(train="x")).model_dump(mode="json"))
-    return {key: value for key, value in flat if key not in ("checkpoint", "data.train")}
-
-
-def later_defaults() -> dict[str, Any]:
-    """Those of the keys in ADDED_LATER."""
-    return {key: value for key, value in default_values().items() if key in ADDED_LATER}
-
-
-def _with_value(section: Any, path: Sequence[str], value: Any) -> Any:
-    key, *rest = path
-    return section.model_copy(update={key: _with_value(getattr(section, key), rest, value) if rest else value})
+def longest_answer(recipe: Recipe) -> int:
+    """The most tokens that eval asks for in one answer; 0 where there is no eval."""
+    return max((task.max_tokens or recipe.eval.max_tokens for task in eval_tasks(recipe)), default=0)
 
 
 def recipe_schema() -> dict[str, Any]:

@@ -4,13 +4,15 @@ import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import ValidationError
 
 from gemsmith.errors import RecipeError, nearest
 from gemsmith.plain_yaml import parse_yaml
-from gemsmith.recipe import Derived, Made, Mesh, Recipe, check_recipe
+from gemsmith.recipe import TASK_KEYS, Derived, Made, Mesh, Recipe
+from gemsmith.recipe_checks import check_recipe
+from gemsmith.tasks import is_task_file
 
 
 def load_recipe(path: Path | str, overrides: Sequence[str] = (), *, forget: Collection[str] = ()) -> Recipe:
@@ -31,6 +33,7 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = (), *, forget: Coll
         raise RecipeError(f"recipe {path}: must be a mapping with at least checkpoint and data.train")
     for key in forget:
         _forget(values, key)
+    _find_task_files(values, path.parent)
     return build_recipe(values, overrides, source=f"recipe {path}")
 
 
@@ -84,6 +87,25 @@ def _apply_override(values: dict[str, Any], override: str) -> None:
     place[last] = value
 
 
+def _find_task_files(values: Mapping[str, Any], folder: Path) -> None:
+    """Makes the Python files that name tasks absolute: they are given relative to the recipe."""
+    for key in TASK_KEYS:
+        *parents, last = key.split(".")
+        place: Any = values
+        for parent in parents:
+            place = place.get(parent) if isinstance(place, dict) else None
+        _find_task_file(place, last, folder)
+    evaluation = values.get("eval")
+    entries = evaluation.get("tasks") if isinstance(evaluation, dict) else None
+    for entry in entries if isinstance(entries, list) else ():
+        _find_task_file(entry, "task", folder)
+
+
+def _find_task_file(place: Any, key: str, folder: Path) -> None:
+    if isinstance(place, dict) and is_task_file(place.get(key)):
+        place[key] = str((folder / Path(place[key]).expanduser()).resolve())
+
+
 def _forget(values: dict[str, Any], key: str) -> None:
     *parents, last = key.split(".")
     place: Any = values
@@ -123,6 +145,8 @@ def _first_problem(error: ValidationError) -> str:
     else:
         message = _IN_YAML.get(problem["type"]) or problem["msg"][0].lower() + problem["msg"][1:]
     if problem["type"] == "literal_error":
+        if key in TASK_KEYS or re.fullmatch(r"eval\.tasks\.\d+\.task", key):
+            message += ", or a Python file such as ./my_task.py"
         message += _near_match(problem["input"], problem["ctx"]["expected"])
     return f"{key}: {problem['input']!r} was given, {message}"
 
@@ -136,7 +160,8 @@ def _keys_at(place: Sequence[str]) -> list[str]:
     model: Any = Recipe
     named = {"Made": Made, "Mesh": Mesh}
     for part in place:
-        model = named.get(part) or model.model_fields[part].annotation
+        # A number is the place in a list, whose items are all of one kind.
+        model = named.get(part) or (get_args(model)[0] if part.isdigit() else model.model_fields[part].annotation)
     return list(model.model_fields)
 
 
@@ -145,13 +170,22 @@ def _yaml_lines(
 ) -> Iterator[str]:
     for key, value in values.items():
         if isinstance(value, Mapping) and value:
-            yield f"{indent}{key}:"
+            yield f"{indent}{_yaml_key(key)}:"
             yield from _yaml_lines(value, reasons, f"{prefix}{key}.", indent + "  ")
             continue
         reason = reasons.get(prefix + key)
         comment = f"  # {reason}" if reason else ""
         # One line a value, so that a reason can follow it; JSON's scalars and lists are YAML's.
-        yield f"{indent}{key}: {_yaml_scalar(value)}{comment}"
+        yield f"{indent}{_yaml_key(key)}: {_yaml_scalar(value)}{comment}"
+
+
+def _yaml_key(key: str) -> str:
+    """The key in quotes where YAML would else take it for something: yes, 1, a: b."""
+    return (
+        key
+        if re.fullmatch(r"[A-Za-z]\w*", key) and parse_yaml(key, key) == key
+        else json.dumps(key, ensure_ascii=False)
+    )
 
 
 def _yaml_scalar(value: Any) -> str:

@@ -9,10 +9,14 @@ from typing import Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from gemsmith import __version__
 from gemsmith.errors import RunError, VersionError
+from gemsmith.version import __version__
 
 SCHEMA_VERSION = 1
+
+
+Range = tuple[float, float]
+"""Low, high."""
 
 
 class Part(BaseModel):
@@ -58,6 +62,19 @@ class Record(Part):
     """The same, where a result must not be used as it is."""
 
 
+class PlanFix(Part):
+    """The smallest change of the recipe found that makes it fit, and the plan of the recipe with it."""
+
+    changes: dict[str, Any]
+    """Keys of the recipe -> their values."""
+    mesh: dict[str, int]
+    hbm_bytes_per_chip: int
+    step_s: Range
+    hours: Range
+    usd: Range | None
+    usd_per_million_tokens: Range | None
+
+
 class MachinePlan(Part):
     name: str
     chips: int
@@ -65,13 +82,28 @@ class MachinePlan(Part):
     hbm_bytes_per_chip: int
     """Modelled peak."""
     hbm_limit_bytes_per_chip: int
-    step_s: tuple[float, float]
-    """Low, high; modelled."""
-    hours: tuple[float, float] | None
-    """Of `priced_steps`; None where the machine does not fit."""
-    usd: tuple[float, float] | None
+    parts: dict[str, int] = {}
+    """What is held at the peak -> its bytes a chip, and `runtime`, which is set aside beside the peak."""
+    exceeded_by: str | None = None
+    """The part with which the chip's memory was no longer enough; None where it is."""
+    step_s: Range
+    """Modelled."""
+    startup_s: dict[str, Range] = {}
+    """What comes before the first step -> its seconds; assumed."""
+    hours: Range | None
+    """Of the start and `priced_steps`; None where the machine does not fit. Plans of earlier versions leave the start
+    out."""
+    usd: Range | None
     """Of `hours`; None also where the catalogue has no on-demand price."""
+    price_doubts: tuple[str, ...] = ()
+    """Of the on-demand price: that it is not checked, or old."""
+    usd_spot: Range | None = None
+    """The same at the cheapest spot price; high: with preemptions as assumed."""
+    usd_per_million_tokens: Range | None = None
+    """On demand, of real tokens; None also where how many these are is not known."""
     mesh: dict[str, int]
+    fix: PlanFix | None = None
+    """None where the machine fits, and where no change was found."""
     notes: tuple[str, ...] = ()
 
 
@@ -85,6 +117,9 @@ class PlanRecord(Record):
     priced_steps: int
     """What `hours` and `usd` are for: `steps`, or 1,000 where that is None."""
     tokens_per_step: int
+    """Padding counted."""
+    real_tokens_per_step: float | None = None
+    """Without padding; None where that is not known."""
     machines: tuple[MachinePlan, ...]
     assumptions: tuple[str, ...]
 
@@ -94,6 +129,7 @@ class DataRecord(Record):
     rows: int
     """Documents that are trained on."""
     dropped: dict[str, int]
+    """Why -> rows: too_long, too_many_patches, or `picture` and what is wrong with it."""
     ignored_columns: dict[str, int] = {}
     """Columns that were not read -> rows that have a value there."""
     packed_rows: int
@@ -111,6 +147,12 @@ class DataRecord(Record):
     """Array -> SHA-256 of its file; records of earlier versions do not say."""
     held_out_also_trained: int | None = None
     """Rows that data.eval named then whose prompt is also trained on; None where it named none."""
+    pictures: int = 0
+    """Places of pictures in the documents that are trained on; a picture in two of them counts twice."""
+    soft_tokens: int = 0
+    """Of these, and part of `tokens`."""
+    most_patches: int = 0
+    """Patches of a packed row at most."""
 
 
 class TrainStep(Part):
@@ -213,6 +255,27 @@ class VerifyRecord(Record):
     None: not computed."""
 
 
+class ServerFacts(Part):
+    """What a running vLLM said of itself; None: it could not be read, which `unread` lists."""
+
+    version: str | None = None
+    dtype: str | None = None
+    quantization: str | None = None
+    """`none` where the weights are served as they are."""
+    kv_cache_dtype: str | None = None
+    """`auto`: that of the weights."""
+    tensor_parallel: int | None = None
+    data_parallel: int | None = None
+    max_model_len: int | None = None
+    chunked_prefill: bool | None = None
+    prefix_caching: bool | None = None
+    kv_blocks: int | None = None
+    kv_block_tokens: int | None = None
+    kv_cache_tokens: int | None = None
+    """What all blocks hold together, sliding windows considered."""
+    unread: tuple[str, ...] = ()
+
+
 class ServeRecord(Record):
     stage: ClassVar[str] = "serve"
     url: str
@@ -222,111 +285,50 @@ class ServeRecord(Record):
     vllm: str
     answer: str
     """What the server answered to a first prompt."""
+    weights: Literal["merged", "adapter"] = "merged"
+    adapter_effect: float | None = None
+    """The most that a first answer's log-probability differs between base and adapter; None for merged weights."""
+    server: ServerFacts | None = None
+    """None in records of earlier versions, as in bench and eval."""
 
 
-class Percentiles(Part):
-    mean: float
-    p50: float
-    p90: float
-    p99: float
+class SharedRow(Part):
+    """A row that shares a specification or a module with a benchmark's problem."""
+
+    row: str
+    problem: str
+    kind: str
+    """specification or module."""
+    exact: bool
+    """The same normalised tokens; else a share of the problem's n-grams."""
+    share: float
 
 
-class BenchCell(Part):
-    input_tokens: int
-    """Asked for; the real mean is beside it."""
-    output_tokens: int
-    request_rate: float
-    completed: int
-    """Requests answered with all output tokens; every number below is of these."""
-    failed: int
-    cut: int = 0
-    """Requests whose stream ended before all output tokens."""
-    real_input_tokens: float
-    real_output_tokens: float
-    duration_s: float
-    ttft_ms: Percentiles
-    tpot_ms: Percentiles
-    itl_ms: Percentiles
-    output_tokens_per_s: float
-    requests_per_s: float
-
-
-class BenchRecord(Record):
-    stage: ClassVar[str] = "bench"
-    cells: tuple[BenchCell, ...]
-    prefix_caching: bool
-    command: tuple[str, ...]
-
-
-class Score(Part):
-    score: float
-    low: float
-    """95 % Wilson interval."""
-    high: float
-    n: int
-    cut: int = 0
-    """Answers that reached eval.max_tokens before they had ended."""
-    failed: dict[str, int] = {}
-    """Rows that were not answered, by reason, such as `http 500`; each is one of `n` and not right."""
-    unscored: dict[str, int] = {}
-    """Rows whose answer the scorer could not judge, by reason; each is one of `n` and not right."""
-
-
-class EvalRecord(Record):
-    stage: ClassVar[str] = "eval"
-    scorer: str
-    ignored_columns: dict[str, int] = {}
-    """Of the held-out rows, as in the data record."""
-    base: Score
-    tuned: Score
-    examples: tuple[dict[str, Any], ...]
-    """A few rows: prompt, expected, base, tuned."""
-    rows_better: int | None = None
-    """Rows that only the tuned model has right; None in records of earlier versions, as in the fields below."""
-    rows_worse: int | None = None
-    """Rows that only the base has right."""
-    p_value: float | None = None
-    """Of an exact McNemar test of those two: how likely chance alone makes them at least as uneven."""
-    held_out_also_trained: int | None = None
-    """Scored rows whose prompt is also trained on; None where the prepared data does not tell."""
-
-
-class ProblemScore(Part):
-    name: str
-    samples: int
-    passed: int
-    reasons: dict[str, int]
-    """Of the samples that did not pass, by why: no module, compile error, wrong output, timeout, forged, sandbox."""
-    details: tuple[str, ...] = ()
-    """What was said of them, each once."""
-    unscorable: str | None = None
-    """Why no answer to it can be judged here: the problem does not count."""
-
-
-class PassAt(Part):
-    """pass@k: how likely at least one of k answers is right, with a 95 % interval over problems."""
-
-    k: int
-    score: float
-    low: float
-    high: float
-
-
-class AnswersRecord(Part):
-    """Answers that existed already, scored; no stage of a run."""
+class PreparedRecord(Part):
+    """Rows made of a public dataset; no stage of a run."""
 
     schema_version: int = SCHEMA_VERSION
-    task: str
-    dataset: str
-    dataset_sha256: str
-    answers: str
-    answers_sha256: str
-    simulator: str
-    sandbox: bool
-    problems: tuple[ProblemScore, ...]
-    unanswered: int
-    """Problems of the dataset without an answer, which do not count."""
-    pass_at: tuple[PassAt, ...]
+    source: str
+    source_sha256: str
+    out: str
+    out_sha256: str
+    rows_read: int
+    rows_written: int
+    dropped: dict[str, int]
+    """Why -> rows."""
+    ignored_columns: dict[str, int] = {}
+    problems: int = 0
+    """Of the benchmark that the rows were compared with; 0: with none."""
+    problems_sha256: str | None = None
+    ngram_tokens: int | None = None
+    near: dict[str, float] = {}
+    """specification or module -> the share of a problem's n-grams from which on a row is near."""
+    contaminated: int | None = None
+    """Rows that share with a problem; None where they were compared with none."""
+    contaminated_by: dict[str, int] = {}
+    """`same specification`, `near module` and so on -> rows."""
+    shared: tuple[SharedRow, ...] = ()
+    """The first thousand."""
 
 
 RecordT = TypeVar("RecordT", bound=Record)

@@ -8,13 +8,15 @@ from gemsmith.checkpoint.fetch import check_scheme, is_hub_id
 from gemsmith.checkpoint.folder import name_variant, read_config
 from gemsmith.errors import RecipeError
 from gemsmith.lengths import check_answer, check_cells, check_lengths, check_served, derive_lengths
-from gemsmith.recipe import Derived, Recipe, default_values, flatten, with_values
+from gemsmith.recipe import TASK_KEYS, Derived, Recipe
 from gemsmith.recipe_file import load_recipe, read_reasons
+from gemsmith.recipe_keys import default_values, flatten, task_files, with_values
 from gemsmith.sizing.limits import check_training
 from gemsmith.stages import SERVED, STAGES
 from gemsmith.zoo import VARIANTS, Variant, find_variant, lora_targets, read_variant, variant_of_hub_id
 from gemsmith.zoo.variant import differing_fields
 
+_FILES = ("checkpoint", "data.train", "data.eval", "data.template", "train.start_adapter", "hardware.catalogue")
 _DERIVED_AGAIN = (
     "data.max_length",
     "train.rows_per_step",
@@ -32,9 +34,10 @@ def resolve(recipe: Recipe) -> tuple[Recipe, list[Derived]]:
     contradicts another; what a single stage could not do with them is told by `check_settings`.
     """
     derived: list[Derived] = []
-    for key in ("checkpoint", "data.train", "data.eval", "data.template", "train.start_adapter", "hardware.catalogue"):
+    for key in (*_FILES, *_task_files(recipe)):
         _make_absolute(recipe, key, derived)
     _make_folder_absolute(recipe, derived)
+    _make_datasets_absolute(recipe, derived)
     variant, reason = _find_model(recipe)
     if recipe.model is None:
         derived.append(Derived("model", variant.name, reason))
@@ -121,6 +124,12 @@ def _find_model(recipe: Recipe) -> tuple[Variant, str]:
     )
 
 
+def _task_files(recipe: Recipe) -> list[str]:
+    """The keys that name a Python file as a task; those in a recipe's file are absolute by now."""
+    named = task_files(dict(flatten(recipe.model_dump(mode="json"))))
+    return [key for key in named if key in TASK_KEYS]
+
+
 def _make_absolute(recipe: Recipe, key: str, derived: list[Derived]) -> None:
     value = _value_at(recipe, key)
     if not isinstance(value, str) or "://" in value or Path(value).is_absolute():
@@ -135,6 +144,15 @@ def _make_folder_absolute(recipe: Recipe, derived: list[Derived]) -> None:
     if folder is not None and "://" not in folder and not Path(folder).is_absolute():
         reason = f"{folder}, seen from the folder the run was started in"
         derived.append(Derived("train.checkpoint_folder", str(Path(folder).expanduser().resolve()), reason))
+
+
+def _make_datasets_absolute(recipe: Recipe, derived: list[Derived]) -> None:
+    tasks = tuple(
+        task.model_copy(update={"dataset": str(Path(task.dataset).expanduser().resolve())}) if task.dataset else task
+        for task in recipe.eval.tasks
+    )
+    if tasks != recipe.eval.tasks:
+        derived.append(Derived("eval.tasks", tasks, "datasets seen from the folder the run was started in"))
 
 
 def _rows_per_step(recipe: Recipe) -> Iterator[Derived]:

@@ -1,7 +1,7 @@
 """The run directory: the only place that names its files.
 
     recipe.yaml  plan.json data.json train.json export.json verify.json serve.json bench.json eval.json
-    data/  checkpoints/  adapter/  merged/  logs/  tensorboard/  report.html
+    data/  pictures/  checkpoints/  adapter/  merged/  logs/  tensorboard/  report.html
 
 A stage is complete when its record is there and was made from the same recipe keys and the same upstream records as a
 record made now.
@@ -16,16 +16,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gemsmith import __version__
 from gemsmith.errors import RunError, VersionError
 from gemsmith.files import bucket_path, sha256_file, write_text
 from gemsmith.lock import LOCK
 from gemsmith.provenance import Clock, this_machine
-from gemsmith.recipe import Derived, Recipe, differing_keys, flatten, later_defaults
+from gemsmith.recipe import Derived, Recipe
 from gemsmith.recipe_file import dump_recipe, load_recipe, read_reasons
+from gemsmith.recipe_keys import differing_keys, flatten, later_defaults, task_files
 from gemsmith.records import Origin, Record, RecordT, read_record_file
 from gemsmith.resolve import resolve_again, resolve_file
 from gemsmith.stages import STAGES
+from gemsmith.version import __version__
 
 _WARMUP = "optimizer.warmup_steps"
 _STOPS = ("train.on_nonfinite", "train.on_spike")
@@ -45,6 +46,11 @@ class Run:
     @property
     def data(self) -> Path:
         return self.path / "data"
+
+    @property
+    def pictures(self) -> Path:
+        """Files of pictures that the rows held as bytes."""
+        return self.path / "pictures"
 
     @property
     def checkpoints(self) -> Path:
@@ -207,12 +213,12 @@ def make_origin(
 
 
 def made_from(run: Run, stage: str) -> dict[str, str]:
-    """What the stage depends on -> SHA-256: its keys of the recipe, and the records before it."""
-    hashes = {"recipe": hashlib.sha256(json.dumps(stage_keys(run.recipe, stage), sort_keys=True).encode()).hexdigest()}
-    for upstream in STAGES[stage].upstream:
-        file = run.record_file(upstream)
-        hashes[file.name] = sha256_file(file) if file.exists() else "missing"
-    return hashes
+    """What the stage depends on -> SHA-256: its keys of the recipe, the tasks' files in them, the records before it."""
+    keys = stage_keys(run.recipe, stage)
+    hashes = {"recipe": hashlib.sha256(json.dumps(keys, sort_keys=True).encode()).hexdigest()}
+    files = {key: Path(file) for key, file in task_files(keys).items()}
+    files |= {file.name: file for file in map(run.record_file, STAGES[stage].upstream)}
+    return hashes | {name: sha256_file(file) if file.is_file() else "missing" for name, file in files.items()}
 
 
 def stage_keys(recipe: Recipe, stage: str) -> dict[str, Any]:

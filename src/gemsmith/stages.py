@@ -2,20 +2,23 @@
 
 from dataclasses import dataclass
 
-from gemsmith.records import (
-    BenchRecord,
-    DataRecord,
-    EvalRecord,
-    ExportRecord,
-    PlanRecord,
-    Record,
-    ServeRecord,
-    TrainRecord,
-    VerifyRecord,
-)
+from gemsmith.bench_records import BenchRecord
+from gemsmith.eval_records import EvalRecord
+from gemsmith.records import DataRecord, ExportRecord, PlanRecord, Record, ServeRecord, TrainRecord, VerifyRecord
 
-_TRAINED_DATA = ("data.train", "data.format", "data.template", "data.max_length", "data.packing", "data.too_long")
-_SERVED_AS = ("seed", "serve.dtype", "serve.max_model_len", "serve.arguments")
+_TRAINED_DATA = (
+    *("data.train", "data.format", "data.template", "data.max_length", "data.packing", "data.too_long"),
+    *("data.labels", "data.prompt", "data.held_out", "data.image_tokens", "data.max_patches", "data.bad_image"),
+)
+_SERVED_AS = (
+    "seed",
+    "serve.dtype",
+    "serve.max_model_len",
+    "serve.weights",
+    "serve.pictures",
+    "serve.kv_cache_dtype",
+    "serve.arguments",
+)
 
 
 @dataclass(frozen=True, kw_only=True)

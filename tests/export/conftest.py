@@ -1,6 +1,7 @@
 """Trained runs; see gemsmith.testing.trained."""
 
 import dataclasses
+import hashlib
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from gemsmith.checkpoint.adapter import Adapter, read_peft_adapter, write_peft_adapter
+from gemsmith.records import ExportRecord
 from gemsmith.run import Run
 from gemsmith.testing.trained import make_adapter, make_trained_run, stacks_of
 
@@ -68,3 +70,27 @@ def rewrite() -> Callable[[Path, Callable], None]:
         (adapter_folder / "adapter_config.json").write_bytes(config)
 
     return rewrite
+
+
+def contents(folder: Path) -> dict[str, str]:
+    return {
+        str(file.relative_to(folder)): hashlib.sha256(file.read_bytes()).hexdigest()
+        for file in folder.rglob("*")
+        if file.is_file()
+    }
+
+
+@pytest.fixture(name="contents")
+def give_contents():
+    return contents
+
+
+def verify_files(out: Path) -> bool:
+    record = ExportRecord.model_validate_json((out / "export.json").read_bytes())
+    recorded = {f"{part}/{file.name}": file.sha256 for part in ("adapter", "merged") for file in getattr(record, part)}
+    return recorded == {name: value for name, value in contents(out).items() if name != "export.json"}
+
+
+@pytest.fixture(name="verify_files")
+def give_verify_files():
+    return verify_files

@@ -19,7 +19,9 @@ from gemsmith.checkpoint.adapter import LowRank, write_peft_adapter
 from gemsmith.errors import CheckpointError, MachineError
 from gemsmith.export import merge as merge_module
 from gemsmith.files import replacing_folder
+from gemsmith.testing.tiny import make_checkpoint, with_vision
 from gemsmith.verify.logits import load_model, load_peft
+from gemsmith.zoo import find_variant, vision_tensors
 
 TINY = ("tiny-31b", "tiny-e2b", "tiny-26b-a4b", "tiny-12b")
 Usage = namedtuple("Usage", "total used free")
@@ -121,6 +123,17 @@ def test_the_folder_is_the_base_but_for_the_adapted_bytes(tiny_checkpoint, adapt
     adapted = {f"{module}.weight" for module in adapter_of("tiny-e2b").modules}
     for name in base.places.keys() - adapted:
         assert np.array_equal(base.read(name).view(np.uint8), merged.read(name).view(np.uint8))
+
+
+def test_vision_is_copied_as_it_is_with_its_clip_bounds(adapter_of, tmp_path):
+    source = make_checkpoint(with_vision(find_variant("tiny-e2b")), tmp_path / "base")
+    base = open_checkpoint(str(source))
+    merge(base, adapter_of("tiny-e2b"), tmp_path / "merged")
+    merged = open_checkpoint(str(tmp_path / "merged"))
+    assert merged.variant == base.variant
+    for tensor in vision_tensors(base.variant):
+        assert merged.read(tensor.name).tobytes() == base.read(tensor.name).tobytes()
+    assert merged.config == base.config
 
 
 def contents_of_files(folder: Path) -> dict[str, str]:

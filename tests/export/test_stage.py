@@ -43,10 +43,17 @@ def test_a_merge_that_is_refused_leaves_the_old_export_whole(trained_on):
     assert contents(trained_on) == before
 
 
-def test_a_full_disk_leaves_the_old_export_whole(trained_on, monkeypatch):
+def test_a_record_of_a_trl_step_needs_no_library_of_the_jax_backend(trained_on, adapter_of):
+    save_peft_step(adapter_of("tiny-12b"), trained_on.checkpoints / "3")
+    assert export(trained_on).origin.versions.keys() == {"python", "numpy", "ml_dtypes"}
+
+
+def test_a_full_disk_leaves_the_old_export_whole(trained_on, adapter_of, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
+    # One that can be merged: step 2 might end at its overflow before the first write fails.
+    save_peft_step(adapter_of("tiny-12b", seed=2), trained_on.checkpoints / "3")
     before = contents(trained_on)
     monkeypatch.setattr(os, "pwrite", full)
     with pytest.raises(MachineError, match="the disk became full"):

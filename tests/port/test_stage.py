@@ -9,8 +9,8 @@ import yaml
 
 from gemsmith.port import port
 from gemsmith.port.read import leaves
-from gemsmith.recipe import flatten
 from gemsmith.recipe_file import dump_recipe, load_recipe
+from gemsmith.recipe_keys import flatten
 from gemsmith.zoo import LORA_KINDS
 
 FOLDER = Path(__file__).parent / "settings"

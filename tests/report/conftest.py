@@ -9,23 +9,20 @@ from typing import Any
 
 import pytest
 
+from gemsmith.bench_records import BenchCell, BenchRecord, Percentiles
+from gemsmith.eval_records import EvalRecord, Score
 from gemsmith.recipe import Derived
 from gemsmith.recipe_file import build_recipe
 from gemsmith.records import (
-    BenchCell,
-    BenchRecord,
     Check,
     DataRecord,
-    EvalRecord,
     ExportRecord,
     FileSum,
     Machine,
     MachinePlan,
     Origin,
-    Percentiles,
     PlanRecord,
     Record,
-    Score,
     ServeRecord,
     TrainRecord,
     TrainStep,

@@ -3,9 +3,11 @@
 import itertools
 import math
 
+from gemsmith.bench_records import BenchRecord
 from gemsmith.records import TrainStep
 from gemsmith.report import charts
 from gemsmith.report.page import render_page
+from gemsmith.run import read_record
 from gemsmith.stages import STAGES
 
 
@@ -38,3 +40,13 @@ def test_a_loss_that_is_not_finite_is_told():
     train = STAGES["train"].record.model_construct(steps=steps, resumed_at=())
     assert not losses_are_finite(train)
     assert "2.00 at step 1, 1.00 at step 4" in charts.training_charts(train, 1.0)[0].alt
+
+
+def test_probes_and_numbers_at_once_have_no_place_among_the_rates(make_run):
+    cells = read_record(make_run(steps=2, lengths=(512,), rates=(1.0, 4.0)), BenchRecord).cells
+    burst = cells[0].model_copy(update={"request_rate": math.inf})
+    closed = burst.model_copy(update={"max_concurrency": 64, "input_tokens": 128})
+    probe = cells[0].model_copy(update={"request_rate": 2.0, "probe": True})
+    alt = charts.bench_charts([*cells, burst, closed, probe])[-1].alt
+    assert "512 in at a burst" in alt and "128 in" not in alt and "at 2.00/s" not in alt
+    assert "128 in at a burst" in charts.bench_charts([closed])[-1].alt

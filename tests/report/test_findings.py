@@ -2,7 +2,9 @@
 
 import pytest
 
-from gemsmith.records import BenchRecord, EvalRecord, PlanRecord, Score
+from gemsmith.bench_records import BenchRecord, Saturation
+from gemsmith.eval_records import EvalRecord, Score
+from gemsmith.records import PlanRecord
 from gemsmith.report import findings
 from gemsmith.run import read_record
 
@@ -75,3 +77,24 @@ def test_what_eval_says_of_held_out_rows_stands_for_what_the_data_stage_said(mak
         assert [
             notice.text for notice in told(run, "data", notices=(early, own)) if notice.text in (early, own)
         ] == expected
+
+
+def test_saturation_is_told_for_each_length(make_run):
+    bench = read_record(make_run(steps=2), BenchRecord)
+    assert findings.saturation_lines(bench) == []
+    found = [
+        Saturation(input_tokens=512, output_tokens=256, held_at=held, exceeded_at=exceeded)
+        for held, exceeded in ((4.0, 4.35), (None, 1.0), (64.0, None))
+    ]
+    assert findings.saturation_lines(bench.model_copy(update={"saturations": tuple(found)})) == [
+        "512 tokens in and 256 out: between 4 and 4.35 requests/s",
+        "512 tokens in and 256 out: not even at 1 requests/s, the lowest rate",
+        "512 tokens in and 256 out: not at 64 requests/s, the highest rate tried",
+    ]
+
+
+def test_a_probe_is_never_the_middle_cell(make_run):
+    bench = read_record(make_run(steps=2, lengths=(512,), rates=(1.0, 4.0, 16.0)), BenchRecord)
+    probes = [cell.model_copy(update={"request_rate": rate, "probe": True}) for cell in bench.cells for rate in (2, 3)]
+    found = findings.middle_cell(bench.model_copy(update={"cells": (*bench.cells, *probes)}))
+    assert found.request_rate == 4

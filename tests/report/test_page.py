@@ -1,7 +1,9 @@
 """The page: self-contained, deterministic, small, honest about what is missing, whatever the records hold."""
 
+import html
 import importlib.util
 import json
+import math
 import re
 from collections import Counter
 from collections.abc import Callable
@@ -11,10 +13,12 @@ from typing import Any
 
 import pytest
 
+from gemsmith.bench_records import BenchRecord, Saturation, Slo
 from gemsmith.errors import MachineError
+from gemsmith.eval_records import EvalRecord
 from gemsmith.recipe import Optimizer
 from gemsmith.recipe_file import build_recipe
-from gemsmith.records import BenchRecord, Check, EvalRecord, TrainRecord
+from gemsmith.records import Check, TrainRecord
 from gemsmith.report.findings import find_notices, read_findings
 from gemsmith.report.page import _warmup, render_page
 from gemsmith.report.stage import report
@@ -196,6 +200,27 @@ def test_rows_without_an_answer_are_told_beside_the_scores(make_run, undrawn):
     assert "Of the base model’s rows" not in text
 
 
+def test_a_task_with_its_own_problems_has_them_side_by_side(make_run, undrawn):
+    run = make_run(steps=3)
+    problems = [{"name": f"Prob{n}_<b>", "samples": 5, "passed": n, "reasons": {"timeout": 5 - n}} for n in (0, 1, 2)]
+    score = read_record(run, EvalRecord).tuned.model_dump()
+    model = {
+        "score": score,
+        "problems": problems,
+        "answers": 15,
+        "pass_at": [{"k": 1, "score": 0.2, "low": 0, "high": 1}],
+    }
+    difference = {"mean": 0, "low": 0, "high": 0, "p_value": 1, "told_apart": False, "questions": 3, "better": 0}
+    difference |= {"worse": 0, "questions_for_2_points": None, "summary": "Neither is better."}
+    task = {"task": "verilog", "samples": 5, "temperature": 0.8, "top_p": 0.95, "seed": 0, "max_tokens": 9}
+    task |= {"prompt": "official", "questions_sha256": "0", "left_out": {"Prob9": "why"}, "judged_by": "Icarus 11"}
+    rewrite(run, "eval", scorer="verilog", tasks=[task | {"base": model, "tuned": model, "difference": difference}])
+    text = Outline(render_page(run)).text
+    assert "5 samples at temperature 0.8, top-p 0.95, official prompt" in text and "3 problems" in text
+    assert "Neither is better. Left out, since Icarus 11 cannot judge any answer to them: Prob9." in text
+    assert "Prob2_<b>" in text and "2 of 5" in text and "3 timeout" in text
+
+
 def test_a_record_made_from_an_older_one_is_called_stale(make_run, undrawn):
     run = make_run(steps=40)
     rewrite(run, "train", backend="trl")
@@ -340,3 +365,24 @@ def test_warmup_is_what_training_made_of_it(keys, trained, expected):
         else TrainRecord.model_construct(warmup_steps=trained if isinstance(trained, int) else None)
     )
     assert _warmup(Optimizer(**keys), record) == expected
+
+
+def test_goodput_saturation_and_loads_without_a_rate_are_shown(make_run):
+    run = make_run(steps=2, lengths=(512,), rates=(1.0, 4.0))
+    bench = read_record(run, BenchRecord)
+    cells = [
+        bench.cells[0].model_copy(update={"goodput": 1.0}),
+        bench.cells[1].model_copy(update={"request_rate": math.inf, "goodput": 0.125}),
+        bench.cells[1].model_copy(update={"request_rate": math.inf, "max_concurrency": 64, "goodput": 0.25}),
+        bench.cells[1].model_copy(update={"request_rate": 2.5, "goodput": 0.5, "probe": True}),
+    ]
+    saturation = Saturation(input_tokens=512, output_tokens=256, held_at=1.0, exceeded_at=1.07)
+    slo = Slo(ttft_ms=200.0, tpot_ms=50.0)
+    update = {"cells": tuple(cells), "slo": slo, "saturations": (saturation,), "prefix_caching": None}
+    write_record(run, bench.model_copy(update=update))
+    text = html.unescape(render_page(run))
+    assert "A request is good with a TTFT of at most 200 ms and a TPOT of at most 50 ms." in text
+    assert "512 tokens in and 256 out: between 1 and 1.07 requests/s" in text
+    assert "Whether prefix caching was on is not known." in text
+    for words in ("<td>a burst</td>", "<td>64 at once</td>", "<td>2.5<small>probe</small></td>", "12.5\u00a0%"):
+        assert words in text, words

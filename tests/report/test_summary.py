@@ -6,7 +6,8 @@ import sys
 
 from rich.console import Console
 
-from gemsmith.records import BenchRecord, EvalRecord
+from gemsmith.bench_records import BenchRecord
+from gemsmith.eval_records import EvalRecord
 from gemsmith.report.summary import print_summary, summary_table
 from gemsmith.run import read_record, write_record
 from gemsmith.stages import STAGES
@@ -25,7 +26,7 @@ def test_the_table_says_what_came_out(make_run):
         "1.66 → 0.310 in 311 steps",
         "410 (q 60",
         "4 passed",
-        "52.2 ms (512 in, 4 req/s)",
+        "52.2 ms (512 in, 4 requests/s)",
         "0.940 (0.898–0.965, n = 200)",
         "failed requests",
         "id, source",

@@ -9,12 +9,13 @@ import pytest
 
 from gemsmith.errors import EngineError, MachineError, VerifyError
 from gemsmith.serve.engine import find_engine
-from gemsmith.verify.served import Reply, _agrees, _ask, _differs, check_served_folder, gap_at_parting
+from gemsmith.serve.tokens import AnswerTokens
+from gemsmith.verify.served import _agrees, _ask, _differs, check_served_folder, gap_at_parting
 
 
-def reply(text: str, **top: float) -> Reply:
+def reply(text: str, **top: float) -> AnswerTokens:
     """Tokens are letters; each place's likeliest are the letter itself at -0.1, and what `top` says."""
-    return Reply(
+    return AnswerTokens(
         tokens=tuple(text),
         top=tuple({letter: -0.1} | {key: value for key, value in top.items() if key != letter} for letter in text),
     )
@@ -60,8 +61,8 @@ def test_both_ways_in_which_log_probabilities_are_written_are_read(hostile):
     }
     hostile.deed = lambda asked: completion(logprobs=ids if "prompt" in asked else chats)
     answers = _ask(hostile.server(), "base", [[1, 2], [{"role": "user", "content": "x"}]])
-    assert answers[0] == Reply(tokens=("a", "b"), top=({"a": -0.1, "b": -1}, {"b": -0.2}))
-    assert answers[1] == Reply(tokens=("a",), top=({"a": -0.1, "b": -1},))
+    assert answers[0] == AnswerTokens(tokens=("a", "b"), top=({"a": -0.1, "b": -1}, {"b": -0.2}))
+    assert answers[1] == AnswerTokens(tokens=("a",), top=({"a": -0.1, "b": -1},))
     assert [asked["model"] for asked in hostile.asked] == ["base", "base"]
 
 

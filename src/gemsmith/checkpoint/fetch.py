@@ -96,13 +96,13 @@ def _copy_key(store: Any, name: str, target: Path) -> None:
         return
     partial = target.with_name(f".{target.name}.partial")
     with partial.open("wb") as file:
-        for begin, end in _pieces(store, name):
+        for begin, end in byte_ranges(store, name):
             file.write(store.read(name, byte_range=slice(begin, end)).result().value)
     partial.replace(target)
     mark.write_text(generation)
 
 
-def _pieces(store: Any, name: str) -> Iterator[tuple[int, int | None]]:
+def byte_ranges(store: Any, name: str) -> Iterator[tuple[int, int | None]]:
     """Byte ranges that cover a file: one for small files; several for weights, whose header tells how long they are.
 
     tensorstore has no call for a file's size, and refuses a range beyond its end.

@@ -8,7 +8,7 @@ Only headers are read here, so a 62 GB checkpoint opens in milliseconds.
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -90,8 +90,9 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def name_variant(variant: Variant) -> Variant:
-    """The variant of the zoo with the same numbers, or the one given, which is called `custom`."""
-    return next((known for known in VARIANTS.values() if not differing_fields(known, variant)), variant)
+    """The variant with the name and hub ids that the zoo has for its text model; else as it is, called `custom`."""
+    known = next((known for known in VARIANTS.values() if not differing_fields(known, variant)), variant)
+    return replace(variant, name=known.name, hub_ids=known.hub_ids)
 
 
 def _read_places(folder: Path) -> dict[str, TensorPlace]:

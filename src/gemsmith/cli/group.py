@@ -2,7 +2,7 @@
 
 import click
 
-from gemsmith import __version__
+from gemsmith.version import __version__
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
@@ -17,4 +17,6 @@ def cli() -> None:
     gemsmith plan recipes/verilog_31b.yaml             what fits, how long, what it costs
     gemsmith data my.yaml --show 3                     three rows, trained tokens coloured
     gemsmith serve runs/my                             keep the tuned model up
+    gemsmith chat runs/my --web                        base and tuned model side by side
+    gemsmith launch my.yaml --on tpu-vm ...            the same stages on a rented machine
     """

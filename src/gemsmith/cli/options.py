@@ -17,25 +17,30 @@ from gemsmith.errors import MachineError
 FOLDER = click.Path(path_type=Path)
 
 _EXTRAS = {
+    "chat.page": "chat",
+    "chat": "serve",
     "report": "report",
     "verify": "verify",
     "evals": "serve",
     "bench": "serve",
     "serve": "serve",
+    "tasks.regex": "serve",
     "train.trl": "trl",
     "train": "jax",
     "aot": "jax",
     "models": "jax",
     "export": "data",
+    "launch": "data",
     "data": "data",
+    "pictures": "data",
     "checkpoint": "data",
 }
 """A part of Gemsmith -> the extra that brings what it imports. Of parts that import each other the upper one comes
 first."""
 
 
-def source_options(function: Callable[..., None], *, required: bool = True) -> Callable[..., None]:
-    """The arguments that every verb takes; some verbs can do without a run."""
+def source_options(function: Callable[..., None], *, required: bool = True, kind: Any = FOLDER) -> Callable[..., None]:
+    """The arguments that every verb takes; some verbs can do without a run, and one takes more than paths."""
     for option in (
         click.option("--json", "as_json", is_flag=True, help="Print the stage's record as JSON on stdout."),
         click.option(
@@ -48,7 +53,7 @@ def source_options(function: Callable[..., None], *, required: bool = True) -> C
         click.option(
             "--run", "run_path", metavar="DIR", type=FOLDER, help="The run directory; default: runs/<recipe's name>."
         ),
-        click.argument("source", type=FOLDER, required=required),
+        click.argument("source", type=kind, required=required),
     ):
         function = option(function)
     return _naming_extras(function)
@@ -58,6 +63,16 @@ unverified_option = click.option(
     "--unverified", is_flag=True, help="Serve weights that verify has not passed; the record says so."
 )
 force_option = click.option("--force", is_flag=True, help="Do the stage again although its record is complete.")
+
+
+def bucket_url(source: Path) -> str | None:
+    """The address that a source is, whose two slashes a Path has made one; None for a file or folder.
+
+    >>> bucket_url(Path("gs://b/run")), bucket_url(Path("runs/my"))
+    ('gs://b/run', None)
+    """
+    scheme, _, rest = str(source).partition(":/")
+    return f"{scheme}://{'/' if scheme == 'file' else ''}{rest}" if scheme in ("gs", "file") and rest else None
 
 
 def part(name: str) -> ModuleType:

@@ -1,6 +1,5 @@
 """One function per stage: it reads its arguments, calls one function and prints."""
 
-import contextlib
 import json
 import os
 from collections.abc import Sequence
@@ -12,7 +11,15 @@ import click
 
 from gemsmith.characters import spell_out, spell_out_json
 from gemsmith.cli.group import cli
-from gemsmith.cli.options import FOLDER, force_option, open_source, part, run_stage, source_options, unverified_option
+from gemsmith.cli.options import (
+    FOLDER,
+    bucket_url,
+    force_option,
+    open_source,
+    part,
+    run_stage,
+    source_options,
+)
 from gemsmith.errors import InputError
 
 
@@ -42,19 +49,51 @@ def run(source: Path, run_path: Path | None, overrides: Sequence[str], as_json: 
 
 @cli.command()
 @source_options
-def plan(source: Path, run_path: Path | None, overrides: Sequence[str], as_json: bool) -> None:
+@click.option(
+    "--on",
+    metavar="MACHINES",
+    help="Plan for these, with a comma between them, or for all; default: hardware.machines.",
+)
+@click.option(
+    "--by", type=click.Choice(["usd", "hours"]), help="Rank machines by dollars or hours; with --on default: usd."
+)
+@click.option("--fix", type=FOLDER, metavar="FILE", help="Write the recipe changed so that it fits the one machine.")
+def plan(
+    source: Path,
+    run_path: Path | None,
+    overrides: Sequence[str],
+    as_json: bool,
+    on: str | None,
+    by: str | None,
+    fix: Path | None,
+) -> None:
     """Say what fits on which machine, how long it takes and what it costs; by formula.
 
-    SOURCE is a recipe (YAML) or a run directory. A recipe without --run is planned and nothing is written.
+    SOURCE is a recipe (YAML) or a run directory. A recipe without --run is planned and nothing is written; nor is a
+    run's plan.json with --on, which asks about other machines. --fix goes with the name of one machine.
 
     \b
-    gemsmith plan recipes/verilog_31b.yaml --set 'hardware.machines=[v5p-8, 8xh100]'
+    gemsmith plan recipes/verilog_31b.yaml --on all --by hours
+    gemsmith plan my.yaml --on h200 --fix my_h200.yaml
     """
     stage = part("plan.stage")
-    if source.is_dir() or run_path is not None:
-        record = stage.plan(open_source(source, run_path, overrides))
+    if fix is not None:
+        stage.check_fix(fix)
+    by = by or ("usd" if on is not None else None)
+    if on is not None and run_path is not None:
+        raise InputError("--run: does not go with --on, which writes nothing; give the run directory as SOURCE")
+    if source.is_dir() and on is not None:
+        opened = part("run").borrow_run(source, overrides, section="hardware")
+        recipe, record = opened.recipe, stage.plan_run(opened, on, by)
+    elif source.is_dir() or run_path is not None:
+        opened = open_source(source, run_path, overrides)
+        recipe, record = opened.recipe, stage.plan(opened, by)
     else:
-        record = stage.plan_only(part("resolve").resolve_file(source, overrides)[0])
+        recipe = part("resolve").resolve_file(source, overrides)[0]
+        record = stage.plan_only(recipe, on, by)
+    if fix is not None:
+        stage.write_fix(recipe, record, fix)
+        click.echo(spell_out(f"{fix} written; next: gemsmith plan {fix}"), err=True)
     if as_json:
         click.echo(spell_out_json(record.model_dump_json(indent=1)))
     else:
@@ -207,106 +246,20 @@ def verify(
 
 @cli.command()
 @source_options
-@unverified_option
-def serve(source: Path, run_path: Path | None, overrides: Sequence[str], as_json: bool, unverified: bool) -> None:
-    """Keep the tuned model up behind vLLM's OpenAI API until Ctrl-C; prints a curl line.
-
-    SOURCE is a recipe (YAML) or a run directory; with the latter, --set changes keys of serve for this time only, and
-    no record. With --json the server is started, asked once, recorded and stopped. Weights that verify has not passed
-    as they are now are refused. Once the model is up, other commands may use the run directory.
-
-    \b
-    gemsmith serve runs/my --set serve.port=8000
-    """
-    if as_json:
-        run_stage("serve", source, run_path, overrides, as_json=True, force=True, unverified=unverified)
-        return
-    with contextlib.ExitStack() as lock:
-        if source.is_dir() and (source / "recipe.yaml").exists():
-            lock.enter_context(part("lock").locked(source))
-            opened = part("run").borrow_run(source, overrides, section="serve")
-        else:
-            opened = open_source(source, run_path, overrides, redo="serve", lock=lock)
-            part("run").confirm_recipe(opened)
-        part("serve.stage").keep_serving(opened, unverified=unverified, ready=lock.close)
-
-
-@cli.command()
-@source_options
-@force_option
-@unverified_option
-def bench(source: Path, run_path: Path | None, overrides: Sequence[str], as_json: bool, **options: bool) -> None:
-    """Load-test the tuned model: TTFT, TPOT, ITL and throughput at each input length and request rate.
-
-    SOURCE is a recipe (YAML) or a run directory.
-
-    \b
-    gemsmith bench runs/my --set 'bench.request_rates=[1, 8, 64]' --force
-    """
-    run_stage("bench", source, run_path, overrides, as_json=as_json, **options)
-
-
-@cli.command(name="eval")
-@partial(source_options, required=False)
-@force_option
-@unverified_option
-@click.option(
-    "--task", type=click.Choice(["verilog"]), help="Instead of a run: score answers that are there, with --answers."
-)
-@click.option(
-    "--dataset", type=FOLDER, metavar="FOLDER", help="With --task verilog: verilog-eval's dataset_spec-to-rtl."
-)
-@click.option("--answers", type=FOLDER, metavar="FILE", help='With --task: JSONL of {"problem", "completion"}.')
-@click.option("--unsafe", is_flag=True, help="With --task: run generated code without a sandbox.")
-def evaluate(
-    source: Path | None,
-    run_path: Path | None,
-    overrides: Sequence[str],
-    as_json: bool,
-    force: bool,
-    unverified: bool,
-    **answers: Any,
-) -> None:
-    """Score base and tuned model on the held-out rows, greedily, through the served API.
-
-    SOURCE is a recipe (YAML) or a run directory. Without it, --task, --dataset and --answers score completions that
-    exist already, without a server: each is compiled and simulated in a sandbox.
-
-    \b
-    gemsmith eval runs/my --set eval.limit=50 --force
-    gemsmith eval --task verilog --dataset verilog-eval/dataset_spec-to-rtl --answers completions.jsonl --json
-    """
-    given = {name: value for name, value in answers.items() if value not in (None, False)}
-    if source is not None:
-        if given:
-            raise InputError(
-                f"--{next(iter(given))}: goes without SOURCE, for answers that exist already; leave one out"
-            )
-        run_stage("eval", source, run_path, overrides, as_json=as_json, force=force, unverified=unverified)
-        return
-    if missing := [f"--{name}" for name in ("task", "dataset", "answers") if name not in given]:
-        raise InputError(
-            f"{missing[0]} is missing; give SOURCE, or --task verilog, --dataset FOLDER and --answers FILE"
-        )
-    if force or unverified or run_path or overrides:
-        raise InputError("--force, --unverified, --run and --set are for a run: give SOURCE, or leave them out")
-    record = part("evals.answers").score_answers(answers["dataset"], answers["answers"], unsafe=answers["unsafe"])
-    if as_json:
-        click.echo(spell_out_json(record.model_dump_json(indent=1)))
-    else:
-        part("evals.answers").print_answers(record)
-
-
-@cli.command()
-@source_options
 def report(source: Path, run_path: Path | None, overrides: Sequence[str], as_json: bool) -> None:
     """Write report.html from the records alone.
 
-    SOURCE is a recipe (YAML) or a run directory.
+    SOURCE is a recipe (YAML), a run directory, or gs://bucket/folder/NAME of a launch, whose records are fetched into
+    the run directory first.
 
     \b
     gemsmith report runs/my
+    gemsmith report gs://bucket/my
     """
+    if url := bucket_url(source):
+        run_path, source = None, run_path or Path("runs") / source.name
+        with part("lock").locked(source):
+            part("launch.fetch").fetch_records(url, source)
     opened = open_source(source, run_path, overrides)
     page = part("report.stage").report(opened)
     click.echo(json.dumps({"report": str(page)}) if as_json else spell_out(str(page)))

@@ -112,9 +112,7 @@ def _read_orbax(folder: Path, metadata: Mapping[str, Any], variant: Variant) -> 
 
 
 def check_adapter(adapter: Adapter, targets: Iterable[Tensor], *, source: str) -> None:
-    """Raises CheckpointError unless the adapter has exactly the targets' modules, in their shapes, finite and not
-    zero.
-    """
+    """Raises CheckpointError unless the adapter has the targets' modules in their shapes, finite and not zero."""
     check_fit(adapter, targets, source=source)
     check_values(adapter, source=source)
 
@@ -189,7 +187,9 @@ def _leaves(tree: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, 
 
 
 def _modules_of(path: Sequence[str], variant: Variant) -> tuple[list[str], str]:
-    """HF modules, one for each layer of the stack, and side of a LoRA leaf: the path in the 31B
+    """HF modules, one for each layer of the stack, and side of a LoRA leaf.
+
+    The path in the 31B:
 
     layers.3.mlp.up_proj.kernel_lora_b  ->  model.language_model.layers.3.mlp.up_proj, ….9.mlp.up_proj, … and "b"
     """

@@ -14,7 +14,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from gemsmith import __version__
 from gemsmith.checkpoint import Checkpoint, open_checkpoint
 from gemsmith.checkpoint.adapter import (
     WEIGHTS,
@@ -41,6 +40,7 @@ from gemsmith.files import replacing_folder, sha256_file, write_text
 from gemsmith.provenance import Clock, start_clock, this_machine
 from gemsmith.records import ExportRecord, FileSum, Origin
 from gemsmith.terminal import open_console
+from gemsmith.version import __version__
 from gemsmith.zoo import text_tensors
 from gemsmith.zoo.tensors import PREFIX
 
@@ -104,9 +104,7 @@ def export_tunix(
     alpha: float | None = None,
     overwrite: bool = False,
 ) -> ExportRecord:
-    """Writes the adapter of an ordinary Tunix run and the base with it merged in to `out`, and records what is in
-    them.
-    """
+    """Writes an ordinary Tunix run's adapter and the base with it merged in to `out`, and records what they hold."""
     from gemsmith.export.tunix import read_tunix_adapter
 
     clock = start_clock()
@@ -137,9 +135,7 @@ def check_base(adapter: Adapter, base: Checkpoint, *, source: str) -> None:
 
 
 def check_modules(adapter: Adapter, config: PeftConfig, base: Checkpoint, *, source: str) -> None:
-    """Raises CheckpointError unless the adapter has exactly the modules of the base that its config names, as PEFT
-    would.
-    """
+    """Raises CheckpointError unless the adapter has the modules of the base that its config names, as PEFT would."""
     unused = {tensor.module for tensor in text_tensors(base.variant, optional=True) if tensor.optional}
     missing: list[str] = []
     extra: list[str] = []

@@ -153,8 +153,9 @@ def file_states(files: Iterable[Path]) -> FileStates:
 
 @contextmanager
 def unchanged(before: FileStates) -> Iterator[None]:
-    """Raises CheckpointError at the end where a file is not as it was before, also in place of an error that came of
-    it.
+    """Raises CheckpointError at the end where a file is not as it was before.
+
+    Also in place of an error that came of it.
     """
     try:
         yield

@@ -1,5 +1,6 @@
-"""What rounding to the base's dtype leaves of an adapter: a weak one is lost in merged weights that base + adapter
-still has.
+"""What rounding to the base's dtype leaves of an adapter.
+
+A weak one is lost in merged weights that base + adapter still has.
 """
 
 from collections.abc import Sequence

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from gemsmith.checkpoint import Checkpoint, open_checkpoint
 from gemsmith.checkpoint.adapter import Adapter, read_peft_adapter, shared_projections, write_peft_adapter
-from gemsmith.checkpoint.saved import has_checksums, no_checksums, read_step_metadata
+from gemsmith.checkpoint.saved import has_checksums, is_peft_step, no_checksums, read_step_metadata
 from gemsmith.errors import CheckpointError, DamageError
 from gemsmith.export.adapters import find_step, good_step, read_run_adapter
 from gemsmith.export.merge import check_mergeable, check_space, merged_bytes, no_space_named, write_merged
@@ -14,12 +14,14 @@ from gemsmith.records import DataRecord, ExportRecord, FileSum
 from gemsmith.run import Run, make_origin, read_record, write_record
 from gemsmith.terminal import open_console
 
-PACKAGES = ("numpy", "orbax-checkpoint", "safetensors")
+PACKAGES = ("ml_dtypes", "numpy")
+_ORBAX = "orbax-checkpoint"
 
 
 def export(run: Run) -> ExportRecord:
-    """Writes adapter/ and merged/ of the run from a saved step (export.step, or the last) and records what is in
-    them.
+    """Writes adapter/ and merged/ of the run from a saved step, and records what is in them.
+
+    The step is export.step, or the last.
     """
     clock = start_clock()
     console = open_console()
@@ -47,7 +49,7 @@ def export(run: Run) -> ExportRecord:
         run.record_file("export").unlink(missing_ok=True)
     total_bytes = sum(file.bytes for file in merged.files)
     record = ExportRecord(
-        origin=make_origin(run, "export", clock, packages=PACKAGES),
+        origin=make_origin(run, "export", clock, packages=PACKAGES if is_peft_step(saved) else (*PACKAGES, _ORBAX)),
         notices=() if has_checksums(read_step_metadata(saved)) else (no_checksums(saved),),
         step=step,
         base=run.recipe.checkpoint,

@@ -52,11 +52,11 @@ class TunixAdapter:
 def read_tunix_adapter(
     folder: Path, variant: Variant, *, step: int | None = None, rank: int | None = None, alpha: float | None = None
 ) -> TunixAdapter:
-    """The adapter in a Tunix checkpoint: its root (the last complete step, or `step`), a step's folder, or a
-    model_params folder.
+    """The adapter in a Tunix checkpoint.
 
-    Raises CheckpointError where nothing is there, leaves are not the variant's, layers lack what others have, the rank
-    is not the one given, alpha is neither given nor in the checkpoint's metadata, or values are not finite or all zero.
+    The folder is its root (then the last complete step, or `step`), a step's, or a model_params. Raises CheckpointError
+    where nothing is there, leaves are not the variant's, layers lack what others have, the rank is not the one given,
+    alpha is neither given nor in the checkpoint's metadata, or values are not finite or all zero.
     """
     place = _find_params(folder, step)
     sides: dict[tuple[int, str], dict[str, np.ndarray]] = {}

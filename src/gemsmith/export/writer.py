@@ -1,5 +1,4 @@
-"""Files written from their first byte to their last, each with its SHA-256, past the page cache where the file system
-can.
+"""Files written from first byte to last, each with its SHA-256, past the page cache where that can be.
 
 A merge writes as many bytes as the model has and reads none of them again. In the page cache they would cost a core the
 time to copy them and to find memory for them, and push out what is read.
@@ -118,8 +117,9 @@ class _File:
                 raise
 
     def write(self, chunk: np.ndarray, length: int) -> None:
-        """Writes the chunk's beginning, and zeros up to a multiple of the alignment: only a file's last chunk is not
-        full.
+        """Writes the chunk's beginning, and zeros up to a multiple of the alignment.
+
+        Only a file's last chunk is not full.
         """
         padded = length + -length % _ALIGNMENT_BYTES
         chunk[length:padded] = 0

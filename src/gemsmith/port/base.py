@@ -81,8 +81,9 @@ def base_rule(key: str, value: Any, reading: Reading) -> Row:
 
 
 def targets_rule(key: str, value: Any, reading: Reading) -> Row:
-    """The row of target modules: a list of names, a regular expression of whole names, or a word for all linear
-    layers.
+    """The row of target modules.
+
+    They are a list of names, a regular expression of whole names, or a word for all linear layers.
     """
     if value is None:
         return row(

@@ -100,8 +100,9 @@ def schedule_rule(key: str, value: Any, reading: Reading) -> Row:
 
 
 def warmup_rule(schedule: str, *, rounding: str = "up") -> Rule:
-    """The rule for warm-up in steps or as a share of them, of which the Trainer rounds up as we do, Axolotl down and 1
-    to 2.
+    """The rule for warm-up in steps or as a share of them.
+
+    Of a share the Trainer rounds up as we do, Axolotl down and 1 to 2.
     """
 
     def rule(key: str, value: Any, reading: Reading) -> Row:
@@ -164,8 +165,9 @@ def _schedule_name(value: Any) -> str:
 
 
 def _other_decides(key: str, reading: Reading) -> bool:
-    """Whether the key is warmup_steps = 0 (or a default) beside a ratio, or a ratio beside steps: steps above 0 win in
-    the Trainer.
+    """Whether the key is warmup_steps = 0 (or a default) beside a ratio, or a ratio beside steps.
+
+    Steps above 0 win in the Trainer.
     """
     steps, ratio = (
         number_or_none(reading.given.get("warmup_steps")) or 0,
@@ -267,8 +269,9 @@ def remat_rule(key: str, value: Any, reading: Reading) -> Row:
 
 
 def four_bits_rule(kind: str, nested: str) -> Rule:
-    """The rule for a base of bitsandbytes' 4 bits: `kind` names the key of nf4 or fp4, `nested` that of double
-    quantisation.
+    """The rule for a base of bitsandbytes' 4 bits.
+
+    `kind` names the key of nf4 or fp4, `nested` that of double quantisation.
     """
 
     def rule(key: str, value: Any, reading: Reading) -> Row:

@@ -187,8 +187,9 @@ def find_rule(key: str, rules: Mapping[str, Rule]) -> Rule | None:
 
 
 def _default_rows(readings: Sequence[tuple[Reading, Mapping[str, Rule]]], values: Mapping[str, Any]) -> list[Row]:
-    """Rows for what a file leaves to its project's defaults, where the recipe takes a value from it or would train
-    differently.
+    """Rows for what a file leaves to its project's defaults.
+
+    Those whose value the recipe takes, or without which it would train differently.
     """
     rows: list[Row] = []
     settled = set(values)

@@ -93,8 +93,9 @@ def idle(why: str) -> Rule:
 
 
 def plain(*allowed: Any, otherwise: str) -> Rule:
-    """The rule for a key whose `allowed` values (and null) are what Gemsmith does anyway, and any other value is
-    not.
+    """The rule for a key whose `allowed` values (and null) are what Gemsmith does anyway.
+
+    Any other value is not.
     """
 
     def rule(key: str, value: Any, reading: Reading) -> Row:
@@ -129,8 +130,9 @@ def refuse(*allowed: Any, what: str) -> Rule:
 
 
 def unknown(key: str, value: Any, reading: Reading) -> Row:
-    """The row of a key that no rule knows: nobody here can say that training does not depend on it, unless it is not
-    set.
+    """The row of a key that no rule knows.
+
+    Nobody here can say that training does not depend on it, unless it is not set.
     """
     if value is None:
         return row(reading, key, value, "none", "not set")

@@ -1,5 +1,6 @@
-"""Hugging Face's TrainingArguments, TRL's SFTConfig, and the YAML of TRL's command line with its model and dataset
-keys.
+"""Hugging Face's TrainingArguments, TRL's SFTConfig, and the YAML of TRL's command line.
+
+That one has model and dataset keys, too.
 """
 
 from collections.abc import Mapping
@@ -166,6 +167,7 @@ TRAINING_RULES: Mapping[str, Rule] = {
     "average_tokens_across_devices": average_rule,
     "train_sampling_strategy": plain("random", otherwise=_ORDER),
     "group_by_length": plain(False, otherwise=_ORDER),
+    "dataloader_in_order": plain(True, otherwise=_ORDER),
     "dataloader_drop_last": plain(False, otherwise="the last rows of an epoch are left out; Gemsmith drops none"),
     "load_best_model_at_end": plain(False, otherwise="the result is the best checkpoint, Gemsmith's the last; "
                                                      "export.step picks one"),
@@ -205,7 +207,8 @@ TRAINING_RULES: Mapping[str, Rule] = {
     ),
     **dict.fromkeys(
         (
-            "accelerator_config", "accelerator_config.*", "auto_find_batch_size", "dataloader_num_workers",
+            "accelerator_config", "accelerator_config.*", "auto_find_batch_size",
+            "dataloader_multiprocessing_context", "dataloader_num_workers",
             "dataloader_persistent_workers",
             "dataloader_pin_memory", "dataloader_prefetch_factor", "ddp_backend", "ddp_broadcast_buffers",
             "ddp_bucket_cap_mb",

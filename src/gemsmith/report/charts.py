@@ -6,7 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gemsmith.records import BenchCell, EvalRecord, Percentiles, TrainRecord
+from gemsmith.bench_records import BenchCell, Percentiles
+from gemsmith.eval_records import EvalRecord
+from gemsmith.records import TrainRecord
 from gemsmith.report.drawing import COLOURS, MARKERS, SERIES, draw_svg, write_rates, write_ticks
 from gemsmith.report.numbers import count, decimal, fraction, plain
 
@@ -55,7 +57,9 @@ def training_charts(train: TrainRecord, clip_norm: float | None) -> list[Chart]:
 
 def bench_charts(cells: Sequence[BenchCell]) -> list[Chart]:
     """TTFT, TPOT and ITL percentiles and throughput against the request rate, for each input length."""
-    cells = [cell for cell in cells if cell.completed]
+    cells = [cell for cell in cells if cell.completed and not cell.probe]
+    # Where some cells have a rate, those that have a number of requests at once instead have no place beside them.
+    cells = [cell for cell in cells if cell.max_concurrency is None] or cells
     if not cells:
         return []
     return [
@@ -92,7 +96,7 @@ def score_chart(scores: EvalRecord) -> Chart:
                 va="center",
                 color=COLOURS["ink"],
             )
-        axes.set(xlim=(-0.01, 1.01), ylim=(-0.6, 1.6), xlabel="score (share of held-out rows that are right)")
+        axes.set(xlim=(-0.01, 1.01), ylim=(-0.6, 1.6), xlabel=f"score ({_what_it_is(scores)})")
         axes.set_yticks([0, 1], ["tuned", "base"])
         axes.tick_params(axis="y", labelcolor=COLOURS["ink"])
         axes.grid(visible=True, axis="x")
@@ -102,7 +106,12 @@ def score_chart(scores: EvalRecord) -> Chart:
     alt = f"Base {fraction(base.score)} ({fraction(base.low)} to {fraction(base.high)}), "
     alt += f"tuned {fraction(tuned.score)} ({fraction(tuned.low)} to {fraction(tuned.high)})."
     svg = draw_svg("scores", draw, height=140)
-    return Chart(name="scores", title="Score", unit="with 95 % Wilson intervals", svg=svg, alt=alt)
+    return Chart(name="scores", title="Score", unit="with 95 % intervals", svg=svg, alt=alt)
+
+
+def _what_it_is(scores: EvalRecord) -> str:
+    sampled = bool(scores.tasks) and bool(scores.tasks[0].tuned.problems)
+    return f"pass@1 on {scores.scorer}" if sampled else "share of held-out rows that are right"
 
 
 def _step_chart(
@@ -189,7 +198,7 @@ def _latency_chart(cells: Sequence[BenchCell], name: str, title: str, of: Callab
     unit = f"{'ms' if ranges else 'p50, ms'}{', log scale' if log else ''}"
     legend = (*_length_legend(lengths), *([("muted", "range", "p50 to p90, p99")] if ranges else []))
     alt = "; ".join(
-        f"{length} in at {decimal(rate)}/s: {decimal(of(cell).p50)}"
+        f"{length} in at {_per_s(rate)}: {decimal(of(cell).p50)}"
         for length, rate, cell in _ordered(cells, lengths, rates)
     )
     return Chart(
@@ -201,7 +210,8 @@ def _throughput_chart(cells: Sequence[BenchCell]) -> Chart:
     """Output tokens/s against the request rate, beside what the requests ask for."""
     rates = sorted({cell.request_rate for cell in cells})
     lengths = sorted({cell.input_tokens for cell in cells})
-    asked = {cell.request_rate: cell.request_rate * cell.output_tokens for cell in cells}
+    longest = max(cell.output_tokens for cell in cells)
+    asked = [rate * longest if math.isfinite(rate) else math.nan for rate in rates]
 
     def draw(axes: Any) -> None:
         for place, length in enumerate(lengths):
@@ -212,14 +222,14 @@ def _throughput_chart(cells: Sequence[BenchCell]) -> Chart:
             axes.plot(at, speeds, color=COLOURS[SERIES[place % 6]], zorder=3, **mark)
         top = max(cell.output_tokens_per_s for cell in cells)
         dots = {"linewidth": 1.4, "linestyle": (0, (1, 2))}
-        axes.plot(range(len(rates)), [asked[rate] for rate in rates], color=COLOURS["muted"], **dots)
+        axes.plot(range(len(rates)), asked, color=COLOURS["muted"], **dots)
         axes.set_ylim(0, 1.15 * top or 1)
         write_rates(axes, rates)
         write_ticks(axes, log=False)
 
     legend = (*_length_legend(lengths), ("muted", "dots", "asked for: rate × output tokens"))
     alt = "; ".join(
-        f"{length} in at {decimal(rate)}/s: {decimal(cell.output_tokens_per_s)}"
+        f"{length} in at {_per_s(rate)}: {decimal(cell.output_tokens_per_s)}"
         for length, rate, cell in _ordered(cells, lengths, rates)
     )
     alt = f"Output tokens a second. {alt}."
@@ -290,6 +300,10 @@ def _describe(title: str, steps: Sequence[int], values: Sequence[float]) -> str:
     finite = [value for _, value in known]
     ends = f"{decimal(known[0][1])} at step {known[0][0]}, {decimal(known[-1][1])} at step {known[-1][0]}"
     return f"{title} by step: {ends}; lowest {decimal(min(finite))}, highest {decimal(max(finite))}."
+
+
+def _per_s(rate: float) -> str:
+    return "a burst" if math.isinf(rate) else f"{decimal(rate)}/s"
 
 
 def _length_legend(lengths: Sequence[int]) -> list[tuple[str, str, str]]:

@@ -56,7 +56,7 @@ _STYLE: dict[str, Any] = {
 
 def write_rates(axes: Any, rates: Sequence[float]) -> None:
     """The rates as they were asked for, one place each: a sweep is a set of settings, not a scale."""
-    axes.set_xticks(range(len(rates)), [f"{rate:g}" for rate in rates])
+    axes.set_xticks(range(len(rates)), ["burst" if math.isinf(rate) else f"{rate:g}" for rate in rates])
     axes.set_xlim(-0.45, len(rates) - 0.55)
     axes.set_xlabel("requests/s asked for")
 
@@ -109,8 +109,9 @@ def draw_svg(name: str, draw: Callable[[Any], None], *, height: int = HEIGHT) ->
 
 
 def _inline(svg: str) -> str:
-    """Matplotlib's SVG file as an element: no prologue, no fixed size, no ids but those it refers to, the page's fonts
-    and colours.
+    """Matplotlib's SVG file as an element of the page.
+
+    No prologue, no fixed size, no ids but those it refers to, the page's fonts and colours.
     """
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->", "", svg, flags=re.DOTALL)

@@ -6,13 +6,13 @@ Shared by the page and the terminal's table; no plotting and no HTML.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from gemsmith.bench_records import BenchCell, BenchRecord, Saturation
 from gemsmith.errors import RunError
+from gemsmith.eval_records import EvalRecord
 from gemsmith.evals.compare import SIGNIFICANT, describe_change
+from gemsmith.recipe import eval_tasks
 from gemsmith.records import (
-    BenchCell,
-    BenchRecord,
     DataRecord,
-    EvalRecord,
     ExportRecord,
     MachinePlan,
     PlanRecord,
@@ -21,7 +21,7 @@ from gemsmith.records import (
     TrainRecord,
     VerifyRecord,
 )
-from gemsmith.report.numbers import count
+from gemsmith.report.numbers import count, plain, rate
 from gemsmith.run import Run, made_from, read_record
 from gemsmith.stages import STAGES
 
@@ -74,7 +74,7 @@ def read_findings(run: Run) -> Findings:
             records[stage] = None
             if run.record_file(stage).exists():
                 problems[stage] = str(error)
-            elif stage == "eval" and run.recipe.data.eval is None:
+            elif stage == "eval" and not eval_tasks(run.recipe):
                 left_out[stage] = "Left out: data.eval names no held-out rows."
             else:
                 problems[stage] = f"No {stage}.json in this run: gemsmith {stage} makes it."
@@ -114,8 +114,10 @@ def _checking_notices(findings: Findings) -> list[Notice]:
                 text=f"Verification failed: {', '.join(failed) or 'see the checks'}. Do not use these weights.",
             )
         )
-    if findings.bench and (failed_requests := sum(cell.failed for cell in findings.bench.cells)):
-        asked = failed_requests + sum(cell.completed + cell.cut for cell in findings.bench.cells)
+    # A record that has the causes says so itself.
+    cells = [] if findings.bench is None else [cell for cell in findings.bench.cells if not cell.failures]
+    if failed_requests := sum(cell.failed for cell in cells):
+        asked = failed_requests + sum(cell.completed + cell.cut for cell in cells)
         text = (
             f"{count(failed_requests)} of {count(asked)} requests of the load test failed; the latencies are those of "
             "the others."
@@ -162,11 +164,11 @@ def _steps(numbers: Sequence[int]) -> str:
 
 
 def middle_cell(bench: BenchRecord) -> BenchCell | None:
-    """The cell at the middle input length and the middle rate, of those that completed any request.
+    """The grid's cell at the middle input length and the middle rate, of those that completed any request.
 
     Of an even number the lower one, so that the cell is one that was measured.
     """
-    cells = [cell for cell in bench.cells if cell.completed]
+    cells = [cell for cell in bench.cells if cell.completed and not cell.probe]
     if not cells:
         return None
     lengths = sorted({cell.input_tokens for cell in cells})
@@ -176,6 +178,20 @@ def middle_cell(bench: BenchRecord) -> BenchCell | None:
         key=lambda cell: (cell.request_rate, cell.output_tokens),
     )
     return row[(len(row) - 1) // 2]
+
+
+def saturation_lines(bench: BenchRecord) -> list[str]:
+    """What the search for saturation has found, a line for each length."""
+    return [_say_saturation(found) for found in bench.saturations]
+
+
+def _say_saturation(found: Saturation) -> str:
+    lengths = f"{count(found.input_tokens)} tokens in and {count(found.output_tokens)} out"
+    if found.held_at is None:
+        return f"{lengths}: not even at {rate(found.exceeded_at or 0)}, the lowest rate"
+    if found.exceeded_at is None:
+        return f"{lengths}: not at {rate(found.held_at)}, the highest rate tried"
+    return f"{lengths}: between {plain(found.held_at)} and {rate(found.exceeded_at)}"
 
 
 def fastest_cell(bench: BenchRecord) -> BenchCell | None:
@@ -204,10 +220,13 @@ def total_s(findings: Findings) -> float:
 
 
 def verdict(scores: EvalRecord) -> str:
-    """One sentence on what the scores allow to say: by the rows in which the models differ, or else by the two
-    intervals.
+    """One sentence on what the scores allow to say.
+
+    It goes by the rows in which the models differ, or else by the two intervals.
     """
     base, tuned = scores.base, scores.tuned
+    if scores.tasks and scores.rows_better is None:
+        return scores.tasks[0].difference.summary
     if scores.rows_better is not None and scores.rows_worse is not None and scores.p_value is not None:
         rows = describe_change(scores.rows_better, scores.rows_worse, scores.p_value)
         if scores.p_value >= SIGNIFICANT:

@@ -40,6 +40,17 @@ def plain(value: float) -> str:
     return f"{mantissa}e{int(exponent)}" if exponent else text
 
 
+def rate(value: float, at_once: int | None = None) -> str:
+    """A load of a server: the rate of its requests, and how many are under way at once.
+
+    >>> rate(4.0), rate(math.inf), rate(math.inf, 64), rate(4.0, 64)
+    ('4 requests/s', 'a burst', '64 at once', '4 requests/s, 64 at once')
+    """
+    if math.isinf(value):
+        return "a burst" if at_once is None else f"{at_once} at once"
+    return f"{plain(value)} requests/s" + ("" if at_once is None else f", {at_once} at once")
+
+
 def count(value: float) -> str:
     return f"{value:,.0f}" if math.isfinite(value) else "not finite"
 

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from gemsmith.errors import MachineError
+from gemsmith.eval_records import EvalRecord
 from gemsmith.recipe import Optimizer
-from gemsmith.records import DataRecord, EvalRecord, Machine, TrainRecord, TrainStep
+from gemsmith.records import DataRecord, Machine, TrainRecord, TrainStep
 from gemsmith.report import numbers
 from gemsmith.report.findings import (
     Findings,
@@ -20,6 +21,7 @@ from gemsmith.report.findings import (
     find_notices,
     middle_cell,
     read_findings,
+    saturation_lines,
     total_s,
     verdict,
 )
@@ -38,6 +40,7 @@ _FILTERS = (
     numbers.moment,
     numbers.percent,
     numbers.plain,
+    numbers.rate,
     numbers.rough,
     numbers.short_hash,
     numbers.size,
@@ -124,6 +127,7 @@ def _context(run: Run, findings: Findings) -> dict[str, Any]:
         if findings.bench
         else [],
         "checks": count_checks(findings.verify) if findings.verify else None,
+        "saturations": saturation_lines(findings.bench) if findings.bench else [],
         "fastest": fastest_cell(findings.bench) if findings.bench else None,
         "verdict": verdict(findings.eval) if findings.eval else None,
         "examples": list(_examples(findings.eval)) if findings.eval else [],
@@ -146,10 +150,14 @@ def _score_tile(findings: Findings) -> Tile:
         return Tile(label="Score", value=None, note="no eval record")
     base, tuned = findings.eval.base, findings.eval.tuned
     ranges = [f"{numbers.fraction(score.low)}–{numbers.fraction(score.high)}" for score in (base, tuned)]
-    note = f"95 % intervals {ranges[0]} and {ranges[1]}; {numbers.count(tuned.n)} held-out rows"
+    note = f"95 % intervals {ranges[0]} and {ranges[1]}; {numbers.count(tuned.n)} {_questions(findings.eval)}"
     return Tile(
         label="Score, base → tuned", value=numbers.fraction(tuned.score), before=numbers.fraction(base.score), note=note
     )
+
+
+def _questions(scores: EvalRecord) -> str:
+    return "problems" if scores.tasks and scores.tasks[0].tuned.problems else "held-out rows"
 
 
 def _loss_tile(findings: Findings) -> Tile:
@@ -176,8 +184,8 @@ def _latency_tile(findings: Findings) -> Tile:
             label="TTFT p50", value=None, note="no bench record" if findings.bench is None else "no request completed"
         )
     note = (
-        f"{numbers.count(cell.input_tokens)} tokens in, {numbers.count(cell.output_tokens)} out, {cell.request_rate:g} "
-        "requests/s"
+        f"{numbers.count(cell.input_tokens)} tokens in, {numbers.count(cell.output_tokens)} out, "
+        f"{numbers.rate(cell.request_rate, cell.max_concurrency)}"
     )
     return Tile(label="TTFT p50", value=numbers.decimal(cell.ttft_ms.p50) + "\u00a0ms", note=note)
 

@@ -15,6 +15,7 @@ from gemsmith.report.findings import (
     find_notices,
     middle_cell,
     read_findings,
+    saturation_lines,
     total_s,
     verdict,
 )
@@ -126,11 +127,13 @@ def _bench_lines(findings: Findings) -> Iterator[tuple[str, str, str]]:
     if middle is None or fastest is None:
         yield "requests", "none completed", "bold red"
         return
-    where = f"({numbers.count(middle.input_tokens)} in, {middle.request_rate:g} req/s)"
+    where = f"({numbers.count(middle.input_tokens)} in, {numbers.rate(middle.request_rate, middle.max_concurrency)})"
     yield "TTFT p50", f"{numbers.decimal(middle.ttft_ms.p50)} ms {where}", ""
     yield "TPOT p50", f"{numbers.decimal(middle.tpot_ms.p50)} ms {where}", ""
-    where = f"({numbers.count(fastest.input_tokens)} in, {fastest.request_rate:g} req/s)"
+    where = f"({numbers.count(fastest.input_tokens)} in, {numbers.rate(fastest.request_rate, fastest.max_concurrency)})"
     yield "output tokens/s", f"{numbers.decimal(fastest.output_tokens_per_s)} {where}", ""
+    for line in saturation_lines(findings.bench):
+        yield "saturates with", line, ""
     if failed := sum(cell.failed for cell in findings.bench.cells):
         yield "failed requests", numbers.count(failed), "bold red"
     if cut := sum(cell.cut for cell in findings.bench.cells):
@@ -146,8 +149,15 @@ def _eval_lines(findings: Findings) -> Iterator[tuple[str, str, str]]:
             if rows:
                 reasons = ", ".join(f"{numbers.count(count)} {reason}" for reason, count in rows.items())
                 yield f"{name} rows {what}", f"{numbers.count(sum(rows.values()))} ({reasons})", "bold red"
-    if findings.eval.p_value is not None:
+    if findings.eval.p_value is not None or findings.eval.tasks:
         yield "verdict", verdict(findings.eval), ""
+    for result in findings.eval.tasks:
+        for name, model in (("base", result.base), ("tuned", result.tuned)):
+            if model.pass_at:
+                passes = ", ".join(f"pass@{each.k} {numbers.fraction(each.score)}" for each in model.pass_at)
+                yield f"{result.task}, {name}", f"{passes} over {numbers.count(len(model.problems))} problems", ""
+    for result in findings.eval.tasks[1:]:
+        yield f"{result.task}, verdict", result.difference.summary, ""
 
 
 _LINES = {

@@ -1,8 +1,8 @@
-"""transformers' model with one layer's weights in memory at a time: a 31B in float32 needs 123 GB, a window of one
-layer 2 GB.
+"""transformers' model with one layer's weights in memory at a time.
 
-The forward pass is transformers' own. The model is made without weights; each layer's are read when it is reached and
-dropped after it, the embedding matrix stays in the file, and logits are computed in blocks of the vocabulary.
+A 31B in float32 needs 123 GB, a window of one layer 2 GB. The forward pass is transformers' own. The model is made
+without weights; each layer's are read when it is reached and dropped after it, the embedding matrix stays in the file,
+and logits are computed in blocks of the vocabulary.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -22,10 +22,10 @@ _WORDS = 8192
 
 
 def windowed_model(checkpoint: Checkpoint, kind: Any, config: Any) -> Any:
-    """A model of the transformers class that computes in float32 what the whole one does, reading each layer as it is
-    reached.
+    """A model of the transformers class that reads each layer as it is reached.
 
-    Raises CheckpointError where the checkpoint lacks a weight that the class has.
+    It computes in float32 what the whole one does. Raises CheckpointError where the checkpoint lacks a weight that the
+    class has.
     """
     import torch
 
@@ -59,16 +59,18 @@ def window_bytes(checkpoint: Checkpoint) -> int:
 
 
 def read_adapters(model: Any, adapter: Adapter) -> None:
-    """From now on each layer's adapter matrices, which PEFT has put on the model without values, are read with its
-    weights.
+    """From now on each layer's adapter matrices are read with its weights.
+
+    PEFT has put them on the model without values.
     """
     for prefix, layer in _layers(model):
         layer.register_forward_pre_hook(_adapter_reader(prefix, adapter))
 
 
 def round_merged(model: Any, round_weight: Callable[[str, Any], Any]) -> None:
-    """From now on PEFT merges each layer's adapters when its weights are read, and `round_weight` gives what is kept of
-    the sum.
+    """From now on PEFT merges each layer's adapters when its weights are read.
+
+    `round_weight` gives what is kept of the sum.
     """
     for name, layer in _layers(model):
         layer.register_forward_pre_hook(_merger(name, round_weight))

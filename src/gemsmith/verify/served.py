@@ -1,11 +1,10 @@
-"""Proof by behaviour: a server of the base with the adapter and one of the merged weights answer the same, and not as
-the base does.
+"""Proof by behaviour that adapter and merged weights are one model.
+
+A server of the base with the adapter and one of the merged weights answer the same, and not as the base does.
 """
 
-import json
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,39 +14,28 @@ from gemsmith.checkpoint import Checkpoint, open_checkpoint
 from gemsmith.checkpoint.adapter import read_peft_adapter
 from gemsmith.errors import EngineError, VerifyError
 from gemsmith.evals.ask import Request, ask_all
-from gemsmith.evals.stage import read_questions
+from gemsmith.evals.questions import read_questions
 from gemsmith.export.folder import ADAPTER, LOGS, MERGED, VERIFIED
 from gemsmith.files import write_text
 from gemsmith.messages import plain_messages
 from gemsmith.records import Check, VerifyRecord
 from gemsmith.run import Run, read_record, write_record
+from gemsmith.serve.adapter import ServedAdapter, base_name
 from gemsmith.serve.chat import Failure, read_choice
 from gemsmith.serve.engine import ServeSettings
 from gemsmith.serve.server import Server, running_server
 from gemsmith.serve.stage import make_settings
+from gemsmith.serve.tokens import TOP, AnswerTokens, read_tokens
 from gemsmith.terminal import open_console
 from gemsmith.verify.logits import make_prompts, trained_rows
 from gemsmith.verify.stage import read_export, read_verify
 
 PROMPTS, ANSWER_TOKENS = 8, 48
-_NAMES = ("base", "adapter")
-# vLLM takes adapters up to one of these ranks.
-_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 # Merged weights carry a rounding that base + adapter does not, so two tokens this close in log-probability may change
 # places.
 _NEAR_TIE = {"BF16": 0.3, "F16": 0.05, "F32": 1e-3}
-# As many as vLLM gives by default.
-_TOP = 20
 
 Prompt = Sequence[int] | Sequence[Mapping[str, str]]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Reply:
-    """A greedy answer's tokens, and the log-probabilities of the likeliest at each place."""
-
-    tokens: tuple[str, ...]
-    top: tuple[Mapping[str, float], ...]
 
 
 def check_served_run(run: Run) -> VerifyRecord:
@@ -87,21 +75,19 @@ def check_served(
     """Two checks: tuned answers differ from the base's, and the adapter's are the merged weights'."""
     logs.mkdir(exist_ok=True)
     read = read_peft_adapter(adapter)
-    rank = next((rank for rank in _RANKS if rank >= read.rank), read.rank)
-    lora = ("--enable-lora", "--max-lora-rank", str(rank), "--lora-modules", f"{_NAMES[1]}={adapter.absolute()}")
     dtypes = {base.places[f"{module}.weight"].dtype for module in read.modules}
     if dtypes == {"F32"} and settings.dtype == "auto":
         settings = replace(settings, dtype="float32")  # vLLM's `auto` would round them to bfloat16
-    with_lora = replace(settings, arguments=(*settings.arguments, *lora))
-    with running_server(base.folder, name=_NAMES[0], settings=with_lora, log=logs / "vllm-adapter.log") as server:
-        plain, adapted = (_ask(server, name, prompts) for name in _NAMES)
+    with_lora = replace(settings, adapter=ServedAdapter(folder=str(adapter.absolute()), rank=read.rank))
+    with running_server(base.folder, name=ADAPTER, settings=with_lora, log=logs / "vllm-adapter.log") as server:
+        plain, adapted = (_ask(server, name, prompts) for name in (base_name(ADAPTER), ADAPTER))
     with running_server(merged, name=MERGED, settings=settings, log=logs / "vllm-merged.log") as server:
         tuned = _ask(server, MERGED, prompts)
     allowed = _NEAR_TIE["BF16"] if settings.dtype == "bfloat16" else max(_NEAR_TIE[dtype] for dtype in dtypes)
     return _differs(plain, tuned), _agrees(adapted, tuned, allowed)
 
 
-def gap_at_parting(one: Reply, other: Reply) -> float:
+def gap_at_parting(one: AnswerTokens, other: AnswerTokens) -> float:
     """By how much the two disagree on the first token in which they differ, in log-probability; 0 where they do not.
 
     A token that is not among the likeliest counts as the least of them; infinite where one answer goes on after the
@@ -116,13 +102,13 @@ def gap_at_parting(one: Reply, other: Reply) -> float:
     return 0.0 if len(one.tokens) == len(other.tokens) else float("inf")
 
 
-def _differs(plain: Sequence[Reply], tuned: Sequence[Reply]) -> Check:
+def _differs(plain: Sequence[AnswerTokens], tuned: Sequence[AnswerTokens]) -> Check:
     count = sum(one.tokens != other.tokens for one, other in zip(plain, tuned, strict=True))
     detail = f"{count} of {len(tuned)} greedy answers of the merged weights differ from the base's"
     return Check(name="served", passed=count > 0, detail=detail)
 
 
-def _agrees(adapted: Sequence[Reply], tuned: Sequence[Reply], allowed: float) -> Check:
+def _agrees(adapted: Sequence[AnswerTokens], tuned: Sequence[AnswerTokens], allowed: float) -> Check:
     gaps = [gap_at_parting(one, other) for one, other in zip(adapted, tuned, strict=True)]
     equal = sum(one.tokens == other.tokens for one, other in zip(adapted, tuned, strict=True))
     detail = f"{equal} of {len(gaps)} greedy answers of base + adapter are the merged weights', token by token"
@@ -135,13 +121,13 @@ def _agrees(adapted: Sequence[Reply], tuned: Sequence[Reply], allowed: float) ->
     return Check(name="served adapter", passed=max(gaps) <= allowed, detail=detail)
 
 
-def _ask(server: Server, model: str, prompts: Sequence[Prompt]) -> list[Reply]:
+def _ask(server: Server, model: str, prompts: Sequence[Prompt]) -> list[AnswerTokens]:
     """The greedy answers to prompts of token ids, or to conversations. Raises EngineError where one is not answered."""
-    replies: list[Reply] = []
+    replies: list[AnswerTokens] = []
 
     def heard(_place: int, found: dict[str, Any] | Failure) -> None:
         choice = found if isinstance(found, Failure) else read_choice(found)
-        reply = choice if isinstance(choice, Failure) else _read_reply(choice)
+        reply = choice if isinstance(choice, Failure) else read_tokens(choice)
         if isinstance(reply, Failure):
             raise EngineError(
                 f"vLLM at {server.url} answered with {reply.reason}: {reply.detail}; its log is {server.log}"
@@ -162,28 +148,11 @@ def _request(model: str, prompt: Prompt) -> Request:
         "return_tokens_as_token_ids": True,
     }
     asked |= (
-        {"prompt": list(prompt), "logprobs": _TOP}
+        {"prompt": list(prompt), "logprobs": TOP}
         if ids
-        else {"messages": list(prompt), "logprobs": True, "top_logprobs": _TOP}
+        else {"messages": list(prompt), "logprobs": True, "top_logprobs": TOP}
     )
     return Request(path="/v1/completions" if ids else "/v1/chat/completions", body=asked)
-
-
-def _read_reply(choice: Mapping[str, Any]) -> Reply | Failure:
-    """Tokens and log-probabilities of a choice, which completions and chats write in two ways."""
-    found: Any = choice.get("logprobs")
-    try:
-        if "tokens" in found:
-            reply = Reply(tokens=tuple(found["tokens"]), top=tuple(dict(top) for top in found["top_logprobs"]))
-        else:
-            tops = tuple(
-                {other["token"]: other["logprob"] for other in entry["top_logprobs"]} for entry in found["content"]
-            )
-            reply = Reply(tokens=tuple(entry["token"] for entry in found["content"]), top=tops)
-        complete = all(math.isfinite(top[token]) for token, top in zip(reply.tokens, reply.top, strict=True))
-    except (KeyError, TypeError, ValueError):
-        complete = False
-    return reply if complete else Failure(reason="no log-probabilities", detail=json.dumps(choice)[:300])
 
 
 def _with_checks(record: VerifyRecord, checks: tuple[Check, ...]) -> VerifyRecord:

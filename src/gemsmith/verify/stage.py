@@ -44,8 +44,9 @@ _LISTED = 5
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """The checks, how many tensors differ from the base, and where logits were compared, their largest difference and
-    the rounding's.
+    """The checks, and how many tensors differ from the base.
+
+    Where logits were compared, also their largest difference and the rounding's.
     """
 
     checks: tuple[Check, ...]
@@ -56,8 +57,9 @@ class Result:
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """Which tensors of merged/ are not the base's, those whose adapter is lost in rounding, and what should not be
-    so.
+    """Which tensors of merged/ are not the base's, and what is wrong with them.
+
+    Those whose adapter is lost in rounding, and what should not be so.
     """
 
     changed: tuple[str, ...]
@@ -67,8 +69,9 @@ class Difference:
 
 @dataclass(frozen=True, kw_only=True)
 class Recomputed:
-    """What is wrong with merged weights, and the norm of what rounding took from the adapter's changes over the norm of
-    those changes.
+    """What is wrong with merged weights, and what share of the changes rounding took.
+
+    The share: the norm of what rounding took from the adapter's changes over the norm of those changes.
     """
 
     problems: tuple[str, ...]
@@ -77,8 +80,9 @@ class Recomputed:
 
 @dataclass(frozen=True, kw_only=True)
 class Block:
-    """Rows of a merged weight: how many values are wrong, and the sums of squares of what rounding took and of what the
-    adapter adds.
+    """Rows of a merged weight, judged.
+
+    How many values are wrong, and the sums of squares of what rounding took and of what the adapter adds.
     """
 
     wrong: int

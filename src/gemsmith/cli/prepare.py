@@ -1,0 +1,71 @@
+"""The verb that makes files of rows out of datasets that recipes name."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from gemsmith.characters import spell_out_json
+from gemsmith.cli.group import cli
+from gemsmith.cli.options import FOLDER, part
+
+_out = click.option("--out", type=FOLDER, metavar="FILE", required=True, help="The JSONL of prompts and responses.")
+_json = click.option("--json", "as_json", is_flag=True, help="Print the record as JSON on stdout.")
+
+
+@cli.group()
+def prepare() -> None:
+    """Make files of rows to train on or to score, out of public datasets that you have fetched.
+
+    \b
+    gemsmith prepare codev codev_r1_sft.jsonl --out codev_r1.jsonl --rows 10000
+    gemsmith prepare verilog-eval verilog-eval/dataset_spec-to-rtl --out verilog_eval.jsonl
+    """
+
+
+@prepare.command()
+@click.argument("source", type=FOLDER)
+@_out
+@click.option("--rows", type=click.IntRange(min=1), metavar="N", help="Read the first N rows only.")
+@click.option(
+    "--verilog-eval",
+    type=FOLDER,
+    metavar="FOLDER",
+    help="verilog-eval's dataset_spec-to-rtl: find rows that share with it.",
+)
+@click.option("--drop-contaminated", is_flag=True, help="With --verilog-eval: leave such rows out.")
+@_json
+def codev(source: Path, out: Path, as_json: bool, **options: Any) -> None:
+    """Strip CodeV-R1's reasoning and keep its Verilog: rows of {"prompt", "response"}.
+
+    SOURCE is codev_r1_sft.jsonl of the Hugging Face dataset zhuyaoyu/CodeV-R1-dataset, or a parquet file of its rows.
+    What is dropped is counted by reason.
+
+    \b
+    gemsmith prepare codev codev_r1_sft.jsonl --out codev_r1.jsonl --verilog-eval FOLDER --drop-contaminated
+    """
+    if options["drop_contaminated"] and options["verilog_eval"] is None:
+        raise click.UsageError("--drop-contaminated: needs --verilog-eval FOLDER, to compare with")
+    _show(part("data.codev").prepare_codev(source, out, **options), as_json=as_json)
+
+
+@prepare.command(name="verilog-eval")
+@click.argument("folder", type=FOLDER)
+@_out
+@_json
+def verilog_eval(folder: Path, out: Path, as_json: bool) -> None:
+    """Write verilog-eval's specifications and reference modules as held-out rows.
+
+    They are compared as text by eval.scorer; pass@k, with a simulator, is `gemsmith eval --task verilog`.
+
+    \b
+    gemsmith prepare verilog-eval verilog-eval/dataset_spec-to-rtl --out verilog_eval.jsonl
+    """
+    _show(part("data.codev").prepare_verilog_eval(folder, out), as_json=as_json)
+
+
+def _show(record: Any, *, as_json: bool) -> None:
+    if as_json:
+        click.echo(spell_out_json(record.model_dump_json(indent=1)))
+    else:
+        part("data.codev").print_prepared(record)

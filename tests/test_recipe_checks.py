@@ -1,0 +1,41 @@
+import pytest
+
+from gemsmith.errors import RecipeError
+from gemsmith.recipe_file import build_recipe
+
+MINIMAL = {"checkpoint": "folder", "data": {"train": "rows.jsonl"}}
+
+
+@pytest.mark.parametrize(
+    ("backend", "key", "expected"),
+    [
+        (
+            "tunix",
+            "attention=sdpa",
+            "attention: sdpa was given, train.backend tunix has auto, splash, dense; set one of them",
+        ),
+        ("trl", "attention=splash", "attention: splash was given, train.backend trl has auto, documents, sdpa, eager"),
+        ("trl", "remat=[o]", "remat: a list of results was given, train.backend trl has auto, none, layer; set"),
+        (
+            "trl",
+            "offload=[o]",
+            r'offload: \["o"\] was given, but train.backend trl keeps all on the device; leave it out, or set ',
+        ),
+        (
+            "trl",
+            "compiler_options.a=true",
+            'compiler_options: {"a": true} was given, but train.backend trl does not use',
+        ),
+        ("trl", "tuned=off", "tuned: off was given, but train.backend trl has none of .* set train.backend to tunix$"),
+        (
+            "trl",
+            "checkpoint_folder=gs://b/f",
+            "checkpoint_folder: gs://b/f was given, but train.backend trl saves to folders only",
+        ),
+        ("trl", "dtype=int8", "dtype: int8 was given, train.backend trl has bfloat16, float32, nf4; set one"),
+    ],
+)
+def test_what_a_backend_has_not_is_refused_before_any_stage(backend, key, expected):
+    with pytest.raises(RecipeError, match=f"^train.{expected}"):
+        build_recipe(MINIMAL, [f"train.backend={backend}", f"train.{key}"])
+    assert build_recipe(MINIMAL, [f"train.backend={'trl' if backend == 'tunix' else 'tunix'}", f"train.{key}"])
