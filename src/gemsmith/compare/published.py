@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pydantic import Field
 
-from gemsmith.compare.checks import CLOSE, check_side
+from gemsmith.compare.checks import CLOSE
 from gemsmith.compare.comparison import Comparison, compare_sides
 from gemsmith.compare.curve import Curve, cost_curve
 from gemsmith.compare.ratios import common_cells
@@ -79,9 +79,6 @@ def redraw(published: Published) -> Redrawn:
     first, other = (at_catalogue(side, published.catalogue, catalogue) for side in published.sides)
     curves = tuple(curve for way in WAYS if (curve := cost_curve(first, other, way)) is not None)
     verdicts = [verdict for claim in published.claims for verdict in _judge(claim, published, comparison, catalogue)]
-    verdicts += [
-        Verdict(claim=side.name, found=line, holds=False) for side in published.sides for line in check_side(side)
-    ]
     return Redrawn(
         title=published.title,
         read=published.read,

@@ -98,9 +98,10 @@ def _trained(train: TrainRecord | None, data: DataRecord | None) -> dict[str, An
 
 def _problems(train: TrainRecord | None, bench: BenchRecord | None) -> Iterator[str]:
     """What was measured and is no number to compare, a line each."""
-    losses = [] if train is None else [step.step for step in train.steps if not math.isfinite(step.loss)]
-    if losses:
-        yield f"train: the loss of {len(losses)} steps is NaN or infinite, the first of them step {losses[0]}."
+    bad = [] if train is None else [step.step for step in train.steps if not math.isfinite(step.loss)]
+    if bad and train is not None:
+        steps = f"{len(bad)} of {len(train.steps)} steps"
+        yield f"train: the loss is NaN or infinite at {steps}, the first of them step {bad[0]}."
     if train is not None and not math.isfinite(train.real_tokens_per_s):
         yield "train: real_tokens_per_s is NaN or infinite: no ratio is made of it."
     for cell in bench.cells if bench else ():

@@ -1,6 +1,7 @@
 """One side of a comparison: what it was made under, and what came out.
 
-A run's records make one, and so do published tables. A condition's name is a dotted key of the recipe, or a record and what it says, such as `train:machine`.
+A run's records make one, and so do published tables. A condition's name is a dotted key of the recipe, or a record and
+what it says, such as `train:machine`.
 """
 
 import math

@@ -1,7 +1,6 @@
 """The charts of a comparison, in the drawing of the report."""
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 from gemsmith.compare.comparison import Comparison, Pair
@@ -25,9 +24,9 @@ def loss_chart(comparison: Comparison) -> Chart | None:
         return None
 
     def draw(axes: Any) -> None:
-        for place, side in enumerate(sides):
+        for side in sides:
             steps, losses = _smoothed(side)
-            axes.plot(steps, losses, color=COLOURS[SERIES[place % 6]])
+            axes.plot(steps, losses, color=COLOURS[SERIES[comparison.sides.index(side) % 6]])
         axes.set_xlabel("step")
         write_ticks(axes, log=False, whole_x=True)
 
@@ -44,23 +43,29 @@ def loss_chart(comparison: Comparison) -> Chart | None:
         unit=f"running mean; {alike}",
         svg=draw_svg("compared-loss", draw),
         alt=f"Training loss by step: {ends}.",
-        legend=_legend([side.name for side in sides]),
+        legend=tuple((SERIES[comparison.sides.index(side) % 6], "line", side.name) for side in sides),
     )
 
 
 def speed_chart(comparison: Comparison, pair: Pair) -> Chart | None:
     """Output tokens/s of two sides, a row of bars for each load that both have."""
-    first, other = (side for name in (pair.first, pair.other) for side in comparison.sides if side.name == name)
-    return _bars(first, other, "throughput", "Throughput", "output tokens/s", lambda cell: cell.output_tokens_per_s)
+    both = _places(comparison, pair)
+    return _bars(both, "throughput", "Throughput", "output tokens/s", lambda cell: cell.output_tokens_per_s)
 
 
 def latency_chart(comparison: Comparison, pair: Pair) -> Chart | None:
     """The same of TTFT."""
-    first, other = (side for name in (pair.first, pair.other) for side in comparison.sides if side.name == name)
-    return _bars(first, other, "ttft", "Time to first token (TTFT)", "ms", lambda cell: cell.ttft_ms, log=True)
+    both = _places(comparison, pair)
+    return _bars(both, "ttft", "Time to first token (TTFT)", "ms", lambda cell: cell.ttft_ms, log=True)
 
 
-def _bars(first: Side, other: Side, name: str, title: str, unit: str, of: Any, *, log: bool = False) -> Chart | None:
+def _places(comparison: Comparison, pair: Pair) -> dict[int, Side]:
+    """The two sides of a pair by their places among all, which give them their colours."""
+    return {place: side for place, side in enumerate(comparison.sides) if side.name in (pair.first, pair.other)}
+
+
+def _bars(both: dict[int, Side], name: str, title: str, unit: str, of: Any, *, log: bool = False) -> Chart | None:
+    (first, other), colours = both.values(), [SERIES[place % 6] for place in both]
     pairs: list[tuple[Cell, Cell]] = [pair for pair in common_cells(first, other) if of(pair[0]) and of(pair[1])]
     if not pairs:
         return None
@@ -70,12 +75,14 @@ def _bars(first: Side, other: Side, name: str, title: str, unit: str, of: Any, *
     def draw(axes: Any) -> None:
         if log:
             axes.set_xscale("log")
-        for place, both in enumerate(pairs):
-            for side, cell in enumerate(both):
+        for place, cells in enumerate(pairs):
+            for side, cell in enumerate(cells):
                 value = of(cell)
                 at = -place - 0.19 + (0.38 if side == 0 else 0)
-                axes.barh(at, value, height=0.34, color=COLOURS[SERIES[side]])
-                axes.text(value, at, f" {decimal(value)}", va="center", ha="left", fontsize=9.5)
+                axes.barh(at, value, height=0.34, color=COLOURS[colours[side]])
+                beside: Any = {"xytext": (4, 0), "textcoords": "offset points", "va": "center", "fontsize": 9.5}
+                axes.annotate(decimal(value), (value, at), **beside)
+        axes.tick_params(axis="y", pad=9)
         axes.set_yticks([-place for place in range(len(pairs))], [_short(ours) for ours, _ in pairs])
         low = min(values) / 2 if log else 0
         axes.set_xlim(low, max(values) * (2.2 if log else 1.18))
@@ -92,22 +99,26 @@ def _bars(first: Side, other: Side, name: str, title: str, unit: str, of: Any, *
         unit=f"{unit}, tokens in / out{', log scale' if log else ''}",
         svg=draw_svg(key, draw, height=36 + _ROW * len(pairs)),
         alt=f"{title} of {first.name} and {other.name}. {alt}.",
-        legend=_legend([first.name, other.name], mark="block"),
+        legend=tuple((colours[at], "block", side.name) for at, side in enumerate((first, other))),
     )
 
 
-def cost_chart(curve: Curve, names: tuple[str, str], basis: str = "") -> Chart:
-    """Dollars of training and N hours of serving, and where the two cost the same."""
+def cost_chart(curve: Curve, names: tuple[str, str], basis: str = "", *, place: int = 1) -> Chart:
+    """Dollars of training and N hours of serving, and where the two cost the same.
+
+    `place`: of the other among all sides, for its colour.
+    """
     even = curve.break_even_hours
     last = min(_MOST_HOURS, max(_LEAST_HOURS, 1.6 * even)) if even is not None else _LEAST_HOURS
     shown = even is not None and even < last
+    colours = SERIES[0], SERIES[place % 6]
 
     def draw(axes: Any) -> None:
         ends = curve.usd(0), curve.usd(last)
-        for place in (0, 1):
-            axes.plot([0, last], [end[place] for end in ends], color=COLOURS[SERIES[place]])
-            mark = {"marker": MARKERS[place], "markersize": 6, "linestyle": "none"}
-            axes.plot([0], [ends[0][place]], color=COLOURS[SERIES[place]], clip_on=False, **mark)
+        for side in (0, 1):
+            axes.plot([0, last], [end[side] for end in ends], color=COLOURS[colours[side]])
+            mark: dict[str, Any] = {"marker": MARKERS[side], "markersize": 6, "linestyle": "none"}
+            axes.plot([0], [ends[0][side]], color=COLOURS[colours[side]], clip_on=False, **mark)
         if shown and even is not None:
             axes.axvline(even, color=COLOURS["muted"], linewidth=1.2, linestyle=(0, (4, 3)))
         axes.set_xlim(0, last)
@@ -115,7 +126,7 @@ def cost_chart(curve: Curve, names: tuple[str, str], basis: str = "") -> Chart:
         axes.set_xlabel("hours of serving")
         write_ticks(axes, log=False)
 
-    legend = _legend(list(names))
+    legend = tuple((colour, "line", name) for colour, name in zip(colours, names, strict=True))
     if shown and even is not None:
         legend = (*legend, ("muted", "dash", f"the same after {decimal(even)} h"))
     key = f"cost-{curve.way}-{basis}-{names[0]}-{names[1]}"
@@ -145,7 +156,3 @@ def _smoothed(side: Side) -> tuple[list[int], list[float]]:
     means = running_mean(losses, 1 if len(losses) < 30 else 2 * max(1, len(losses) // 60) + 1)
     every = max(1, len(steps) // _MOST_SMOOTHED)
     return [*steps[:-1:every], steps[-1]], [*means[:-1:every], means[-1]]
-
-
-def _legend(names: Sequence[str], mark: str = "line") -> tuple[tuple[str, str, str], ...]:
-    return tuple((SERIES[place % 6], mark, name) for place, name in enumerate(names))

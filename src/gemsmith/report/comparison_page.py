@@ -28,7 +28,7 @@ def render_comparison(comparison: Comparison, redrawn: Redrawn | None = None) ->
         redrawn=redrawn,
         bearing=[each for each in comparison.differences if each.confounds or each.about],
         others=[each for each in comparison.differences if not each.confounds and not each.about],
-        pairs=[_pair(comparison, pair) for pair in comparison.pairs],
+        pairs=[_pair(comparison, pair, place) for place, pair in enumerate(comparison.pairs, 1)],
         loss=charts.loss_chart(comparison),
         at_catalogue=at_catalogue,
         words=words,
@@ -36,7 +36,7 @@ def render_comparison(comparison: Comparison, redrawn: Redrawn | None = None) ->
     return str(html).encode("utf-8", "replace").decode()
 
 
-def _pair(comparison: Comparison, pair: Pair) -> dict[str, Any]:
+def _pair(comparison: Comparison, pair: Pair, place: int) -> dict[str, Any]:
     from gemsmith.report import comparison_charts as charts
 
     drawn: list[Chart | None] = [charts.speed_chart(comparison, pair), charts.latency_chart(comparison, pair)]
@@ -45,5 +45,5 @@ def _pair(comparison: Comparison, pair: Pair) -> dict[str, Any]:
         "tiles": list(words.main_ratios(pair)),
         "groups": words.groups(pair),
         "serving": [chart for chart in drawn if chart is not None],
-        "cost": [charts.cost_chart(curve, (pair.first, pair.other)) for curve in pair.curves],
+        "cost": [charts.cost_chart(curve, (pair.first, pair.other), place=place) for curve in pair.curves],
     }

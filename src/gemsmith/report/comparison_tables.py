@@ -10,6 +10,7 @@ from rich.text import Text
 
 from gemsmith.compare.comparison import Comparison
 from gemsmith.compare.published import Redrawn, Verdict
+from gemsmith.compare.ratios import Ratio
 from gemsmith.report import comparison_words as words
 from gemsmith.terminal import open_console
 
@@ -92,7 +93,7 @@ def markdown_of(comparison: Comparison, redrawn: Redrawn | None = None) -> str:
         rows = [(_mark(verdict), verdict.claim, verdict.found) for verdict in redrawn.verdicts]
         lines += _markdown_table(("", "says", "found"), rows)
         lines += [f"- At the catalogue's prices, {each.way}: {each.say(*names)}" for each in redrawn.at_catalogue]
-    lines += [f"- {notice}" for notice in comparison.notices] if redrawn is None else []
+    lines += [f"- {notice}" for notice in comparison.notices]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -140,7 +141,7 @@ def _csv_rows(comparison: Comparison) -> Iterator[dict[str, object]]:
             }
 
 
-def _cells(ratio: words.Ratio) -> tuple[str, ...]:
+def _cells(ratio: Ratio) -> tuple[str, ...]:
     notes = f" ({'; '.join(ratio.notes)})" if ratio.notes else ""
     return (
         f"{ratio.what}, {ratio.unit}{notes}",

@@ -20,11 +20,33 @@ class Group:
     confounded_by: tuple[str, ...]
     ratios: tuple[Ratio, ...]
 
+    @property
+    def units(self) -> tuple[str, ...]:
+        """The units of its ratios, each once."""
+        return tuple(dict.fromkeys(ratio.unit for ratio in self.ratios))
+
+    @property
+    def loads(self) -> list[tuple[str, list[Ratio | None]]]:
+        """What was measured -> its ratio in each unit, None where there is none."""
+        found = {(ratio.what, ratio.unit): ratio for ratio in self.ratios}
+        names = dict.fromkeys(ratio.what for ratio in self.ratios)
+        return [(name, [found.get((name, unit)) for unit in self.units]) for name in names]
+
+    @property
+    def notes(self) -> list[str]:
+        """The notes of its ratios, each once."""
+        return list(dict.fromkeys(note for ratio in self.ratios for note in ratio.notes))
+
+    @property
+    def intervals(self) -> list[str]:
+        """Why they have no interval, each reason once."""
+        return list(dict.fromkeys(ratio.interval_of for ratio in self.ratios))
+
 
 def condition_value(value: str | None) -> str:
     """A condition's value, hashes cut short."""
-    if value is None:
-        return NOT_RECORDED
+    if value is None or value == "null":
+        return NOT_RECORDED if value is None else "none"
     if len(value) >= _LONG_HASH and all(letter in "0123456789abcdef" for letter in value):
         return numbers.short_hash(value)
     return value
@@ -52,12 +74,13 @@ def lede(comparison: Comparison) -> str:
     bearing = sum(1 for each in comparison.differences if each.confounds)
     about = f"What is compared is {' and '.join(comparison.about)}. " if comparison.about else ""
     if not bearing:
-        return f"{about}Nothing {'else ' * bool(about)}that bears on a ratio differs; {comparison.alike} conditions are alike."
+        nothing = "Nothing else" if about else "Nothing"
+        return f"{about}{nothing} that bears on a ratio differs; {comparison.alike} conditions are alike."
     are = "conditions differ" if bearing > 1 else "condition differs"
     return (
         f"{about}{bearing} {'other ' * bool(about)}{are} or cannot be said to be alike, and bear"
-        f"{'s' if bearing == 1 else ''} on a ratio; {comparison.alike} are alike. A ratio is a headline only where none "
-        "bears on it."
+        f"{'s' if bearing == 1 else ''} on a ratio; {comparison.alike} are alike. A ratio is a headline only where "
+        "none bears on it."
     )
 
 
@@ -68,7 +91,7 @@ def groups(pair: Pair) -> list[Group]:
         found.setdefault((ratio.kind, ratio.confounded_by), []).append(ratio)
     return [
         Group(kind=kind, confounded_by=by, ratios=tuple(ratios))
-        for (kind, by), ratios in sorted(found.items(), key=lambda item: KINDS.index(item[0][0]))  # type: ignore[arg-type]
+        for (kind, by), ratios in sorted(found.items(), key=lambda item: KINDS.index(item[0][0]))
     ]
 
 
