@@ -24,6 +24,22 @@ def test_two_records_of_one_run_differ_in_nothing_and_all_ratios_are_one(demo_si
     assert headlines(compared) == {"training speed", "serving speed", "quality", "cost"}
 
 
+def test_no_condition_has_a_space_in_its_name(demo_side):
+    assert not [name for name in demo_side().conditions if " " in name]
+
+
+def test_another_day_of_prices_bears_on_the_cost_of_that_way_alone(demo_side, demo_records):
+    machines = demo_records["plan"].machines
+    older = machines[0].price.model_copy(update={"date": "2025-01-01"})
+    changed = tuple(machine.model_copy(update={"price": older}) for machine in machines)
+    compared = compare_sides([demo_side("a"), demo_side("b", plan={"machines": changed})])
+    assert differing(compared) == {"price:training_on_demand_date", "price:serving_on_demand_date"}
+    costs = {ratio.what: ratio.confounded_by for ratio in compared.pairs[0].ratios if ratio.kind == "cost"}
+    assert costs["training, on demand"] == ("price:training_on_demand_date",)
+    assert len(costs["training and 1 h of serving, on demand"]) == 2
+    assert headlines(compared) == {"training speed", "serving speed", "quality"}
+
+
 def test_one_key_that_differs_is_what_is_compared(demo_side):
     compared = compare_sides([demo_side("a"), demo_side("b", ["lora.rank=32"])])
     assert compared.about == ("lora.rank",) and differing(compared) == {"lora.rank"}

@@ -30,7 +30,7 @@ def test_no_rule_hides_another():
         ("bench:kv_cache_dtype", {"serving speed", "quality", "cost"}, {"training speed"}),
         ("bench:vllm", {"serving speed", "cost"}, {"training speed", "quality"}),
         ("data:loss_mask_sha256", {"quality"}, {"training speed", "serving speed", "cost"}),
-        ("price:training, on demand", {"cost"}, {"training speed", "serving speed", "quality"}),
+        ("price:training_on_demand", {"cost"}, {"training speed", "serving speed", "quality"}),
         ("serve.port", set(), set(KINDS)),
     ],
 )

@@ -74,7 +74,7 @@ def test_machines_that_the_records_do_not_tell_are_given(make_run):
     assert read_sides([run.path])[0].train_rates == {}
     (side,) = read_sides([run.path], trained_on=["v5p-8"], served_on=["run=v6e-8"])
     assert side.train_rates["on demand"].machine == "v5p-8" and side.serve_rates["on demand"].machine == "v6e-8"
-    assert side.conditions["price:training, on demand"] == "gcp us-central1, a list"
+    assert side.conditions["price:training_on_demand"] == "gcp us-central1, a list"
 
 
 @pytest.mark.parametrize(

@@ -104,7 +104,7 @@ RULES = (
     Rule("train:warmup_steps", _Q, "another schedule", ("optimizer.*", "train.epochs", "train.optimizer_steps")),
     Rule("train:skipped_steps", _Q, "updates were left out", ("train.on_*",)),
     Rule("train:gemsmith", _T, "another Gemsmith"),
-    Rule("train:version *", _T, "another version", ("train.backend",)),
+    Rule("train:version_*", _T, "another version", ("train.backend",)),
     Rule("bench:machine", _S, "another machine", needed=True),
     Rule("bench:vllm", _S, "another engine, or version of it", needed=True),
     Rule("bench:dtype", _S, "other precision", ("serve.dtype",), needed=True),
@@ -123,7 +123,7 @@ RULES = (
     Rule("eval:kv_cache_dtype", _Q, "KV cache of other precision", ("serve.kv_cache_dtype",)),
     Rule("eval:quantization", _Q, "weights of other precision"),
     Rule("eval:*", _Q, "another way to score"),
-    Rule("price:*, USD/h", ("cost",), "another price of an hour", ("train:machine", "bench:machine")),
+    Rule("price:*_usd_per_hour", ("cost",), "another price of an hour", ("train:machine", "bench:machine")),
     Rule("price:*", ("cost",), "dollars of another day, region or source"),
 )
 _NO_RULE = Rule("*", KINDS, "no rule says what it changes, so it may change everything")

@@ -167,15 +167,16 @@ def _server(stage: str, server: ServerFacts | None) -> Conditions:
 def _versions(stage: str, origin: Origin) -> Conditions:
     yield f"{stage}:gemsmith", origin.gemsmith
     for name, version in origin.versions.items():
-        yield f"{stage}:version {name}", version
+        yield f"{stage}:version_{name}", version
 
 
 def _prices(train: Mapping[Way, Rate], serve: Mapping[Way, Rate]) -> Conditions:
     for stage, rates in (("training", train), ("serving", serve)):
         for way, rate in rates.items():
-            yield f"price:{stage}, {way}", rate.basis
-            yield f"price:{stage}, {way}, USD/h", rate.usd_per_hour
-            yield f"price:{stage}, {way}, date", rate.date
+            name = f"price:{stage}_{way.replace(' ', '_')}"
+            yield name, rate.basis
+            yield f"{name}_date", rate.date
+            yield f"{name}_usd_per_hour", rate.usd_per_hour
 
 
 def _rates(plan: PlanRecord | None, name: str | None) -> dict[Way, Rate]:
