@@ -35,7 +35,7 @@ LAYERS = [
     {"pictures"},
     {"files"},
     {"plain_yaml", "lock"},
-    {"terminal", "program", "sandbox"},
+    {"terminal", "program", "sandbox", "worker_process"},
     {"errors", "characters", "messages", "version"},
 ]
 RANK = {part: rank for rank, layer in enumerate(reversed(LAYERS)) for part in layer}
