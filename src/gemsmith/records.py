@@ -88,6 +88,8 @@ class MachinePlan(Part):
     """The part with which the chip's memory was no longer enough; None where it is."""
     step_s: Range
     """Modelled."""
+    measured: str | None = None
+    """The trainings on this machine that `step_s` rests on; None: on none."""
     startup_s: dict[str, Range] = {}
     """What comes before the first step -> its seconds; assumed."""
     hours: Range | None
@@ -176,6 +178,17 @@ class TrainStep(Part):
     """The step's update was left out."""
 
 
+class AgainstPlan(Part):
+    """What plan.json said of a step on the machine that trained, and what its steps took."""
+
+    machine: str
+    planned_step_s: Range
+    step_s: float
+    """Median."""
+    steps: int
+    """All but the first of each start, which warms up."""
+
+
 class TrainRecord(Record):
     stage: ClassVar[str] = "train"
     backend: str
@@ -205,6 +218,8 @@ class TrainRecord(Record):
     compiled_from_cache: bool = False
     real_tokens_per_s: float
     """Over the steps but the first, which compiles."""
+    against_plan: AgainstPlan | None = None
+    """None where there was no plan of this recipe, or it did not have this machine."""
     peak_memory_bytes: int
     last_checkpoint: str
 

@@ -10,6 +10,7 @@ from gemsmith.hardware import Machine, doubts_of
 from gemsmith.plan.cost import Cost, cheapest_spot, cost_of, on_demand, rounded
 from gemsmith.plan.fix import Fix, find_fix
 from gemsmith.plan.mesh import GIB, USABLE_SHARE, Choice, choose_mesh
+from gemsmith.plan.time import MEASURED_WITHIN
 from gemsmith.recipe import Recipe
 from gemsmith.records import MachinePlan, PlanFix, Range
 from gemsmith.sizing import Work, on_chips, parts_of
@@ -59,6 +60,7 @@ def plan_machine(asked: Asked, machine: Machine) -> MachinePlan:
         parts=parts,
         exceeded_by=exceeded_by,
         step_s=(rounded(choice.time.low_s), rounded(choice.time.high_s)),
+        measured=_measured(machine),
         startup_s=cost.startup_s,
         hours=cost.hours if fits else None,
         usd=cost.usd if fits else None,
@@ -187,6 +189,10 @@ def _price_note(machine: Machine, usd_spot: Range | None, today: date) -> str:
     )
 
 
+def _measured(machine: Machine) -> str | None:
+    return f"{machine.measured_source}, {machine.measured_date}" if machine.measured_low is not None else None
+
+
 def _speed_note(machine: Machine) -> str:
     chip = machine.chip
     peak = (
@@ -195,7 +201,8 @@ def _speed_note(machine: Machine) -> str:
     )
     if chip.kind == "cpu":
         peak += "; Python and its libraries hold about 1.4 GiB more than is counted"
-    return (
-        f"matmuls at {100 * chip.efficiency_low:.0f} to {100 * chip.efficiency_high:.0f} % of {peak}; "
-        f"{chip.efficiency_source}"
-    )
+    low, high, source = chip.efficiency_low, chip.efficiency_high, chip.efficiency_source
+    if machine.measured_low is not None and machine.measured_high is not None:
+        low, high = machine.measured_low, machine.measured_high
+        source = f"measured there, and taken to hold within {100 * (MEASURED_WITHIN - 1):.0f} %: {_measured(machine)}"
+    return f"matmuls at {100 * low:.3g} to {100 * high:.3g} % of {peak}; {source}"

@@ -9,7 +9,7 @@ from typing import Literal
 
 from gemsmith.errors import InputError
 from gemsmith.files import sha256_file, write_text
-from gemsmith.hardware import Catalogue, Machine, find_machine, load_catalogue
+from gemsmith.hardware import Catalogue, Machine, find_machine, load_catalogue, own_catalogue, own_files
 from gemsmith.plan.assumptions import assumptions_of
 from gemsmith.plan.machine import Asked, plan_machine
 from gemsmith.plan.steps import PRICED_STEPS, RealTokens, StepCount, count_real_tokens, count_steps
@@ -149,8 +149,8 @@ def _plan(run: Run, data: DataRecord | None, on: str | None, by: By | None) -> P
     clock, recipe = start_clock(), run.recipe
     sources = {} if data is None else {"data.json": sha256_file(run.record_file("data"))}
     catalogue = load_catalogue(recipe.hardware.catalogue)
-    if recipe.hardware.catalogue is not None:
-        sources["catalogue"] = sha256_file(Path(recipe.hardware.catalogue))
+    for file in own_files(recipe.hardware.catalogue):
+        sources["own catalogue" if file == own_catalogue() else "catalogue"] = sha256_file(file)
     machines = _find_machines(recipe, catalogue, on)
     origin = make_origin(run, "plan", clock, sources=sources)
     record = plan_recipe(

@@ -59,6 +59,7 @@ def plan_lines(record: PlanRecord) -> list[str]:
         lines += [
             *_mesh_lines(record),
             *_spot_lines(record),
+            *_measured_lines(record),
             *_doubt_lines(record),
             "Prices, speeds and their sources for each machine: --json, or fewer machines with --on.",
         ]
@@ -106,6 +107,11 @@ def _spot_lines(record: PlanRecord) -> Iterator[str]:
     spot = [f"{machine.name} {_range(machine.usd_spot)}" for machine in record.machines if machine.usd_spot]
     if spot:
         yield f"USD on spot, with preemptions as assumed below: {', '.join(spot)}"
+
+
+def _measured_lines(record: PlanRecord) -> Iterator[str]:
+    if measured := [machine.name for machine in record.machines if machine.measured]:
+        yield f"hours after what trainings measured there (--calibrate): {', '.join(measured)}"
 
 
 def _doubt_lines(record: PlanRecord) -> Iterator[str]:
