@@ -109,6 +109,36 @@ class MachinePlan(Part):
     notes: tuple[str, ...] = ()
 
 
+class ServingPlan(Part):
+    """Serving on a machine, prompts and answers of such lengths; all modelled. None where the model does not fit."""
+
+    machine: str
+    input_tokens: int
+    output_tokens: int
+    fits: bool
+    why: str | None = None
+    """Why it does not."""
+    weight_dtype: str | None = None
+    tensor_parallel: int | None = None
+    copies: int | None = None
+    """Of the weights, each on `tensor_parallel` devices."""
+    weights_bytes_per_chip: int | None = None
+    kv_room_bytes_per_chip: int | None = None
+    """What is left for keys and values."""
+    kv_bytes_per_request: int | None = None
+    """On each chip that holds a part of it, at its full length."""
+    requests: int | None = None
+    """At once, in all copies: as many as there is room for, and as vLLM takes into a batch."""
+    prefill_s: Range | None = None
+    """Of a prompt, alone."""
+    decode_step_s: Range | None = None
+    """A token for each request."""
+    output_tokens_per_s: Range | None = None
+    """With so many requests always under way."""
+    usd_per_million_tokens: Range | None = None
+    """Output tokens, on demand; None also without a price."""
+
+
 class PlanRecord(Record):
     stage: ClassVar[str] = "plan"
     model: str
@@ -123,6 +153,8 @@ class PlanRecord(Record):
     real_tokens_per_step: float | None = None
     """Without padding; None where that is not known."""
     machines: tuple[MachinePlan, ...]
+    serving: tuple[ServingPlan, ...] = ()
+    """A row for each machine and length of bench.input_tokens; none for CPUs and for machines of several hosts."""
     assumptions: tuple[str, ...]
 
 

@@ -39,7 +39,11 @@ class Stage:
 STAGES: dict[str, Stage] = {
     "plan": Stage(
         record=PlanRecord,
-        keys=("model", "checkpoint", "data", "lora", "train", "hardware"),
+        keys=(
+            *("model", "checkpoint", "data", "lora", "train", "hardware"),
+            *("bench.input_tokens", "bench.output_tokens"),
+            *("serve.dtype", "serve.kv_cache_dtype", "serve.max_model_len", "serve.pictures"),
+        ),
         function=("gemsmith.plan.stage", "plan"),
     ),
     "data": Stage(

@@ -48,3 +48,9 @@ def test_calibration_takes_runs_and_nothing_else(gemsmith, recipe, tmp_path):
         code, _, err = gemsmith("plan", *options)
         assert code == 2 and message in err and "Traceback" not in err
     assert not list(tmp_path.glob("**/*.yaml"))[1:], "only the recipe is there"
+
+
+def test_serving_is_printed_instead_and_is_in_the_record_either_way(gemsmith, recipe):
+    code, out, _ = gemsmith("plan", recipe, "--serve")
+    assert code == 0 and "served by vLLM" in out and "USD/M out" in out
+    assert json.loads(gemsmith("plan", recipe, "--json")[1])["serving"]

@@ -24,6 +24,7 @@ from gemsmith.errors import InputError
     "--by", type=click.Choice(["usd", "hours"]), help="Rank machines by dollars or hours; with --on default: usd."
 )
 @click.option("--fix", type=FOLDER, metavar="FILE", help="Write the recipe changed so that it fits the one machine.")
+@click.option("--serve", is_flag=True, help="Print what serving comes to instead: requests at once, tokens/s, USD.")
 @click.option(
     "--calibrate", is_flag=True, help="SOURCE are run directories: keep what their steps took as rows of the catalogue."
 )
@@ -64,6 +65,7 @@ def _plan(
     on: str | None,
     by: str | None,
     fix: Path | None,
+    serve: bool,
 ) -> None:
     stage = part("plan.stage")
     if fix is not None:
@@ -85,6 +87,8 @@ def _plan(
         click.echo(spell_out(f"{fix} written; next: gemsmith plan {fix}"), err=True)
     if as_json:
         click.echo(spell_out_json(record.model_dump_json(indent=1)))
+    elif serve:
+        part("plan.table").print_serving(record)
     else:
         part("plan.table").print_plan(record)
 

@@ -4,10 +4,12 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import cast
 
 import yaml
 
 from gemsmith.errors import RunError
+from gemsmith.execution import Remat
 from gemsmith.files import write_text
 from gemsmith.hardware import Machine, load_catalogue, machines_with
 from gemsmith.hardware.catalogue import read_rows
@@ -109,7 +111,9 @@ def _refuse_unknown(folder: Path, origin: Origin, machines: Sequence[Machine]) -
 
 
 def _share(folder: Path, recipe: Recipe, record: TrainRecord, machine: Machine, step_s: float) -> float:
-    work = replace(on_chips(work_of(recipe, recipe_variant(recipe)), machine.chip.kind, recipe), remat=record.remat)
+    work = replace(
+        on_chips(work_of(recipe, recipe_variant(recipe)), machine.chip.kind, recipe), remat=cast(Remat, record.remat)
+    )
     share = share_reached(work, machine, Mesh(**record.mesh), step_s)
     if share is None or share > 1:
         raise RunError(

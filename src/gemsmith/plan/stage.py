@@ -12,6 +12,7 @@ from gemsmith.files import sha256_file, write_text
 from gemsmith.hardware import Catalogue, Machine, find_machine, load_catalogue, own_catalogue, own_files
 from gemsmith.plan.assumptions import assumptions_of
 from gemsmith.plan.machine import Asked, plan_machine
+from gemsmith.plan.serving import plan_serving
 from gemsmith.plan.steps import PRICED_STEPS, RealTokens, StepCount, count_real_tokens, count_steps
 from gemsmith.provenance import start_clock
 from gemsmith.recipe import Derived, Recipe
@@ -85,6 +86,7 @@ def plan_recipe(
         tokens_per_step=work.tokens,
         real_tokens_per_step=tokens.per_step,
         machines=tuple(plan_machine(asked, machine) for machine in machines),
+        serving=tuple(row for machine in machines for row in plan_serving(recipe, variant, machine)),
         assumptions=(steps.reason, tokens.reason, *assumptions_of(work, recipe)),
     )
 
