@@ -11,8 +11,8 @@ from gemsmith.zoo import find_variant
 
 MACHINES = load_catalogue().machines
 V31 = find_variant("gemma4-31b")
-# Machine, tp, tokens in and out, output tokens/s, TPOT in ms: of the published table all rows that say both, but 16 K on
-# 2xH100. Its prompts left no room in --max-model-len 16384; the formula's least is 25 ms a token, 19 were published.
+# Machine, tp, tokens in and out, output tokens/s, TPOT in ms: of the published table all rows that say both, but 16 K
+# on 2xH100. Its prompts left no room in --max-model-len 16384; the formula's least is 25 ms a token, 19 were published.
 PUBLISHED = [
     ("v6e-8", 8, 128, 256, 3253, 18.7),
     ("v6e-8", 8, 4096, 512, 1206, 23.9),
