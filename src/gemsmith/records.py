@@ -5,7 +5,7 @@ Units are in the names: `_s` seconds, `_ms` milliseconds, `_bytes`, `usd`.
 
 import json
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -60,102 +60,6 @@ class Record(Part):
     its top."""
     grave_notices: tuple[str, ...] = ()
     """The same, where a result must not be used as it is."""
-
-
-class PlanFix(Part):
-    """The smallest change of the recipe found that makes it fit, and the plan of the recipe with it."""
-
-    changes: dict[str, Any]
-    """Keys of the recipe -> their values."""
-    mesh: dict[str, int]
-    hbm_bytes_per_chip: int
-    step_s: Range
-    hours: Range
-    usd: Range | None
-    usd_per_million_tokens: Range | None
-
-
-class MachinePlan(Part):
-    name: str
-    chips: int
-    fits: bool
-    hbm_bytes_per_chip: int
-    """Modelled peak."""
-    hbm_limit_bytes_per_chip: int
-    parts: dict[str, int] = {}
-    """What is held at the peak -> its bytes a chip, and `runtime`, which is set aside beside the peak."""
-    exceeded_by: str | None = None
-    """The part with which the chip's memory was no longer enough; None where it is."""
-    step_s: Range
-    """Modelled."""
-    measured: str | None = None
-    """The trainings on this machine that `step_s` rests on; None: on none."""
-    startup_s: dict[str, Range] = {}
-    """What comes before the first step -> its seconds; assumed."""
-    hours: Range | None
-    """Of the start and `priced_steps`; None where the machine does not fit. Plans of earlier versions leave the start
-    out."""
-    usd: Range | None
-    """Of `hours`; None also where the catalogue has no on-demand price."""
-    price_doubts: tuple[str, ...] = ()
-    """Of the on-demand price: that it is not checked, or old."""
-    usd_spot: Range | None = None
-    """The same at the cheapest spot price; high: with preemptions as assumed."""
-    usd_per_million_tokens: Range | None = None
-    """On demand, of real tokens; None also where how many these are is not known."""
-    mesh: dict[str, int]
-    fix: PlanFix | None = None
-    """None where the machine fits, and where no change was found."""
-    notes: tuple[str, ...] = ()
-
-
-class ServingPlan(Part):
-    """Serving on a machine, prompts and answers of such lengths; all modelled. None where the model does not fit."""
-
-    machine: str
-    input_tokens: int
-    output_tokens: int
-    fits: bool
-    why: str | None = None
-    """Why it does not."""
-    weight_dtype: str | None = None
-    tensor_parallel: int | None = None
-    copies: int | None = None
-    """Of the weights, each on `tensor_parallel` devices."""
-    weights_bytes_per_chip: int | None = None
-    kv_room_bytes_per_chip: int | None = None
-    """What is left for keys and values."""
-    kv_bytes_per_request: int | None = None
-    """On each chip that holds a part of it, at its full length."""
-    requests: int | None = None
-    """At once, in all copies: as many as there is room for, and as vLLM takes into a batch."""
-    prefill_s: Range | None = None
-    """Of a prompt, alone."""
-    decode_step_s: Range | None = None
-    """A token for each request."""
-    output_tokens_per_s: Range | None = None
-    """With so many requests always under way."""
-    usd_per_million_tokens: Range | None = None
-    """Output tokens, on demand; None also without a price."""
-
-
-class PlanRecord(Record):
-    stage: ClassVar[str] = "plan"
-    model: str
-    parameters: int
-    trained_parameters: int
-    steps: int | None
-    """None where the number of rows is not known before the data stage."""
-    priced_steps: int
-    """What `hours` and `usd` are for: `steps`, or 1,000 where that is None."""
-    tokens_per_step: int
-    """Padding counted."""
-    real_tokens_per_step: float | None = None
-    """Without padding; None where that is not known."""
-    machines: tuple[MachinePlan, ...]
-    serving: tuple[ServingPlan, ...] = ()
-    """A row for each machine and length of bench.input_tokens; none for CPUs and for machines of several hosts."""
-    assumptions: tuple[str, ...]
 
 
 class DataRecord(Record):

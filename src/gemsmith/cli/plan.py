@@ -26,6 +26,22 @@ from gemsmith.errors import InputError
 @click.option("--fix", type=FOLDER, metavar="FILE", help="Write the recipe changed so that it fits the one machine.")
 @click.option("--serve", is_flag=True, help="Print what serving comes to instead: requests at once, tokens/s, USD.")
 @click.option(
+    "--compile",
+    "compiles",
+    is_flag=True,
+    help="For TPUs: memory and time of the step as XLA compiles it, in place of the formula's; takes minutes each.",
+)
+@click.option(
+    "--compile-minutes", type=click.FloatRange(min=0.1), default=30.0, show_default=True, help="At most, for a machine."
+)
+@click.option(
+    "--compile-gb",
+    type=click.FloatRange(min=0.1),
+    default=12.0,
+    show_default=True,
+    help="What compiling may hold of memory.",
+)
+@click.option(
     "--calibrate", is_flag=True, help="SOURCE are run directories: keep what their steps took as rows of the catalogue."
 )
 @click.option(
@@ -66,8 +82,14 @@ def _plan(
     by: str | None,
     fix: Path | None,
     serve: bool,
+    compiles: bool,
+    compile_minutes: float,
+    compile_gb: float,
 ) -> None:
     stage = part("plan.stage")
+    limits = None
+    if compiles:
+        limits = part("plan.compiled").Limits(seconds=60 * compile_minutes, memory_bytes=1e9 * compile_gb)
     if fix is not None:
         stage.check_fix(fix)
     by = by or ("usd" if on is not None else None)
@@ -75,13 +97,13 @@ def _plan(
         raise InputError("--run: does not go with --on, which writes nothing; give the run directory as SOURCE")
     if source.is_dir() and on is not None:
         opened = part("run").borrow_run(source, overrides, section="hardware")
-        recipe, record = opened.recipe, stage.plan_run(opened, on, by)
+        recipe, record = opened.recipe, stage.plan_run(opened, on, by, limits)
     elif source.is_dir() or run_path is not None:
         opened = open_source(source, run_path, overrides)
-        recipe, record = opened.recipe, stage.plan(opened, by)
+        recipe, record = opened.recipe, stage.plan(opened, by, limits)
     else:
         recipe = part("resolve").resolve_file(source, overrides)[0]
-        record = stage.plan_only(recipe, on, by)
+        record = stage.plan_only(recipe, on, by, limits)
     if fix is not None:
         stage.write_fix(recipe, record, fix)
         click.echo(spell_out(f"{fix} written; next: gemsmith plan {fix}"), err=True)
@@ -94,8 +116,9 @@ def _plan(
 
 
 def _calibrate(folders: Sequence[Path], catalogue: Path | None, options: dict[str, Any]) -> None:
-    if given := [name for name, value in options.items() if value]:
-        names = {"run_path": "run", "overrides": "set", "as_json": "json"}
+    with_defaults = ("compile_minutes", "compile_gb")
+    if given := [name for name, value in options.items() if value and name not in with_defaults]:
+        names = {"run_path": "run", "overrides": "set", "as_json": "json", "compiles": "compile"}
         raise InputError(f"--{names.get(given[0], given[0])}: does not go with --calibrate, which plans nothing")
     file = catalogue or part("hardware").own_catalogue()
     for found in part("plan.calibrate").calibrate(folders, file):

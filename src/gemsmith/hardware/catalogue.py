@@ -83,6 +83,8 @@ class Machine:
     prices: tuple[Price, ...] = ()
     also: tuple[str, ...] = ()
     """Names that providers give it, in lower case."""
+    topology: str = ""
+    """What libtpu calls it, such as v5p:2x2x1; empty where steps are not compiled for it."""
     measured_low: float | None = None
     """Share of the peak that matmuls came to in the slowest of the trainings that were measured on it; None: none
     was."""

@@ -7,12 +7,14 @@ from datetime import date
 from typing import Any
 
 from gemsmith.hardware import Machine, doubts_of
+from gemsmith.plan.compiled import Compile, compile_chosen, compiled_note, with_compiled
 from gemsmith.plan.cost import Cost, cheapest_spot, cost_of, on_demand, rounded
 from gemsmith.plan.fix import Fix, find_fix
 from gemsmith.plan.mesh import GIB, USABLE_SHARE, Choice, choose_mesh
 from gemsmith.plan.time import MEASURED_WITHIN
+from gemsmith.plan_records import MachinePlan, PlanFix
 from gemsmith.recipe import Recipe
-from gemsmith.records import MachinePlan, PlanFix, Range
+from gemsmith.records import Range
 from gemsmith.sizing import Work, on_chips, parts_of
 from gemsmith.zoo import Variant
 
@@ -35,6 +37,7 @@ class Asked:
     tokens: float | None
     """Real ones of a step."""
     today: date
+    compile: Compile | None = None
 
     @property
     def work(self) -> Work:
@@ -46,11 +49,14 @@ def plan_machine(asked: Asked, machine: Machine) -> MachinePlan:
     recipe, train = asked.recipe, asked.recipe.train
     work = on_chips(asked.work, machine.chip.kind, recipe)
     choice = choose_mesh(work, machine, train.mesh, remat=train.remat, backend=train.backend)
+    compiled = None if asked.compile is None else compile_chosen(asked.compile, recipe, choice, machine)
+    if compiled is not None:
+        choice = with_compiled(choice, compiled, machine)
     fits = not choice.problems
     cost = _cost(asked, choice, machine, recipe)
     fix = None if fits else find_fix(recipe, asked.variant, machine, asked.work_in)
     parts, price = _parts(work, choice, machine), on_demand(machine)
-    exceeded_by = _exceeded_by(parts, machine)
+    exceeded_by = None if fits else _exceeded_by(parts, machine)
     return MachinePlan(
         name=machine.name,
         chips=machine.chips,
@@ -68,10 +74,12 @@ def plan_machine(asked: Asked, machine: Machine) -> MachinePlan:
         usd_spot=cost.usd_spot if fits else None,
         usd_per_million_tokens=cost.usd_per_million_tokens if fits else None,
         mesh=choice.mesh.model_dump(),
+        compiled=compiled,
         fix=None if fix is None else _fixed_plan(asked, fix, machine),
         notes=(
             *choice.problems,
             *(() if fits else (_exceeded_note(parts, exceeded_by),)),
+            *(() if compiled is None else (compiled_note(compiled),)),
             *_rows_note(work),
             *_remat_note(choice, recipe),
             *_mesh_note(choice, recipe),

@@ -3,8 +3,9 @@
 from gemsmith.errors import MachineError
 from gemsmith.hardware import Machine
 from gemsmith.plan.cost import on_demand, rounded
+from gemsmith.plan_records import ServingPlan
 from gemsmith.recipe import Recipe
-from gemsmith.records import Range, ServingPlan
+from gemsmith.records import Range
 from gemsmith.serve.engine import ServeSettings
 from gemsmith.serve.split import UTILISATION, Split, choose_split
 from gemsmith.sizing.generation import Roofline, Served, decode_step, prefill

@@ -7,8 +7,9 @@ from typing import TextIO
 from gemsmith.characters import spell_out
 from gemsmith.plan.fix import KEYS
 from gemsmith.plan.machine import RUNTIME, SET_MESH, describe_changes
+from gemsmith.plan_records import MachinePlan, PlanRecord, ServingPlan
 from gemsmith.recipe import Mesh
-from gemsmith.records import MachinePlan, PlanRecord, Range, ServingPlan
+from gemsmith.records import Range
 
 GIB = 2**30
 HEADINGS = ("machine", "mesh", "fits", "memory, GiB/chip", "hours", "USD", "USD/M tok")
@@ -60,6 +61,7 @@ def plan_lines(record: PlanRecord) -> list[str]:
         lines += [
             *_mesh_lines(record),
             *_spot_lines(record),
+            *_compiled_lines(record),
             *_measured_lines(record),
             *_doubt_lines(record),
             "Prices, speeds and their sources for each machine: --json, or fewer machines with --on.",
@@ -156,6 +158,11 @@ def _spot_lines(record: PlanRecord) -> Iterator[str]:
     spot = [f"{machine.name} {_range(machine.usd_spot)}" for machine in record.machines if machine.usd_spot]
     if spot:
         yield f"USD on spot, with preemptions as assumed below: {', '.join(spot)}"
+
+
+def _compiled_lines(record: PlanRecord) -> Iterator[str]:
+    for machine in record.machines:
+        yield from (f"{machine.name}: {note}" for note in machine.notes if machine.compiled and "compiled for" in note)
 
 
 def _measured_lines(record: PlanRecord) -> Iterator[str]:

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 
 from gemsmith.errors import GemsmithError
 from gemsmith.hardware import load_catalogue, machines_with
-from gemsmith.records import AgainstPlan, PlanRecord, TrainStep
+from gemsmith.plan_records import PlanRecord
+from gemsmith.records import AgainstPlan, TrainStep
 from gemsmith.run import Run, is_complete, read_record
 
 
