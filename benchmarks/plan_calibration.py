@@ -1,0 +1,141 @@
+"""Writes how well a plan that is calibrated on one tiny model predicts the steps of larger ones on this machine, to
+benchmarks/records/plan_calibration.json.
+
+    python benchmarks/plan_calibration.py [rounds, default 3]
+
+Models take turns, each in a process of its own on one core, so that what else the machine does meets all alike. What
+counts is CPU-seconds a step: on one core that nobody else uses these are the seconds.
+"""
+
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from gemsmith import __version__
+from gemsmith.hardware import Machine, load_catalogue
+from gemsmith.plan.time import MEASURED_WITHIN, share_reached, step_time
+from gemsmith.provenance import this_machine
+from gemsmith.recipe import Mesh
+from gemsmith.sizing import Work, choose_remat, on_chips, work_of
+from gemsmith.testing.tiny import make_checkpoint
+from gemsmith.zoo import Variant
+from train_cpu import LENGTH, RANK, ROWS, VARIANT, recipe_of, train_ours
+
+RECORD = Path(__file__).parent / "records" / "plan_calibration.json"
+CALIBRATED_ON = "9 M"
+VARIANTS = {
+    CALIBRATED_ON: replace(
+        VARIANT, layers=6, embed_dim=256, ffn=1024, heads=4, kv_heads=2, global_kv_heads=1, vocabulary=8192
+    ),
+    "22 M": replace(
+        VARIANT, layers=6, embed_dim=384, ffn=1536, heads=8, kv_heads=4, global_kv_heads=2, vocabulary=16_384
+    ),
+    "84 M": VARIANT,
+    "227 M": replace(VARIANT, embed_dim=1024, ffn=4096, heads=16, kv_heads=8, global_kv_heads=2),
+}
+
+
+def one_core() -> Machine:
+    """The catalogue's `cpu` with one core."""
+    machine = load_catalogue().machines["cpu"]
+    cores = os.cpu_count() or 1
+    chip = replace(
+        machine.chip,
+        flops_per_s=machine.chip.flops_per_s / cores,
+        hbm_bytes_per_s=machine.chip.hbm_bytes_per_s / cores,
+    )
+    return replace(machine, chip=chip, measured_low=None, measured_high=None)
+
+
+def work_on(machine: Machine, variant: Variant) -> Work:
+    recipe = recipe_of(Path("not read"))
+    work = on_chips(work_of(recipe, variant), "cpu", recipe)
+    return replace(work, remat=choose_remat(work, Mesh(), device_bytes=machine.chip.hbm_bytes))
+
+
+def predictions(cpu_s: Mapping[str, float]) -> dict[str, Any]:
+    """What a plan says of each model before and after calibration on the tiny one, beside the medians given."""
+    machine = one_core()
+    share = share_reached(work_on(machine, VARIANTS[CALIBRATED_ON]), machine, Mesh(), cpu_s[CALIBRATED_ON])
+    calibrated = replace(machine, measured_low=share, measured_high=share)
+    found: dict[str, Any] = {}
+    for name, measured in cpu_s.items():
+        work = work_on(machine, VARIANTS[name])
+        before, after = (step_time(work, each, Mesh()) for each in (machine, calibrated))
+        middle = after.high_s / MEASURED_WITHIN
+        found[name] = {
+            "parameters": work.parameters,
+            "measured_s": round(measured, 3),
+            "uncalibrated_s": [round(before.low_s, 3), round(before.high_s, 3)],
+            "calibrated_s": [round(after.low_s, 3), round(after.high_s, 3)],
+            "predicted_over_measured": round(middle / measured, 3),
+            "within": after.low_s <= measured <= after.high_s,
+        }
+    return {"share_of_peak": round(share or 0, 4), "models": found}
+
+
+def run_child(name: str, folder: Path) -> dict[str, Any]:
+    environment = os.environ | {"JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, __file__, name, str(folder)]
+    output = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout
+    result: dict[str, Any] = json.loads(output.splitlines()[-1])
+    print(name, [round(seconds, 2) for seconds in result["cpu_s"]], file=sys.stderr)
+    return result
+
+
+def main() -> None:
+    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 3
+    cpu_s: dict[str, list[float]] = {name: [] for name in VARIANTS}
+    wall_s: dict[str, list[float]] = {name: [] for name in VARIANTS}
+    with tempfile.TemporaryDirectory() as temporary:
+        folders = {
+            name: make_checkpoint(variant, Path(temporary) / str(number), dtype="float32", shards=1)
+            for number, (name, variant) in enumerate(VARIANTS.items())
+        }
+        for _ in range(rounds):
+            for name, folder in folders.items():
+                result = run_child(name, folder)
+                cpu_s[name] += result["cpu_s"]
+                wall_s[name] += result["wall_s"]
+    found = predictions({name: statistics.median(seconds) for name, seconds in cpu_s.items()})
+    for name, model in found["models"].items():
+        model["cpu_s"] = [round(min(cpu_s[name]), 3), round(max(cpu_s[name]), 3)]
+        model["wall_s_median"] = round(statistics.median(wall_s[name]), 3)
+    record = {
+        "schema_version": 1,
+        "when": datetime.now(UTC).isoformat(timespec="seconds"),
+        "gemsmith": __version__,
+        "packages": {name: version(name) for name in ("jax", "jaxlib", "flax", "qwix", "optax")},
+        "python": platform.python_version(),
+        "machine": this_machine().model_dump(),
+        "how": "CPU-seconds a step on one core, median of all steps of all rounds; models took turns; the machine was "
+        "shared with others",
+        "rounds": rounds,
+        "load_average": os.getloadavg(),
+        "step": {"rows": ROWS, "length": LENGTH, "rank": RANK, "remat": "auto"},
+        "calibrated_on": CALIBRATED_ON,
+        "aim": "predictions within 0.85 to 1.15 of what was measured",
+        **found,
+        "variants": {name: asdict(variant) for name, variant in VARIANTS.items()},
+    }
+    RECORD.write_text(json.dumps(record, indent=1) + "\n")
+    print(json.dumps(found, indent=1))
+
+
+def main_of_child(name: str, folder: Path) -> None:
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:1])
+    print(json.dumps(train_ours(folder, VARIANTS[name])))
+
+
+if __name__ == "__main__":
+    main_of_child(sys.argv[1], Path(sys.argv[2])) if len(sys.argv) == 3 else main()
