@@ -54,3 +54,9 @@ def test_serving_is_printed_instead_and_is_in_the_record_either_way(gemsmith, re
     code, out, _ = gemsmith("plan", recipe, "--serve")
     assert code == 0 and "served by vLLM" in out and "USD/M out" in out
     assert json.loads(gemsmith("plan", recipe, "--json")[1])["serving"]
+
+
+def test_a_page_is_written_beside_the_table(gemsmith, recipe, tmp_path):
+    code, out, err = gemsmith("plan", recipe, "--html", "plan.html")
+    assert code == 0 and "machine" in out and "plan.html written" in err
+    assert "Gemsmith plan" in (tmp_path / "plan.html").read_text()

@@ -24,6 +24,7 @@ from gemsmith.errors import InputError
     "--by", type=click.Choice(["usd", "hours"]), help="Rank machines by dollars or hours; with --on default: usd."
 )
 @click.option("--fix", type=FOLDER, metavar="FILE", help="Write the recipe changed so that it fits the one machine.")
+@click.option("--html", type=FOLDER, metavar="FILE", help="Write the plan as a page that needs nothing else.")
 @click.option("--serve", is_flag=True, help="Print what serving comes to instead: requests at once, tokens/s, USD.")
 @click.option(
     "--compile",
@@ -81,6 +82,7 @@ def _plan(
     on: str | None,
     by: str | None,
     fix: Path | None,
+    html: Path | None,
     serve: bool,
     compiles: bool,
     compile_minutes: float,
@@ -107,6 +109,9 @@ def _plan(
     if fix is not None:
         stage.write_fix(recipe, record, fix)
         click.echo(spell_out(f"{fix} written; next: gemsmith plan {fix}"), err=True)
+    if html is not None:
+        part("report.plan_page").write_plan(record, html, name=source.resolve().stem)
+        click.echo(spell_out(f"{html} written"), err=True)
     if as_json:
         click.echo(spell_out_json(record.model_dump_json(indent=1)))
     elif serve:
