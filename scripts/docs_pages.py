@@ -174,7 +174,7 @@ def demo_table() -> str:
 def paper_comparison() -> str:
     """The published comparison as `gemsmith report --paper --md` prints it, its heading left to the page."""
     redrawn = redraw(read_published())
-    return markdown_of(redrawn.comparison, redrawn).partition("\n")[2].replace("\n- ", "\n\n- ", 1).strip()
+    return markdown_of(redrawn.comparison, redrawn).partition("\n")[2].strip()
 
 
 def plan_memory_table() -> str:
