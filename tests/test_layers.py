@@ -18,7 +18,8 @@ LAYERS = [
     {"pipeline", "port", "testing"},
     {"report"},
     {"verify", "chat", "compare"},
-    {"plan", "aot", "evals", "bench"},
+    {"plan", "evals", "bench"},
+    {"aot"},
     {"train", "export", "serve"},
     {"models", "data"},
     {"run"},
@@ -27,7 +28,7 @@ LAYERS = [
     {"checkpoint"},
     {"stages", "provenance"},
     {"recipe_file"},
-    {"bench_records", "eval_records"},
+    {"bench_records", "eval_records", "plan_records"},
     {"recipe_checks", "recipe_keys"},
     {"recipe", "records"},
     {"execution"},
@@ -35,7 +36,7 @@ LAYERS = [
     {"pictures"},
     {"files"},
     {"plain_yaml", "lock"},
-    {"terminal", "program", "sandbox"},
+    {"terminal", "program", "sandbox", "worker_process"},
     {"errors", "characters", "messages", "version"},
 ]
 RANK = {part: rank for rank, layer in enumerate(reversed(LAYERS)) for part in layer}

@@ -10,7 +10,8 @@ from gemsmith.compare.side import Cell, Rate, Side, SideScore, Way, finite
 from gemsmith.eval_records import EvalRecord, ModelResult, Score, TaskResult
 from gemsmith.recipe import Recipe
 from gemsmith.recipe_keys import flatten
-from gemsmith.records import DataRecord, Machine, MachinePlan, Origin, PlanRecord, Record, ServerFacts, TrainRecord
+from gemsmith.plan_records import MachinePlan, PlanRecord
+from gemsmith.records import DataRecord, Machine, Origin, Record, ServerFacts, TrainRecord
 
 CPU = "cpu"
 Conditions = Iterator[tuple[str, Any]]
