@@ -95,6 +95,7 @@ BACKENDS = {
         buckets=False,
         splits_quantised=False,
         quantises_experts=False,
+        pictures=True,
     ),
 }
 

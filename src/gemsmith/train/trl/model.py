@@ -30,15 +30,19 @@ from gemsmith.zoo import Variant, lora_targets, text_tensors
 from gemsmith.zoo.quantised import is_quantised
 
 _DOCUMENTS = "gemsmith_documents"
+_AUDIO = ("audio_tower", "embed_audio")
+_VISION = ("vision_tower", "embed_vision")
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
-def adapted_model(recipe: Recipe, checkpoint: Checkpoint, attention: str, device: torch.device) -> peft.PeftModel:
+def adapted_model(
+    recipe: Recipe, checkpoint: Checkpoint, attention: str, device: torch.device, *, vision: bool = False
+) -> peft.PeftModel:
     """The checkpoint's model on the device, frozen, with a float32 adapter on every target, not yet at its start.
 
-    Its forward pass takes a step's rows and gives the sum of their targets' nll.
+    Its forward pass takes a step's rows, with `vision` also their images, and gives the sum of their targets' nll.
     """
-    base = load_base(recipe, checkpoint, attention, device)
+    base = load_base(recipe, checkpoint, attention, device, vision=vision)
     targets = lora_targets(checkpoint.variant, recipe.lora.targets)
     config = peft.LoraConfig(
         r=recipe.lora.rank,
@@ -61,11 +65,25 @@ def adapted_model(recipe: Recipe, checkpoint: Checkpoint, attention: str, device
     return model
 
 
-def load_base(recipe: Recipe, checkpoint: Checkpoint, attention: str, device: torch.device) -> Any:
-    """The frozen base. Raises CheckpointError for a missing weight, MachineError where nf4 lacks a library."""
+def load_base(
+    recipe: Recipe, checkpoint: Checkpoint, attention: str, device: torch.device, *, vision: bool = False
+) -> Any:
+    """The frozen base, with `vision` with what embeds images.
+
+    Raises CheckpointError for a missing weight, or for `vision` where the checkpoint is of the text model alone;
+    MachineError where nf4 lacks a library.
+    """
     check_readable(checkpoint)
+    if vision and checkpoint.variant.vision is None:
+        raise CheckpointError(
+            f"checkpoint {checkpoint.folder}: config.json has no vision_config, so the model cannot take images; give "
+            "the checkpoint of the ForConditionalGeneration class"
+        )
     AttentionInterface.register(_DOCUMENTS, attend_documents)
     dtype, options = recipe.train.dtype, {}
+    implementation: Any = _DOCUMENTS if attention == "documents" else attention
+    if vision:
+        implementation = {"text_config": implementation, "vision_config": "sdpa"}
     if dtype == "nf4":
         dtype, options = "bfloat16", {"quantization_config": nf4_config(checkpoint.variant)}
     with warnings.catch_warnings():
@@ -73,7 +91,7 @@ def load_base(recipe: Recipe, checkpoint: Checkpoint, attention: str, device: to
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             checkpoint.folder,
             dtype=getattr(torch, dtype),
-            attn_implementation=_DOCUMENTS if attention == "documents" else attention,
+            attn_implementation=implementation,
             device_map={
                 "": device
             },  # read straight onto it: the 31B is 57 GiB, more than many machines have beside a GPU
@@ -85,14 +103,14 @@ def load_base(recipe: Recipe, checkpoint: Checkpoint, attention: str, device: to
         raise CheckpointError(
             f"checkpoint {checkpoint.folder}: transformers finds no {lacking[0]} in it ({len(lacking)} missing)"
         )
-    for tower in ("vision_tower", "audio_tower", "embed_vision", "embed_audio"):
+    for tower in (*_AUDIO, *(() if vision else _VISION)):
         if getattr(model.model, tower, None) is not None:
             setattr(model.model, tower, None)
     for norm in (module for module in model.modules() if type(module).__name__.endswith("RMSNorm")):
         norm.forward = MethodType(normed, norm)
     model.requires_grad_(False)
     model.config.use_cache = False
-    model.forward = MethodType(_sum_nll, model)
+    model.forward = MethodType(_sum_nll_of_images if vision else _sum_nll, model)
     if recipe.train.remat != "none":
         model.gradient_checkpointing_enable({"use_reentrant": False})
     return model
@@ -199,10 +217,40 @@ def _sum_nll(
     return token_nll(hidden, self.get_output_embeddings().weight, tokens, loss_mask, softcap)
 
 
+def _sum_nll_of_images(
+    self: Any,
+    tokens: torch.Tensor,
+    positions: torch.Tensor,
+    loss_mask: torch.Tensor,
+    attention_mask: Mapping[str, Any],
+    pixel_values: torch.Tensor | None = None,
+    image_position_ids: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The same, of rows with images: (N, P, C) and (N, P, 2), in the order of their soft tokens."""
+    assert {*attention_mask} == {FULL, SLIDING}, "upstream would make masks of its own, that know of no image"
+    embedded = {} if pixel_values is None else {"image": _embed_images(self, pixel_values, image_position_ids)}
+    hidden = self.model(
+        input_ids=tokens,
+        position_ids=positions,
+        attention_mask=attention_mask,
+        mm_token_type_ids=(tokens == self.config.image_token_id).long(),
+        mm_encoder_outputs=embedded,
+        use_cache=False,
+    ).last_hidden_state
+    softcap = self.config.get_text_config().final_logit_softcapping
+    return token_nll(hidden, self.get_output_embeddings().weight, tokens, loss_mask, softcap)
+
+
+def _embed_images(base: Any, pixel_values: torch.Tensor, image_position_ids: torch.Tensor | None) -> Any:
+    """What upstream makes of images, as outside training: autocast would pool in bfloat16 what it pools in float32."""
+    with torch.no_grad(), torch.autocast(pixel_values.device.type, enabled=False):
+        return base.model.get_image_features(pixel_values, image_position_ids, return_dict=True)
+
+
 def nf4_config(variant: Variant) -> transformers.BitsAndBytesConfig:
     """How the base is held in nf4, as the JAX backend holds it.
 
-    The projections in nf4 with scales as they are, all else in bfloat16. Raises RecipeError for experts, which
+    The text model's projections in nf4 with scales as they are, all else in bfloat16, also what embeds images. Raises RecipeError for experts, which
     bitsandbytes leaves in bfloat16, and MachineError where it is not installed.
     """
     check_trl_quantised("nf4", variant)
@@ -213,11 +261,12 @@ def nf4_config(variant: Variant) -> transformers.BitsAndBytesConfig:
         raise MachineError(
             f"train.dtype: nf4 needs bitsandbytes, which {reason}; run: pip install bitsandbytes"
         ) from None
+    vision = [f"model.{part}" for part in _VISION]
     others = {tensor.module for tensor in text_tensors(variant) if len(tensor.shape) == 2 and not is_quantised(tensor)}
     return transformers.BitsAndBytesConfig(
         load_in_4bit=True,
         bnb_4bit_quant_type="nf4",
         bnb_4bit_use_double_quant=False,
         bnb_4bit_compute_dtype=torch.bfloat16,
-        llm_int8_skip_modules=["lm_head", *sorted(others)],  # of 4 bits, too
+        llm_int8_skip_modules=["lm_head", *vision, *sorted(others)],  # of 4 bits, too
     )
