@@ -4,6 +4,7 @@ Each request is a Check or a Cut, in pickle; it is answered by what comes of it,
 """
 
 import pickle
+import signal
 import sys
 from typing import NamedTuple
 
@@ -31,6 +32,8 @@ class Cut(NamedTuple):
 
 def main() -> None:
     """Answers until stdin ends, or whoever asked is gone."""
+    # A machine that is about to be taken away sends it to all processes; whoever asked ends this one in its own time.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     requests, replies = sys.stdin.buffer, sys.stdout.buffer
     sys.stdout = sys.stderr  # what a library prints must not come between the replies
     while True:
