@@ -94,7 +94,7 @@ def write_photos(folder):
 
 @pytest.fixture
 def prepare_pictures(vision_checkpoint, tmp_path):
-    """Returns a run over rows with pictures, which lie in tmp_path/photos: `prepare_pictures("run", name="tiny-12b")`."""
+    """Returns a run over rows with pictures, those of tmp_path/photos: `prepare_pictures("run", name="tiny-12b")`."""
 
     def make(folder, *, name="tiny-31b", **sections):
         photos = tmp_path / "photos"

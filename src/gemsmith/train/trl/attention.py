@@ -172,9 +172,7 @@ def _shares_keys(query: torch.Tensor) -> bool:
     return query.is_cuda and query.shape[-1] <= _FLASH_HEAD_DIM
 
 
-def _blocks_of_rows(
-    segments: np.ndarray, images: np.ndarray | None, window: int, device: torch.device
-) -> Blocks:
+def _blocks_of_rows(segments: np.ndarray, images: np.ndarray | None, window: int, device: torch.device) -> Blocks:
     """The blocks of rows (B, L)."""
     seen = segments * 0 if images is None else images
     return [list(_blocks_of(row, own, window, device)) for row, own in zip(segments, seen, strict=True)]

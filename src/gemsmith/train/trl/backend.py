@@ -208,7 +208,7 @@ class TrlBackend:
         real, padded = self._trainer.patches.tolist()
         return Facts(
             accelerators=(torch.cuda.get_device_name(group.device),) * group.size if on_gpu else (),
-            adapted=count_adapted(self._model, variant),
+            adapted=count_adapted(self._model, variant, self._run.recipe.lora.targets),
             trained_parameters=sum(weight.numel() for weight in self._trainer.trained),
             mesh=self._mesh.model_dump(),
             attention=kernels(self._attention, attention_heads(variant), group.device, dtype),

@@ -2,7 +2,7 @@
 
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from types import MethodType
 from typing import Any
 
@@ -25,13 +25,18 @@ from gemsmith.sizing.limits import check_trl_quantised
 from gemsmith.train.adapter_init import first_pair
 from gemsmith.train.trl.attention import FULL, SLIDING, attend_documents
 from gemsmith.train.trl.loss import token_nll
-from gemsmith.train.trl.upstream import adapted, check_readable, normed
-from gemsmith.zoo import Variant, lora_targets, text_tensors
+from gemsmith.train.trl.upstream import adapted, adapted_by_itself, check_readable, normed
+from gemsmith.zoo import Variant, lora_targets, text_tensors, vision_tensors
 from gemsmith.zoo.quantised import is_quantised
 
 _DOCUMENTS = "gemsmith_documents"
 _AUDIO = ("audio_tower", "embed_audio")
 _VISION = ("vision_tower", "embed_vision")
+_UNIFIED_MODULES = {
+    "model.vision_embedder.patch_dense": "model.embed_vision.patch_dense",
+    "model.embed_vision.embedding_projection": "model.embed_vision.multimodal_embedder.embedding_projection",
+}
+"""Linear layers of `gemma4_unified` that have one name in its files and another in its class."""
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
@@ -44,21 +49,24 @@ def adapted_model(
     """
     base = load_base(recipe, checkpoint, attention, device, vision=vision)
     targets = lora_targets(checkpoint.variant, recipe.lora.targets)
+    renamed = _UNIFIED_MODULES if checkpoint.variant.model_type == "gemma4_unified" else {}
     config = peft.LoraConfig(
         r=recipe.lora.rank,
         lora_alpha=recipe.lora.alpha,  # type: ignore[arg-type]  # PEFT only divides by it
         lora_dropout=recipe.lora.dropout,
         use_rslora=recipe.lora.rslora,
-        target_modules=target_pattern(target.module for target in targets),
+        target_modules=target_pattern(renamed.get(target.module, target.module) for target in targets),
         init_lora_weights=True,
     )
     model = peft.get_peft_model(base, config)
     found, wanted = set(adapters_of(model)), {target.module for target in targets}
+    embedding = wanted & {tensor.module for tensor in vision_tensors(checkpoint.variant)}
     assert found == wanted, (
         f"adapters: {len(found)} modules have one, {len(wanted)} should; {sorted(found ^ wanted)[:3]}"
     )
-    for layer in adapters_of(model).values():
-        layer.forward = MethodType(adapted, layer)
+    for name, layer in adapters_of(model).items():
+        layer.forward = MethodType(adapted_by_itself if name in embedding else adapted, layer)
+    base.adapts_images = bool(embedding)
     if recipe.train.compile:
         for layer in base.model.language_model.layers:
             layer.compile(dynamic=False)
@@ -110,6 +118,7 @@ def load_base(
         norm.forward = MethodType(normed, norm)
     model.requires_grad_(False)
     model.config.use_cache = False
+    model.adapts_images = False
     model.forward = MethodType(_sum_nll_of_images if vision else _sum_nll, model)
     if recipe.train.remat != "none":
         model.gradient_checkpointing_enable({"use_reentrant": False})
@@ -127,7 +136,8 @@ def shard(model: peft.PeftModel, mesh: DeviceMesh) -> None:
 def adapters_of(model: peft.PeftModel) -> dict[str, Any]:
     """Every adapted module by its name in the checkpoint."""
     base = model.get_base_model()
-    return {name: module for name, module in base.named_modules() if isinstance(module, LoraLayer)}
+    on_disk = {module: name for name, module in _UNIFIED_MODULES.items()}
+    return {on_disk.get(name, name): module for name, module in base.named_modules() if isinstance(module, LoraLayer)}
 
 
 def matrices_of(model: peft.PeftModel) -> Iterator[tuple[str, str, nn.Parameter]]:
@@ -186,10 +196,10 @@ def whole_moments(optimizer: torch.optim.Optimizer, model: peft.PeftModel) -> di
     return {"step": np.array([step], np.float32), **arrays}
 
 
-def count_adapted(model: peft.PeftModel, variant: Variant) -> dict[str, int]:
+def count_adapted(model: peft.PeftModel, variant: Variant, targets: Sequence[str]) -> dict[str, int]:
     """How many modules of each kind have an adapter, such as {"q": 60, "k": 60, "v": 50}."""
     found = adapters_of(model)
-    kinds = Counter(target.role for target in lora_targets(variant) if target.module in found)
+    kinds = Counter(target.role for target in lora_targets(variant, targets) if target.module in found)
     return dict(kinds)
 
 
@@ -227,31 +237,51 @@ def _sum_nll_of_images(
     image_position_ids: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The same, of rows with images: (N, P, C) and (N, P, 2), in the order of their soft tokens."""
-    assert {*attention_mask} == {FULL, SLIDING}, "upstream would make masks of its own, that know of no image"
-    embedded = {} if pixel_values is None else {"image": _embed_images(self, pixel_values, image_position_ids)}
+    assert isinstance(attention_mask, Mapping) and {*attention_mask} == {FULL, SLIDING}, (
+        "upstream would make masks of its own"
+    )
+    blank = pixel_values is None and self.adapts_images
+    if blank:
+        pixel_values, image_position_ids = _blank_image(self.config.vision_config, tokens.device)
+    images = None if pixel_values is None else _embed_images(self, pixel_values, image_position_ids)
     hidden = self.model(
         input_ids=tokens,
         position_ids=positions,
         attention_mask=attention_mask,
         mm_token_type_ids=(tokens == self.config.image_token_id).long(),
-        mm_encoder_outputs=embedded,
+        mm_encoder_outputs={} if blank else {"image": images},
         use_cache=False,
     ).last_hidden_state
+    if blank and images is not None:
+        hidden = hidden + 0 * images.pooler_output[0].sum().to(hidden.dtype)
     softcap = self.config.get_text_config().final_logit_softcapping
     return token_nll(hidden, self.get_output_embeddings().weight, tokens, loss_mask, softcap)
 
 
 def _embed_images(base: Any, pixel_values: torch.Tensor, image_position_ids: torch.Tensor | None) -> Any:
     """What upstream makes of images, as outside training: autocast would pool in bfloat16 what it pools in float32."""
-    with torch.no_grad(), torch.autocast(pixel_values.device.type, enabled=False):
+    learns = base.adapts_images and torch.is_grad_enabled()
+    with torch.set_grad_enabled(learns), torch.autocast(pixel_values.device.type, enabled=False):
         return base.model.get_image_features(pixel_values, image_position_ids, return_dict=True)
+
+
+def _blank_image(vision: Any, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """A black image of one soft token, which gives adapters their gradient, 0, where no row has an image.
+
+    Without one, AdamW would leave these as they are, and FSDP wait for what other processes have.
+    """
+    unified = hasattr(vision, "model_patch_size")
+    patch, side = (vision.model_patch_size, 1) if unified else (vision.patch_size, vision.pooling_kernel_size)
+    grid = torch.arange(side, device=device)
+    positions = torch.cartesian_prod(grid, grid).reshape(1, -1, 2)
+    return torch.zeros(1, side * side, 3 * patch * patch, device=device), positions
 
 
 def nf4_config(variant: Variant) -> transformers.BitsAndBytesConfig:
     """How the base is held in nf4, as the JAX backend holds it.
 
-    The text model's projections in nf4 with scales as they are, all else in bfloat16, also what embeds images. Raises RecipeError for experts, which
-    bitsandbytes leaves in bfloat16, and MachineError where it is not installed.
+    The text model's projections in nf4 with scales as they are, all else in bfloat16, also what embeds images. Raises
+    RecipeError for experts, which bitsandbytes leaves in bfloat16, and MachineError where it is not installed.
     """
     check_trl_quantised("nf4", variant)
     try:

@@ -32,7 +32,6 @@ from gemsmith.train.trl.group import Group
 from gemsmith.train.trl.images import ImageFeed, Images, count_patches, number_images, pad_images
 from gemsmith.train.trl.upstream import NoScheduler, SkippableAdamW
 
-
 _MODEL_INPUTS = ("tokens", "positions", "loss_mask", "attention_mask", "pixel_values", "image_position_ids")
 
 
@@ -67,7 +66,7 @@ class Trainer(SFTTrainer):
     ) -> None:
         self._recipe, self.batches, self._group, self._hooks, self._done = recipe, batches, group, hooks, done
         self._attention, self._variant, self._step = attention, checkpoint.variant, done
-        self._image_token = checkpoint.config.get("image_token_id")
+        self._image_token: int = checkpoint.config.get("image_token_id", -1)
         self.feed: ImageFeed | None = None
         """The images of this process's rows; None where rows are text alone."""
         self.patches = np.zeros(2, np.int64)
@@ -211,11 +210,14 @@ class Trainer(SFTTrainer):
             images = self.feed.take() if self.feed else None
             for number, places in enumerate(np.array_split(np.arange(own.start, own.stop), micro)):
                 some = None if images is None else [images[place - own.start] for place in places]
-                yield {**self._tensors(batch, places, some, dtype), "step": step, "counts": counts, "first": number == 0}
+                yield {
+                    **self._tensors(batch, places, some, dtype),
+                    "step": step,
+                    "counts": counts,
+                    "first": number == 0,
+                }
 
-    def _tensors(
-        self, batch: Rows, places: np.ndarray, images: Images | None, dtype: torch.dtype
-    ) -> dict[str, Any]:
+    def _tensors(self, batch: Rows, places: np.ndarray, images: Images | None, dtype: torch.dtype) -> dict[str, Any]:
         device = self._group.device
         arrays = {name: torch.from_numpy(getattr(batch, name)[places]) for name in ("tokens", "positions", "loss_mask")}
         moved = {
