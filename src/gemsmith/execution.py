@@ -67,6 +67,8 @@ class Backend:
     quantises_experts: bool
     pictures: bool = False
     """Whether it trains on rows with pictures."""
+    adapts_vision: bool = False
+    """Whether lora.targets may name what embeds pictures."""
 
 
 BACKENDS = {
@@ -81,6 +83,7 @@ BACKENDS = {
         splits_quantised=True,
         quantises_experts=True,
         pictures=True,
+        adapts_vision=True,
     ),
     "trl": Backend(
         attentions=("documents", "sdpa", "eager"),

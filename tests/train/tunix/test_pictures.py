@@ -169,7 +169,7 @@ def test_a_checkpoint_that_takes_no_pictures_is_named(trained_once, base):
     checkpoint = open_checkpoint(str(base))
     blind = replace(checkpoint, variant=replace(checkpoint.variant, vision=None))
     with pytest.raises(CheckpointError, match=f"^checkpoint {base}: its config.json has no vision_config"):
-        picture_input(blind, load_batches(run), run.recipe.data)
+        picture_input(blind, load_batches(run), run.recipe.data, run.recipe.lora)
 
 
 def test_a_picture_with_more_patches_in_a_line_than_positions_is_refused(trained_once, base):
@@ -178,13 +178,13 @@ def test_a_picture_with_more_patches_in_a_line_than_positions_is_refused(trained
     few = replace(checkpoint.variant.vision, positions=20)
     narrow = replace(checkpoint, variant=replace(checkpoint.variant, vision=few))
     with pytest.raises(CheckpointError, match=r"png: has 24 patches in a line, and checkpoint .* positions for 20"):
-        picture_input(narrow, load_batches(run), run.recipe.data)
+        picture_input(narrow, load_batches(run), run.recipe.data, run.recipe.lora)
 
 
 def test_a_fault_is_known_as_many_steps_ahead_as_asked(trained_once, base, tmp_path):
     """Several hosts need that: they stop two steps after one has asked for it."""
     run, _ = trained_once
-    how = picture_input(open_checkpoint(str(base)), load_batches(run), run.recipe.data)
+    how = picture_input(open_checkpoint(str(base)), load_batches(run), run.recipe.data, run.recipe.lora)
     batches = load_batches(run)
     lines = [*batches.rows.pictures.lines]
     missing = int(batches.order[6])
