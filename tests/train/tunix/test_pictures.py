@@ -12,8 +12,10 @@ import pytest
 from PIL import Image
 
 from gemsmith.checkpoint import open_checkpoint
+from gemsmith.checkpoint.adapter import read_peft_adapter
 from gemsmith.data import load_batches, prepare_data
-from gemsmith.errors import CheckpointError, DataError, Preempted
+from gemsmith.errors import CheckpointError, DataError, Preempted, RecipeError
+from gemsmith.export.stage import export
 from gemsmith.recipe_file import build_recipe
 from gemsmith.run import is_complete, open_run
 from gemsmith.testing.pictures import picture_bytes
@@ -21,6 +23,7 @@ from gemsmith.testing.tiny import make_checkpoint, with_vision
 from gemsmith.train.stage import train
 from gemsmith.train.tunix import backend
 from gemsmith.train.tunix.pictures import PictureFeed, picture_input
+from gemsmith.verify.stage import verify
 from gemsmith.zoo import find_variant
 
 # Two layers, which the tower of each kind is put before; E2B's has per-layer inputs, and causal attention.
@@ -198,3 +201,28 @@ def test_a_fault_is_known_as_many_steps_ahead_as_asked(trained_once, base, tmp_p
         faults.append(feed.fault is not None)
     assert faults == [False, True, True]
     feed.close()
+
+
+@pytest.mark.slow
+def test_adapters_on_the_tower_are_trained_exported_merged_and_seen_by_peft(base, photos, tmp_path):
+    """verify compares every tensor without an adapter byte by byte, clip bounds among them, and logits with a
+    picture."""
+    run = make_run(tmp_path / "run", base, photos, lora={"targets": ["q", "v", "vision"]})
+    record = train(run)
+    assert record.adapted == {"q": 2, "v": 2, "vision": 8}
+    export(run)
+    record = verify(run)
+    assert record.passed and record.changed_tensors == record.expected_tensors == 12
+    assert {check.name: check.passed for check in record.checks}["logits"] is True
+    modules = read_peft_adapter(run.adapter).modules
+    assert "model.vision_tower.encoder.layers.0.mlp.up_proj.linear" in modules
+    assert all(pair.b.any() for pair in modules.values())
+
+
+def test_adapters_on_the_tower_need_rows_with_pictures(trained_once, base):
+    run, _ = trained_once
+    batches = load_batches(run)
+    batches = replace(batches, rows=replace(batches.rows, pictures=()))
+    lora = run.recipe.lora.model_copy(update={"targets": ("q", "vision")})
+    with pytest.raises(RecipeError, match="lora.targets: vision adapts what embeds pictures, and no row"):
+        picture_input(open_checkpoint(str(base)), batches, run.recipe.data, lora)
