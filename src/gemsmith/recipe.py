@@ -99,7 +99,8 @@ class Lora(Section):
     targets: tuple[str, ...] = Field(
         LORA_KINDS,
         description="Kinds of projection that get an adapter; vision: those of the vision tower's layers and of the "
-        "projection behind them, where rows have pictures.",
+        "projection behind them, where rows have pictures; all-linear: with train.backend trl, what PEFT calls so, "
+        "every linear layer of text model and tower.",
         strict=False,
     )
 

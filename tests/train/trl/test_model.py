@@ -133,9 +133,11 @@ class Packed:
         return torch.cat(parts)
 
 
-@pytest.mark.parametrize("name", ["tiny-31b", "tiny-e2b", "tiny-12b"])
-def test_packed_images_are_seen_as_upstream_sees_them_where_it_generates(vision_checkpoint, make_patches, name):
-    checkpoint = open_checkpoint(str(vision_checkpoint(name)))
+@pytest.mark.parametrize(
+    "name", ["tiny-31b", *(pytest.param(name, marks=pytest.mark.slow) for name in ("tiny-e2b", "tiny-12b"))]
+)
+def test_packed_images_are_seen_as_upstream_sees_them_where_it_generates(even_checkpoint, make_patches, name):
+    checkpoint = open_checkpoint(str(even_checkpoint(name, vision=True)))
     packed = Packed(checkpoint.variant.vision, make_patches)
     reference = AutoModelForImageTextToText.from_pretrained(
         checkpoint.folder, attn_implementation="eager", dtype=torch.float32
@@ -147,8 +149,8 @@ def test_packed_images_are_seen_as_upstream_sees_them_where_it_generates(vision_
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
 
 
-def test_what_embeds_images_is_there_for_rows_that_have_some_and_frozen(vision_checkpoint):
-    checkpoint = open_checkpoint(str(vision_checkpoint("tiny-31b")))
+def test_what_embeds_images_is_there_for_rows_that_have_some_and_frozen(even_checkpoint):
+    checkpoint = open_checkpoint(str(even_checkpoint("tiny-31b", vision=True)))
     recipe = recipe_of(checkpoint.folder)
     plain, seeing = (load_base(recipe, checkpoint, "documents", CPU, vision=vision) for vision in (False, True))
     assert plain.model.vision_tower is None and plain.model.embed_vision is None
@@ -163,8 +165,8 @@ def test_a_checkpoint_of_the_text_model_takes_no_images(checkpoint):
         load_base(recipe_of(checkpoint), opened, "documents", CPU, vision=True)
 
 
-def test_rows_with_images_are_never_left_to_masks_of_upstream(vision_checkpoint):
-    checkpoint = open_checkpoint(str(vision_checkpoint("tiny-31b")))
+def test_rows_with_images_are_never_left_to_masks_of_upstream(even_checkpoint):
+    checkpoint = open_checkpoint(str(even_checkpoint("tiny-31b", vision=True)))
     model = load_base(recipe_of(checkpoint.folder), checkpoint, "documents", CPU, vision=True)
     row = torch.full((1, 4), 200)
     for mask in (None, torch.ones(1, 4), {"full_attention": []}):
@@ -172,8 +174,8 @@ def test_rows_with_images_are_never_left_to_masks_of_upstream(vision_checkpoint)
             model(tokens=row, positions=row, loss_mask=row > 0, attention_mask=mask)
 
 
-def test_an_image_is_embedded_under_autocast_as_without(vision_checkpoint, make_patches):
-    checkpoint = open_checkpoint(str(vision_checkpoint("tiny-31b")))
+def test_an_image_is_embedded_under_autocast_as_without(even_checkpoint, make_patches):
+    checkpoint = open_checkpoint(str(even_checkpoint("tiny-31b", vision=True)))
     model = load_base(recipe_of(checkpoint.folder), checkpoint, "documents", CPU, vision=True)
     images = pad_images([[make_patches(checkpoint.variant.vision, 4, 3)]])
     plain = model.model.get_image_features(**images, return_dict=True).pooler_output[0]

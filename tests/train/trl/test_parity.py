@@ -12,9 +12,7 @@ from gemsmith.export.adapters import read_run_adapter
 from gemsmith.recipe_file import build_recipe
 from gemsmith.run import open_run
 from gemsmith.testing.pictures import picture_bytes
-from gemsmith.testing.tiny import make_tokenizer, with_vision, write_checkpoint
 from gemsmith.train.stage import train
-from gemsmith.zoo import find_variant, text_tensors, vision_tensors
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -26,34 +24,6 @@ def quick_compiles():
     jax.config.update("jax_disable_most_optimizations", True)
     yield
     jax.config.update("jax_disable_most_optimizations", False)
-
-
-def make_weight(tensor, random):
-    noise = random.standard_normal(tensor.shape).astype(np.float32)
-    if tensor.role == "vision_bound":  # a tenth of what goes in is beyond
-        return np.asarray((-1 if tensor.name.endswith("_min") else 1) * (1.6 + 0.1 * abs(noise)), np.float32)
-    if tensor.name.endswith("bias") or tensor.role == "vision_position":
-        return np.float32(0.3) * noise
-    if len(tensor.shape) > 1:
-        return noise / np.sqrt(tensor.shape[-1])
-    # Queries of norm 1 make attention so sharp that fp32 gradients are 4e-5 from those in fp64, in both libraries.
-    return (0.25 if "q_norm" in tensor.name else 0.9) + 0.1 * noise
-
-
-@pytest.fixture(scope="module")
-def checkpoint_of(tmp_path_factory):
-    def make(name, *, vision=False):
-        variant, random = find_variant(name), np.random.default_rng(7)
-        variant = with_vision(variant) if vision else variant
-        folder = tmp_path_factory.mktemp("parity") / name
-        tensors = (*text_tensors(variant), *vision_tensors(variant))
-        write_checkpoint(
-            variant, {tensor.name: make_weight(tensor, random) for tensor in tensors}, folder, dtype="float32"
-        )
-        make_tokenizer(folder, vision=vision)
-        return folder
-
-    return make
 
 
 def trained(backend, checkpoint, folder, data=None, **train_keys):
@@ -86,9 +56,9 @@ def relative_error(actual, expected):
         ("tiny-12b", {"micro_batches": 2}),
     ],
 )
-def test_both_backends_make_the_same_of_a_recipe(checkpoint_of, tmp_path, name, keys):
+def test_both_backends_make_the_same_of_a_recipe(even_checkpoint, tmp_path, name, keys):
     torch.set_num_threads(2)
-    checkpoint = checkpoint_of(name)
+    checkpoint = even_checkpoint(name)
     shared = {key: value for key, value in keys.items() if key != "attention"}
     jax_run, ours = trained("tunix", checkpoint, tmp_path / "tunix", **shared)
     trl_run, theirs = trained("trl", checkpoint, tmp_path / "trl", **keys)
@@ -120,9 +90,9 @@ def write_rows_with_pictures(folder):
         ("tiny-12b", {"micro_batches": 2, "attention": "sdpa"}),
     ],
 )
-def test_both_backends_make_the_same_of_rows_with_pictures(checkpoint_of, tmp_path, name, keys):
+def test_both_backends_make_the_same_of_rows_with_pictures(even_checkpoint, tmp_path, name, keys):
     torch.set_num_threads(2)
-    checkpoint, rows = checkpoint_of(name, vision=True), write_rows_with_pictures(tmp_path / "rows")
+    checkpoint, rows = even_checkpoint(name, vision=True), write_rows_with_pictures(tmp_path / "rows")
     data = {"train": str(rows), "max_length": 320, "image_tokens": 140}
     shared = {key: value for key, value in keys.items() if key != "attention"}
     jax_run, ours = trained("tunix", checkpoint, tmp_path / "tunix", data, **shared)

@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from gemsmith.checkpoint import Checkpoint, open_checkpoint
 from gemsmith.data import Batches, load_batches
-from gemsmith.errors import USERS_ERRNOS, DamageError, MachineError, RunError, explain_os_error, last_line
+from gemsmith.errors import USERS_ERRNOS, DamageError, MachineError, RecipeError, RunError, explain_os_error, last_line
 from gemsmith.pictures.patches import Patching, read_patching
 from gemsmith.pictures.workers import count_processes
 from gemsmith.provenance import start_clock
@@ -39,6 +39,7 @@ from gemsmith.train.trl.model import (
     adapted_model,
     attention_heads,
     count_adapted,
+    embedding_targets,
     matrices_of,
     set_moments,
     set_start,
@@ -126,6 +127,11 @@ class TrlBackend:
         # Split, it need not fit on one device: it is read into the machine's memory, and split layer by layer.
         place = group.device if group.size == 1 else torch.device("cpu")
         vision = self._patching is not None
+        if not vision and (embedding := embedding_targets(self._checkpoint.variant, self._run.recipe.lora.targets)):
+            raise RecipeError(
+                f"lora.targets: {len(embedding)} of the linear layers that they name embed pictures, and no row of "
+                "data.train has one; name kinds of the text model alone"
+            )
         model = adapted_model(self._run.recipe, self._checkpoint, self._attention, place, vision=vision)
         if group.size > 1:
             sizes, axes = (mesh.replica, mesh.fsdp), ("replica", "fsdp")

@@ -60,10 +60,10 @@ def adapted_model(
     )
     model = peft.get_peft_model(base, config)
     found, wanted = set(adapters_of(model)), {target.module for target in targets}
-    embedding = wanted & {tensor.module for tensor in vision_tensors(checkpoint.variant)}
     assert found == wanted, (
         f"adapters: {len(found)} modules have one, {len(wanted)} should; {sorted(found ^ wanted)[:3]}"
     )
+    embedding = embedding_targets(checkpoint.variant, recipe.lora.targets)
     for name, layer in adapters_of(model).items():
         layer.forward = MethodType(adapted_by_itself if name in embedding else adapted, layer)
     base.adapts_images = bool(embedding)
@@ -71,6 +71,12 @@ def adapted_model(
         for layer in base.model.language_model.layers:
             layer.compile(dynamic=False)
     return model
+
+
+def embedding_targets(variant: Variant, kinds: Sequence[str]) -> set[str]:
+    """Those modules that get an adapter and embed images."""
+    images = {tensor.module for tensor in vision_tensors(variant)}
+    return {target.module for target in lora_targets(variant, kinds) if target.module in images}
 
 
 def load_base(
