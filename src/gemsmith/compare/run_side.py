@@ -8,9 +8,9 @@ from typing import Any
 from gemsmith.bench_records import BenchRecord
 from gemsmith.compare.side import Cell, Rate, Side, SideScore, Way, finite
 from gemsmith.eval_records import EvalRecord, ModelResult, Score, TaskResult
+from gemsmith.plan_records import MachinePlan, PlanRecord
 from gemsmith.recipe import Recipe
 from gemsmith.recipe_keys import flatten
-from gemsmith.plan_records import MachinePlan, PlanRecord
 from gemsmith.records import DataRecord, Machine, Origin, Record, ServerFacts, TrainRecord
 
 CPU = "cpu"
