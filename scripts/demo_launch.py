@@ -22,21 +22,11 @@ from gemsmith.testing.gcloud import FOLDER, INTERRUPT, PROJECT, read_state
 ROOT = Path(__file__).parents[1]
 BUCKET = "gs://demo-runs"
 STAGES = "plan,data,train,export,verify,eval"
-LOST_AT_STEP = 200
+LOST_AT_STEP = 50
 OPTIONS = (
     *("--on", "cloud-run", "--project", PROJECT, "--bucket", BUCKET, "--stages", STAGES, "--image", "local/gemsmith"),
-    *(
-        "--set",
-        f"checkpoint={ROOT / 'recipes' / 'demo_base'}",
-        "--retries",
-        "1",
-        "--timeout-hours",
-        "1",
-        "--max-usd",
-        "10",
-        "--yes",
-        "--submit",
-    ),
+    *("--set", f"checkpoint={ROOT / 'recipes' / 'demo_base'}", "--set", "train.epochs=1"),
+    *("--retries", "1", "--timeout-hours", "1", "--max-usd", "10", "--yes", "--submit"),
 )
 HOME = ("recipe.yaml", *(f"{stage}.json" for stage in STAGES.split(",")), "report.html", "adapter/adapter_config.json")
 
