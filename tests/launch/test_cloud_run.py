@@ -29,6 +29,23 @@ def test_the_service_waits_for_the_weights_and_costs_nothing_unasked(launched):
     assert "--model=/mnt/weights/team/big/run/merged" in service["spec"]["containers"][0]["args"]
 
 
+def arguments_of(request):
+    service = yaml.safe_load(cloud_run.render(request)["service.yaml"])
+    return service["spec"]["template"]["spec"]["containers"][0]["args"]
+
+
+def test_weights_are_served_in_fp8_only_where_bfloat16_does_not_fit(launched):
+    assert "--dtype=auto" in arguments_of(launched()) and "--quantization=fp8" not in arguments_of(launched())
+    long = arguments_of(launched(overrides=("serve.max_model_len=262144", "serve.kv_cache_dtype=fp8")))
+    assert "--quantization=fp8" in long and "--kv-cache-dtype=fp8" in long
+
+
+def test_only_those_who_are_asked_in_reach_the_service(launched):
+    files = cloud_run.render(launched())
+    assert not [word for text in files.values() for word in ("allUsers", "allow-unauthenticated") if word in text]
+    assert "invoker-iam-disabled" not in files["service.yaml"]
+
+
 def test_without_export_there_is_nothing_to_serve(launched):
     assert "service.yaml" not in cloud_run.render(launched(stages="plan,data,train"))
 
