@@ -89,6 +89,8 @@ class ModelResult(Part):
     """Answers whose server did not say."""
     retries: dict[str, int] = Field(default_factory=dict)
     """Requests that were sent again, by reason; `server died` counts its starts."""
+    prompts_compared: int = 0
+    """Prompts with pictures that the server was seen to read as the ids that training makes of them."""
 
 
 class Difference(Part):

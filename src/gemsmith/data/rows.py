@@ -87,14 +87,6 @@ def read_train(recipe: Recipe, keep: Callable[[bytes], str]) -> Dataset:
 
 
 def read_held_out(recipe: Recipe) -> Dataset:
-    """The rows of data.eval, as read_held_out_pictures. Raises DataError where one has a picture."""
-    dataset = read_held_out_pictures(recipe)
-    if seen := next((document for document in dataset.documents if images_of(document.messages)), None):
-        raise DataError(f"{seen.origin}: has a picture, and eval asks about text alone; take it out of data.eval")
-    return dataset
-
-
-def read_held_out_pictures(recipe: Recipe) -> Dataset:
     """The rows of data.eval, with the columns that their scorers read, from eval.options where a row has none.
 
     Raises RecipeError for an option that no scorer reads, DataError as read_dataset does.

@@ -70,6 +70,7 @@ def model_result(task: OpenTask, answers: Answers) -> ModelResult:
         mean_output_tokens=math.fsum(tokens) / len(tokens) if tokens else None,
         usage_missing=sum(answer.tokens is None and not answer.failed for answer in flat),
         retries=dict(answers.retries),
+        prompts_compared=answers.prompts_compared,
     )
 
 
@@ -131,6 +132,9 @@ def make_rows(task: OpenTask, base: Answers, tuned: Answers) -> Iterator[dict[st
 def _row(question: Question, base: Answer, tuned: Answer) -> dict[str, Any]:
     return {
         "prompt": "\n\n".join(text_of(message) for message in question.messages),
+        **(
+            {"pictures": [picture.path or picture.sha256 for picture in question.pictures]} if question.pictures else {}
+        ),
         "expected": question.expected,
         "base": base.text,
         "tuned": tuned.text,

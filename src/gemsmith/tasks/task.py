@@ -7,9 +7,12 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from gemsmith.messages import Message
+
+if TYPE_CHECKING:  # it loads Pillow, which a recipe does not need
+    from gemsmith.pictures.check import Picture
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,6 +23,8 @@ class Question:
     expected: str
     origin: str
     columns: Mapping[str, Any] = field(default_factory=dict)
+    pictures: "tuple[Picture, ...]" = ()
+    """What was found of the messages' pictures, in order."""
 
 
 @dataclass(frozen=True, kw_only=True)
