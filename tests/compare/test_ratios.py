@@ -84,12 +84,13 @@ def test_a_throughput_that_was_only_asked_for_is_no_headline(plain_side, cell):
 
 
 def test_lost_requests_and_other_numbers_of_them_are_said(plain_side, cell):
-    first = plain_side("a", cells=(cell(10, requests=24),))
-    other = plain_side("b", cells=(cell(10, requests=48, unanswered=3),))
+    first = plain_side("a", cells=(cell(10, requests=24, real_input_tokens=64.5),))
+    other = plain_side("b", cells=(cell(10, requests=48, unanswered=3, real_input_tokens=68.2),))
     (ratio,) = find_ratios(first, other, hours=())
     assert ratio.notes == (
         "b: 3 of 48 requests were not answered, and are in no number",
         "24 requests against 48",
+        "prompts of 64 tokens against 68",
     )
     assert not ratio.is_headline
 

@@ -17,6 +17,7 @@ _CHUNK = 2_000_000
 DRIFT = 0.25
 """Relative: halves of a training that differ by more say that something else took part, such as another load."""
 _FEWEST_HALF = 5
+_PROMPTS_APART = 0.02
 ASKED_SHARE = 0.9
 """A server that gives this share of the tokens that its requests ask for is limited by them."""
 
@@ -186,13 +187,16 @@ def _requests_words(cell: Cell) -> str:
 
 
 def _request_notes(first: Side, ours: Cell, other: Side, theirs: Cell) -> tuple[str, ...]:
-    """That requests were lost, or that the two had not as many."""
+    """That requests were lost, or that the two had not as many, or not as long prompts."""
     lost = [
         f"{side.name}: {cell.unanswered} of {cell.requests} requests were not answered, and are in no number"
         for side, cell in ((first, ours), (other, theirs))
         if cell.unanswered
     ]
     unlike = [f"{ours.requests} requests against {theirs.requests}"] if ours.requests != theirs.requests else []
+    sent = ours.real_input_tokens, theirs.real_input_tokens
+    if sent[0] and sent[1] and abs(sent[1] / sent[0] - 1) > _PROMPTS_APART:
+        unlike.append(f"prompts of {sent[0]:,.0f} tokens against {sent[1]:,.0f}")
     return (*lost, *unlike)
 
 

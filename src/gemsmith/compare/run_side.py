@@ -199,6 +199,7 @@ def _cells(bench: BenchRecord | None) -> tuple[Cell, ...]:
             output_tokens=cell.output_tokens,
             request_rate=None if math.isinf(cell.request_rate) else cell.request_rate,
             max_concurrency=cell.max_concurrency,
+            real_input_tokens=finite(cell.real_input_tokens),
             requests=cell.completed + cell.failed + cell.cut,
             unanswered=cell.failed + cell.cut,
             output_tokens_per_s=cell.output_tokens_per_s,
