@@ -212,6 +212,6 @@ def test_rows_without_an_image_give_adapters_of_the_tower_a_gradient_of_zero(eve
     row = torch.arange(8)[None] + 200
     with torch.autocast("cpu", dtype=torch.bfloat16):
         model(tokens=row, positions=row - 200, loss_mask=row > 203, attention_mask=mask).backward()
-    for name, layer in adapters_of(model).items():
+    for module, layer in adapters_of(model).items():
         gradient = layer.lora_A["default"].weight.grad
-        assert gradient.any() != ("vision" in name), name
+        assert gradient.any() != ("vision" in module), module

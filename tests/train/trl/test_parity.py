@@ -91,7 +91,7 @@ def write_rows_with_pictures(folder):
     ],
 )
 def test_both_backends_make_the_same_of_rows_with_pictures(even_checkpoint, tmp_path, name, keys):
-    torch.set_num_threads(2)
+    torch.set_num_threads(1)
     checkpoint, rows = even_checkpoint(name, vision=True), write_rows_with_pictures(tmp_path / "rows")
     data = {"train": str(rows), "max_length": 320, "image_tokens": 140}
     shared = {key: value for key, value in keys.items() if key != "attention"}
