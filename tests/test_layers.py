@@ -17,7 +17,7 @@ LAYERS = [
     {"launch"},
     {"pipeline", "port", "testing"},
     {"report"},
-    {"verify", "chat"},
+    {"verify", "chat", "compare"},
     {"plan", "evals", "bench"},
     {"aot"},
     {"train", "export", "serve"},
@@ -36,7 +36,7 @@ LAYERS = [
     {"pictures"},
     {"files"},
     {"plain_yaml", "lock"},
-    {"terminal", "program", "sandbox"},
+    {"terminal", "program", "sandbox", "worker_process"},
     {"errors", "characters", "messages", "version"},
 ]
 RANK = {part: rank for rank, layer in enumerate(reversed(LAYERS)) for part in layer}

@@ -48,6 +48,16 @@ class CompiledStep(Part):
     formula_step_s: Range = (0.0, 0.0)
 
 
+class PlanPrice(Part):
+    """What an hour of a machine was reckoned with."""
+
+    usd_per_hour: float
+    basis: str
+    """Provider, region and source."""
+    date: str
+    """When that was read."""
+
+
 class MachinePlan(Part):
     name: str
     chips: int
@@ -80,6 +90,10 @@ class MachinePlan(Part):
     compiled: CompiledStep | None = None
     """Where --compile asked for it: then `hbm_bytes_per_chip`, `step_s` and what follows from them are the
     compiler's."""
+    price: PlanPrice | None = None
+    """On demand; None, here and below, also in plans of earlier versions."""
+    price_spot: PlanPrice | None = None
+    """The cheapest, whichever region has it."""
     fix: PlanFix | None = None
     """None where the machine fits, and where no change was found."""
     notes: tuple[str, ...] = ()

@@ -3,8 +3,6 @@
 Each request is a Check or a Cut, in pickle; it is answered by what comes of it, or by the error that it raised.
 """
 
-import pickle
-import sys
 from typing import NamedTuple
 
 import numpy as np
@@ -13,6 +11,7 @@ from gemsmith.errors import GemsmithError
 from gemsmith.pictures.check import Picture, check_picture, cut_picture
 from gemsmith.pictures.patches import Patching
 from gemsmith.pictures.rgb import BadPicture
+from gemsmith.worker_process import answer_requests
 
 
 class Check(NamedTuple):
@@ -31,22 +30,7 @@ class Cut(NamedTuple):
 
 def main() -> None:
     """Answers until stdin ends, or whoever asked is gone."""
-    requests, replies = sys.stdin.buffer, sys.stdout.buffer
-    sys.stdout = sys.stderr  # what a library prints must not come between the replies
-    while True:
-        try:
-            request = pickle.load(requests)  # noqa: S301 - from our own process
-        except EOFError:
-            return
-        try:
-            reply = answer(request)
-        except (GemsmithError, BadPicture) as error:
-            reply = error
-        try:
-            pickle.dump(reply, replies, pickle.HIGHEST_PROTOCOL)
-            replies.flush()
-        except BrokenPipeError:
-            return
+    answer_requests(answer, errors=(GemsmithError, BadPicture))
 
 
 def answer(request: Check | Cut) -> Picture | np.ndarray | Exception:
