@@ -131,6 +131,38 @@ def usd(value: float) -> str:
     return f"${value:,.2f}" if abs(value) < 1000 else f"${value:,.0f}"
 
 
+def price(value: float) -> str:
+    """Dollars of a unit, such as a million tokens: three digits that matter, at least cents.
+
+    >>> price(6.104), price(0.01234), price(0)
+    ('$6.10', '$0.0123', '$0.00')
+    """
+    if not math.isfinite(value) or value == 0 or abs(value) >= 1:
+        return usd(value)
+    return f"${decimal(value)}"
+
+
+def signed(value: float) -> str:
+    """A difference of scores.
+
+    >>> signed(0.975), signed(-0.01), signed(0)
+    ('+0.975', '−0.010', '0.000')
+    """
+    sign = "" if not value or math.isnan(value) else "+" if value > 0 else "−"
+    return sign + fraction(abs(value))
+
+
+def p_value(value: float) -> str:
+    """How likely chance alone is.
+
+    >>> p_value(0.0312), p_value(4e-11), p_value(1)
+    ('p = 0.031', 'p < 0.001', 'p = 1')
+    """
+    if not math.isfinite(value):
+        return "p not finite"
+    return "p < 0.001" if value < 0.001 else f"p = {value:.2g}"
+
+
 def span(low: str, high: str) -> str:
     """A range, with a unit that both ends share written once; the one value where both read the same.
 
