@@ -23,7 +23,7 @@ class Price:
         return self.usd_per_hour * seconds / 3600
 
     def usd_per_million_output_tokens(self, cell: BenchCell) -> float | None:
-        """None where the cell's throughput is no number above zero."""
+        """None where the cell's throughput is zero, NaN or infinite."""
         return self._each(cell.output_tokens_per_s, 1e6)
 
     def usd_per_thousand_requests(self, cell: BenchCell) -> float | None:

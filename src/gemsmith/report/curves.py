@@ -56,7 +56,8 @@ def _step_chart(
     window = _window(len(values)) if smooth else 1
     log = spans_decades(values) and not from_zero
     shown = _thinned(steps, values)
-    marked = [step for step in train.spikes if name == "loss" and step in steps][:_MOST_MARKS]
+    place = {step: number for number, step in enumerate(steps)}
+    marked = [step for step in train.spikes if name == "loss" and step in place][:_MOST_MARKS]
 
     def draw(axes: Any) -> None:
         if log:
@@ -67,7 +68,7 @@ def _step_chart(
         if window > 1:
             axes.plot(*_thinned(steps, running_mean(values, window)), color=COLOURS["s1"])
         for spike in marked:
-            axes.plot(spike, values[steps.index(spike)], "X", color=COLOURS["s2"], markersize=8)
+            axes.plot(spike, values[place[spike]], "X", color=COLOURS["s2"], markersize=8)
         for resumed in train.resumed_at:
             axes.axvline(resumed + 0.5, color=COLOURS["s2"], linewidth=1.2, linestyle=(0, (4, 3)))
         if limit is not None and _within(limit, values):

@@ -86,7 +86,7 @@ def marked_text(text: str, against: str) -> Text:
     """A text with the words marked that another one does not have in their place.
 
     >>> marked_text("y = a - b;", "y = a + b;").parts
-    ((True, 'y = a '), (False, '-'), (True, ' b;'))
+    ((True, 'y = a '), (False, '-'), (True, ' '), (True, 'b;'))
     """
     shown = _WORDS.findall(text[:MOST_CHARACTERS])
     other = _WORDS.findall(against[: 2 * MOST_CHARACTERS])

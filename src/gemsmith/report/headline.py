@@ -64,8 +64,7 @@ def _work_lines(findings: Findings) -> Iterator[str]:
 def _good(findings: Findings) -> Headline:
     scores, question = findings.eval, "How good?"
     if scores is None:
-        left_out = findings.left_out.get("eval")
-        return Headline(question=question, answer=None, lines=("no eval record" if not left_out else left_out,))
+        return Headline(question=question, answer=None, lines=(findings.left_out.get("eval", "no eval record"),))
     base, tuned = scores.base, scores.tuned
     ranges = [f"{numbers.fraction(score.low)}–{numbers.fraction(score.high)}" for score in (base, tuned)]
     return Headline(
@@ -109,13 +108,13 @@ def _fast(findings: Findings) -> Headline:
 def _speed_lines(findings: Findings) -> Iterator[str]:
     if findings.train is None:
         yield "no train record"
-    fastest, middle = (
-        (fastest_cell(findings.bench), middle_cell(findings.bench)) if findings.bench else (None, None)
-    )
+    fastest, middle = (fastest_cell(findings.bench), middle_cell(findings.bench)) if findings.bench else (None, None)
     if fastest is None:
         yield "no bench record" if findings.bench is None else "no request completed"
     else:
-        where = f"{numbers.count(fastest.input_tokens)} in, {numbers.rate(fastest.request_rate, fastest.max_concurrency)}"
+        where = (
+            f"{numbers.count(fastest.input_tokens)} in, {numbers.rate(fastest.request_rate, fastest.max_concurrency)}"
+        )
         yield f"served: at most {numbers.decimal(fastest.output_tokens_per_s)} output tokens/s ({where})"
     if middle is not None:
         yield (
@@ -130,7 +129,7 @@ def _cost(findings: Findings) -> Headline:
     question, found = "What did it cost?", spent(findings)
     if found is not None:
         return Headline(
-            question=question, answer=numbers.usd(found.total), modelled=True, lines=tuple(_cost_lines(findings, found))
+            question=question, answer=numbers.usd(found.total), modelled=True, lines=tuple(_cost_lines(found))
         )
     if findings.plan is None:
         return Headline(question=question, answer=None, modelled=True, lines=("no plan record, which has the prices",))
@@ -150,7 +149,7 @@ def _cost(findings: Findings) -> Headline:
     )
 
 
-def _cost_lines(findings: Findings, found: Spent) -> Iterator[str]:
+def _cost_lines(found: Spent) -> Iterator[str]:
     price = found.price
     if not price.usd_per_hour:
         yield f"on {price.machine}, for which no rent is paid"

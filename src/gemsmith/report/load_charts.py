@@ -88,7 +88,7 @@ def _trade_chart(grid: _Grid) -> Chart:
         if not log:
             axes.set_ylim(bottom=0)
         axes.set_xlabel("output tokens/s")
-        write_ticks(axes, log=log)
+        write_ticks(axes, log=log, whole_x=True)
 
     return make_chart(
         "trade",

@@ -1,6 +1,7 @@
 """How numbers are written for a reader: three digits that matter, units, no-break spaces."""
 
 import math
+from collections.abc import Mapping
 from datetime import UTC, datetime
 
 _NBSP = "\u00a0"
@@ -94,11 +95,13 @@ def duration(seconds: float) -> str:
 def rough(seconds: float) -> str:
     """Seconds of a model, in one unit and with two digits: more would claim what a formula does not know.
 
-    >>> [rough(value).replace(_NBSP, " ") for value in (3.14, 964, 12024, 252_000)]
-    ['3.1 s', '16 min', '3.3 h', '70 h']
+    >>> [rough(value).replace(_NBSP, " ") for value in (0.0123, 0.449, 3.14, 964, 12024, 252_000)]
+    ['12 ms', '450 ms', '3.1 s', '16 min', '3.3 h', '70 h']
     """
     if not math.isfinite(seconds):
         return "not finite"
+    if 0 < seconds < 0.995:
+        return f"{float(f'{1000 * seconds:.2g}'):g}{_NBSP}ms"
     for unit, length, most in (("s", 1, 99.5), ("min", 60, 99.5), ("h", 3600, math.inf)):
         value = seconds / length
         if value < most:
@@ -181,6 +184,17 @@ def span(low: str, high: str) -> str:
 
 def short_hash(value: str) -> str:
     return value[:12]
+
+
+def mesh(axes: Mapping[str, int]) -> str:
+    """The axes along which there is more than one device.
+
+    >>> mesh({"replica": 1, "fsdp": 4, "tp": 2}), mesh({"fsdp": 1}), mesh({})
+    ('fsdp 4 × tp 2', 'one device', 'not recorded')
+    """
+    if not axes:
+        return "not recorded"
+    return " × ".join(f"{name} {size}" for name, size in axes.items() if size != 1) or "one device"
 
 
 def moment(text: str) -> str:

@@ -48,5 +48,3 @@ for (const figure of document.querySelectorAll("figure[data-points]")) {
     show(Math.min(last, Math.max(0, at + steps[event.key])));
   });
 }
-// What is printed shows all of its details.
-addEventListener("beforeprint", () => document.querySelectorAll("details").forEach((each) => { each.open = true; }));

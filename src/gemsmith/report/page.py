@@ -20,6 +20,7 @@ _FILTERS = (
     numbers.duration,
     numbers.fraction,
     numbers.memory,
+    numbers.mesh,
     numbers.moment,
     numbers.p_value,
     numbers.percent,

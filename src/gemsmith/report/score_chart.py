@@ -10,12 +10,17 @@ from gemsmith.report.drawing import COLOURS
 from gemsmith.report.numbers import fraction
 
 _MOST_TASKS = 8
-_LONGEST_NAME = 22
+_LONGEST_NAME = 40
+_TASK = 2.7
+"""From a task's row to the next one's, in rows."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Row:
     name: str
+    task: str
+    """Above its first row; else empty."""
+    height: float
     score: Score
     colour: str
 
@@ -26,41 +31,51 @@ def score_chart(scores: EvalRecord) -> Chart:
     rows = _rows(tasks or [(scores.scorer, scores.base, scores.tuned)])
 
     def draw(axes: Any) -> None:
-        for place, row in enumerate(rows):
-            _draw_row(axes, -place, row)
-        axes.set(xlim=(-0.01, 1.01), ylim=(0.6 - len(rows), 0.6), xlabel=f"score ({_what_it_is(scores)})")
-        axes.set_yticks([-place for place in range(len(rows))], [row.name for row in rows])
+        for row in rows:
+            _draw_row(axes, row)
+        top = 0.95 if rows[0].task else 0.6
+        axes.set(xlim=(-0.01, 1.01), ylim=(rows[-1].height - 0.6, top), xlabel=f"score ({_what_it_is(scores)})")
+        axes.set_yticks([row.height for row in rows], [row.name for row in rows])
         axes.tick_params(axis="y", labelcolor=COLOURS["ink"])
         axes.grid(visible=True, axis="x")
         axes.grid(visible=False, axis="y")
 
-    alt = "; ".join(f"{row.name} {_words(row.score)}" for row in rows)
+    task, alt, points = "", [], []
+    for row in rows:
+        task = row.task or task
+        alt.append(words := f"{task}{', ' if task else ''}{row.name}: {_words(row.score)}")
+        points.append((row.score.score, row.height, words))
     return make_chart(
         "scores",
         draw,
         title="Score",
         unit="with 95 % intervals",
-        alt=f"Score and 95 % interval: {alt}.",
-        points=[(row.score.score, -place, f"{row.name}: {_words(row.score)}") for place, row in enumerate(rows)],
-        height=60 + 40 * len(rows),
+        alt=f"Score and 95 % interval. {'; '.join(alt)}.",
+        points=points,
+        height=round(100 - 36 * rows[-1].height),
     )
 
 
 def _rows(tasks: Sequence[tuple[str, Score, Score]]) -> list[_Row]:
     """Base over tuned, task by task; a single task needs no name."""
-    return [
-        _Row(name=f"{_cut(task)}, {name}" if len(tasks) > 1 else name, score=score, colour=colour)
-        for task, base, tuned in tasks
-        for name, score, colour in (("base", base, "muted"), ("tuned", tuned, "s1"))
-    ]
+    rows = []
+    for place, (task, base, tuned) in enumerate(tasks):
+        named, height = _cut(task) if len(tasks) > 1 else "", -_TASK * place
+        rows += [
+            _Row(name="base", task=named, height=height, score=base, colour="muted"),
+            _Row(name="tuned", task="", height=height - 1, score=tuned, colour="s1"),
+        ]
+    return rows
 
 
 def _cut(name: str) -> str:
     return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…"
 
 
-def _draw_row(axes: Any, height: float, row: _Row) -> None:
-    score, colour = row.score, COLOURS[row.colour]
+def _draw_row(axes: Any, row: _Row) -> None:
+    score, colour, height = row.score, COLOURS[row.colour], row.height
+    if row.task:
+        axes.text(0, height + 0.55, row.task, va="center", color=COLOURS["ink"])
     bar = {"linewidth": 2, "marker": "|", "markersize": 9, "markeredgewidth": 2}
     axes.plot([score.low, score.high], [height, height], color=colour, **bar)
     axes.plot([score.score], [height], "o", color=colour, markersize=8)

@@ -8,7 +8,7 @@ from gemsmith.report.findings import Findings
 from gemsmith.run import Run
 
 
-def make(run: Run, findings: Findings) -> dict[str, Any]:
+def make(_run: Run, findings: Findings) -> dict[str, Any]:
     """Shares of the positions, the longest document, rows that were read, and the contamination in words."""
     data = findings.data
     if data is None:
@@ -54,4 +54,5 @@ def _shared(findings: Findings) -> str:
     if number is None:
         return "not told: no held-out rows were there to compare with"
     which = "that data.eval named" if scored is None else "that were scored"
-    return f"{numbers.count(number) if number else 'none'} of the rows {which} has a prompt that is trained on"
+    have = "has" if number <= 1 else "have"
+    return f"{numbers.count(number) if number else 'none'} of the rows {which} {have} a prompt that is trained on"

@@ -55,8 +55,8 @@ def memory_parts(machine: MachinePlan, used: int | None) -> list[Part]:
     if used:
         colour = "s3" if used <= limit else "bad"
         parts.append(Part(name="used at the peak, measured", bytes=used, start=0, share=used / width, colour=colour))
-    share = min(limit / width, 1)
-    parts.append(Part(name="limit of a chip", bytes=limit, start=0, share=share, colour="line-strong"))
+    share, beyond = min(limit / width, 1), ", beyond the edge" if limit > width else ""
+    parts.append(Part(name=f"limit of a chip{beyond}", bytes=limit, start=0, share=share, colour="line-strong"))
     return parts
 
 

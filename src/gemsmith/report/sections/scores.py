@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from gemsmith.eval_records import EvalRecord, LmEvalRecord, LmEvalScore, ModelResult, TaskResult
+from gemsmith.eval_records import EvalRecord, LmEvalRecord, LmEvalScore, ModelResult, PassAt, Score, Share, TaskResult
 from gemsmith.report import numbers
 from gemsmith.report.examples import read_examples
 from gemsmith.report.findings import Findings, verdict
@@ -63,7 +63,9 @@ def make(_run: Run, findings: Findings) -> dict[str, Any]:
 
 def _measures(scores: EvalRecord) -> Iterator[Measure]:
     for result in scores.tasks:
-        yield Measure(task=result.task, name="score", base=_interval(result.base.score), tuned=_interval(result.tuned.score))
+        yield Measure(
+            task=result.task, name="score", base=_interval(result.base.score), tuned=_interval(result.tuned.score)
+        )
         yield from _more_measures(result)
     if not scores.tasks:
         yield Measure(task=scores.scorer, name="score", base=_interval(scores.base), tuned=_interval(scores.tuned))
@@ -75,12 +77,12 @@ def _more_measures(result: TaskResult) -> Iterator[Measure]:
     for one, other in zip(base.pass_at, tuned.pass_at, strict=False):
         if one.k > 1 and one.k == other.k:
             yield Measure(task="", name=f"pass@{one.k}", base=_interval(one), tuned=_interval(other))
-    for name in (name for name in base.score.others if name in tuned.score.others):
-        one, other = base.score.others[name], tuned.score.others[name]
-        yield Measure(task="", name=name, base=_interval(one), tuned=_interval(other))
+    for name, share in base.score.others.items():
+        if name in tuned.score.others:
+            yield Measure(task="", name=name, base=_interval(share), tuned=_interval(tuned.score.others[name]))
 
 
-def _interval(score: Any) -> str:
+def _interval(score: Score | PassAt | Share) -> str:
     """A score, or one of its kin, with its 95 % interval."""
     return f"{numbers.fraction(score.score)} ({numbers.fraction(score.low)}–{numbers.fraction(score.high)})"
 
@@ -88,10 +90,10 @@ def _interval(score: Any) -> str:
 def _task(result: TaskResult) -> Task:
     problems = list(_problems(result))
     better, worse = sum(each.tuned > each.base for each in problems), sum(each.tuned < each.base for each in problems)
-    moved = f"{better} pass more often than with the base, {worse} less often, {len(problems) - better - worse} as often"
-    return Task(
-        result=result, problems=problems, moved=moved if problems else "", answers=list(_answers(result))
+    moved = (
+        f"{better} pass more often than with the base, {worse} less often, {len(problems) - better - worse} as often"
     )
+    return Task(result=result, problems=problems, moved=moved if problems else "", answers=list(_answers(result)))
 
 
 def _problems(result: TaskResult) -> Iterator[Problem]:
@@ -145,5 +147,3 @@ def _with_error(score: LmEvalScore) -> str:
     """A score and its 95 % interval's half width, which is 1.96 standard errors."""
     value = numbers.decimal(score.value)
     return value if score.stderr is None else f"{value} ± {numbers.decimal(1.96 * score.stderr)}"
-
-

@@ -90,12 +90,13 @@ def training_spans(train: TrainRecord, start_s: float, checkpoint_every: int) ->
 
 def _above_others(steps: list[TrainStep], begun: int, every: int) -> float:
     """Seconds of the steps at and after a save beyond the median of the rest; the first step warms up."""
-    beside = [step for step in steps if step.step > begun + 1 and (step.step % every == 0 or step.step % every == 1)]
-    others = [step.step_s for step in steps[1:] if step not in beside]
+    beside: list[float] = []
+    others: list[float] = []
+    for step in steps[1:]:
+        (beside if step.step - begun > 1 and step.step % every in (0, 1 % every) else others).append(step.step_s)
     if not beside or not others:
         return 0.0
-    usual = statistics.median(others)
-    return max(0.0, sum(step.step_s - usual for step in beside))
+    return max(0.0, sum(beside) - len(beside) * statistics.median(others))
 
 
 def served_costs(findings: Findings, found: Spent | None) -> list[Served]:
