@@ -11,6 +11,7 @@ import pytest
 
 from gemsmith.bench_records import BenchCell, BenchRecord, Percentiles
 from gemsmith.eval_records import EvalRecord, Score
+from gemsmith.plan_records import MachinePlan, PlanRecord
 from gemsmith.recipe import Derived
 from gemsmith.recipe_file import build_recipe
 from gemsmith.records import (
@@ -19,9 +20,7 @@ from gemsmith.records import (
     ExportRecord,
     FileSum,
     Machine,
-    MachinePlan,
     Origin,
-    PlanRecord,
     Record,
     ServeRecord,
     TrainRecord,
@@ -355,7 +354,7 @@ def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     def draw(*_: Any, points: Sequence[tuple[float, float]] = (), **__: Any) -> drawing.Drawing:
         return drawing.Drawing(svg='<svg aria-hidden="true"></svg>', places=list(points))
 
-    monkeypatch.setattr(drawing, "draw_svg", draw)
+    monkeypatch.setattr(drawing, "draw_chart", draw)
 
 
 @pytest.fixture

@@ -5,7 +5,8 @@ import math
 import pytest
 
 from gemsmith.bench_records import BenchRecord
-from gemsmith.records import MachinePlan, TrainRecord
+from gemsmith.plan_records import MachinePlan, PlanPrice, PlanRecord
+from gemsmith.records import AgainstPlan, TrainRecord
 from gemsmith.report.cost import _has_devices, spent
 from gemsmith.report.findings import read_findings
 from gemsmith.run import read_record, write_record
@@ -66,6 +67,18 @@ def test_a_server_on_the_same_machine_has_a_price_a_token_and_a_request(rented):
     assert found.price.usd_per_thousand_requests(cell.model_copy(update={"requests_per_s": math.nan})) is None
     write_record(rented, bench.model_copy(update={"endpoint": {"url": "http://10.0.0.1:8000"}}))
     assert spent(read_findings(rented)).served is None
+
+
+def test_what_the_plan_s_price_is_and_which_machine_trained_are_taken_from_the_records(make_run):
+    run = make_run(steps=3)
+    plan, train = read_record(run, PlanRecord), read_record(run, TrainRecord)
+    price = PlanPrice(usd_per_hour=20.0, basis="seller region", date="2026-11-21")
+    machines = tuple(machine.model_copy(update={"price": price}) for machine in plan.machines)
+    write_record(run, plan.model_copy(update={"machines": machines}))
+    against = AgainstPlan(machine="2xh100", planned_step_s=(1.0, 2.0), step_s=1.5, steps=2)
+    write_record(run, train.model_copy(update={"against_plan": against}))
+    found = spent(read_findings(run)).price
+    assert (found.machine, found.usd_per_hour, found.basis) == ("2xh100", 20.0, "seller region, 2026-11-21")
 
 
 def test_a_machine_that_the_plan_does_not_tell_costs_nobody_knows_what(make_run):

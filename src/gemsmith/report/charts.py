@@ -41,7 +41,7 @@ def make_chart(
 ) -> Chart:
     """The chart that `draw` draws on its axes; points that are not finite are nowhere on it."""
     points = [point for point in points if math.isfinite(point[0]) and math.isfinite(point[1])]
-    drawn = drawing.draw_svg(name, draw, height=height, points=[(x, y) for x, y, _ in points])
+    drawn = drawing.draw_chart(name, draw, height=height, points=[(x, y) for x, y, _ in points])
     placed = [[round(x), round(y), words] for (x, y), (_, _, words) in zip(drawn.places, points, strict=True)]
     return Chart(
         name=name,

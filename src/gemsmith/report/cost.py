@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gemsmith.bench_records import BenchCell
-from gemsmith.records import Machine, MachinePlan
+from gemsmith.plan_records import MachinePlan
+from gemsmith.records import Machine
 from gemsmith.report.findings import Findings, fastest_cell, trained_tokens
 
 CPU = "cpu"
@@ -18,6 +19,8 @@ class Price:
 
     machine: str
     usd_per_hour: float
+    basis: str = ""
+    """Seller, source and date, where the plan tells."""
 
     def usd(self, seconds: float) -> float:
         return self.usd_per_hour * seconds / 3600
@@ -54,6 +57,9 @@ def trained_machine(findings: Findings) -> MachinePlan | None:
     """The plan's machine that training ran on; None where its record does not tell which that was."""
     if findings.plan is None or findings.train is None:
         return None
+    if findings.train.against_plan is not None:
+        named = findings.train.against_plan.machine
+        return next((machine for machine in findings.plan.machines if machine.name == named), None)
     devices = findings.train.origin.machine.accelerators
     same = [machine for machine in findings.plan.machines if _has_devices(machine, devices)]
     return same[0] if len(same) == 1 else None
@@ -80,7 +86,10 @@ def _has_devices(machine: MachinePlan, devices: Sequence[str]) -> bool:
 
 
 def price_of(machine: MachinePlan) -> Price | None:
-    """What the plan reckoned an hour with; None where it has no cost."""
+    """What the plan reckoned an hour with; None where it has no cost, which is all that plans of earlier versions tell."""
+    if machine.price is not None:
+        basis = f"{machine.price.basis}, {machine.price.date}"
+        return Price(machine=machine.name, usd_per_hour=machine.price.usd_per_hour, basis=basis)
     if machine.usd is None or machine.hours is None or not machine.hours[1]:
         return None
     return Price(machine=machine.name, usd_per_hour=machine.usd[1] / machine.hours[1])

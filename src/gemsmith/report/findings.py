@@ -11,12 +11,11 @@ from gemsmith.bench_records import BenchCell, BenchRecord, Saturation
 from gemsmith.errors import RunError
 from gemsmith.eval_records import EvalRecord, LmEvalRecord
 from gemsmith.evals.compare import SIGNIFICANT, describe_change
+from gemsmith.plan_records import MachinePlan, PlanRecord
 from gemsmith.recipe import Recipe, eval_tasks
 from gemsmith.records import (
     DataRecord,
     ExportRecord,
-    MachinePlan,
-    PlanRecord,
     Record,
     ServeRecord,
     TrainRecord,

@@ -37,12 +37,25 @@ _FILTERS = (
 
 def render_page(run: Run) -> str:
     """The whole page. Raises MachineError where matplotlib or Jinja is not installed."""
+    environment = open_environment()
+    from gemsmith.report.sections import SECTIONS
+
+    findings = read_findings(run)
+    environment.globals |= {"recipe": run.recipe, "found": findings}
+    sections = [
+        (section, environment.get_template(f"sections/{section.id}.html").render(section.make(run, findings)))
+        for section in SECTIONS
+    ]
+    html = environment.get_template("page.html").render(sections=sections, **_frame(run, findings))
+    return html.encode("utf-8", "replace").decode()
+
+
+def open_environment() -> Any:
+    """Jinja's environment of the pages. Raises MachineError where matplotlib or Jinja is not installed."""
     for name in ("jinja2", "matplotlib"):
         if importlib.util.find_spec(name) is None:
             raise MachineError(f"report: {name} is not installed; run: pip install 'gemsmith[report]'")
     import jinja2
-
-    from gemsmith.report.sections import SECTIONS
 
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_FOLDER),
@@ -55,15 +68,7 @@ def render_page(run: Run) -> str:
     )
     environment.filters |= {function.__name__: function for function in _FILTERS}
     environment.globals["span"] = numbers.span
-    findings = read_findings(run)
-    shared: dict[str, Any] = {"run": run, "recipe": run.recipe, "found": findings}
-    environment.globals |= shared
-    sections = [
-        (section, environment.get_template(f"sections/{section.id}.html").render(section.make(run, findings)))
-        for section in SECTIONS
-    ]
-    html = environment.get_template("page.html").render(sections=sections, **_frame(run, findings))
-    return html.encode("utf-8", "replace").decode()
+    return environment
 
 
 def _frame(run: Run, findings: Findings) -> dict[str, Any]:

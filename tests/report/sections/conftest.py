@@ -22,7 +22,8 @@ from gemsmith.eval_records import (
     TaskResult,
 )
 from gemsmith.grids import GRIDS, Load
-from gemsmith.records import DataRecord, PlanRecord, ServeRecord, ServerFacts, TrainRecord
+from gemsmith.plan_records import PlanRecord
+from gemsmith.records import DataRecord, ServeRecord, ServerFacts, TrainRecord
 from gemsmith.report.page import render_page
 from gemsmith.run import Run, read_record, write_record
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gemsmith.records import MachinePlan
+from gemsmith.plan_records import MachinePlan
 from gemsmith.report.sections.plan import memory_parts
 
 GIB = 2**30

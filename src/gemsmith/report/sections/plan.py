@@ -4,7 +4,8 @@ import statistics
 from dataclasses import dataclass
 from typing import Any
 
-from gemsmith.records import MachinePlan, TrainRecord
+from gemsmith.plan_records import MachinePlan
+from gemsmith.records import TrainRecord
 from gemsmith.report import numbers
 from gemsmith.report.cost import trained_machine
 from gemsmith.report.findings import Findings
