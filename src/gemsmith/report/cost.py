@@ -86,7 +86,7 @@ def _has_devices(machine: MachinePlan, devices: Sequence[str]) -> bool:
 
 
 def price_of(machine: MachinePlan) -> Price | None:
-    """What the plan reckoned an hour with; None where it has no cost, which is all that plans of earlier versions tell."""
+    """What the plan reckoned an hour with; None where it has no cost, by which plans of earlier versions tell it."""
     if machine.price is not None:
         basis = f"{machine.price.basis}, {machine.price.date}"
         return Price(machine=machine.name, usd_per_hour=machine.price.usd_per_hour, basis=basis)
