@@ -100,7 +100,7 @@ def stage_table() -> str:
     """Which keys of the recipe and which earlier records each stage reads, from gemsmith.stages."""
     lines = ["| stage | keys of the recipe it reads | records it reads | module |", "|---|---|---|---|"]
     for name, stage in STAGES.items():
-        keys = ", ".join(f"`{key}`" for key in stage.keys) or "none"
+        keys = ", ".join(f"`{key}`" for key in (*stage.keys, *stage.since)) or "none"
         upstream = ", ".join(f"`{other}.json`" for other in stage.upstream) or "none"
         lines.append(f"| {name} | {keys} | {upstream} | `{stage.function[0]}` |")
     return "\n".join(lines)
@@ -174,7 +174,7 @@ def demo_table() -> str:
 def paper_comparison() -> str:
     """The published comparison as `gemsmith report --paper --md` prints it, its heading left to the page."""
     redrawn = redraw(read_published())
-    return markdown_of(redrawn.comparison, redrawn).partition("\n")[2].replace("\n- ", "\n\n- ", 1).strip()
+    return markdown_of(redrawn.comparison, redrawn).partition("\n")[2].strip()
 
 
 def plan_memory_table() -> str:

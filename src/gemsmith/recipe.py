@@ -96,7 +96,13 @@ class Lora(Section):
         0.05, description="The share of an adapter's inputs that a training step leaves out; 0: none."
     )
     rslora: bool = Field(False, description="Scale adapters by alpha / sqrt(rank) instead of alpha / rank.")
-    targets: tuple[str, ...] = Field(LORA_KINDS, description="Kinds of projection that get an adapter.", strict=False)
+    targets: tuple[str, ...] = Field(
+        LORA_KINDS,
+        description="Kinds of projection that get an adapter; vision: those of the vision tower's layers and of the "
+        "projection behind them, where rows have pictures; all-linear: with train.backend trl, what PEFT calls so, "
+        "every linear layer of text model and tower.",
+        strict=False,
+    )
 
     @property
     def scale(self) -> float:
@@ -237,7 +243,7 @@ class Serve(Section):
         "each has a server of its own, since vLLM may load a Gemma 4 adapter and ignore it "
         "(https://github.com/vllm-project/vllm/issues/41754).",
     )
-    pictures: bool = Field(False, description="Take pictures in prompts; else what encodes them is not loaded.")
+    pictures: bool = Field(False, description="Take pictures in prompts also where no row of the run has one.")
     kv_cache_dtype: Literal["auto", "fp8"] = Field("auto", description="Of keys and values; `auto` is the weights'.")
     image: str | None = Field(
         None, description="The Docker image of gemsmith serve --on; default: vLLM's own for the machine's kind."

@@ -98,7 +98,7 @@ def _trained(train: TrainRecord | None, data: DataRecord | None) -> dict[str, An
 
 
 def _problems(train: TrainRecord | None, bench: BenchRecord | None) -> Iterator[str]:
-    """What was measured and cannot be compared as a number, a line each."""
+    """What was measured and cannot be compared, a line each."""
     bad = [] if train is None else [step.step for step in train.steps if not math.isfinite(step.loss)]
     if bad and train is not None:
         steps = f"{len(bad)} of {len(train.steps)} steps"
