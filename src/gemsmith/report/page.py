@@ -25,6 +25,7 @@ from gemsmith.report.findings import (
     total_s,
     verdict,
 )
+from gemsmith.report.labels import label_matrices
 from gemsmith.run import Run
 
 MOST_CHARACTERS = 2_000
@@ -107,6 +108,7 @@ def open_environment() -> Any:
     )
     environment.filters |= {function.__name__: function for function in _FILTERS}
     environment.globals["span"] = numbers.span
+    environment.globals["label_matrices"] = label_matrices
     return environment
 
 
