@@ -67,6 +67,8 @@ class Backend:
     quantises_experts: bool
     pictures: bool = False
     """Whether it trains on rows with pictures."""
+    adapts_all_linear: bool = False
+    """Whether lora.targets may be all-linear."""
 
 
 BACKENDS = {
@@ -80,6 +82,7 @@ BACKENDS = {
         buckets=True,
         splits_quantised=True,
         quantises_experts=True,
+        pictures=True,
     ),
     "trl": Backend(
         attentions=("documents", "sdpa", "eager"),
@@ -95,6 +98,8 @@ BACKENDS = {
         buckets=False,
         splits_quantised=False,
         quantises_experts=False,
+        pictures=True,
+        adapts_all_linear=True,
     ),
 }
 

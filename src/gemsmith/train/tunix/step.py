@@ -12,6 +12,7 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from gemsmith.models import Gemma4, Images, ImageTokens, token_nll
+from gemsmith.models.names import is_visual
 from gemsmith.models.sharding import BATCH, axis_size, constrain
 from gemsmith.recipe import Lora
 from gemsmith.train.adapter_init import name_number
@@ -31,7 +32,7 @@ class Step:
     `trained` and `moments` are donated. `inputs`: see input_shapes. `metrics`, scalars: `loss` and `grad_norm` (before
     clipping), float32; `targets` and `real_tokens`, the step's over all hosts; `stop`, whether any host was told to;
     and `skipped`: a step whose loss or gradient is NaN or infinite, or whose loss is above `loss_limit`, leaves the
-    state as it was.
+    state as it was. Of rows with images also `pictures` and `soft_tokens`, the step's over all hosts.
     """
 
     update: Any
@@ -57,7 +58,7 @@ def make_step(model: Gemma4, optimizer: nnx.Optimizer, *, lora: Lora, seed: int,
     ) -> jax.Array:
         model = nnx.merge(model_def, _in_base_dtype(trained, frozen), frozen)
         if lora.dropout:
-            set_dropout(model, _dropout_keys(targets, keys))
+            set_dropout(model, _dropout_keys(targets, keys, images=rows["places"].shape[1] if "places" in rows else 0))
         images = _embed_images(model, rows) if "patches" in rows else None
         hidden = model.hidden(rows["tokens"], rows["positions"], rows["segments"], images)  # (B, L, E)
         return token_nll(model, hidden, rows["tokens"], rows["loss_mask"])[0] / count
@@ -85,7 +86,8 @@ def make_step(model: Gemma4, optimizer: nnx.Optimizer, *, lora: Lora, seed: int,
         trained, moments = jax.tree.map(lambda new, old: jnp.where(keep, new, old), after, before)
         metrics = {"loss": loss, "grad_norm": grad_norm, "skipped": ~keep, "stop": jnp.max(inputs["stop"])}
         real_tokens = jnp.sum(rows["segments"] > 0, dtype=jnp.int32)
-        return trained, moments, metrics | {"real_tokens": real_tokens, "targets": count.astype(jnp.int32)}
+        metrics |= {"real_tokens": real_tokens, "targets": count.astype(jnp.int32)}
+        return trained, moments, metrics | _count_images(rows)
 
     shardings = (_shardings(trained), _shardings(moments), NamedSharding(mesh, PartitionSpec()))
     compiled = jax.jit(update, donate_argnums=(0, 1), out_shardings=shardings)
@@ -141,6 +143,14 @@ def _embed_images(model: Gemma4, rows: dict[str, jax.Array]) -> ImageTokens:
     return model.embed_images(images, length=rows["tokens"].shape[1])
 
 
+def _count_images(rows: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    if "places" not in rows:
+        return {}
+    used = rows["places"] < rows["tokens"].shape[1]  # (B, N, S)
+    pictures, soft_tokens = jnp.any(used, axis=-1), used
+    return {"pictures": jnp.sum(pictures, dtype=jnp.int32), "soft_tokens": jnp.sum(soft_tokens, dtype=jnp.int32)}
+
+
 def _in_base_dtype(trained: nnx.State, frozen: nnx.State) -> nnx.State:
     """Adapters in the base's dtype, as under torch's autocast, for the forward pass; their gradients are float32."""
     kernels = dict(nnx.to_flat_state(frozen))
@@ -190,8 +200,26 @@ def _row_keys(key: jax.Array, places: np.ndarray) -> jax.Array:
     return jax.vmap(lambda place: jax.random.fold_in(key, place))(places.reshape(-1)).reshape(places.shape)
 
 
-def _dropout_keys(targets: Targets, keys: jax.Array) -> dict[Any, jax.Array]:
-    """Keys (B,) of the rows for each adapted tensor, by its name; (layers, B) for a stack."""
+def _dropout_keys(targets: Targets, keys: jax.Array, *, images: int) -> dict[Any, jax.Array]:
+    """Keys for each adapted tensor, by its name; with a first axis of layers for a stack.
+
+    Those of the text model are the rows', (B,); those of what embeds images are the images', (B * N,) of N for each
+    row.
+    """
+    visual = {path: tensors for path, tensors in targets.items() if is_visual(path)}
+    of_text = _tensor_keys({path: tensors for path, tensors in targets.items() if path not in visual}, keys)
+    if not visual:
+        return of_text
+    numbers = jnp.arange(images, dtype=jnp.uint32)
+    of_images = jax.vmap(lambda key: jax.vmap(lambda number: jax.random.fold_in(key, number))(numbers))(keys)
+    found = _tensor_keys(visual, of_images.reshape(-1))
+    return of_text | {path: of_stack if "layers" in path else of_stack[0] for path, of_stack in found.items()}
+
+
+def _tensor_keys(targets: Targets, keys: jax.Array) -> dict[Any, jax.Array]:
+    """Of each module, (layers, B) keys of the rows, or images."""
+    if not targets:
+        return {}
     numbers = jnp.array([name_number(tensor) for tensors in targets.values() for tensor in tensors], jnp.uint32)
     ends = np.cumsum([len(tensors) for tensors in targets.values()])  # (modules,)
     of_tensors = jax.lax.optimization_barrier(jax.vmap(mask_keys, in_axes=(0, None), out_axes=1)(keys, numbers))
