@@ -8,9 +8,9 @@ from typing import Any
 from gemsmith.bench_records import BenchRecord
 from gemsmith.compare.side import Cell, Rate, Side, SideScore, Way, finite
 from gemsmith.eval_records import EvalRecord, ModelResult, Score, TaskResult
+from gemsmith.plan_records import MachinePlan, PlanRecord
 from gemsmith.recipe import Recipe
 from gemsmith.recipe_keys import flatten
-from gemsmith.plan_records import MachinePlan, PlanRecord
 from gemsmith.records import DataRecord, Machine, Origin, Record, ServerFacts, TrainRecord
 
 CPU = "cpu"
@@ -168,15 +168,16 @@ def _server(stage: str, server: ServerFacts | None) -> Conditions:
 def _versions(stage: str, origin: Origin) -> Conditions:
     yield f"{stage}:gemsmith", origin.gemsmith
     for name, version in origin.versions.items():
-        yield f"{stage}:version {name}", version
+        yield f"{stage}:version_{name}", version
 
 
 def _prices(train: Mapping[Way, Rate], serve: Mapping[Way, Rate]) -> Conditions:
     for stage, rates in (("training", train), ("serving", serve)):
         for way, rate in rates.items():
-            yield f"price:{stage}, {way}", rate.basis
-            yield f"price:{stage}, {way}, USD/h", rate.usd_per_hour
-            yield f"price:{stage}, {way}, date", rate.date
+            name = f"price:{stage}_{way.replace(' ', '_')}"
+            yield name, rate.basis
+            yield f"{name}_date", rate.date
+            yield f"{name}_usd_per_hour", rate.usd_per_hour
 
 
 def _rates(plan: PlanRecord | None, name: str | None) -> dict[Way, Rate]:
@@ -198,6 +199,7 @@ def _cells(bench: BenchRecord | None) -> tuple[Cell, ...]:
             output_tokens=cell.output_tokens,
             request_rate=None if math.isinf(cell.request_rate) else cell.request_rate,
             max_concurrency=cell.max_concurrency,
+            real_input_tokens=finite(cell.real_input_tokens),
             requests=cell.completed + cell.failed + cell.cut,
             unanswered=cell.failed + cell.cut,
             output_tokens_per_s=cell.output_tokens_per_s,
