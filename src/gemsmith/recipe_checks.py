@@ -26,7 +26,10 @@ def check_recipe(recipe: Recipe) -> None:
             raise RecipeError(
                 f"model: {recipe.model} was given, but checkpoint {recipe.checkpoint} is {named.name}; set one of them"
             )
-        lora_targets(find_variant(recipe.model), recipe.lora.targets)
+        # Whether there is a tower, the checkpoint says.
+        kinds = [kind for kind in recipe.lora.targets if kind != VISION]
+        if kinds or not recipe.lora.targets:
+            lora_targets(find_variant(recipe.model), kinds)
 
 
 def _check_image_folder(data: Data) -> None:

@@ -12,6 +12,7 @@ from gemsmith.files import sha256_file, write_text
 from gemsmith.hardware import Catalogue, Machine, find_machine, load_catalogue
 from gemsmith.plan.assumptions import assumptions_of
 from gemsmith.plan.machine import Asked, plan_machine
+from gemsmith.plan.pictures import PictureCount, count_pictures
 from gemsmith.plan.steps import PRICED_STEPS, RealTokens, StepCount, count_real_tokens, count_steps
 from gemsmith.provenance import start_clock
 from gemsmith.recipe import Derived, Recipe
@@ -20,7 +21,7 @@ from gemsmith.recipe_keys import with_values
 from gemsmith.records import DataRecord, MachinePlan, Origin, PlanRecord
 from gemsmith.resolve import recipe_variant
 from gemsmith.run import Run, is_complete, make_origin, read_record, write_record
-from gemsmith.sizing import Work, work_of
+from gemsmith.sizing import Pictures, Work, work_of
 from gemsmith.zoo import Variant
 
 ALL = "all"
@@ -55,6 +56,7 @@ def plan_recipe(
     steps: StepCount,
     origin: Origin,
     tokens: RealTokens | None = None,
+    pictures: PictureCount | None = None,
     machines: Sequence[Machine] | None = None,
     catalogue: Catalogue | None = None,
 ) -> PlanRecord:
@@ -66,10 +68,11 @@ def plan_recipe(
         catalogue = catalogue or load_catalogue(recipe.hardware.catalogue)
         machines = _find_machines(recipe, catalogue, None)
     tokens = tokens or count_real_tokens(recipe)
+    counted = pictures or count_pictures(recipe, variant)
     asked = Asked(
         recipe=recipe,
         variant=variant,
-        work_in=_works(recipe, variant),
+        work_in=_works(recipe, variant, counted.pictures),
         steps=steps.steps or PRICED_STEPS,
         tokens=tokens.per_step,
         today=datetime.now(UTC).date(),
@@ -85,16 +88,16 @@ def plan_recipe(
         tokens_per_step=work.tokens,
         real_tokens_per_step=tokens.per_step,
         machines=tuple(plan_machine(asked, machine) for machine in machines),
-        assumptions=(steps.reason, tokens.reason, *assumptions_of(work, recipe)),
+        assumptions=(steps.reason, tokens.reason, *counted.reasons, *assumptions_of(work, recipe)),
     )
 
 
-def _works(recipe: Recipe, variant: Variant) -> Callable[[str], Work]:
+def _works(recipe: Recipe, variant: Variant, pictures: Pictures | None) -> Callable[[str], Work]:
     """The work of a step with the base in a dtype, reckoned once for each."""
 
     @functools.cache
     def work_in(dtype: str) -> Work:
-        return work_of(with_values(recipe, [Derived("train.dtype", dtype, "")]), variant)
+        return work_of(with_values(recipe, [Derived("train.dtype", dtype, "")]), variant, pictures=pictures)
 
     return work_in
 
@@ -153,12 +156,14 @@ def _plan(run: Run, data: DataRecord | None, on: str | None, by: By | None) -> P
         sources["catalogue"] = sha256_file(Path(recipe.hardware.catalogue))
     machines = _find_machines(recipe, catalogue, on)
     origin = make_origin(run, "plan", clock, sources=sources)
+    variant = recipe_variant(recipe)
     record = plan_recipe(
         recipe,
-        recipe_variant(recipe),
+        variant,
         steps=count_steps(recipe, data),
         origin=origin,
         tokens=count_real_tokens(recipe, data),
+        pictures=count_pictures(recipe, variant, data),
         machines=machines,
     )
     record = record.model_copy(update={"origin": origin.model_copy(update={"duration_s": round(clock.elapsed_s(), 3)})})
