@@ -5,13 +5,14 @@ export PYTHON
 BIN := .venv/bin
 RUN ?= runs/demo
 
-.PHONY: help env serve-env demo test test-slow test-install test-vllm check docs clean
+.PHONY: help env serve-env demo demo-launch test test-slow test-install test-vllm check docs clean
 
 help:
 	@echo "make demo       the whole pipeline on a tiny Gemma 4, into $(RUN)"
+	@echo "make demo-launch    a launch whose machine is lost, on a Cloud Run of this machine; costs nothing"
 	@echo "make test       the quick tests;  make test-slow: those of whole runs;  make test-vllm: those that need vLLM"
 	@echo "make test-install   the extras, installed by pip from its index into fresh environments"
-	@echo "make check      format, lint, types, and the documentation without a warning"
+	@echo "make check      format, lint, types, scripts, Dockerfiles, and the documentation without a warning"
 	@echo "make docs       the documentation, into build/site"
 	@echo "make clean      environments, caches and runs"
 
@@ -32,6 +33,9 @@ serve-env: .venv-serve/.done
 demo: env serve-env
 	$(BIN)/gemsmith run recipes/demo.yaml --run $(RUN)
 
+demo-launch: env serve-env
+	$(BIN)/python scripts/demo_launch.py
+
 test: env
 	$(BIN)/python -m pytest -m "not (vllm or slow or install)" -n 2 --dist worksteal
 
@@ -48,6 +52,8 @@ check: env docs
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/hadolint docker/*.Dockerfile
+	$(BIN)/shellcheck .ci/run scripts/*.sh $(shell find tests/launch/golden -name '*.sh')
 
 docs: env
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict -q -d build/site

@@ -67,8 +67,8 @@ class Backend:
     quantises_experts: bool
     pictures: bool = False
     """Whether it trains on rows with pictures."""
-    adapts_vision: bool = False
-    """Whether lora.targets may name what embeds pictures."""
+    adapts_all_linear: bool = False
+    """Whether lora.targets may be all-linear."""
 
 
 BACKENDS = {
@@ -83,7 +83,6 @@ BACKENDS = {
         splits_quantised=True,
         quantises_experts=True,
         pictures=True,
-        adapts_vision=True,
     ),
     "trl": Backend(
         attentions=("documents", "sdpa", "eager"),
@@ -99,6 +98,8 @@ BACKENDS = {
         buckets=False,
         splits_quantised=False,
         quantises_experts=False,
+        pictures=True,
+        adapts_all_linear=True,
     ),
 }
 

@@ -97,10 +97,7 @@ class Lora(Section):
     )
     rslora: bool = Field(False, description="Scale adapters by alpha / sqrt(rank) instead of alpha / rank.")
     targets: tuple[str, ...] = Field(
-        LORA_KINDS,
-        description="Kinds of projection that get an adapter; vision: those of the vision tower's layers and of the "
-        "projection behind them, where rows have pictures.",
-        strict=False,
+        LORA_KINDS, strict=False, description="Kinds of projection; vision: the tower's; all-linear: PEFT's, with trl."
     )
 
     @property
@@ -242,7 +239,7 @@ class Serve(Section):
         "each has a server of its own, since vLLM may load a Gemma 4 adapter and ignore it "
         "(https://github.com/vllm-project/vllm/issues/41754).",
     )
-    pictures: bool = Field(False, description="Take pictures in prompts; else what encodes them is not loaded.")
+    pictures: bool = Field(False, description="Take pictures in prompts also where no row of the run has one.")
     kv_cache_dtype: Literal["auto", "fp8"] = Field("auto", description="Of keys and values; `auto` is the weights'.")
     image: str | None = Field(
         None, description="The Docker image of gemsmith serve --on; default: vLLM's own for the machine's kind."

@@ -7,7 +7,7 @@ from gemsmith.errors import RecipeError
 from gemsmith.execution import BACKENDS, NAMES
 from gemsmith.recipe import Data, EvalTask, Made, Optimizer, Recipe, Train
 from gemsmith.tasks import SOURCES, find_source
-from gemsmith.zoo import VISION, find_variant, lora_targets, variant_of_hub_id
+from gemsmith.zoo import ALL_LINEAR, VISION, find_variant, lora_targets, variant_of_hub_id
 
 
 def check_recipe(recipe: Recipe) -> None:
@@ -114,11 +114,11 @@ def _check_backend(train: Train) -> None:
 
 def _check_targets(recipe: Recipe) -> None:
     backend = recipe.train.backend
-    if VISION in recipe.lora.targets and not BACKENDS[backend].adapts_vision:
-        others = " or ".join(other for other in BACKENDS if BACKENDS[other].adapts_vision)
+    if ALL_LINEAR in recipe.lora.targets and not BACKENDS[backend].adapts_all_linear:
+        others = " or ".join(other for other in BACKENDS if BACKENDS[other].adapts_all_linear)
         raise RecipeError(
-            f"lora.targets: {VISION} was given, and train.backend {backend} adapts the text model alone; take it out, "
-            f"or set train.backend to {others}"
+            f"lora.targets: {ALL_LINEAR} was given, and train.backend {backend} adapts projections alone; name their "
+            f"kinds, or set train.backend to {others}"
         )
 
 

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 from gemsmith.bench_records import BenchRecord
 from gemsmith.eval_records import EvalRecord
-from gemsmith.records import DataRecord, ExportRecord, PlanRecord, Record, ServeRecord, TrainRecord, VerifyRecord
+from gemsmith.plan_records import PlanRecord
+from gemsmith.records import DataRecord, ExportRecord, Record, ServeRecord, TrainRecord, VerifyRecord
 
 _TRAINED_DATA = (
     *("data.train", "data.format", "data.template", "data.max_length", "data.packing", "data.too_long"),
@@ -21,6 +22,10 @@ _SERVED_AS = (
 )
 
 
+_ASKED = ("data.format", "data.labels", "data.prompt", "data.held_out", "data.image_tokens")
+"""What makes the questions of held-out rows, beside these themselves."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Stage:
     """One row of the table."""
@@ -28,6 +33,8 @@ class Stage:
     record: type[Record]
     keys: tuple[str, ...]
     """Keys of the recipe, or whole sections of it, that the stage reads."""
+    since: tuple[str, ...] = ()
+    """Keys that it reads as well, which it did not in earlier versions: at their defaults these are left out."""
     upstream: tuple[str, ...] = ()
     """The earlier stages whose records it reads."""
     function: tuple[str, str]
@@ -39,7 +46,11 @@ class Stage:
 STAGES: dict[str, Stage] = {
     "plan": Stage(
         record=PlanRecord,
-        keys=("model", "checkpoint", "data", "lora", "train", "hardware"),
+        keys=(
+            *("model", "checkpoint", "data", "lora", "train", "hardware"),
+            *("bench.input_tokens", "bench.output_tokens"),
+            *("serve.dtype", "serve.kv_cache_dtype", "serve.max_model_len", "serve.pictures"),
+        ),
         function=("gemsmith.plan.stage", "plan"),
     ),
     "data": Stage(
@@ -74,6 +85,7 @@ STAGES: dict[str, Stage] = {
     "eval": Stage(
         record=EvalRecord,
         keys=(*_SERVED_AS, "data.eval", "eval"),
+        since=_ASKED,
         upstream=("export",),
         function=("gemsmith.evals.stage", "evaluate"),
         needs_server=True,

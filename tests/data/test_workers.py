@@ -134,7 +134,7 @@ def test_a_worker_that_dies_is_said_and_leaves_no_process(number, tokenizer_fold
         threading.Timer(0.1, started[-1].send_signal, [number]).start()
         return started[-1]
 
-    monkeypatch.setattr(workers.subprocess, "Popen", start)
+    monkeypatch.setattr(subprocess, "Popen", start)
     error, message = (
         (MachineError, "was killed") if number == signal.SIGKILL else (DataError, r"crashes Python \(SIGSEGV\)")
     )

@@ -1,13 +1,14 @@
 """What a process does that renders rows for another, which asks over stdin and is answered over stdout.
 
 It reads one Opening, then requests until there are no more, each in pickle: a list of documents is answered by its
-Packed rows, Prompts by None, and either by the error that is the user's to read.
+Packed rows, Prompts by their ids, and either by the error that is the user's to read.
 """
 
 import pickle
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,6 +20,7 @@ from gemsmith.data.rows import Document
 from gemsmith.data.template import TemplateText
 from gemsmith.errors import GemsmithError
 from gemsmith.pictures.check import Picture
+from gemsmith.worker_process import answer_requests
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,30 +50,18 @@ class Prompts(NamedTuple):
 
 def main() -> None:
     """Answers until stdin ends, or whoever asked is gone."""
-    requests, replies = sys.stdin.buffer, sys.stdout.buffer
-    sys.stdout = sys.stderr  # what a library prints must not come between the replies
-    opening, renderer = pickle.load(requests), None  # noqa: S301 - from our own process
-    while True:
-        try:
-            request = pickle.load(requests)  # noqa: S301
-        except EOFError:
-            return
-        try:
-            renderer = renderer or open_renderer(opening.folder, opening.template, limits=opening.limits)
-            reply: Packed | GemsmithError | None = _answer(renderer, request)
-        except GemsmithError as error:
-            reply = error
-        try:
-            pickle.dump(reply, replies, pickle.HIGHEST_PROTOCOL)
-            replies.flush()
-        except BrokenPipeError:
-            return
+    opening = pickle.load(sys.stdin.buffer)  # noqa: S301 - from our own process
+
+    @cache
+    def renderer() -> Renderer:
+        return open_renderer(opening.folder, opening.template, limits=opening.limits)
+
+    answer_requests(lambda request: _answer(renderer(), request), errors=(GemsmithError,))
 
 
-def _answer(renderer: Renderer, request: Sequence[Document] | Prompts) -> Packed | None:
+def _answer(renderer: Renderer, request: Sequence[Document] | Prompts) -> Packed | list[np.ndarray]:
     if isinstance(request, Prompts):
-        check_prompts(renderer, request.rows)
-        return None
+        return check_prompts(renderer, request.rows)
     rendered = render_documents(renderer, request)
     ids, trained = (np.concatenate([getattr(document, name) for document in rendered]) for name in ("ids", "trained"))
     lengths, origins = [len(document.ids) for document in rendered], [document.origin for document in rendered]

@@ -5,9 +5,7 @@ time.
 """
 
 import os
-import pickle
 import signal
-import subprocess
 import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -25,8 +23,9 @@ from gemsmith.data.render import Rendered
 from gemsmith.data.rows import Document
 from gemsmith.data.template import TemplateText
 from gemsmith.data.worker import Opening, Packed, Prompts
-from gemsmith.errors import DataError, GemsmithError, MachineError
+from gemsmith.errors import DataError, MachineError
 from gemsmith.messages import text_of
+from gemsmith.worker_process import Worker, WorkerEndedError, ask, end_worker, send, start_worker
 
 _CHUNK = 512
 # Fewer characters a process than this are rendered before it has read its tokenizer.
@@ -52,7 +51,7 @@ def render_in_processes(
     opening = Opening(folder=folder, template=template, limits=limits or Limits())
     chunks = iter(documents)
     with ExitStack() as stack:
-        idle: SimpleQueue[subprocess.Popen[bytes]] = SimpleQueue()
+        idle: SimpleQueue[Worker] = SimpleQueue()
         # The threads end once the processes are gone, so it is entered first and left last.
         pool = stack.enter_context(ThreadPoolExecutor(processes))
         for _ in range(processes):
@@ -69,30 +68,25 @@ def render_in_processes(
 
 def check_prompts_in_process(
     folder: Path, template: TemplateText, rows: Sequence[tuple[Document, int]], *, limits: Limits | None = None
-) -> None:
-    """What check_prompts does, in another process. Raises what it raises, and DataError as render_in_processes does."""
+) -> list[np.ndarray]:
+    """What check_prompts gives, from another process. Raises what that raises, and DataError as render_in_processes."""
     opening = Opening(folder=folder, template=template, limits=limits or Limits())
     with ExitStack() as stack:
-        _ask(_start(opening, 1, stack), opening, Prompts(tuple(rows)), [document for document, _ in rows])
+        worker, documents = _start(opening, 1, stack), [document for document, _ in rows]
+        found: list[np.ndarray] = _ask(worker, opening, Prompts(tuple(rows)), documents)
+        return found
 
 
-def _start(opening: Opening, processes: int, stack: ExitStack) -> subprocess.Popen[bytes]:
-    # Several leave the other cores to each other. Ctrl-C is this process's affair, so the worker is not in its group.
-    environment = {**os.environ, "TOKENIZERS_PARALLELISM": "true" if processes == 1 else "false"}
-    worker = subprocess.Popen(_COMMAND, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, process_group=0)
-    stack.callback(_end, worker)
+def _start(opening: Opening, processes: int, stack: ExitStack) -> Worker:
+    # Several leave the other cores to each other.
+    worker = start_worker(_COMMAND, {**os.environ, "TOKENIZERS_PARALLELISM": "true" if processes == 1 else "false"})
+    stack.callback(end_worker, worker)
     with suppress(BrokenPipeError):  # where it cannot even start, _ask says so
-        _send(worker, opening)
+        send(worker, opening)
     return worker
 
 
-def _end(worker: subprocess.Popen[bytes]) -> None:
-    worker.kill()
-    with suppress(BrokenPipeError), worker:  # closing its stdin sends what was left
-        pass
-
-
-def _render(idle: "SimpleQueue[subprocess.Popen[bytes]]", opening: Opening, documents: list[Document]) -> Packed:
+def _render(idle: "SimpleQueue[Worker]", opening: Opening, documents: list[Document]) -> Packed:
     worker = idle.get()
     try:
         packed: Packed = _ask(worker, opening, documents, documents)
@@ -101,23 +95,12 @@ def _render(idle: "SimpleQueue[subprocess.Popen[bytes]]", opening: Opening, docu
         idle.put(worker)
 
 
-def _ask(worker: subprocess.Popen[bytes], opening: Opening, request: object, documents: Sequence[Document]) -> Any:
+def _ask(worker: Worker, opening: Opening, request: object, documents: Sequence[Document]) -> Any:
     """The worker's answer. Raises the error that it answers with, or why it ended; `documents` are the request's."""
     try:
-        _send(worker, request)
-        assert worker.stdout is not None, "asked for"
-        reply = pickle.load(worker.stdout)  # noqa: S301 - from our own process
-    except (BrokenPipeError, EOFError, pickle.UnpicklingError):  # the last: it ended in the middle
-        raise _why_it_ended(worker.wait(), opening, documents) from None
-    if isinstance(reply, GemsmithError):
-        raise reply
-    return reply
-
-
-def _send(worker: subprocess.Popen[bytes], request: object) -> None:
-    assert worker.stdin is not None, "asked for"
-    pickle.dump(request, worker.stdin, pickle.HIGHEST_PROTOCOL)
-    worker.stdin.flush()
+        return ask(worker, request)
+    except WorkerEndedError as end:
+        raise _why_it_ended(end.code, opening, documents) from None
 
 
 def _why_it_ended(code: int, opening: Opening, documents: Sequence[Document]) -> Exception:

@@ -3,9 +3,7 @@
 Each request is a Check or a Cut, in pickle; it is answered by what comes of it, or by the error that it raised.
 """
 
-import pickle
 import signal
-import sys
 from typing import NamedTuple
 
 import numpy as np
@@ -14,6 +12,7 @@ from gemsmith.errors import GemsmithError
 from gemsmith.pictures.check import Picture, check_picture, cut_picture
 from gemsmith.pictures.patches import Patching
 from gemsmith.pictures.rgb import BadPicture
+from gemsmith.worker_process import answer_requests
 
 
 class Check(NamedTuple):
@@ -34,22 +33,7 @@ def main() -> None:
     """Answers until stdin ends, or whoever asked is gone."""
     # A machine that is about to be taken away sends it to all processes; whoever asked ends this one in its own time.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    requests, replies = sys.stdin.buffer, sys.stdout.buffer
-    sys.stdout = sys.stderr  # what a library prints must not come between the replies
-    while True:
-        try:
-            request = pickle.load(requests)  # noqa: S301 - from our own process
-        except EOFError:
-            return
-        try:
-            reply = answer(request)
-        except (GemsmithError, BadPicture) as error:
-            reply = error
-        try:
-            pickle.dump(reply, replies, pickle.HIGHEST_PROTOCOL)
-            replies.flush()
-        except BrokenPipeError:
-            return
+    answer_requests(answer, errors=(GemsmithError, BadPicture))
 
 
 def answer(request: Check | Cut) -> Picture | np.ndarray | Exception:

@@ -1,14 +1,12 @@
 """Decoding in processes of their own: a decoder that crashes must not end this one, and several decode at a time."""
 
 import os
-import pickle
 import signal
-import subprocess
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
@@ -17,9 +15,9 @@ from gemsmith.pictures.check import Picture
 from gemsmith.pictures.patches import Patches, Patching, scale
 from gemsmith.pictures.rgb import BadPicture
 from gemsmith.pictures.worker import Check, Cut
+from gemsmith.worker_process import Worker, WorkerEndedError, ask, end_worker, start_worker
 
 Item = TypeVar("Item")
-Worker = subprocess.Popen[bytes]
 # -P: in the working directory, a file or folder may have a library's name.
 _COMMAND = (sys.executable, "-P", "-c", "from gemsmith.pictures.worker import main; main()")
 _AT_ONCE = 4
@@ -80,39 +78,27 @@ def open_workers(processes: int) -> Iterator[Callable[[Check | Cut], Future[Any]
 
 
 def _start(running: set[Worker]) -> Worker:
-    # Ctrl-C is this process's affair, so the worker is not in its group.
-    worker = subprocess.Popen(_COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, process_group=0)
+    worker = start_worker(_COMMAND)
     running.add(worker)
     return worker
 
 
 def _end(running: set[Worker]) -> None:
     while running:
-        worker = running.pop()
-        worker.kill()
-        with suppress(BrokenPipeError), worker:  # closing its stdin sends what was left
-            pass
+        end_worker(running.pop())
 
 
 def _answer(idle: "SimpleQueue[Worker]", running: set[Worker], request: Check | Cut) -> Any:
     worker = idle.get()
     try:
-        assert worker.stdin is not None and worker.stdout is not None, "asked for"
-        pickle.dump(request, worker.stdin, pickle.HIGHEST_PROTOCOL)
-        worker.stdin.flush()
-        reply = pickle.load(worker.stdout)  # noqa: S301 - from our own process
-    except (BrokenPipeError, EOFError, pickle.UnpicklingError):  # the last: it ended in the middle
-        code = worker.wait()
+        return ask(worker, request)
+    except WorkerEndedError as end:
         running.discard(worker)
-        with suppress(BrokenPipeError), worker:
-            pass
+        end_worker(worker)
         worker = _start(running)
-        reply = _why_it_ended(code, request)
+        raise _why_it_ended(end.code, request) from None
     finally:
         idle.put(worker)
-    if isinstance(reply, Exception):
-        raise reply
-    return reply
 
 
 def _why_it_ended(code: int, request: Check | Cut) -> Exception:

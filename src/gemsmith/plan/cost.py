@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from gemsmith.hardware import Machine, Price, billed_hours
 from gemsmith.plan.time import StepTime
+from gemsmith.plan_records import PlanPrice
 from gemsmith.recipe import Train
 from gemsmith.records import Range
 
@@ -70,6 +71,17 @@ def cheapest_spot(machine: Machine) -> Price | None:
     """The lowest spot price, whichever region has it."""
     rows = [price for price in machine.prices if price.usd_per_hour_spot]
     return min(rows, key=lambda price: price.usd_per_hour_spot or 0, default=None)
+
+
+def plan_price(price: Price | None, *, spot: bool = False) -> PlanPrice | None:
+    """The row of the catalogue as a plan's record keeps it; None where it has no such price."""
+    rate = None if price is None else price.usd_per_hour_spot if spot else price.usd_per_hour
+    if price is None or rate is None:
+        return None
+    doubt = "" if price.checked else ", not checked"
+    return PlanPrice(
+        usd_per_hour=rate, basis=f"{price.provider} {price.region}, {price.source}{doubt}", date=price.date
+    )
 
 
 def rounded(value: float) -> float:

@@ -7,7 +7,7 @@ width, F hidden, E the text model's width.
 from dataclasses import dataclass
 
 from gemsmith.recipe import Recipe
-from gemsmith.zoo import VISION, Variant, Vision, VisionTower, lora_targets, parameter_count, vision_tensors
+from gemsmith.zoo import Variant, Vision, VisionTower, lora_targets, parameter_count, vision_tensors
 
 _POSITION_BYTES, _PLACE_BYTES, _VALUE_BYTES = 8, 4, 4
 
@@ -83,13 +83,14 @@ class Pictures:
 def pictures_of(recipe: Recipe, variant: Variant, *, images: int, soft_tokens: int) -> Pictures:
     """The pictures of rows that have room for so many, each of so many soft tokens."""
     assert variant.vision is not None, f"{variant.name} takes no pictures"
-    adapted = [VISION] if VISION in recipe.lora.targets else []
-    targets = lora_targets(variant, adapted) if adapted else []
+    tensors = vision_tensors(variant)
+    own = {tensor.name for tensor in tensors}
+    targets = [target for target in lora_targets(variant, recipe.lora.targets) if target.name in own]
     return Pictures(
         vision=variant.vision,
         images=images,
         soft_tokens=soft_tokens,
         embed_dim=variant.embed_dim,
-        parameters=parameter_count(vision_tensors(variant)),
+        parameters=parameter_count(tensors),
         adapters=recipe.lora.rank * sum(sum(target.shape) for target in targets),
     )
