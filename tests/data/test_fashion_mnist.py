@@ -51,7 +51,7 @@ def test_the_same_pictures_have_the_same_hash(published, tmp_path):
 @pytest.mark.parametrize(
     ("damage", "expected"),
     [
-        (lambda folder: (folder / "t10k-labels-idx1-ubyte.gz").unlink(), "idx1-ubyte.gz: is not there; give the folder"),
+        (lambda folder: (folder / "t10k-labels-idx1-ubyte.gz").unlink(), "ubyte.gz: is not there; give the folder"),
         (lambda folder: (folder / "train-images-idx3-ubyte.gz").write_bytes(b"no gzip"), "cannot be read (Not a gz"),
         (
             lambda folder: (folder / "train-images-idx3-ubyte.gz").write_bytes(gzip.compress(b"\0\0\x08\x03")),
