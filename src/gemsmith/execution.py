@@ -80,6 +80,7 @@ BACKENDS = {
         buckets=True,
         splits_quantised=True,
         quantises_experts=True,
+        pictures=True,
     ),
     "trl": Backend(
         attentions=("documents", "sdpa", "eager"),

@@ -174,6 +174,20 @@ class TrainStep(Part):
     """The loss was more than train.spike_factor times the median of the steps before."""
     skipped: bool = False
     """The step's update was left out."""
+    pictures: int = 0
+    soft_tokens: int = 0
+    """Of the pictures; part of `real_tokens`."""
+
+
+class TrainPictures(Part):
+    seen: int
+    """Pictures of the rows of all steps; those of a row that was trained on twice count twice."""
+    soft_tokens: int
+    per_s: float
+    """Over the steps but the first, which compiles."""
+    padded_patches: float
+    """Of the patches that went through the model, the share that is padding: all rows of a run have room for as many
+    pictures, each as large, as its fullest."""
 
 
 class TrainRecord(Record):
@@ -207,6 +221,8 @@ class TrainRecord(Record):
     """Over the steps but the first, which compiles."""
     peak_memory_bytes: int
     last_checkpoint: str
+    pictures: TrainPictures | None = None
+    """None where the rows are text alone."""
 
 
 class FileSum(Part):

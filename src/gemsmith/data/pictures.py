@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -77,8 +77,11 @@ def decode_batches(
     *,
     processes: int,
     rows: Sequence[int] | None = None,
-) -> Iterator[tuple[Rows, list[list[Patches]]]]:
-    """The batch of each step with the patches of each row's pictures, decoded in processes while earlier steps run."""
+) -> Generator[tuple[Rows, list[list[Patches]]]]:
+    """The batch of each step with the patches of each row's pictures, decoded in processes while earlier steps run.
+
+    The processes end with the last batch, or once the generator is closed.
+    """
     batched = (batches.batch(step, rows) for step in steps)
     counted = ((batch, [picture for seen in batch.pictures for picture in seen]) for batch in batched)
     for batch, patches in decode_ahead(counted, patching, processes=processes):

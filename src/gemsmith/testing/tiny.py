@@ -46,6 +46,7 @@ IMAGE_TOKENS = {
 }
 """What a tokenizer has beside, where its model has vision: the key of tokenizer_config.json, id and token."""
 _CONFIG_KEYS = {"eoa_token": "eoa_token_index"}
+_PART = "part.text | trim"  # in chat_template.jinja
 _FIRST_BYTE_ID = 108
 _NEWLINE_ID = 107
 
@@ -124,7 +125,7 @@ def make_config(variant: Variant, dtype: str = "bfloat16") -> dict[str, Any]:
 def make_tokenizer(folder: Path, *, chat_template: bool = True, vision: bool = False) -> None:
     """Writes the tiny tokenizer (1024 ids, Gemma 4's special ids) and, where wanted, the chat template.
 
-    With `vision` some of its unused ids are those of images.
+    With `vision` some of its unused ids are those of images, and the template writes their placeholders.
     """
     files = resources.files("gemsmith.testing")
     folder.mkdir(parents=True, exist_ok=True)
@@ -147,8 +148,9 @@ def make_tokenizer(folder: Path, *, chat_template: bool = True, vision: bool = F
         | ({key: token for key, (_, token) in IMAGE_TOKENS.items()} if vision else {}),
     )
     if chat_template:
-        with resources.as_file(files / "chat_template.jinja") as source:
-            shutil.copyfile(source, folder / "chat_template.jinja")
+        text = (files / "chat_template.jinja").read_text(encoding="utf-8")
+        placed = "'<|image|>' if part.type == 'image' else part.text | trim" if vision else _PART
+        (folder / "chat_template.jinja").write_text(text.replace(_PART, placed), encoding="utf-8")
 
 
 def train_tokenizer(texts: Iterable[str], file: Path, *, vocabulary: int = 1024) -> None:

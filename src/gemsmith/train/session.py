@@ -10,12 +10,12 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from gemsmith.checkpoint.saved import has_checksums, no_checksums
 from gemsmith.errors import DamageError
 from gemsmith.provenance import Clock
-from gemsmith.records import Origin, TrainRecord, TrainStep
+from gemsmith.records import Origin, TrainPictures, TrainRecord, TrainStep
 from gemsmith.run import Run, make_origin, write_record
 from gemsmith.train.adapter_init import start_adapter_hash
 from gemsmith.train.attempt import (
@@ -59,11 +59,15 @@ class Outcome:
     skipped: bool
     told_to_stop: bool
     """Whether any process was told to stop."""
+    pictures: int = 0
+    """Of the step's rows, over all processes."""
+    soft_tokens: int = 0
+    """Of these."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What a record says of the backend; all but `accelerators` are fields of TrainRecord."""
+    """What a record says of the backend; all but `accelerators` and `padded_patches` are fields of TrainRecord."""
 
     accelerators: tuple[str, ...]
     adapted: dict[str, int]
@@ -75,6 +79,8 @@ class Facts:
     peak_memory_bytes: int
     compile_s: float = 0.0
     compiled_from_cache: bool = False
+    padded_patches: float = 0.0
+    """Of the patches that the pictures of all steps took, the share that is padding."""
 
 
 class Backend(Protocol):
@@ -192,6 +198,8 @@ class Session:
             grad_norm=outcome.grad_norm,
             learning_rate=plan.learning_rate,
             real_tokens=outcome.real_tokens,
+            pictures=outcome.pictures,
+            soft_tokens=outcome.soft_tokens,
             step_s=round(step_s, 6),
             spike=is_spike(outcome.loss, plan.spike_limit),
             skipped=outcome.skipped,
@@ -245,7 +253,8 @@ class Session:
             hosts=facts.hosts,
             compile_s=facts.compile_s,
             compiled_from_cache=facts.compiled_from_cache,
-            real_tokens_per_s=_real_tokens_per_s(steps, self.resumed_at),
+            real_tokens_per_s=_per_s("real_tokens", steps, self.resumed_at),
+            pictures=self._pictures(facts),
             peak_memory_bytes=facts.peak_memory_bytes,
             last_checkpoint=f"{'checkpoints' if inside else run.checkpoints}/{self._last_saved()}",
             notices=(
@@ -254,6 +263,17 @@ class Session:
                 *unfallen_notices(steps, run.recipe),
             ),
             grave_notices=risen_notices(steps, run.recipe),
+        )
+
+    def _pictures(self, facts: Facts) -> TrainPictures | None:
+        steps = self.log.steps
+        if not any(step.pictures for step in steps):
+            return None
+        return TrainPictures(
+            seen=sum(step.pictures for step in steps),
+            soft_tokens=sum(step.soft_tokens for step in steps),
+            per_s=_per_s("pictures", steps, self.resumed_at),
+            padded_patches=facts.padded_patches,
         )
 
     def _origin(self, clock: Clock, accelerators: tuple[str, ...]) -> Origin:
@@ -284,8 +304,8 @@ def train_session(
     return record
 
 
-def _real_tokens_per_s(steps: Sequence[TrainStep], resumed_at: Sequence[int]) -> float:
-    """Over the steps but the first of each attempt, which warms up."""
+def _per_s(what: Literal["real_tokens", "pictures"], steps: Sequence[TrainStep], resumed_at: Sequence[int]) -> float:
+    """Of what the steps went through, over the steps but the first of each attempt, which warms up."""
     warming = {1, *(step + 1 for step in resumed_at)}
     timed = [step for step in steps if step.step not in warming] or steps
-    return sum(step.real_tokens for step in timed) / sum(step.step_s for step in timed)
+    return float(sum(getattr(step, what) for step in timed)) / sum(step.step_s for step in timed)

@@ -39,4 +39,4 @@ def test_one_shape_has_room_for_every_row_and_says_what_it_pads():
     rows = [[256, 266], [121], []]
     shape = image_shape(find_variant("gemma4-31b").vision, rows)
     assert shape == ImageShape(images=2, soft_tokens=288, patches=2592, patch_dim=768)
-    assert shape.padding(rows) == pytest.approx(1 - (256 + 266 + 121) / (3 * 2 * 288))
+    assert shape.padding(256 + 266 + 121, rows=3) == pytest.approx(1 - (256 + 266 + 121) / (3 * 2 * 288))

@@ -16,9 +16,9 @@ from jax.sharding import Mesh
 
 from gemsmith.checkpoint import Checkpoint, open_checkpoint
 from gemsmith.checkpoint.saved import is_peft_step
-from gemsmith.data import Batches, Rows, load_batches
+from gemsmith.data import Batches, load_batches
 from gemsmith.errors import DamageError, MachineError, RunError, first_line
-from gemsmith.models import Gemma4, base_kinds, load_model
+from gemsmith.models import Execution, Gemma4, base_kinds, load_model
 from gemsmith.provenance import start_clock
 from gemsmith.recipe import Recipe
 from gemsmith.records import TrainRecord
@@ -32,6 +32,7 @@ from gemsmith.train.tunix.full_disk import drop_tracebacks_of_a_full_disk, is_fu
 from gemsmith.train.tunix.hosts import (
     check_accelerator,
     check_hosts,
+    fail_together,
     is_first_host,
     local_rows,
     place,
@@ -41,9 +42,10 @@ from gemsmith.train.tunix.hosts import (
 from gemsmith.train.tunix.lora import add_adapters, count_adapted
 from gemsmith.train.tunix.mesh import make_execution, make_mesh, micro_batches_on
 from gemsmith.train.tunix.optimizer import make_optimizer
+from gemsmith.train.tunix.pictures import Arrays, PictureFeed, picture_input
 from gemsmith.train.tunix.step import Step, input_shapes, make_step, place_moments
 from gemsmith.train.tunix.upstream import Trainer
-from gemsmith.zoo import VARIANTS, find_variant
+from gemsmith.zoo import VARIANTS, Variant, find_variant
 
 
 def train_with_tunix(run: Run, *, fresh: bool = False) -> TrainRecord:
@@ -90,6 +92,8 @@ class TunixBackend:
         self.writes = is_first_host()
         self._run, self._checkpoint, self._batches, self._mesh = run, checkpoint, batches, mesh
         self._session: Session
+        self._pictures = picture_input(checkpoint, batches, run.recipe.data)
+        self._feed: PictureFeed | None = None
         self._compiled = Compiled(update=None, seconds=0.0, from_cache=False)
         self._checkpoints = Checkpoints(
             run.checkpoints,
@@ -101,7 +105,7 @@ class TunixBackend:
 
     @cached_property
     def model(self) -> Gemma4:
-        return adapted_model(self._run.recipe, self._checkpoint, self._mesh)
+        return adapted_model(self._run.recipe, self._checkpoint, self._mesh, vision=self._pictures is not None)
 
     @cached_property
     def trainer(self) -> Trainer:
@@ -147,15 +151,22 @@ class TunixBackend:
         self._checkpoints.delete_all()
 
     def run(self) -> None:
-        """Compiles the step and runs it; where SIGTERM comes first, it runs none."""
+        """Compiles the step and runs it; where SIGTERM comes first, it runs none.
+
+        Raises DataError where a picture cannot be read any more, once the step before its own is saved.
+        """
         try:
             self._make_step()
+            self._open_feed()
             stopping, train = self._session.stopping, self._run.recipe.train
             if compiled := compile_step(self._step, self._inputs, stopping, train):
                 self._compiled = compiled
                 self._session.start_clock()
                 self.trainer.run()
+                self._refuse_fault()
         finally:
+            if self._feed:
+                self._feed.close()
             # Also after Ctrl-C: a save that is still being written would otherwise meet the interpreter's end, or the
             # next start.
             self._checkpoints.wait()
@@ -168,26 +179,45 @@ class TunixBackend:
             self.model, self.trainer.optimizer, lora=recipe.lora, seed=recipe.seed, micro_batches=micro_batches
         )
         self.trained, self.moments = self._step.trained, self._step.moments
-        self._inputs = input_shapes(self._mesh, rows=recipe.train.rows_per_step, length=recipe.data.max_length)
+        images, length = self._pictures.shape if self._pictures else None, recipe.data.max_length
+        self._inputs = input_shapes(self._mesh, rows=recipe.train.rows_per_step, length=length, images=images)
         self._rows = local_rows(self._inputs["tokens"])
         self.trainer.attach(update=self._update, finish=self._finish, load=self._load, checkpoints=self._checkpoints)
 
-    def _load(self, step: int) -> tuple[int, Rows] | None:
+    def _open_feed(self) -> None:
+        """Begins to decode pictures; one that cannot be read for the first step is found before that is compiled."""
+        if self._pictures is None:
+            return
+        # Several hosts stop two steps after one of them has asked for it.
+        ahead, first = 2 if jax.process_count() > 1 else 0, self._session.done + 1
+        self._feed = PictureFeed(self._batches, self._pictures, rows=self._rows, first=first, ahead=ahead)
+        fail_together(self._feed.fault)
+
+    def _refuse_fault(self) -> None:
+        fault = self._feed.fault if self._feed else None
+        if fault and not self._session.stopping.is_set():
+            last = self._session.log.steps[-1].step
+            raise type(fault)(f"step {last + 1} of training: {fault}; step {last} is saved")
+
+    def _load(self, step: int) -> tuple[int, Arrays] | None:
         # Several hosts must stop after the same step, so there the step's own sum over all of them decides.
         session = self._session
         told = session.told_to_stop if jax.process_count() > 1 else session.stopping.is_set()
-        return None if told or step > self._batches.steps else (step, self._batches.batch(step, self._rows))
+        if told or step > self._batches.steps:
+            return None
+        arrays = self._feed.take() if self._feed else self._batches.batch(step, self._rows).arrays()
+        return None if arrays is None else (step, arrays)
 
-    def _update(self, example: tuple[int, Rows]) -> tuple[Any, Any]:
-        step, batch = example
+    def _update(self, example: tuple[int, Arrays]) -> tuple[Any, Any]:
+        step, arrays = example
         plan = self._session.plan(step)
         numbers = {
             "learning_rate": plan.learning_rate,
             "step": step,
             "loss_limit": plan.skip_above,
-            "stop": self._session.stopping.is_set(),
+            "stop": self._session.stopping.is_set() or bool(self._feed and self._feed.fault),
         }
-        inputs = place_batch(batch, self._rows, self._inputs) | {
+        inputs = place_batch(arrays, self._rows, self._inputs) | {
             name: place(numbers[name], self._inputs[name]) for name in numbers
         }
         update, frozen = self._compiled.update, self._step.frozen
@@ -216,19 +246,31 @@ class TunixBackend:
 
     def facts(self) -> Facts:
         execution, variant = self.model.execution, self.model.variant
-        widths = {"sliding_attention": variant.head_dim, "full_attention": variant.global_head_dim}
+        steps, images = self._session.log.steps, self._pictures.shape if self._pictures else None
+        rows = len(steps) * self._run.recipe.train.rows_per_step
         return Facts(
             accelerators=tuple(device.device_kind for device in jax.devices() if device.platform != "cpu"),
             adapted=count_adapted(self.model, variant),
             trained_parameters=sum(leaf.size for leaf in jax.tree.leaves(nnx.state(self.model, nnx.LoRAParam))),
             mesh=dict(self._mesh.shape),
-            attention={kind: f"{execution.attention}, head_dim {width}" for kind, width in widths.items()},
+            attention=attention_facts(execution, variant, pictures=images is not None),
             remat=execution.remat,
             hosts=jax.process_count(),
             peak_memory_bytes=peak_memory_bytes(),
             compile_s=round(self._compiled.seconds, 3),
             compiled_from_cache=self._compiled.from_cache,
+            padded_patches=images.padding(sum(step.soft_tokens for step in steps), rows=rows) if images else 0.0,
         )
+
+
+def attention_facts(execution: Execution, variant: Variant, *, pictures: bool) -> dict[str, str]:
+    """What computes attention in each type of layer, with the width of its heads."""
+    # The kernel's mask cannot depend on the rows (models/gemma4.py).
+    nearby = "dense" if pictures and variant.bidirectional_images else execution.attention
+    return {
+        "sliding_attention": f"{nearby}, head_dim {variant.head_dim}",
+        "full_attention": f"{execution.attention}, head_dim {variant.global_head_dim}",
+    }
 
 
 @contextlib.contextmanager

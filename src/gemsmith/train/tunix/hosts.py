@@ -13,15 +13,14 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from gemsmith.data import Rows
-from gemsmith.errors import MachineError, RunError, first_line
+from gemsmith.errors import InputError, MachineError, RunError, first_line
 from gemsmith.run import Run
 from gemsmith.terminal import open_console
 from gemsmith.train.attempt import disagreement, same_everywhere
@@ -77,6 +76,18 @@ def check_hosts(run: Run) -> None:
     _check_folder(run)
 
 
+def fail_together(fault: InputError | None) -> None:
+    """Raises the fault that this host has met, or RunError where another has met one."""
+    if jax.process_count() == 1:
+        faults = np.array([fault is not None])
+    else:
+        faults = multihost_utils.process_allgather(np.bool_(fault is not None))
+    if fault is not None:
+        raise fault
+    if faults.any():
+        raise RunError(f"host {int(np.argmax(faults))} cannot read its rows, so no host trains; it says why")
+
+
 def is_first_host() -> bool:
     return jax.process_index() == 0
 
@@ -87,13 +98,13 @@ def local_rows(like: jax.ShapeDtypeStruct) -> list[int]:
     return sorted({row for index in indices for row in range(*index[0].indices(like.shape[0]))})
 
 
-def place_batch(batch: Rows, rows: Sequence[int], shapes: Shapes) -> dict[str, jax.Array]:
-    """The batch's arrays over the devices of all hosts.
+def place_batch(arrays: Mapping[str, np.ndarray], rows: Sequence[int], shapes: Shapes) -> dict[str, jax.Array]:
+    """A batch's arrays over the devices of all hosts.
 
-    `batch` holds only the rows that `rows` numbers: those of this host's devices.
+    They hold only the rows that `rows` numbers: those of this host's devices.
     """
     places = {row: place for place, row in enumerate(rows)}
-    return {name: _place_rows(array, places, shapes[name]) for name, array in batch.arrays().items()}
+    return {name: _place_rows(array, places, shapes[name]) for name, array in arrays.items()}
 
 
 def place(value: Any, like: jax.ShapeDtypeStruct) -> jax.Array:
@@ -105,7 +116,7 @@ def place(value: Any, like: jax.ShapeDtypeStruct) -> jax.Array:
 def _place_rows(array: np.ndarray, places: dict[int, int], like: jax.ShapeDtypeStruct) -> jax.Array:
     def part(index: Any) -> np.ndarray:
         chosen = [places[row] for row in range(*index[0].indices(like.shape[0]))]
-        return array[chosen][:, *index[1:]].astype(like.dtype)
+        return array[chosen][:, *index[1:]].astype(like.dtype, copy=False)
 
     return jax.make_array_from_callback(like.shape, like.sharding, part)
 

@@ -22,13 +22,13 @@ class ImageShape:
     patches: int
     patch_dim: int
 
-    def padding(self, rows: Sequence[Sequence[int]]) -> float:
-        """The share of the tower's patches that are padding, of rows whose images have so many soft tokens each.
+    def padding(self, soft_tokens: int, *, rows: int) -> float:
+        """The share of the tower's patches that are padding, of so many rows with so many soft tokens in all.
 
-        >>> ImageShape(images=2, soft_tokens=64, patches=576, patch_dim=768).padding([[64, 64], [32]])
+        >>> ImageShape(images=2, soft_tokens=64, patches=576, patch_dim=768).padding(64 + 64 + 32, rows=2)
         0.375
         """
-        return 1 - sum(map(sum, rows)) / (len(rows) * self.images * self.soft_tokens)
+        return 1 - soft_tokens / (rows * self.images * self.soft_tokens)
 
 
 def image_shape(vision: Vision, rows: Sequence[Sequence[int]]) -> ImageShape:

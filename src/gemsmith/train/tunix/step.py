@@ -31,7 +31,7 @@ class Step:
     `trained` and `moments` are donated. `inputs`: see input_shapes. `metrics`, scalars: `loss` and `grad_norm` (before
     clipping), float32; `targets` and `real_tokens`, the step's over all hosts; `stop`, whether any host was told to;
     and `skipped`: a step whose loss or gradient is NaN or infinite, or whose loss is above `loss_limit`, leaves the
-    state as it was.
+    state as it was. Of rows with images also `pictures` and `soft_tokens`, the step's over all hosts.
     """
 
     update: Any
@@ -85,7 +85,8 @@ def make_step(model: Gemma4, optimizer: nnx.Optimizer, *, lora: Lora, seed: int,
         trained, moments = jax.tree.map(lambda new, old: jnp.where(keep, new, old), after, before)
         metrics = {"loss": loss, "grad_norm": grad_norm, "skipped": ~keep, "stop": jnp.max(inputs["stop"])}
         real_tokens = jnp.sum(rows["segments"] > 0, dtype=jnp.int32)
-        return trained, moments, metrics | {"real_tokens": real_tokens, "targets": count.astype(jnp.int32)}
+        metrics |= {"real_tokens": real_tokens, "targets": count.astype(jnp.int32)}
+        return trained, moments, metrics | _count_images(rows)
 
     shardings = (_shardings(trained), _shardings(moments), NamedSharding(mesh, PartitionSpec()))
     compiled = jax.jit(update, donate_argnums=(0, 1), out_shardings=shardings)
@@ -139,6 +140,14 @@ def input_shapes(
 def _embed_images(model: Gemma4, rows: dict[str, jax.Array]) -> ImageTokens:
     images = Images(patches=rows["patches"], positions=rows["patch_positions"], places=rows["places"])
     return model.embed_images(images, length=rows["tokens"].shape[1])
+
+
+def _count_images(rows: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    if "places" not in rows:
+        return {}
+    used = rows["places"] < rows["tokens"].shape[1]  # (B, N, S)
+    pictures, soft_tokens = jnp.any(used, axis=-1), used
+    return {"pictures": jnp.sum(pictures, dtype=jnp.int32), "soft_tokens": jnp.sum(soft_tokens, dtype=jnp.int32)}
 
 
 def _in_base_dtype(trained: nnx.State, frozen: nnx.State) -> nnx.State:

@@ -1,0 +1,200 @@
+"""Trainings on rows with pictures: what a step takes, what they record, and what is refused."""
+
+import os
+import shutil
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from PIL import Image
+
+from gemsmith.checkpoint import open_checkpoint
+from gemsmith.data import load_batches, prepare_data
+from gemsmith.errors import CheckpointError, DataError, Preempted
+from gemsmith.recipe_file import build_recipe
+from gemsmith.run import is_complete, open_run
+from gemsmith.testing.pictures import picture_bytes
+from gemsmith.testing.tiny import make_checkpoint, with_vision
+from gemsmith.train.stage import train
+from gemsmith.train.tunix import backend
+from gemsmith.train.tunix.pictures import PictureFeed, picture_input
+from gemsmith.zoo import find_variant
+
+# Two layers, which the tower of each kind is put before; E2B's has per-layer inputs, and causal attention.
+SMALL = with_vision(
+    replace(find_variant("tiny-e2b"), name="custom", layers=2, embed_dim=32, ffn=64, kv_shared_layers=0)
+)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quick_compiles():
+    """A step's numbers are not looked at here, only whether they are the same."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+@pytest.fixture(scope="session")
+def base(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("base") / "small"
+    return make_checkpoint(replace(SMALL, vision=replace(SMALL.vision, layers=1)), folder, dtype="float32", shards=1)
+
+
+@pytest.fixture(scope="session")
+def photos(tmp_path_factory):
+    """A folder of 12 pictures of two classes, in three shapes."""
+    folder = tmp_path_factory.mktemp("photos")
+    for number in range(12):
+        name = folder / ("red" if number % 2 else "blue") / f"{number}.png"
+        name.parent.mkdir(exist_ok=True)
+        name.write_bytes(picture_bytes(12 + 12 * (number % 3), 12, seed=number))
+    return folder
+
+
+def make_run(folder, base, photos, **sections):
+    values = {
+        "checkpoint": str(base),
+        "data": {
+            "train": str(photos),
+            "format": "image-folder",
+            "prompt": "Which colour?",
+            "max_length": 96,
+            "image_tokens": 70,
+            "packing": False,
+        },
+        "lora": {"rank": 4, "alpha": 8.0, "dropout": 0.1},
+        "optimizer": {"learning_rate": 1e-2, "warmup_steps": 2},
+        "train": {"optimizer_steps": 4, "rows_per_step": 2, "dtype": "float32", "remat": "none", "checkpoint_every": 2},
+    }
+    for name, keys in sections.items():
+        values[name] = values[name] | keys
+    run = open_run(folder, build_recipe(values))
+    prepare_data(run)
+    return run
+
+
+def first_picture(run, *, step):
+    return load_batches(run).batch(step).pictures[0][0].path
+
+
+@pytest.fixture(scope="module")
+def trained_once(base, photos, tmp_path_factory):
+    run = make_run(tmp_path_factory.mktemp("whole") / "run", base, photos)
+    return run, train(run)
+
+
+def test_a_run_learns_from_pictures_and_records_them(trained_once):
+    run, record = trained_once
+    assert is_complete(run, "train")
+    batches = load_batches(run)
+    seen = [[one for row in batches.batch(step).pictures for one in row] for step in range(1, 5)]
+    assert [step.pictures for step in record.steps] == [len(pictures) for pictures in seen]
+    tokens = [sum(picture.soft_tokens for picture in pictures) for pictures in seen]
+    assert [step.soft_tokens for step in record.steps] == tokens
+    assert record.pictures.seen == sum(map(len, seen)) and record.pictures.soft_tokens == sum(tokens)
+    most = max(map(len, batches.rows.pictures))
+    assert record.pictures.padded_patches == pytest.approx(1 - sum(tokens) / (4 * 2 * most * 64))
+    assert record.pictures.per_s > 0
+    assert record.steps[-1].loss < record.steps[0].loss
+
+
+@pytest.mark.slow
+def test_an_update_depends_on_what_a_picture_shows(trained_once, base, photos, tmp_path):
+    other = tmp_path / "photos"
+    shutil.copytree(photos, other)
+    for file in other.rglob("*.png"):
+        with Image.open(file) as image:
+            Image.new("RGB", image.size).save(file)
+    run = make_run(tmp_path / "run", base, other)
+    np.testing.assert_array_equal(np.load(run.data / "tokens.npy"), np.load(trained_once[0].data / "tokens.npy"))
+    assert train(run).steps[0].loss != trained_once[1].steps[0].loss
+
+
+def test_a_picture_that_is_gone_ends_training_at_its_step_and_what_was_trained_is_saved(
+    trained_once, base, photos, tmp_path, saved_bytes
+):
+    own = tmp_path / "photos"
+    shutil.copytree(photos, own)
+    run = make_run(tmp_path / "run", base, own)
+    path = first_picture(run, step=4)
+    data = Path(path).read_bytes()
+    Path(path).unlink()
+    with pytest.raises(
+        DataError, match=rf"^step 4 of training: {path}: is not there, or not a file; put it back .*; step 3 is saved$"
+    ):
+        train(run)
+    assert not run.record_file("train").exists()
+    Path(path).write_bytes(data)
+    assert train(run).resumed_at == (3,)
+    assert saved_bytes(run, 4) == saved_bytes(trained_once[0], 4)
+
+
+def test_a_picture_that_has_changed_is_found_before_the_first_step_is_compiled(base, photos, tmp_path, monkeypatch):
+    own = tmp_path / "photos"
+    shutil.copytree(photos, own)
+    run = make_run(tmp_path / "run", base, own)
+    path = first_picture(run, step=1)
+    Path(path).write_bytes(picture_bytes(12, 12, seed=99))
+    monkeypatch.setattr(backend, "compile_step", lambda *_: pytest.fail("compiled"))
+    with pytest.raises(DataError, match=f"^{path}: has changed since its row was read; put it back as it was"):
+        train(run)
+
+
+@pytest.mark.slow
+def test_a_training_that_is_told_to_stop_goes_on_with_the_same_pictures(
+    trained_once, base, photos, tmp_path, saved_bytes
+):
+    run, taken, take = make_run(tmp_path / "run", base, photos), [], PictureFeed.take
+
+    def interrupted(feed):
+        taken.append(take(feed))
+        if len(taken) == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return taken[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PictureFeed, "take", interrupted)
+        with pytest.raises(Preempted, match="step 3 is saved"):
+            train(run)
+    record = train(run)
+    assert record.resumed_at == (3,) and record.pictures.seen == trained_once[1].pictures.seen
+    assert saved_bytes(run, 4) == saved_bytes(trained_once[0], 4)
+
+
+def test_a_checkpoint_that_takes_no_pictures_is_named(trained_once, base):
+    run, _ = trained_once
+    checkpoint = open_checkpoint(str(base))
+    blind = replace(checkpoint, variant=replace(checkpoint.variant, vision=None))
+    with pytest.raises(CheckpointError, match=f"^checkpoint {base}: its config.json has no vision_config"):
+        picture_input(blind, load_batches(run), run.recipe.data)
+
+
+def test_a_picture_with_more_patches_in_a_line_than_positions_is_refused(trained_once, base):
+    run, _ = trained_once
+    checkpoint = open_checkpoint(str(base))
+    few = replace(checkpoint.variant.vision, positions=20)
+    narrow = replace(checkpoint, variant=replace(checkpoint.variant, vision=few))
+    with pytest.raises(CheckpointError, match=r"png: has 24 patches in a line, and checkpoint .* positions for 20"):
+        picture_input(narrow, load_batches(run), run.recipe.data)
+
+
+def test_a_fault_is_known_as_many_steps_ahead_as_asked(trained_once, base, tmp_path):
+    """Several hosts need that: they stop two steps after one has asked for it."""
+    run, _ = trained_once
+    how = picture_input(open_checkpoint(str(base)), load_batches(run), run.recipe.data)
+    batches = load_batches(run)
+    lines = [*batches.rows.pictures.lines]
+    missing = int(batches.order[6])
+    lines[missing] = lines[missing].replace(b".png", b".gone")
+    pictures = replace(batches.rows.pictures, lines=lines)
+    batches = replace(batches, rows=replace(batches.rows, pictures=pictures))
+    feed = PictureFeed(batches, how, rows=[0, 1], first=1, ahead=2)
+    faults = []
+    while (arrays := feed.take()) is not None:
+        assert arrays["patches"].shape[:2] == (2, how.shape.images)
+        faults.append(feed.fault is not None)
+    assert faults == [False, True, True]
+    feed.close()
