@@ -98,7 +98,7 @@ def stage_table() -> str:
     """Which keys of the recipe and which earlier records each stage reads, from gemsmith.stages."""
     lines = ["| stage | keys of the recipe it reads | records it reads | module |", "|---|---|---|---|"]
     for name, stage in STAGES.items():
-        keys = ", ".join(f"`{key}`" for key in stage.keys) or "none"
+        keys = ", ".join(f"`{key}`" for key in (*stage.keys, *stage.since)) or "none"
         upstream = ", ".join(f"`{other}.json`" for other in stage.upstream) or "none"
         lines.append(f"| {name} | {keys} | {upstream} | `{stage.function[0]}` |")
     return "\n".join(lines)

@@ -18,7 +18,8 @@ from gemsmith.provenance import start_clock
 from gemsmith.recipe_file import build_recipe
 from gemsmith.records import Check, ExportRecord, FileSum, VerifyRecord
 from gemsmith.run import Run, make_origin, open_run, write_record
-from gemsmith.testing.tiny import make_checkpoint
+from gemsmith.testing.pictures import picture_bytes
+from gemsmith.testing.tiny import make_checkpoint, with_vision
 from gemsmith.zoo import find_variant
 
 
@@ -68,8 +69,8 @@ def exported_run(tmp_path: Path, tiny_checkpoint: Callable[..., Path]) -> Callab
     """Returns a run of tiny-31b as verify left it, its merged weights those of the base: `exported_run({"eval":
     {"limit": 3}})`."""
 
-    def make(sections: dict[str, Any] | None = None) -> Run:
-        checkpoint = tiny_checkpoint("tiny-31b")
+    def make(sections: dict[str, Any] | None = None, *, checkpoint: Path | None = None) -> Run:
+        checkpoint = checkpoint or tiny_checkpoint("tiny-31b")
         made = {"task": "verilog", "rows": 4}
         values = {
             "checkpoint": str(checkpoint),
@@ -102,6 +103,35 @@ def exported_run(tmp_path: Path, tiny_checkpoint: Callable[..., Path]) -> Callab
             ),
         )
         return run
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def seeing_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random tiny E2B that takes pictures, in float32. Tests must not write into it."""
+    folder = tmp_path_factory.mktemp("checkpoints") / "tiny-e2b-vision"
+    return make_checkpoint(with_vision(find_variant("tiny-e2b")), folder, dtype="float32")
+
+
+@pytest.fixture
+def photo_run(tmp_path: Path, seeing_checkpoint: Path, exported_run: Callable[..., Run]) -> Callable[..., Run]:
+    """Returns a run over a folder of photos, two classes of six of which three each are held out, as verify left it.
+
+    `photo_run({"eval": {"limit": 3}})`; its merged weights are those of the base.
+    """
+
+    def make(sections: dict[str, Any] | None = None) -> Run:
+        for number, name in enumerate(("great_dane", "sphynx")):
+            for photo in range(6):
+                file = tmp_path / "pets" / name / f"{photo}.png"
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_bytes(picture_bytes(96, 96 - 12 * (photo % 3), seed=10 * number + photo))
+        data = {"train": str(tmp_path / "pets"), "eval": str(tmp_path / "pets"), "format": "image-folder"}
+        data |= {"prompt": "Which is it: {labels}?", "held_out": 0.5, "image_tokens": 70}
+        given = sections or {}
+        values = given | {"data": data | given.get("data", {}), "eval": {"scorer": "labels"} | given.get("eval", {})}
+        return exported_run(values, checkpoint=seeing_checkpoint)
 
     return make
 

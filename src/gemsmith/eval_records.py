@@ -89,6 +89,8 @@ class ModelResult(Part):
     """Answers whose server did not say."""
     retries: dict[str, int] = Field(default_factory=dict)
     """Requests that were sent again, by reason; `server died` counts its starts."""
+    prompts_compared: int = 0
+    """Prompts with pictures that the server was seen to read as the ids that training makes of them."""
 
 
 class Difference(Part):
@@ -108,6 +110,58 @@ class Difference(Part):
     questions_for_2_points: int | None
     """How many it would take to tell a difference of 0.02, four times in five; None where no question differs."""
     summary: str
+
+
+class Interval(Part):
+    """A number with its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+class LabelCount(Part):
+    expected: str
+    answered: str | None
+    """None: what was written is no label."""
+    rows: int
+
+
+class LabelScores(Part):
+    """How one model classifies, beside its accuracy, which is its score."""
+
+    macro_f1: Interval
+    """Of a bootstrap over rows."""
+    unknown: Interval
+    """The share of answers that are no label, with Wilson's interval; an answer that did not come is one."""
+    confusion: tuple[LabelCount, ...]
+    """What there was at least one row of, in the order of the labels."""
+
+
+class LabelRow(Part):
+    """A row that a model gets wrong."""
+
+    row: int
+    origin: str
+    expected: str
+    base: str
+    tuned: str
+    base_right: bool
+    tuned_right: bool
+    pictures: tuple[str, ...] = ()
+    """Thumbnails as data: URLs; none where the files were gone by then."""
+
+
+class LabelsResult(Part):
+    labels: tuple[str, ...]
+    rows: dict[str, int]
+    """Label -> held-out rows that expect it."""
+    base: LabelScores
+    tuned: LabelScores
+    macro_f1_difference: Interval
+    """Tuned less base; of a paired bootstrap over rows."""
+    most_confused: tuple[LabelRow, ...]
+    """Those that the tuned model gets wrong, its commonest confusions first; then those that the base does."""
 
 
 class TaskResult(Part):
@@ -131,6 +185,8 @@ class TaskResult(Part):
     base: ModelResult
     tuned: ModelResult
     difference: Difference
+    labels: LabelsResult | None = None
+    """Where answers are labels."""
 
 
 class EvalRecord(Record):

@@ -237,7 +237,7 @@ class Serve(Section):
         "each has a server of its own, since vLLM may load a Gemma 4 adapter and ignore it "
         "(https://github.com/vllm-project/vllm/issues/41754).",
     )
-    pictures: bool = Field(False, description="Take pictures in prompts; else what encodes them is not loaded.")
+    pictures: bool = Field(False, description="Take pictures in prompts also where no row of the run has one.")
     kv_cache_dtype: Literal["auto", "fp8"] = Field("auto", description="Of keys and values; `auto` is the weights'.")
     image: str | None = Field(
         None, description="The Docker image of gemsmith serve --on; default: vLLM's own for the machine's kind."

@@ -22,7 +22,7 @@ from gemsmith.lock import LOCK
 from gemsmith.provenance import Clock, this_machine
 from gemsmith.recipe import Derived, Recipe
 from gemsmith.recipe_file import dump_recipe, load_recipe, read_reasons
-from gemsmith.recipe_keys import differing_keys, flatten, later_defaults, task_files
+from gemsmith.recipe_keys import default_values, differing_keys, flatten, later_defaults, task_files
 from gemsmith.records import Origin, Record, RecordT, read_record_file
 from gemsmith.resolve import resolve_again, resolve_file
 from gemsmith.stages import STAGES
@@ -222,8 +222,13 @@ def made_from(run: Run, stage: str) -> dict[str, str]:
 
 
 def stage_keys(recipe: Recipe, stage: str) -> dict[str, Any]:
-    """The dotted keys of the recipe that the stage reads, without those of ADDED_LATER that have their default."""
+    """The dotted keys of the recipe that the stage reads.
+
+    Left out are those that have their default where earlier versions lacked the key, or did not read it there.
+    """
     flat, later = flatten(recipe.model_dump(mode="json")), later_defaults()
+    if STAGES[stage].since:
+        later |= {key: value for key, value in default_values().items() if key in STAGES[stage].since}
     return {key: value for key, value in flat if _reads(stage, key) and not (key in later and value == later[key])}
 
 
@@ -249,7 +254,8 @@ def _next_recipe_file(run: Run) -> Path:
 
 
 def _reads(stage: str, key: str) -> bool:
-    return any(key == name or key.startswith(f"{name}.") for name in STAGES[stage].keys)
+    names = (*STAGES[stage].keys, *STAGES[stage].since)
+    return any(key == name or key.startswith(f"{name}.") for name in names)
 
 
 def _own_sources(record: Record, run: Run, stage: str) -> dict[str, str]:

@@ -21,6 +21,10 @@ _SERVED_AS = (
 )
 
 
+_ASKED = ("data.format", "data.labels", "data.prompt", "data.held_out", "data.image_tokens")
+"""What makes the questions of held-out rows, beside these themselves."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Stage:
     """One row of the table."""
@@ -28,6 +32,8 @@ class Stage:
     record: type[Record]
     keys: tuple[str, ...]
     """Keys of the recipe, or whole sections of it, that the stage reads."""
+    since: tuple[str, ...] = ()
+    """Keys that it reads as well, which it did not in earlier versions: at their defaults these are left out."""
     upstream: tuple[str, ...] = ()
     """The earlier stages whose records it reads."""
     function: tuple[str, str]
@@ -74,6 +80,7 @@ STAGES: dict[str, Stage] = {
     "eval": Stage(
         record=EvalRecord,
         keys=(*_SERVED_AS, "data.eval", "eval"),
+        since=_ASKED,
         upstream=("export",),
         function=("gemsmith.evals.stage", "evaluate"),
         needs_server=True,

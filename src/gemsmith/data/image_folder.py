@@ -73,6 +73,11 @@ def folder_rows(source: str, classes: Classes) -> Iterator[tuple[str, dict[str, 
             yield f"{name}/{file.name}", {"prompt": content, "response": labels[name]}
 
 
+def folder_labels(source: str, classes: Classes) -> list[str]:
+    """What the rows of such a folder answer, each once. Raises DataError as folder_rows."""
+    return sorted(set(_label_texts(find_photos(source), classes.labels).values()))
+
+
 def folder_notices(source: str, classes: Classes) -> tuple[str, ...]:
     """What a reader must know of the folder: files in it that are not read, and how much of it is held out."""
     photos, folder = find_photos(source), Path(source).expanduser()

@@ -255,16 +255,27 @@ def _join_turns(full: str, turns: Sequence[_Turn], document: Document) -> tuple[
     return tuple(pieces)
 
 
-def check_prompts(renderer: Renderer, rows: Iterable[tuple[Document, int]]) -> None:
-    """Raises DataError, naming row and token, where a row holds a control token, or its prompt makes one.
+def check_prompts(renderer: Renderer, rows: Iterable[tuple[Document, int]]) -> list[np.ndarray]:
+    """The ids of each row's prompt, int32 of shape (L,), as many of its first messages as the number beside it says.
 
-    The prompt is as many of the row's first messages as the number beside it says.
+    Raises DataError, naming row and token, where a row holds a control token, or its prompt makes one.
     """
+    found = []
     borders = BorderCheck(tokenizer=renderer.tokenizer, control=renderer.control)
     for document, count in rows:
         refuse_control_tokens(renderer.control, document)
         prompt = replace(document, messages=document.messages[:count])
-        borders.refuse_made(prompt, _prompt_ids(renderer, prompt), partial(_prompt_ids, renderer))
+        ids = _prompt_ids(renderer, prompt)
+        borders.refuse_made(prompt, ids, partial(_prompt_ids, renderer))
+        found.append(_place_in_prompt(ids, prompt, renderer) if images_of(prompt.messages) else ids)
+    return found
+
+
+def _place_in_prompt(ids: np.ndarray, prompt: Document, renderer: Renderer) -> np.ndarray:
+    tokens, pictures = renderer.image_tokens(), prompt.pictures[: len(images_of(prompt.messages))]
+    if (placed := int(np.count_nonzero(ids == tokens.image))) != len(pictures):
+        raise _misplaced(prompt, placed, len(pictures))
+    return place_soft_tokens(ids, [picture.soft_tokens for picture in pictures], tokens)[0]
 
 
 def _prompt_ids(renderer: Renderer, document: Document) -> np.ndarray:
@@ -301,13 +312,17 @@ def _place_pictures(joined: Rendered, split: Split, document: Document, tokens: 
     found = [*(int(np.count_nonzero(placed[:begin])) for begin in begins), int(np.count_nonzero(placed))]
     wanted = [upto[count] for count in (*split.before, split.messages)]
     if found != wanted or (placed & joined.trained).any():
-        raise DataError(
-            f"{document.origin}: the chat template does not write the image placeholder once for each picture, in its "
-            f"place ({found[-1]} for {wanted[-1]}); set data.template to Gemma 4's"
-        )
+        raise _misplaced(document, found[-1], wanted[-1])
     pictures = document.pictures[: wanted[-1]]
     ids, origin = place_soft_tokens(joined.ids, [picture.soft_tokens for picture in pictures], tokens)
     return replace(joined, ids=ids, trained=joined.trained[origin], pictures=pictures)
+
+
+def _misplaced(document: Document, placed: int, pictures: int) -> DataError:
+    return DataError(
+        f"{document.origin}: the chat template does not write the image placeholder once for each picture, in its "
+        f"place ({placed} for {pictures}); set data.template to Gemma 4's"
+    )
 
 
 def _sequence_ids(renderer: Renderer, number: int, document: Document) -> np.ndarray:

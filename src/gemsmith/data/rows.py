@@ -7,13 +7,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gemsmith.data.image_folder import FORMAT, Classes, find_photos, folder_notices, folder_rows, recipe_classes
+from gemsmith.data.image_folder import (
+    FORMAT,
+    Classes,
+    find_photos,
+    folder_labels,
+    folder_notices,
+    folder_rows,
+    recipe_classes,
+)
 from gemsmith.data.parts import IMAGE_COLUMNS, PictureSource, kind, read_column, read_parts
 from gemsmith.data.stored import find_files, stored_rows
 from gemsmith.errors import DataError, RecipeError, nearest
 from gemsmith.messages import ROLES, ImagePart, Message, images_of, text_of
 from gemsmith.pictures.check import Picture
-from gemsmith.recipe import Made, Recipe, eval_tasks
+from gemsmith.recipe import Data, Made, Recipe, eval_tasks
 from gemsmith.tasks import SOURCES, TakesOptions, find_row_maker, find_scorer
 
 _FORMS = {"messages": ("messages",), "prompt-response": ("prompt", "response")}
@@ -87,14 +95,6 @@ def read_train(recipe: Recipe, keep: Callable[[bytes], str]) -> Dataset:
 
 
 def read_held_out(recipe: Recipe) -> Dataset:
-    """The rows of data.eval, as read_held_out_pictures. Raises DataError where one has a picture."""
-    dataset = read_held_out_pictures(recipe)
-    if seen := next((document for document in dataset.documents if images_of(document.messages)), None):
-        raise DataError(f"{seen.origin}: has a picture, and eval asks about text alone; take it out of data.eval")
-    return dataset
-
-
-def read_held_out_pictures(recipe: Recipe) -> Dataset:
     """The rows of data.eval, with the columns that their scorers read, from eval.options where a row has none.
 
     Raises RecipeError for an option that no scorer reads, DataError as read_dataset does.
@@ -103,14 +103,15 @@ def read_held_out_pictures(recipe: Recipe) -> Dataset:
     assert data.eval is not None
     names = [task.task for task in eval_tasks(recipe) if task.task not in SOURCES]
     scorers = [find_scorer(name) for name in names]
+    optional = tuple(
+        dict.fromkeys(
+            column for scorer in scorers if isinstance(scorer, TakesOptions) for column in scorer.OPTIONAL_COLUMNS
+        )
+    )
     columns = Columns(
         needed=tuple(dict.fromkeys(column for scorer in scorers for column in scorer.COLUMNS)),
-        optional=tuple(
-            dict.fromkeys(
-                column for scorer in scorers if isinstance(scorer, TakesOptions) for column in scorer.OPTIONAL_COLUMNS
-            )
-        ),
-        given=recipe.eval.options,
+        optional=optional,
+        given=_known_columns(data, optional) | recipe.eval.options,
     )
     allowed = (*columns.needed, *columns.optional)
     if unknown := next((name for name in columns.given if name not in allowed), None):
@@ -120,6 +121,12 @@ def read_held_out_pictures(recipe: Recipe) -> Dataset:
         )
     classes = recipe_classes(data, "held-out")
     return read_dataset(data.eval, format=data.format, seed=recipe.seed, columns=columns, classes=classes)
+
+
+def _known_columns(data: Data, names: Sequence[str]) -> dict[str, Any]:
+    """Those of the columns that a folder of photos gives all its rows."""
+    classes = recipe_classes(data, "held-out")
+    return {"labels": folder_labels(str(data.eval), classes)} if classes and "labels" in names else {}
 
 
 def read_dataset(

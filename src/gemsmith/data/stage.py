@@ -21,7 +21,7 @@ from gemsmith.data.rows import (
     Document,
     describe_columns,
     read_dataset,
-    read_held_out_pictures,
+    read_held_out,
     read_train,
     source_sha256,
 )
@@ -104,7 +104,7 @@ def _read_held_out(recipe: Recipe) -> list[Document]:
     if any(is_task_file(task.task) for task in eval_tasks(recipe)):  # whose code no stage runs that does not score
         classes = recipe_classes(data, "held-out")
         return read_dataset(data.eval, format=data.format, seed=recipe.seed, classes=classes).documents
-    return read_held_out_pictures(recipe).documents
+    return read_held_out(recipe).documents
 
 
 def _assign(kept: Sequence[Rendered], patches: Sequence[int], data: Data) -> list[list[int]]:

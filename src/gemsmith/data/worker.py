@@ -1,7 +1,7 @@
 """What a process does that renders rows for another, which asks over stdin and is answered over stdout.
 
 It reads one Opening, then requests until there are no more, each in pickle: a list of documents is answered by its
-Packed rows, Prompts by None, and either by the error that is the user's to read.
+Packed rows, Prompts by their ids, and either by the error that is the user's to read.
 """
 
 import pickle
@@ -59,10 +59,9 @@ def main() -> None:
     answer_requests(lambda request: _answer(renderer(), request), errors=(GemsmithError,))
 
 
-def _answer(renderer: Renderer, request: Sequence[Document] | Prompts) -> Packed | None:
+def _answer(renderer: Renderer, request: Sequence[Document] | Prompts) -> Packed | list[np.ndarray]:
     if isinstance(request, Prompts):
-        check_prompts(renderer, request.rows)
-        return None
+        return check_prompts(renderer, request.rows)
     rendered = render_documents(renderer, request)
     ids, trained = (np.concatenate([getattr(document, name) for document in rendered]) for name in ("ids", "trained"))
     lengths, origins = [len(document.ids) for document in rendered], [document.origin for document in rendered]

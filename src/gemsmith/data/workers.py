@@ -68,11 +68,13 @@ def render_in_processes(
 
 def check_prompts_in_process(
     folder: Path, template: TemplateText, rows: Sequence[tuple[Document, int]], *, limits: Limits | None = None
-) -> None:
-    """What check_prompts does, in another process. Raises what it raises, and DataError as render_in_processes does."""
+) -> list[np.ndarray]:
+    """What check_prompts gives, from another process. Raises what that raises, and DataError as render_in_processes."""
     opening = Opening(folder=folder, template=template, limits=limits or Limits())
     with ExitStack() as stack:
-        _ask(_start(opening, 1, stack), opening, Prompts(tuple(rows)), [document for document, _ in rows])
+        worker, documents = _start(opening, 1, stack), [document for document, _ in rows]
+        found: list[np.ndarray] = _ask(worker, opening, Prompts(tuple(rows)), documents)
+        return found
 
 
 def _start(opening: Opening, processes: int, stack: ExitStack) -> Worker:

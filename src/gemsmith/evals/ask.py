@@ -13,7 +13,7 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -65,13 +65,15 @@ Retried = Callable[[int, str], None]
 
 def ask_all(
     server: Server,
-    requests: Sequence[Request],
+    requests: Iterable[Request],
     heard: Heard,
     *,
     concurrency: int,
     retried: Retried = lambda _number, _reason: None,
 ) -> None:
     """Calls `heard` with each request's index and the JSON object that answers it, in the order in which they come.
+
+    A request is taken when there is room for it, so that those of an iterator are made one by one.
 
     Ends at once at Ctrl-C, at SIGTERM, and where `heard` raises. Raises EngineError where the server has died. A
     request that cannot connect, is cut off, or is answered with 429 or 5xx is tried again a few times, each after a

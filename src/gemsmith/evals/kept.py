@@ -14,6 +14,7 @@ from gemsmith.messages import Message, plain_messages
 from gemsmith.run import Run
 from gemsmith.serve.chat import Reply
 from gemsmith.serve.engine import find_engine
+from gemsmith.serve.stage import takes_pictures
 
 # Beside the weights, these make a request's tokens and how the next is chosen.
 _READ_BY_VLLM = (".json", ".jinja", ".model")
@@ -40,18 +41,25 @@ def digest_model(run: Run, folder: Path, weights_sha256: str, *, max_tokens: int
             "seed": recipe.seed,
         }
         | ({"served_as": "adapter"} if recipe.serve.weights == "adapter" else {})
+        | ({"image_tokens": recipe.data.image_tokens} if takes_pictures(run) else {})
         | ({"kv_cache_dtype": recipe.serve.kv_cache_dtype} if recipe.serve.kv_cache_dtype != "auto" else {})
     )
 
 
 def digest_question(
-    model: str, messages: Sequence[Message], *, drawn: Mapping[str, float] | None = None, choices: Sequence[str] = ()
+    model: str,
+    messages: Sequence[Message],
+    *,
+    drawn: Mapping[str, float] | None = None,
+    choices: Sequence[str] = (),
+    pictures: Sequence[str] = (),
 ) -> str:
     """SHA-256 that an answer of the model of that digest is kept under.
 
-    `drawn`: how, with the sample's own seed; `choices`: whose likelihoods are the answer.
+    `drawn`: how, with the sample's own seed; `choices`: whose likelihoods are the answer; `pictures`: their SHA-256.
     """
     how = [*([] if drawn is None else [dict(drawn)]), *([list(choices)] if choices else [])]
+    how += [{"pictures": list(pictures)}] if pictures else []
     return _sha256([model, *plain_messages(messages), *how])
 
 

@@ -3,19 +3,36 @@
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
+import numpy as np
+
+from gemsmith.checkpoint import read_config
 from gemsmith.checkpoint.fetch import fetch_folder
+from gemsmith.data.pictures import look_at_pictures
 from gemsmith.data.rows import Dataset, Document, describe_columns, read_held_out
 from gemsmith.data.template import find_template
 from gemsmith.data.workers import check_prompts_in_process
 from gemsmith.errors import DataError, MachineError, RecipeError
-from gemsmith.messages import plain_messages, text_message, text_of
+from gemsmith.messages import images_of, plain_messages, text_message, text_of
+from gemsmith.pictures.patches import Patching, read_patching
 from gemsmith.recipe import EvalTask, eval_tasks
 from gemsmith.run import Run
-from gemsmith.tasks import GREEDY, SOURCES, ChecksRows, Judges, Question, Sampling, Scorer, find_scorer, find_source
+from gemsmith.serve.messages import api_messages
+from gemsmith.tasks import (
+    GREEDY,
+    SOURCES,
+    ChecksRows,
+    Chooser,
+    Judges,
+    Question,
+    Sampling,
+    Scorer,
+    find_scorer,
+    find_source,
+)
 from gemsmith.terminal import open_console
 
 _NAMED = 3
@@ -37,6 +54,10 @@ class OpenTask:
     left_out: Mapping[str, str] = field(default_factory=dict)
     judged_by: str | None = None
     sandbox: bool | None = None
+    patching: Patching | None = None
+    """How the model cuts up the questions' pictures; None where they have none."""
+    prompts: tuple[np.ndarray, ...] = ()
+    """Of held-out rows, the ids that training makes of each question, int32 of shape (L,)."""
 
     @property
     def held_out(self) -> bool:
@@ -66,7 +87,7 @@ def open_tasks(run: Run) -> tuple[list[OpenTask], Dataset | None]:
     rows = _questions_of(run, dataset.documents) if dataset is not None else []
     _check_rows(entries, rows)
     names = [entry.task for entry in entries]
-    tasks = []
+    tasks: list[OpenTask] = []
     for place, entry in enumerate(entries):
         name = entry.task if names.count(entry.task) == 1 else f"{entry.task} {names[: place + 1].count(entry.task)}"
         tasks.append(
@@ -76,8 +97,8 @@ def open_tasks(run: Run) -> tuple[list[OpenTask], Dataset | None]:
     for task in tasks:
         if not task.held_out:
             prompts += [(_as_document(question), len(question.messages)) for question in task.questions]
-    _check_prompts(run, prompts)
-    return tasks, dataset
+    ids = tuple(_check_prompts(run, prompts)[: len(rows)])
+    return [replace(task, prompts=ids) if task.held_out else task for task in tasks], dataset
 
 
 def read_questions(run: Run) -> list[Question]:
@@ -93,6 +114,12 @@ def read_questions(run: Run) -> list[Question]:
     return rows
 
 
+def asked_messages(run: Run, questions: Sequence[Question]) -> list[list[dict[str, Any]]]:
+    """The messages of requests that ask the questions."""
+    patching = _patching_of(run) if any(question.pictures for question in questions) else None
+    return [api_messages(question.messages, question.pictures, patching) for question in questions]
+
+
 def check_tasks(run: Run) -> None:
     """Raises what open_tasks does of questions that cannot be read and of programs that are not here.
 
@@ -100,7 +127,7 @@ def check_tasks(run: Run) -> None:
     """
     entries = eval_tasks(run.recipe)
     if not entries or any(entry.task not in SOURCES for entry in entries):
-        _check_rows(entries, _questions_of(run, _read_rows(run).documents))
+        _check_rows(entries, _questions_of(run, read_held_out(run.recipe).documents))
     for entry in entries:
         if entry.task in SOURCES:
             source = find_source(entry.task)
@@ -109,7 +136,7 @@ def check_tasks(run: Run) -> None:
 
 
 def _open_rows(run: Run, entry: EvalTask, name: str, rows: Sequence[Question]) -> OpenTask:
-    asked = json.dumps([(plain_messages(question.messages), question.expected) for question in rows])
+    asked = json.dumps([(*_asked(question), question.expected) for question in rows])
     return OpenTask(
         name=name,
         entry=entry,
@@ -119,6 +146,7 @@ def _open_rows(run: Run, entry: EvalTask, name: str, rows: Sequence[Question]) -
         sampling=GREEDY,
         seed=run.recipe.seed,
         max_tokens=entry.max_tokens or run.recipe.eval.max_tokens,
+        patching=_patching_of(run) if any(question.pictures for question in rows) else None,
     )
 
 
@@ -154,6 +182,12 @@ def _open_source(run: Run, entry: EvalTask, name: str) -> OpenTask:
     )
 
 
+def _asked(question: Question) -> tuple[Any, ...]:
+    """Its messages, and where it has pictures their SHA-256."""
+    pictures = [picture.sha256 for picture in question.pictures]
+    return (plain_messages(question.messages), *([pictures] if pictures else []))
+
+
 def _tell_left_out(name: str, judges: Judges, questions: int) -> None:
     left = list(judges.unscorable)
     if left:
@@ -167,7 +201,17 @@ def _tell_left_out(name: str, judges: Judges, questions: int) -> None:
 def _read_rows(run: Run) -> Dataset:
     if run.recipe.data.eval is None:
         _refuse_no_rows()
-    return read_held_out(run.recipe)
+    dataset = read_held_out(run.recipe)
+    documents = dataset.documents[: run.recipe.eval.limit]
+    if not any(images_of(document.messages) for document in documents):
+        return dataset
+    seen = look_at_pictures(documents, _patching_of(run), bad="error", key="data.eval")
+    return replace(dataset, documents=seen.documents, notices=(*dataset.notices, *seen.notices))
+
+
+def _patching_of(run: Run) -> Patching:
+    config = read_config(fetch_folder(run.recipe.checkpoint))
+    return read_patching(config, run.recipe.data.image_tokens)
 
 
 def _refuse_no_rows() -> NoReturn:
@@ -187,6 +231,11 @@ def _check_rows(entries: Sequence[EvalTask], rows: Sequence[Question]) -> None:
     """Raises DataError where a scorer cannot judge by a row."""
     for entry in entries:
         scorer = None if entry.task in SOURCES else find_scorer(entry.task)
+        if isinstance(scorer, Chooser) and (seen := next((row for row in rows if images_of(row.messages)), None)):
+            raise RecipeError(
+                f"eval: {entry.task} asks how likely answers are after a prompt of text, and {seen.origin} has a "
+                "picture; set eval.scorer to one that reads what is written, such as labels"
+            )
         if isinstance(scorer, ChecksRows):
             for question in rows:
                 scorer.check(question)
@@ -202,7 +251,11 @@ def _question(document: Document, number: int) -> Question:
             "row out"
         )
     return Question(
-        messages=messages[:last], expected=text_of(messages[last]), origin=document.origin, columns=document.columns
+        messages=messages[:last],
+        expected=text_of(messages[last]),
+        origin=document.origin,
+        columns=document.columns,
+        pictures=document.pictures[: len(images_of(messages[:last]))],
     )
 
 
@@ -215,7 +268,7 @@ def _as_document(question: Question) -> Document:
     return Document(messages=(*question.messages, answer), origin=question.origin)
 
 
-def _check_prompts(run: Run, prompts: Sequence[tuple[Document, int]]) -> None:
-    """A server reads control tokens wherever they stand in a prompt's text."""
+def _check_prompts(run: Run, prompts: Sequence[tuple[Document, int]]) -> list[np.ndarray]:
+    """The prompts' ids. A server reads control tokens wherever they stand in a prompt's text."""
     folder = fetch_folder(run.recipe.checkpoint)
-    check_prompts_in_process(folder, find_template(folder, run.recipe.data.template), prompts)
+    return check_prompts_in_process(folder, find_template(folder, run.recipe.data.template), prompts)

@@ -5,14 +5,15 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from gemsmith.eval_records import ModelResult, ProblemScore, Score, TaskResult
+from gemsmith.eval_records import LabelsResult, ModelResult, ProblemScore, Score, TaskResult
 from gemsmith.evals.difference import compare_paired
+from gemsmith.evals.labels import Answered, label_scores
 from gemsmith.evals.pass_at import mean_interval, pass_at_each
 from gemsmith.evals.questions import OpenTask
 from gemsmith.evals.sampling import Answer, Answers, describe_counts
 from gemsmith.evals.scoring import score
 from gemsmith.messages import text_of
-from gemsmith.tasks import Question
+from gemsmith.tasks import Classifier, Question
 
 EXAMPLES = 5
 
@@ -35,7 +36,19 @@ def make_result(task: OpenTask, base: Answers, tuned: Answers) -> TaskResult:
         base=model_result(task, base),
         tuned=model_result(task, tuned),
         difference=compare_paired(*_answered(base, tuned)),
+        labels=_labels(task, base, tuned),
     )
+
+
+def _labels(task: OpenTask, base: Answers, tuned: Answers) -> LabelsResult | None:
+    """What there is to say of answers that are labels; None where they are not."""
+    if not task.held_out or not isinstance(task.scorer, Classifier):
+        return None
+    one, other = (
+        Answered([answer.text for answer in model.all()], [answer.right for answer in model.all()])
+        for model in (base, tuned)
+    )
+    return label_scores(task.scorer, task.questions, one, other)
 
 
 def _answered(base: Answers, tuned: Answers) -> tuple[list[float], list[float]]:
@@ -70,6 +83,7 @@ def model_result(task: OpenTask, answers: Answers) -> ModelResult:
         mean_output_tokens=math.fsum(tokens) / len(tokens) if tokens else None,
         usage_missing=sum(answer.tokens is None and not answer.failed for answer in flat),
         retries=dict(answers.retries),
+        prompts_compared=answers.prompts_compared,
     )
 
 
@@ -131,6 +145,9 @@ def make_rows(task: OpenTask, base: Answers, tuned: Answers) -> Iterator[dict[st
 def _row(question: Question, base: Answer, tuned: Answer) -> dict[str, Any]:
     return {
         "prompt": "\n\n".join(text_of(message) for message in question.messages),
+        **(
+            {"pictures": [picture.path or picture.sha256 for picture in question.pictures]} if question.pictures else {}
+        ),
         "expected": question.expected,
         "base": base.text,
         "tuned": tuned.text,

@@ -12,11 +12,12 @@ from gemsmith.evals.ask import Request, ask_all
 from gemsmith.evals.judging import Judged, judging
 from gemsmith.evals.kept import appending, digest_question, keep, keep_retry, read_kept, read_retries
 from gemsmith.evals.likelihood import ask_likelihoods
+from gemsmith.evals.prompts import COMPARED, compare_prompts
 from gemsmith.evals.questions import OpenTask
-from gemsmith.messages import plain_messages
 from gemsmith.run import Run
 from gemsmith.serve.chat import Failure, Reply, read_chat
 from gemsmith.serve.identity import ask_models
+from gemsmith.serve.messages import api_messages
 from gemsmith.serve.server import Server
 from gemsmith.tasks import Chooser, Question
 from gemsmith.terminal import open_console, open_progress, track
@@ -58,6 +59,8 @@ class Answers:
 
     answers: tuple[tuple[Answer, ...], ...]
     retries: Mapping[str, int]
+    prompts_compared: int = 0
+    """Prompts with pictures that a server was seen to read as the ids that training makes of them."""
 
     def all(self) -> list[Answer]:
         return [answer for answers in self.answers for answer in answers]
@@ -88,6 +91,7 @@ class _Asking:
     judge: Callable[[Any, str], Judged]
     replies: dict[int, Reply | Failure]
     judged: dict[int, Judged]
+    compared: int = 0
 
     def hear(self, number: int, reply: Reply | Failure) -> None:
         self.replies[number] = reply
@@ -125,6 +129,7 @@ def answer_all(run: Run, task: OpenTask, model: Model) -> Answers:
     return Answers(
         answers=tuple(tuple(answers[start : start + samples]) for start in range(0, len(answers), samples)),
         retries=_count_retries(run, keys),
+        prompts_compared=asking.compared,
     )
 
 
@@ -149,7 +154,9 @@ def _drawn(task: OpenTask, number: int) -> dict[str, float] | None:
 
 def _key(task: OpenTask, digest: str, number: int) -> str:
     question = task.questions[number // task.sampling.samples]
-    return digest_question(digest, question.messages, drawn=_drawn(task, number), choices=_choices(task, question))
+    pictures = [picture.sha256 for picture in question.pictures]
+    drawn, choices = _drawn(task, number), _choices(task, question)
+    return digest_question(digest, question.messages, drawn=drawn, choices=choices, pictures=pictures)
 
 
 def _choices(task: OpenTask, question: Question) -> tuple[str, ...]:
@@ -158,7 +165,8 @@ def _choices(task: OpenTask, question: Question) -> tuple[str, ...]:
 
 
 def _request(server: Server, task: OpenTask, number: int) -> Request:
-    messages = plain_messages(task.questions[number // task.sampling.samples].messages)
+    question = task.questions[number // task.sampling.samples]
+    messages = api_messages(question.messages, question.pictures, task.patching)
     body = {"model": server.model, "messages": messages, "max_tokens": task.max_tokens, "temperature": 0}
     return Request(path="/v1/chat/completions", body=body | (_drawn(task, number) or {}))
 
@@ -235,8 +243,21 @@ def _ask_once(asking: _Asking, server: Server) -> None:
         def heard_chat(place: int, found: dict[str, Any] | Failure) -> None:
             heard(missing[place], found if isinstance(found, Failure) else read_chat(found))
 
-        requests = [_request(server, task, number) for number in missing]
+        asking.compared += _compare_prompts(asking, server)
+        # One by one: the pictures of all of them may not fit into memory.
+        requests = (_request(server, task, number) for number in missing)
         ask_all(server, requests, heard_chat, concurrency=concurrency, retried=retried)
+
+
+def _compare_prompts(asking: _Asking, server: Server) -> int:
+    """How many of the first prompts with pictures the server was seen to read as training made them."""
+    task = asking.task
+    numbers = [number for number in asking.missing() if task.prompts and task.questions[number].pictures][:COMPARED]
+    asked = {
+        task.questions[number].origin: (_request(server, task, number), task.prompts[number].tolist())
+        for number in numbers
+    }
+    return compare_prompts(server, asked) if asked else 0
 
 
 def _count_retries(run: Run, keys: Sequence[str]) -> dict[str, int]:

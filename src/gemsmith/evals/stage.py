@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from gemsmith.checkpoint import open_checkpoint
 from gemsmith.data.overlap import Overlap, find_overlap, overlap_notices, read_answers
 from gemsmith.data.rows import Dataset, Document
+from gemsmith.errors import RecipeError
 from gemsmith.eval_records import EvalRecord, TaskResult
 from gemsmith.evals.compare import Comparison, compare, unmoved_notices, worse_notices
 from gemsmith.evals.kept import digest_model
@@ -56,6 +57,7 @@ def evaluate(run: Run, servers: Servers) -> EvalRecord:
     """
     clock = start_clock()
     tasks, dataset = open_tasks(run)
+    _check_pictures(tasks, servers)
     overlap = _find_trained(run, tasks)
     read_record(run, ExportRecord)
     servers.check_verified()  # also where all answers are there from an earlier start
@@ -72,6 +74,15 @@ def evaluate(run: Run, servers: Servers) -> EvalRecord:
     write_record(run, record)
     _keep_answers(run)
     return record
+
+
+def _check_pictures(tasks: Sequence[OpenTask], servers: Servers) -> None:
+    seen = next((question for task in tasks for question in task.questions if question.pictures), None)
+    if seen and not servers.takes_pictures:
+        raise RecipeError(
+            f"serve.pictures: is false, no trained row has a picture, and {seen.origin} of data.eval has one; set it "
+            "to true"
+        )
 
 
 def _models(run: Run, servers: Servers) -> tuple[Model, Model]:
@@ -175,7 +186,11 @@ def _find_trained(run: Run, tasks: Sequence[OpenTask]) -> Overlap | None:
     if trained is None or held_out is None:
         return None
     rows = [
-        Document(messages=(*question.messages, text_message("assistant", question.expected)), origin=question.origin)
+        Document(
+            messages=(*question.messages, text_message("assistant", question.expected)),
+            origin=question.origin,
+            pictures=question.pictures,
+        )
         for question in held_out.questions
     ]
     return find_overlap(trained, rows)

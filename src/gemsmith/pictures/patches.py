@@ -106,10 +106,15 @@ def count_soft_tokens(width: int, height: int, patching: Patching) -> int:
     return wide * tall // (patching.patch * patching.pooling) ** 2
 
 
+def resize(rgb: Image.Image, patching: Patching) -> Image.Image:
+    """The picture in the size that the model takes it in."""
+    size = fitted_size(*rgb.size, patching)
+    return rgb if rgb.size == size else rgb.resize(size, Image.Resampling.BICUBIC)
+
+
 def cut(rgb: Image.Image, patching: Patching) -> np.ndarray:
     """The resized picture as uint8 of shape (rows, columns, dimension): the values of Patches, not yet scaled."""
-    size = fitted_size(*rgb.size, patching)
-    pixels = np.asarray(rgb if rgb.size == size else rgb.resize(size, Image.Resampling.BICUBIC))
+    pixels = np.asarray(resize(rgb, patching))
     side = patching.side
     rows, columns = len(pixels) // side, pixels.shape[1] // side
     parts = pixels.reshape(rows, side, columns, side, 3).transpose(0, 2, 1, 3, 4)

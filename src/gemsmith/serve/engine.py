@@ -25,6 +25,7 @@ class Engine:
     package: str
     version: str
     transformers: str = ""
+    torchvision: str = ""
 
     @property
     def is_cpu(self) -> bool:
@@ -46,6 +47,8 @@ class ServeSettings:
     arguments: tuple[str, ...] = ()
     start_timeout_s: int = 900
     pictures: bool = False
+    image_tokens: int = 280
+    """Soft tokens of a picture at most."""
     kv_cache_dtype: str = "auto"
     image: str | None = None
     adapter: ServedAdapter | None = None
@@ -84,10 +87,10 @@ def find_engine(given: str | None = None) -> Engine:
         )
     except (OSError, subprocess.SubprocessError) as error:
         raise MachineError(f"{origin}: {python} does not run ({error}); {remedy}") from None
-    package, version, transformers = (*answer.stdout.split(), "", "", "")[:3]
+    package, version, transformers, torchvision = (*answer.stdout.split(), "", "", "", "")[:4]
     if not version:
         raise MachineError(f"{origin}: {python} has no vLLM; {remedy}")
-    return Engine(python=python, package=package, version=version, transformers=transformers)
+    return Engine(python=python, package=package, version=version, transformers=transformers, torchvision=torchvision)
 
 
 def engine_python(given: str | None = None) -> Path:
@@ -96,12 +99,12 @@ def engine_python(given: str | None = None) -> Path:
     return Path(given or os.environ.get(PYTHON_VARIABLE) or beside).expanduser()
 
 
-def server_environment(engine: Engine) -> dict[str, str]:
-    """The environment of vLLM's processes; on a CPU, what is set already is kept."""
+def server_environment(engine: Engine, path: str | None = None) -> dict[str, str]:
+    """The environment of vLLM's processes; on a CPU, what is set already is kept, and `path` is its PYTHONPATH."""
     fixed = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "PYTHONSAFEPATH": "1"}
     if not engine.is_cpu:
         return clean_environment() | fixed
-    return cpu_environment() | clean_environment() | fixed
+    return cpu_environment() | clean_environment() | fixed | ({"PYTHONPATH": path} if path else {})
 
 
 def clean_environment() -> dict[str, str]:

@@ -4,7 +4,7 @@ Nothing here has run on a TPU yet, and nothing on several GPUs: what fits is mod
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,13 +26,9 @@ from gemsmith.serve.known import (
     read_version,
     refuse_image,
 )
+from gemsmith.serve.pictures import ON_CPU, encoder_arguments, refuse_on_cpu
 from gemsmith.serve.split import BATCHED, UTILISATION, Split, choose_split, memory_choice, tensor_parallel_choice
-from gemsmith.serve.upstream import (
-    QUICK_START_ON_CPU,
-    SERVER_MODULE,
-    cpu_environment,
-    text_only,
-)
+from gemsmith.serve.upstream import QUICK_START_ON_CPU, SERVER_MODULE, cpu_environment
 from gemsmith.sizing.serving import serving_memory
 from gemsmith.zoo import Variant, read_variant
 
@@ -128,7 +124,7 @@ def deploy(
         runtime=RUNTIMES.get(machine.chip.name) if kind == "tpu" and image else None,
         program=("serve",) if image else program,
         docker_flags=_docker_flags(kind) if image else (),
-        environment=_environment(kind, weights, in_image=image is not None),
+        environment=_environment(kind, weights, settings, in_image=image is not None),
         passed=(*((KEY_VARIABLE,) if keyed else ()), *(() if weights.is_folder else ("HF_TOKEN",))),
         mounts=(*seen.mounts, *_caches(kind, weights)) if image else (),
         arguments=(
@@ -192,12 +188,9 @@ def _arguments_on(
 
 
 def _on_cpu(machine: Machine, weights: Weights, settings: ServeSettings) -> _Arguments:
-    """One process, text only."""
+    """One process."""
     if settings.pictures:
-        raise RecipeError(
-            "serve.pictures: true was given, but vLLM's environment for CPUs lacks torchvision, which pictures need; "
-            "leave it out, or serve on a GPU or TPU"
-        )
+        refuse_on_cpu(weights.variant)
     if settings.kv_cache_dtype != "auto":
         raise RecipeError(f"serve.kv_cache_dtype: {settings.kv_cache_dtype} was given; on a CPU set auto")
     dtype = "float32" if settings.dtype == "float32" else "bfloat16"
@@ -206,7 +199,7 @@ def _on_cpu(machine: Machine, weights: Weights, settings: ServeSettings) -> _Arg
     if needed > machine.chip.hbm_bytes:
         why = f"the weights are {needed / 1e9:.0f} GB, this machine has {machine.chip.hbm_bytes / 1e9:.0f}: too little"
         choices.append(Choice(what="memory", why=why))
-    return [*QUICK_START_ON_CPU, *text_only(weights.config, is_cpu=True)], tuple(choices)
+    return [*QUICK_START_ON_CPU, *encoder_arguments(weights.config, settings, is_cpu=True)], tuple(choices)
 
 
 def _on_gpu(
@@ -233,10 +226,9 @@ def _on_gpu(
         budget = ("--max-num-batched-tokens", str(split.batched_tokens))
         why = f"with {BATCHED[0]} the sliding windows' keys and values would not fit beside the weights"
         why_budget = (Choice(what=" ".join(budget), why=why),)
-    if not settings.pictures:
-        left_out = text_only(weights.config, is_cpu=False)
-        arguments += left_out
-        choices += [Choice(what=word, why="serve.pictures is false") for word in left_out[:1]]
+    encoder = encoder_arguments(weights.config, settings, is_cpu=False)
+    arguments += encoder
+    choices += _picture_choices(settings, encoder)
     if settings.kv_cache_dtype != "auto":
         arguments += ["--kv-cache-dtype", settings.kv_cache_dtype]
         choices.append(Choice(what="--kv-cache-dtype fp8", why="serve.kv_cache_dtype; e4m3 on a GPU"))
@@ -263,7 +255,11 @@ def _on_tpu(
     budget, why_budget = picture_budget(weights.variant, settings, takes_pictures=True, version=version)
     why = "a picture's tokens attend to each other, so it is not cut into chunks"
     choices.append(Choice(what="--disable_chunked_mm_input", why=why))
-    if not settings.pictures:
+    if settings.pictures:
+        encoder = encoder_arguments(weights.config, settings, is_cpu=False)
+        arguments += encoder
+        choices += _picture_choices(settings, encoder)
+    else:
         why = "is false, and pictures are taken all the same: no switch is known to leave their encoder out on a TPU"
         choices.append(Choice(what="serve.pictures", why=why))
     if settings.kv_cache_dtype != "auto":
@@ -274,6 +270,19 @@ def _on_tpu(
     why = f"the first start compiles for 8 to 10 minutes, others take that from the folder ({TPU_CACHE.link})"
     choices.append(Choice(what=f"VLLM_XLA_CACHE_PATH, {_XLA_CACHE}", why=f"{why}; a bucket would not do"))
     return [*arguments, "--disable_chunked_mm_input", *budget], (*choices, *why_budget)
+
+
+def _picture_choices(settings: ServeSettings, arguments: Sequence[str]) -> list[Choice]:
+    """Why the encoders are left out, or told what they are."""
+    if not settings.pictures:
+        return [Choice(what=word, why="serve.pictures is false") for word in arguments[:1]]
+    return [
+        Choice(what=" ".join(arguments[:2]), why="pictures alone; their number is limited by --max-model-len"),
+        Choice(
+            what=" ".join(arguments[2:4]), why="data.image_tokens: as many soft tokens as a picture was trained with"
+        ),
+        Choice(what=" ".join(arguments[4:]), why="pictures come in the request as data: URLs; the server fetches none"),
+    ]
 
 
 def _fp8_choice(machine: Machine, what: str, why: str) -> Choice:
@@ -324,9 +333,9 @@ def _caches(kind: str, weights: Weights) -> tuple[Mount, ...]:
     return tuple(mounts)
 
 
-def _environment(kind: str, weights: Weights, *, in_image: bool) -> dict[str, str]:
+def _environment(kind: str, weights: Weights, settings: ServeSettings, *, in_image: bool) -> dict[str, str]:
     found = {"HF_HUB_OFFLINE": "1"} if weights.is_folder else {}
     found |= {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
     if kind == "cpu":
-        return cpu_environment() | found
+        return cpu_environment() | found | ({"PYTHONPATH": ON_CPU} if settings.pictures else {})
     return found | ({"VLLM_XLA_CACHE_PATH": _XLA_CACHE_INSIDE} if kind == "tpu" and in_image else {})

@@ -16,12 +16,13 @@ from gemsmith.characters import spell_out
 from gemsmith.checkpoint import open_checkpoint
 from gemsmith.checkpoint.fetch import is_hub_id
 from gemsmith.checkpoint.peft_config import read_peft_config
+from gemsmith.data.image_folder import FORMAT as IMAGE_FOLDER
 from gemsmith.errors import CheckpointError, EngineError, RunError
 from gemsmith.hardware import Machine
 from gemsmith.provenance import Clock, start_clock
 from gemsmith.recipe_file import load_recipe
 from gemsmith.recipe_keys import differing_keys
-from gemsmith.records import ExportRecord, Origin, ServeRecord, VerifyRecord
+from gemsmith.records import DataRecord, ExportRecord, Origin, ServeRecord, VerifyRecord
 from gemsmith.run import Run, make_origin, read_record, write_record
 from gemsmith.serve.adapter import ServedAdapter, base_name
 from gemsmith.serve.chat import Failure, read_chat, read_object
@@ -86,6 +87,11 @@ class Servers:
     def serves_adapter(self) -> bool:
         """Whether base and tuned model are one server."""
         return self._run.recipe.serve.weights == "adapter"
+
+    @property
+    def takes_pictures(self) -> bool:
+        """Whether prompts may hold pictures."""
+        return self._settings.pictures
 
     @property
     def adapter_effect(self) -> float | None:
@@ -195,10 +201,25 @@ def make_settings(run: Run, *, prefix_caching: bool = False) -> ServeSettings:
         prefix_caching=prefix_caching,
         arguments=serve.arguments,
         start_timeout_s=serve.start_timeout_s,
-        pictures=serve.pictures,
+        pictures=takes_pictures(run),
+        image_tokens=run.recipe.data.image_tokens,
         kv_cache_dtype=serve.kv_cache_dtype,
         image=serve.image,
     )
+
+
+def takes_pictures(run: Run) -> bool:
+    """Whether the run's models are served with what encodes pictures: where that is asked for, or its rows have some.
+
+    Rows are known by the recipe, or by what the data stage has read.
+    """
+    if run.recipe.serve.pictures or run.recipe.data.format == IMAGE_FOLDER:
+        return True
+    try:
+        record: DataRecord = read_record(run, DataRecord)
+    except RunError:
+        return False
+    return record.pictures > 0
 
 
 def serve(run: Run, servers: Servers) -> ServeRecord:

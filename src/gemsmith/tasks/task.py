@@ -7,9 +7,12 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from gemsmith.messages import Message
+
+if TYPE_CHECKING:  # it loads Pillow, which a recipe does not need
+    from gemsmith.pictures.check import Picture
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,6 +23,8 @@ class Question:
     expected: str
     origin: str
     columns: Mapping[str, Any] = field(default_factory=dict)
+    pictures: "tuple[Picture, ...]" = ()
+    """What was found of the messages' pictures, in order."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +72,7 @@ class RowMaker(Protocol):
 
 
 class Scorer(Protocol):
-    """A task that `eval.scorer` can name. It may also be one or more of the three below."""
+    """A task that `eval.scorer` can name. It may also be one or more of the four below."""
 
     COLUMNS: tuple[str, ...]
     """Columns that each held-out row must have beside the messages; `eval.options` may give them for rows that do
@@ -109,6 +114,17 @@ class Chooser(Protocol):
 
     def list_choices(self, question: Question) -> Sequence[str]:
         """The texts to ask for; none begins with white space, which would merge with the end of the prompt."""
+
+
+@runtime_checkable
+class Classifier(Protocol):
+    """A scorer whose answers are labels, so that it can be told which are taken for which."""
+
+    def list_labels(self, questions: Sequence[Question]) -> Sequence[str]:
+        """All labels, each once; the expected answers are among them."""
+
+    def find_label(self, answer: str, labels: Sequence[str]) -> str | None:
+        """Which of the labels an answer is; None where it is none."""
 
 
 class Judges(Protocol):

@@ -46,7 +46,8 @@ IMAGE_TOKENS = {
 }
 """What a tokenizer has beside, where its model has vision: the key of tokenizer_config.json, id and token."""
 _CONFIG_KEYS = {"eoa_token": "eoa_token_index"}
-_PART = "part.text | trim"  # in chat_template.jinja
+_TEXT_PART = "{{- part.text | trim -}}"
+_ANY_PART = "{{- '<|image|>' if part.type == 'image' else part.text | trim -}}"
 _FIRST_BYTE_ID = 108
 _NEWLINE_ID = 107
 
@@ -92,6 +93,8 @@ def write_checkpoint(
         {"bos_token_id": 2, "do_sample": True, "eos_token_id": [1, 106, 50], "pad_token_id": 0},
     )
     kind = ml_dtypes.bfloat16 if dtype == "bfloat16" else np.dtype(dtype)
+    if variant.vision is not None:
+        _write_json(folder / "processor_config.json", make_processor_config(variant.vision))
     weight_map: dict[str, str] = {}
     for number, names in enumerate(_split_evenly(weights, shards), start=1):
         shard = f"model-{number:05d}-of-{shards:05d}.safetensors"
@@ -122,10 +125,22 @@ def make_config(variant: Variant, dtype: str = "bfloat16") -> dict[str, Any]:
     return config | (ids if variant.vision else {})
 
 
+def make_processor_config(vision: Vision) -> dict[str, Any]:
+    """The processor_config.json of a checkpoint with vision, as much of it as its patches make another."""
+    patches = {"patch_size": vision.patch, "pooling_kernel_size": vision.pooling}
+    unified = "Unified" if isinstance(vision, PatchProjection) else ""
+    return {
+        "processor_class": f"Gemma4{unified}Processor",
+        "feature_extractor": {"feature_extractor_type": f"Gemma4{unified}AudioFeatureExtractor"},
+        "image_processor": {"image_processor_type": f"Gemma4{unified}ImageProcessor", **patches},
+        "video_processor": {"video_processor_type": f"Gemma4{unified}VideoProcessor", **patches},
+    }
+
+
 def make_tokenizer(folder: Path, *, chat_template: bool = True, vision: bool = False) -> None:
     """Writes the tiny tokenizer (1024 ids, Gemma 4's special ids) and, where wanted, the chat template.
 
-    With `vision` some of its unused ids are those of images, and the template writes their placeholders.
+    With `vision` some of its unused ids are those of images, and the template writes their places.
     """
     files = resources.files("gemsmith.testing")
     folder.mkdir(parents=True, exist_ok=True)
@@ -148,9 +163,11 @@ def make_tokenizer(folder: Path, *, chat_template: bool = True, vision: bool = F
         | ({key: token for key, (_, token) in IMAGE_TOKENS.items()} if vision else {}),
     )
     if chat_template:
-        text = (files / "chat_template.jinja").read_text(encoding="utf-8")
-        placed = "'<|image|>' if part.type == 'image' else part.text | trim" if vision else _PART
-        (folder / "chat_template.jinja").write_text(text.replace(_PART, placed), encoding="utf-8")
+        with resources.as_file(files / "chat_template.jinja") as source:
+            text = source.read_text(encoding="utf-8")
+        assert _TEXT_PART in text
+        with_images = text.replace(_TEXT_PART, _ANY_PART) if vision else text
+        (folder / "chat_template.jinja").write_text(with_images, encoding="utf-8")
 
 
 def train_tokenizer(texts: Iterable[str], file: Path, *, vocabulary: int = 1024) -> None:

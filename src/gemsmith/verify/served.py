@@ -14,10 +14,9 @@ from gemsmith.checkpoint import Checkpoint, open_checkpoint
 from gemsmith.checkpoint.adapter import read_peft_adapter
 from gemsmith.errors import EngineError, VerifyError
 from gemsmith.evals.ask import Request, ask_all
-from gemsmith.evals.questions import read_questions
+from gemsmith.evals.questions import asked_messages, read_questions
 from gemsmith.export.folder import ADAPTER, LOGS, MERGED, VERIFIED
 from gemsmith.files import write_text
-from gemsmith.messages import plain_messages
 from gemsmith.records import Check, VerifyRecord
 from gemsmith.run import Run, read_record, write_record
 from gemsmith.serve.adapter import ServedAdapter, base_name
@@ -35,16 +34,16 @@ PROMPTS, ANSWER_TOKENS = 8, 48
 # places.
 _NEAR_TIE = {"BF16": 0.3, "F16": 0.05, "F32": 1e-3}
 
-Prompt = Sequence[int] | Sequence[Mapping[str, str]]
+Prompt = Sequence[int] | Sequence[Mapping[str, Any]]
 
 
 def check_served_run(run: Run) -> VerifyRecord:
     """Adds what the servers show to the run's verify.json. Raises VerifyError where they do not agree."""
     record: VerifyRecord = read_record(run, VerifyRecord)
     base = open_checkpoint(run.recipe.checkpoint)
-    prompts: list[Prompt]
+    prompts: Sequence[Prompt]
     if run.recipe.data.eval is not None:
-        prompts = [plain_messages(question.messages) for question in read_questions(run)[:PROMPTS]]
+        prompts = asked_messages(run, read_questions(run)[:PROMPTS])
     else:
         prompts = [
             prompt.tolist() for prompt in make_prompts(trained_rows(run), base.variant.vocabulary, run.recipe.seed)
