@@ -9,7 +9,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from gemsmith.compare.published import read_published, redraw
 from gemsmith.recipe import recipe_schema
+from gemsmith.report.comparison_tables import markdown_of
 from gemsmith.stages import STAGES
 from readme_table import make_table
 
@@ -169,8 +171,15 @@ def demo_table() -> str:
     return make_table(RECORDS / "demo").replace("](benchmarks/", "](../benchmarks/")
 
 
+def paper_comparison() -> str:
+    """The published comparison as `gemsmith report --paper --md` prints it, its heading left to the page."""
+    redrawn = redraw(read_published())
+    return markdown_of(redrawn.comparison, redrawn).partition("\n")[2].replace("\n- ", "\n\n- ", 1).strip()
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "demo": demo_table,
+    "paper": paper_comparison,
     "stages": stage_table,
     "performance": performance_table,
 }

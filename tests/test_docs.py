@@ -76,7 +76,7 @@ def test_files_and_commands_that_a_page_names_are_there(file, gemsmith_verbs):
     verbs = re.findall(r"(?:^|`)gemsmith (\w+)", text, flags=re.MULTILINE)
     assert [verb for verb in verbs if verb not in gemsmith_verbs] == []
     assert [
-        name for name in re.findall(r"<!-- made: (\w+)", text) if name not in ("demo", "stages", "performance")
+        name for name in re.findall(r"<!-- made: (\w+)", text) if name not in ("demo", "paper", "stages", "performance")
     ] == []
 
 

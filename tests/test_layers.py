@@ -17,7 +17,7 @@ LAYERS = [
     {"launch"},
     {"pipeline", "port", "testing"},
     {"report"},
-    {"verify", "chat"},
+    {"verify", "chat", "compare"},
     {"plan", "aot", "evals", "bench"},
     {"train", "export", "serve"},
     {"models", "data"},

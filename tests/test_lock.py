@@ -11,7 +11,7 @@ import time
 import pytest
 
 from gemsmith.errors import RunError
-from gemsmith.lock import LOCK, locked
+from gemsmith.lock import LOCK, is_locked, locked
 
 HOLDER = """
 import os, sys, time
@@ -140,3 +140,16 @@ def test_a_full_disk_does_not_stop_a_command_before_it_has_begun(small_disk, tmp
     (disk / "filler").write_bytes(b"0" * 65536)
     with locked(disk):
         assert (disk / LOCK).read_text() == ""
+
+
+def test_whether_a_folder_is_locked_is_asked_without_taking_the_lock(hold, tmp_path):
+    assert not is_locked(tmp_path / "run")
+    holder, _ = hold(tmp_path / "run")
+    assert is_locked(tmp_path / "run") and holder.poll() is None
+    holder.kill()
+    holder.wait()
+    assert (tmp_path / "run" / LOCK).exists() and not is_locked(tmp_path / "run")
+    with locked(tmp_path / "run"):
+        assert is_locked(tmp_path / "run")
+        with pytest.raises(subprocess.CalledProcessError):  # asking has not given the lock up
+            subprocess.run([sys.executable, "-c", HOLDER, str(tmp_path / "run")], check=True, stderr=subprocess.DEVNULL)

@@ -12,6 +12,7 @@ import json
 import os
 import shlex
 import socket
+import struct
 import sys
 import time
 from collections.abc import Iterator
@@ -54,6 +55,35 @@ def locked(folder: Path, *, what: str = "run directory") -> Iterator[None]:
         if os.getpid() == process:  # a forked child that ends here has no lock
             file.unlink(missing_ok=True)
         os.close(descriptor)
+
+
+def is_locked(folder: Path) -> bool:
+    """Whether a process is in the folder, asked without taking the lock; False where the file system has none."""
+    if folder.resolve() in _held:
+        return True
+    try:
+        descriptor = os.open(folder / LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        return _is_held(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _is_held(descriptor: int) -> bool:
+    """Whether F_GETLK finds a lock of another process that keeps a write lock away."""
+    layout = "qqihh" if sys.platform == "darwin" else "hhqqi"
+    place = {"hhqqi": 0, "qqihh": 3}[layout]
+    asked: list[int] = [0] * 5
+    asked[place] = fcntl.F_WRLCK
+    try:
+        answer = fcntl.fcntl(descriptor, fcntl.F_GETLK, struct.pack(f"{layout}4x", *asked))
+    except OSError as error:
+        if error.errno not in _WITHOUT_LOCKS:
+            raise
+        return False
+    return int(struct.unpack(f"{layout}4x", answer)[place]) != fcntl.F_UNLCK
 
 
 def explain_missing_locks(place: str, error: OSError) -> None:

@@ -75,6 +75,16 @@ class PlanFix(Part):
     usd_per_million_tokens: Range | None
 
 
+class PlanPrice(Part):
+    """What an hour of a machine was reckoned with."""
+
+    usd_per_hour: float
+    basis: str
+    """Provider, region and source."""
+    date: str
+    """When that was read."""
+
+
 class MachinePlan(Part):
     name: str
     chips: int
@@ -101,6 +111,10 @@ class MachinePlan(Part):
     """The same at the cheapest spot price; high: with preemptions as assumed."""
     usd_per_million_tokens: Range | None = None
     """On demand, of real tokens; None also where how many these are is not known."""
+    price: PlanPrice | None = None
+    """On demand; None, here and below, also in plans of earlier versions."""
+    price_spot: PlanPrice | None = None
+    """The cheapest, whichever region has it."""
     mesh: dict[str, int]
     fix: PlanFix | None = None
     """None where the machine fits, and where no change was found."""

@@ -7,7 +7,7 @@ import pytest
 from gemsmith.data.parts import PictureSource, read_image
 from gemsmith.data.rows import Document, read_documents, read_held_out
 from gemsmith.errors import DataError
-from gemsmith.messages import ImagePart, TextPart
+from gemsmith.messages import ImagePart, TextPart, images_of
 from gemsmith.recipe_file import build_recipe
 
 ANSWER = {"role": "assistant", "content": "a cat"}
@@ -125,11 +125,11 @@ def test_a_picture_that_cannot_be_read_from_its_row_is_refused_with_the_line(row
     assert str(error.value).startswith("rows.jsonl line 1: ") and message in str(error.value)
 
 
-def test_eval_refuses_pictures_that_it_would_leave_out(write_rows):
-    file = write_rows(user({"type": "image", "path": "a"}))
+def test_held_out_rows_have_their_pictures(write_rows):
+    file = write_rows(user({"type": "image", "path": "/a"}))
     recipe = build_recipe({"checkpoint": "x", "data": {"train": "x", "eval": str(file)}})
-    with pytest.raises(DataError, match=r"rows.jsonl line 1: has a picture, and eval asks about text alone"):
-        read_held_out(recipe)
+    (document,) = read_held_out(recipe).documents
+    assert images_of(document.messages) == (ImagePart(path="/a"),)
 
 
 def test_the_rows_of_a_table_are_the_same_in_json(tmp_path):

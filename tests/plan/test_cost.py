@@ -1,7 +1,7 @@
 import pytest
 
 from gemsmith.hardware import load_catalogue
-from gemsmith.plan.cost import COMPILE_S, PREEMPTION_HOURS, cost_of, startup_s
+from gemsmith.plan.cost import COMPILE_S, PREEMPTION_HOURS, cheapest_spot, cost_of, on_demand, plan_price, startup_s
 from gemsmith.plan.time import StepTime
 from gemsmith.recipe import Train
 
@@ -51,3 +51,14 @@ def test_spot_pays_again_for_what_was_lost():
 def test_spot_that_would_never_get_on_has_no_dollars():
     assert cost(checkpoint_every=100_000).usd_spot is None
     assert cost("1xh200").usd is None and cost("1xh200").usd_spot is None
+
+
+def test_a_plans_price_is_the_catalogues_row():
+    price, spot = on_demand(MACHINES["v6e-8"]), cheapest_spot(MACHINES["v6e-8"])
+    kept, kept_spot = plan_price(price), plan_price(spot, spot=True)
+    assert (kept.usd_per_hour, kept.date) == (price.usd_per_hour, price.date)
+    assert kept.basis == f"{price.provider} {price.region}, {price.source}"
+    assert kept_spot.usd_per_hour == spot.usd_per_hour_spot < kept.usd_per_hour and spot.region in kept_spot.basis
+    unchecked = on_demand(MACHINES["v6e-1"])
+    assert not unchecked.checked and plan_price(unchecked).basis.endswith(", not checked")
+    assert plan_price(None) is None and plan_price(spot.__class__(**{**vars(spot), "usd_per_hour": None})) is None

@@ -104,6 +104,7 @@ ANSWERS = {
     "verilog-exact": ("yes", {}, "yes", "no"),
     "regex": ("yes", {"pattern": "^yes$"}, "yes", "no"),
     "json-fields": ('{"a": 1}', {}, '{"a": 1.0}', "{}"),
+    "labels": ("yes", {"labels": ["yes", "no"]}, "Yes.", "no"),
     "multiple-choice": ("yes", {"choices": ["yes", "no"]}, LIKELIER, LESS_LIKELY),
 }
 
@@ -126,8 +127,9 @@ def test_a_scorer_gives_a_verdict_for_each_of_no_one_and_many_answers(name):
     [
         (
             {"eval": {"scorer": "verilog-exct"}},
-            "eval.scorer: 'verilog-exct' was given, input should be 'exact', 'regex', 'json-fields', 'multiple-choice' "
-            "or 'verilog-exact', or a Python file such as ./my_task.py (did you mean verilog-exact?)",
+            "eval.scorer: 'verilog-exct' was given, input should be 'exact', 'regex', 'json-fields', "
+            "'multiple-choice', 'labels' or 'verilog-exact', or a Python file such as ./my_task.py "
+            "(did you mean verilog-exact?)",
         ),
         (
             {"data": {"train": {"task": "verilg", "rows": 3}}},
@@ -141,7 +143,8 @@ def test_a_scorer_gives_a_verdict_for_each_of_no_one_and_many_answers(name):
         (
             {"eval": {"tasks": [{"task": "verilgo", "dataset": "d"}]}},
             "eval.tasks.0.task: 'verilgo' was given, input should be 'verilog', 'exact', 'regex', 'json-fields', "
-            "'multiple-choice' or 'verilog-exact', or a Python file such as ./my_task.py (did you mean verilog?)",
+            "'multiple-choice', 'labels' or 'verilog-exact', or a Python file such as ./my_task.py "
+            "(did you mean verilog?)",
         ),
     ],
 )

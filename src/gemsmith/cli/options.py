@@ -20,6 +20,7 @@ _EXTRAS = {
     "chat.page": "chat",
     "chat": "serve",
     "report": "report",
+    "compare": "report",
     "verify": "verify",
     "evals": "serve",
     "bench": "serve",

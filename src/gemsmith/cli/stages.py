@@ -1,6 +1,5 @@
 """One function per stage: it reads its arguments, calls one function and prints."""
 
-import json
 import os
 from collections.abc import Sequence
 from functools import partial
@@ -13,7 +12,6 @@ from gemsmith.characters import spell_out, spell_out_json
 from gemsmith.cli.group import cli
 from gemsmith.cli.options import (
     FOLDER,
-    bucket_url,
     force_option,
     open_source,
     part,
@@ -242,24 +240,3 @@ def verify(
         record = part("verify.served").check_served_run(opened)
     if as_json:
         click.echo(spell_out_json(record.model_dump_json(indent=1)))
-
-
-@cli.command()
-@source_options
-def report(source: Path, run_path: Path | None, overrides: Sequence[str], as_json: bool) -> None:
-    """Write report.html from the records alone.
-
-    SOURCE is a recipe (YAML), a run directory, or gs://bucket/folder/NAME of a launch, whose records are fetched into
-    the run directory first.
-
-    \b
-    gemsmith report runs/my
-    gemsmith report gs://bucket/my
-    """
-    if url := bucket_url(source):
-        run_path, source = None, run_path or Path("runs") / source.name
-        with part("lock").locked(source):
-            part("launch.fetch").fetch_records(url, source)
-    opened = open_source(source, run_path, overrides)
-    page = part("report.stage").report(opened)
-    click.echo(json.dumps({"report": str(page)}) if as_json else spell_out(str(page)))

@@ -60,13 +60,6 @@ def thumbnail_url(source: str | bytes) -> str:
     return "data:image/jpeg;base64," + base64.b64encode(stream.getvalue()).decode()
 
 
-def decode_url(url: str) -> Image.Image:
-    """The RGB of a data: URL that picture_url gave. Raises BadPicture for another."""
-    if not url.startswith(_SCHEME):
-        raise BadPicture("not a picture", f"{url[:40]!r} is no data: URL of a PNG")
-    return make_rgb(base64.b64decode(url.removeprefix(_SCHEME), validate=True))
-
-
 def _read(source: str | bytes, sha256: str | None) -> Image.Image:
     name = source if isinstance(source, str) else "a picture"
     try:

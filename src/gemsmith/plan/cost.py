@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from gemsmith.hardware import Machine, Price, billed_hours
 from gemsmith.plan.time import StepTime
 from gemsmith.recipe import Train
-from gemsmith.records import Range
+from gemsmith.records import PlanPrice, Range
 
 LOAD_BYTES_PER_S = (1e9, 0.2e9)
 """Of the checkpoint, from a bucket or a disk to the chips, at best and at worst; assumed."""
@@ -70,6 +70,17 @@ def cheapest_spot(machine: Machine) -> Price | None:
     """The lowest spot price, whichever region has it."""
     rows = [price for price in machine.prices if price.usd_per_hour_spot]
     return min(rows, key=lambda price: price.usd_per_hour_spot or 0, default=None)
+
+
+def plan_price(price: Price | None, *, spot: bool = False) -> PlanPrice | None:
+    """The row of the catalogue as a plan's record keeps it; None where it has no such price."""
+    rate = None if price is None else price.usd_per_hour_spot if spot else price.usd_per_hour
+    if price is None or rate is None:
+        return None
+    doubt = "" if price.checked else ", not checked"
+    return PlanPrice(
+        usd_per_hour=rate, basis=f"{price.provider} {price.region}, {price.source}{doubt}", date=price.date
+    )
 
 
 def rounded(value: float) -> float:

@@ -7,7 +7,7 @@ from datetime import date
 from typing import Any
 
 from gemsmith.hardware import Machine, doubts_of
-from gemsmith.plan.cost import Cost, cheapest_spot, cost_of, on_demand, rounded
+from gemsmith.plan.cost import Cost, cheapest_spot, cost_of, on_demand, plan_price, rounded
 from gemsmith.plan.fix import Fix, find_fix
 from gemsmith.plan.mesh import GIB, USABLE_SHARE, Choice, choose_mesh
 from gemsmith.recipe import Recipe
@@ -65,6 +65,8 @@ def plan_machine(asked: Asked, machine: Machine) -> MachinePlan:
         price_doubts=() if price is None else doubts_of(price, asked.today),
         usd_spot=cost.usd_spot if fits else None,
         usd_per_million_tokens=cost.usd_per_million_tokens if fits else None,
+        price=plan_price(price),
+        price_spot=plan_price(cheapest_spot(machine), spot=True),
         mesh=choice.mesh.model_dump(),
         fix=None if fix is None else _fixed_plan(asked, fix, machine),
         notes=(

@@ -76,12 +76,25 @@ class Answer:
 
 def render_page(run: Run) -> str:
     """The whole page. Raises MachineError where matplotlib or Jinja is not installed."""
+    environment = open_environment()
+    from gemsmith.report import charts
+
+    findings = read_findings(run)
+    drawn: dict[str, Any] = {
+        "training": charts.training_charts(findings.train, run.recipe.optimizer.clip_norm) if findings.train else [],
+        "bench": charts.bench_charts(findings.bench.cells) if findings.bench else [],
+        "scores": charts.score_chart(findings.eval) if findings.eval else None,
+    }
+    html = environment.get_template("page.html").render(charts=drawn, **_context(run, findings))
+    return html.encode("utf-8", "replace").decode()
+
+
+def open_environment() -> Any:
+    """Jinja's environment of the pages. Raises MachineError where matplotlib or Jinja is not installed."""
     for name in ("jinja2", "matplotlib"):
         if importlib.util.find_spec(name) is None:
             raise MachineError(f"report: {name} is not installed; run: pip install 'gemsmith[report]'")
     import jinja2
-
-    from gemsmith.report import charts
 
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
@@ -94,14 +107,7 @@ def render_page(run: Run) -> str:
     )
     environment.filters |= {function.__name__: function for function in _FILTERS}
     environment.globals["span"] = numbers.span
-    findings = read_findings(run)
-    drawn: dict[str, Any] = {
-        "training": charts.training_charts(findings.train, run.recipe.optimizer.clip_norm) if findings.train else [],
-        "bench": charts.bench_charts(findings.bench.cells) if findings.bench else [],
-        "scores": charts.score_chart(findings.eval) if findings.eval else None,
-    }
-    html = environment.get_template("page.html").render(charts=drawn, **_context(run, findings))
-    return html.encode("utf-8", "replace").decode()
+    return environment
 
 
 def _context(run: Run, findings: Findings) -> dict[str, Any]:

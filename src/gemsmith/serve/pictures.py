@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from gemsmith.checkpoint.folder import name_variant
 from gemsmith.errors import CheckpointError, MachineError, RecipeError
 from gemsmith.serve.engine import Engine, ServeSettings
 from gemsmith.serve.upstream import CAUSAL_PICTURES_ON_CPU, text_only
@@ -49,7 +50,7 @@ def refuse_engine_without_torchvision(engine: Engine, config: Mapping[str, Any])
     """Raises MachineError where pictures are to be taken on a CPU and torchvision is missing, and as refuse_on_cpu."""
     if not engine.is_cpu:
         return
-    refuse_on_cpu(read_variant(dict(config)))
+    refuse_on_cpu(name_variant(read_variant(dict(config))))
     if not engine.torchvision:
         raise MachineError(
             f"serve.python: {engine.python} has no torchvision, which pictures need; make it again with: rm -r "

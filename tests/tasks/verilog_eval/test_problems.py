@@ -33,7 +33,7 @@ def test_a_problem_that_lacks_a_file_is_refused_by_the_files_name(dataset, end):
 
 
 def test_a_folder_that_is_none_or_holds_none_or_no_text_is_refused(dataset, tmp_path):
-    with pytest.raises(DataError, match=r"--dataset .*nothing: is not a folder"):
+    with pytest.raises(DataError, match=r"dataset .*nothing: is not a folder"):
         read_problems(tmp_path / "nothing")
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match="holds no problem; each is three files"):

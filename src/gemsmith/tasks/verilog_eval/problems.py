@@ -22,13 +22,13 @@ class Problem:
 def read_problems(folder: Path) -> tuple[Problem, ...]:
     """The problems in a folder, or in its dataset_spec-to-rtl, by name. Raises DataError."""
     if not folder.is_dir():
-        raise DataError(f"--dataset {folder}: is not a folder; give that of verilog-eval's dataset_spec-to-rtl")
+        raise DataError(f"dataset {folder}: is not a folder; give that of verilog-eval's dataset_spec-to-rtl")
     if not any(folder.glob(f"*{_ENDS['testbench']}")) and (folder / "dataset_spec-to-rtl").is_dir():
         folder = folder / "dataset_spec-to-rtl"
     names = sorted({file.name.removesuffix(end) for end in _ENDS.values() for file in folder.glob(f"*{end}")})
     if not names:
         raise DataError(
-            f"--dataset {folder}: holds no problem; each is three files: NAME_prompt.txt, NAME_ref.sv and NAME_test.sv"
+            f"dataset {folder}: holds no problem; each is three files: NAME_prompt.txt, NAME_ref.sv and NAME_test.sv"
         )
     return tuple(
         Problem(name=name, **{part: _read(folder / f"{name}{end}") for part, end in _ENDS.items()}) for name in names
@@ -48,6 +48,6 @@ def _read(file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise DataError(f"--dataset {file.parent}: lacks {file.name}; copy the dataset again") from None
+        raise DataError(f"dataset {file.parent}: lacks {file.name}; copy the dataset again") from None
     except UnicodeDecodeError:
-        raise DataError(f"--dataset {file}: is not UTF-8 text; copy the dataset again") from None
+        raise DataError(f"dataset {file}: is not UTF-8 text; copy the dataset again") from None

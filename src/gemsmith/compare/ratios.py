@@ -1,0 +1,263 @@
+"""The ratios of two sides, each with its 95 % interval where what was recorded gives one."""
+
+import math
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from gemsmith.compare.rules import Kind
+from gemsmith.compare.side import Cell, Side, SideScore, Way
+from gemsmith.evals.difference import bootstrap_interval
+from gemsmith.evals.scoring import wilson_interval
+from gemsmith.records import Part, Range
+
+RESAMPLES, SEED = 10_000, 0
+_CHUNK = 2_000_000
+ASKED_SHARE = 0.9
+"""A server that gives this share of the tokens that its requests ask for is limited by them."""
+
+
+class Ratio(Part):
+    """One number of two sides."""
+
+    kind: Kind
+    what: str
+    unit: str = ""
+    first: float
+    other: float
+    value: float | None
+    """Other / first; of scores other - first; None where that cannot be formed, which `notes` says why."""
+    is_difference: bool = False
+    better: str
+    """higher or lower."""
+    interval: Range | None = None
+    interval_of: str
+    """What was resampled, or why there is no interval."""
+    main: bool = False
+    """Whether it stands for its kind."""
+    notes: tuple[str, ...] = ()
+    """What bounds its meaning beside differences; with one it is no headline."""
+    confounded_by: tuple[str, ...] = ()
+    """Conditions that differ, or are not recorded, and bear on it."""
+
+    @property
+    def is_headline(self) -> bool:
+        """Whether it may be quoted alone."""
+        return self.main and self.value is not None and not self.confounded_by and not self.notes
+
+
+def find_ratios(first: Side, other: Side, *, hours: Sequence[float]) -> list[Ratio]:
+    """All that both sides have, by kind."""
+    return [*_training(first, other), *_serving(first, other), *_quality(first, other), *_cost(first, other, hours)]
+
+
+def refused_scores(first: Side, other: Side) -> list[str]:
+    """Why scores are not compared, a line each; empty where the two were scored alike or not at all."""
+    ours, theirs = ({score.task: score.name for score in side.scores} for side in (first, other))
+    if not ours or not theirs or ours.keys() == theirs.keys():
+        return []
+    alone = [f"{first.name}: {task}" for task in ours if task not in theirs]
+    alone += [f"{other.name}: {task}" for task in theirs if task not in ours]
+    return [f"Not compared, since the other was not scored on the same: {line}." for line in alone]
+
+
+def _training(first: Side, other: Side) -> Iterator[Ratio]:
+    if not first.real_tokens_per_s or not other.real_tokens_per_s:
+        return
+    interval = None
+    if len(first.timed_steps) > 1 < len(other.timed_steps):
+        interval = bootstrap_ratio(first.timed_steps, other.timed_steps)
+    yield Ratio(
+        kind="training speed",
+        what="training",
+        unit="real tokens/s",
+        first=first.real_tokens_per_s,
+        other=other.real_tokens_per_s,
+        value=other.real_tokens_per_s / first.real_tokens_per_s,
+        better="higher",
+        interval=interval,
+        interval_of="steps resampled" if interval else "no single steps recorded",
+        main=True,
+    )
+
+
+def bootstrap_ratio(first: Sequence[tuple[float, float]], other: Sequence[tuple[float, float]]) -> Range:
+    """The 95 % interval of (Σa/Σb of other) / (Σa/Σb of first) for pairs (a, b): 10,000 resamples of each, seeded.
+
+    >>> bootstrap_ratio([(10, 1)] * 5, [(30, 2)] * 5)
+    (1.5, 1.5)
+    """
+    generator = np.random.default_rng(SEED)
+    speeds = [_resampled(np.asarray(pairs, dtype=float), generator) for pairs in (first, other)]
+    low, high = np.quantile(speeds[1] / speeds[0], (0.025, 0.975))
+    return float(low), float(high)
+
+
+def _resampled(pairs: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+    """Σa/Σb of RESAMPLES draws of as many pairs as there are, shape (RESAMPLES,)."""
+    rows = max(1, _CHUNK // len(pairs))
+    sums = []
+    for start in range(0, RESAMPLES, rows):
+        drawn = pairs[generator.integers(len(pairs), size=(min(rows, RESAMPLES - start), len(pairs)))]
+        sums.append(drawn.sum(axis=1))
+    totals = np.concatenate(sums)
+    return totals[:, 0] / totals[:, 1]
+
+
+def common_cells(first: Side, other: Side) -> list[tuple[Cell, Cell]]:
+    """The loads that both sides were put under, the lightest first."""
+    theirs = {cell.load: cell for cell in other.cells}
+    pairs = [(cell, theirs[cell.load]) for cell in first.cells if cell.load in theirs]
+    return sorted(pairs, key=lambda pair: (pair[0].input_tokens, pair[0].output_tokens, _heaviness(pair[0])))
+
+
+def _heaviness(cell: Cell) -> tuple[float, float]:
+    return cell.request_rate or math.inf, cell.max_concurrency or math.inf
+
+
+def _serving(first: Side, other: Side) -> Iterator[Ratio]:
+    pairs = common_cells(first, other)
+    limited = {ours.load: asked_notes(ours, theirs) for ours, theirs in pairs}
+    loaded = [ours for ours, _ in pairs if not limited[ours.load]]
+    heaviest = max(loaded, key=lambda cell: (*_heaviness(cell), cell.input_tokens), default=None)
+    for ours, theirs in pairs:
+        lost = _request_notes(first, ours, other, theirs)
+        yield Ratio(
+            kind="serving speed",
+            what=ours.load,
+            unit="output tokens/s",
+            first=ours.output_tokens_per_s,
+            other=theirs.output_tokens_per_s,
+            value=_divided(theirs.output_tokens_per_s, ours.output_tokens_per_s),
+            better="higher",
+            interval_of=_requests_words(ours),
+            main=ours == heaviest,
+            notes=(*limited[ours.load], *lost),
+        )
+        for name, mine, yours in (("TTFT", ours.ttft_ms, theirs.ttft_ms), ("TPOT", ours.tpot_ms, theirs.tpot_ms)):
+            if mine and yours:
+                yield Ratio(
+                    kind="serving speed",
+                    what=ours.load,
+                    unit=f"ms {name}",
+                    first=mine,
+                    other=yours,
+                    value=yours / mine,
+                    better="lower",
+                    interval_of=_requests_words(ours),
+                    notes=lost,
+                )
+
+
+def _requests_words(cell: Cell) -> str:
+    """Why a load's ratio has no interval."""
+    return "no single requests recorded" + (f", {cell.requests} in all" if cell.requests is not None else "")
+
+
+def _request_notes(first: Side, ours: Cell, other: Side, theirs: Cell) -> tuple[str, ...]:
+    """That requests were lost, or that the two had not as many."""
+    lost = [
+        f"{side.name}: {cell.unanswered} of {cell.requests} requests were not answered, and are in no number"
+        for side, cell in ((first, ours), (other, theirs))
+        if cell.unanswered
+    ]
+    unlike = [f"{ours.requests} requests against {theirs.requests}"] if ours.requests != theirs.requests else []
+    return (*lost, *unlike)
+
+
+def asked_notes(*cells: Cell) -> tuple[str, ...]:
+    """That tokens a second say what was asked for, where every side gave most of that."""
+    asked = cells[0].request_rate and cells[0].request_rate * cells[0].output_tokens
+    if not asked or any(cell.output_tokens_per_s < ASKED_SHARE * asked for cell in cells):
+        return ()
+    return (f"not a limit of the servers: {asked:,.0f} tokens/s were asked for",)
+
+
+def _quality(first: Side, other: Side) -> Iterator[Ratio]:
+    theirs = {(score.task, score.name): score for score in other.scores}
+    main = next((score.name for score in first.scores if "tuned" in score.name), None)
+    for ours in first.scores:
+        score = theirs.get((ours.task, ours.name))
+        if score is None:
+            continue
+        interval, of = score_interval(ours, score)
+        yield Ratio(
+            kind="quality",
+            what=ours.name,
+            unit="share right",
+            first=ours.value,
+            other=score.value,
+            value=score.value - ours.value,
+            is_difference=True,
+            better="higher",
+            interval=interval,
+            interval_of=of,
+            main=ours.name == main,
+        )
+
+
+def score_interval(first: SideScore, other: SideScore) -> tuple[Range, str]:
+    """The 95 % interval of other - first, and how it was found.
+
+    Paired over questions where both have them one by one; else from the two intervals, as of independent samples
+    (Newcombe 1998, Statistics in Medicine 17:873, method 10), which is wider for the same questions.
+    """
+    shared = [name for name in first.by_question if name in other.by_question]
+    if shared and len(shared) == len(first.by_question) == len(other.by_question):
+        differences = [other.by_question[name] - first.by_question[name] for name in shared]
+        return bootstrap_interval(differences), f"paired over {len(shared):,} questions"
+    (low1, high1), (low2, high2) = own_interval(first), own_interval(other)
+    difference = other.value - first.value
+    below = math.hypot(other.value - low2, high1 - first.value)
+    above = math.hypot(high2 - other.value, first.value - low1)
+    bound = "" if first.low is not None and other.low is not None else "; at most, as of single answers"
+    return (difference - below, difference + above), f"from the two intervals, not paired{bound}"
+
+
+def own_interval(score: SideScore) -> Range:
+    """The score's interval; where none is said, Wilson's of one answer to each question.
+
+    A mean over several answers to each question varies no more than that: p (1 - p) is the largest variance of what
+    lies in [0, 1] with the mean p.
+    """
+    if score.low is not None and score.high is not None:
+        return score.low, score.high
+    return wilson_interval(round(score.value * score.questions), score.questions)
+
+
+def _cost(first: Side, other: Side, hours: Sequence[float]) -> Iterator[Ratio]:
+    way: Way
+    for way in ("on demand", "spot"):
+        yield from _dollars("training", way, first.train_usd(way), other.train_usd(way), main=way == "on demand")
+        for served in hours:
+            what = f"training and {served:g} h of serving"
+            yield from _dollars(what, way, first.total_usd(way, served), other.total_usd(way, served))
+        for ours, theirs in common_cells(first, other):
+            rates = first.serve_rates.get(way), other.serve_rates.get(way)
+            if rates[0] and rates[1] and not asked_notes(ours, theirs):
+                mine, yours = (
+                    rate.usd_per_hour / (cell.output_tokens_per_s * 3600 / 1e6) if rate else None
+                    for rate, cell in zip(rates, (ours, theirs), strict=True)
+                )
+                yield from _dollars(f"a million output tokens, {ours.load}", way, mine, yours)
+
+
+def _dollars(what: str, way: Way, first: float | None, other: float | None, *, main: bool = False) -> Iterator[Ratio]:
+    if first is None or other is None or not (first or other):
+        return
+    yield Ratio(
+        kind="cost",
+        what=f"{what}, {way}",
+        unit="USD",
+        first=first,
+        other=other,
+        value=_divided(other, first),
+        better="lower",
+        interval_of="one run each",
+        main=main,
+        notes=() if first else ("the first costs nothing, so there is no ratio",),
+    )
+
+
+def _divided(value: float, by: float) -> float | None:
+    return value / by if by else None

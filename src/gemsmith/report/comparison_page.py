@@ -1,0 +1,49 @@
+"""The HTML of a comparison: one page that needs nothing else."""
+
+from typing import Any
+
+from gemsmith.compare.comparison import Comparison, Pair
+from gemsmith.compare.published import Redrawn
+from gemsmith.report import comparison_words as words
+from gemsmith.report.charts import Chart
+from gemsmith.report.page import open_environment
+
+
+def render_comparison(comparison: Comparison, redrawn: Redrawn | None = None) -> str:
+    """The page; of a published comparison with what it says of itself. Raises MachineError as the report's page."""
+    environment = open_environment()
+    from gemsmith.report import comparison_charts as charts
+
+    names = [side.name for side in comparison.sides]
+    at_catalogue = [
+        charts.cost_chart(curve, (names[0], names[1]), "at the catalogue’s prices")
+        for curve in (redrawn.at_catalogue if redrawn else ())
+    ]
+    template = environment.get_template("comparison.html")
+    html = template.render(
+        comparison=comparison,
+        names=names,
+        title=words.title(comparison) if redrawn is None else f"{redrawn.title}, drawn again",
+        lede=words.lede(comparison),
+        redrawn=redrawn,
+        bearing=[each for each in comparison.differences if each.confounds or each.about],
+        others=[each for each in comparison.differences if not each.confounds and not each.about],
+        pairs=[_pair(comparison, pair, place) for place, pair in enumerate(comparison.pairs, 1)],
+        loss=charts.loss_chart(comparison),
+        at_catalogue=at_catalogue,
+        words=words,
+    )
+    return str(html).encode("utf-8", "replace").decode()
+
+
+def _pair(comparison: Comparison, pair: Pair, place: int) -> dict[str, Any]:
+    from gemsmith.report import comparison_charts as charts
+
+    drawn: list[Chart | None] = [charts.speed_chart(comparison, pair), charts.latency_chart(comparison, pair)]
+    return {
+        "pair": pair,
+        "tiles": list(words.main_ratios(pair)),
+        "groups": words.groups(pair),
+        "serving": [chart for chart in drawn if chart is not None],
+        "cost": [charts.cost_chart(curve, (pair.first, pair.other), place=place) for curve in pair.curves],
+    }

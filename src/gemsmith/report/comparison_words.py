@@ -1,0 +1,151 @@
+"""A comparison in words: what terminal, Markdown, CSV and page write of its differences and ratios."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from gemsmith.compare.comparison import NOT_RECORDED, Comparison, Difference, Pair
+from gemsmith.compare.ratios import Ratio
+from gemsmith.compare.rules import KINDS
+from gemsmith.report import numbers
+
+_NAMED = 3
+_LONG_HASH = 40
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """Ratios of one kind that the same differences confound."""
+
+    kind: str
+    confounded_by: tuple[str, ...]
+    ratios: tuple[Ratio, ...]
+
+    @property
+    def units(self) -> tuple[str, ...]:
+        """The units of its ratios, each once."""
+        return tuple(dict.fromkeys(ratio.unit for ratio in self.ratios))
+
+    @property
+    def loads(self) -> list[tuple[str, list[Ratio | None]]]:
+        """What was measured -> its ratio in each unit, None where there is none."""
+        found = {(ratio.what, ratio.unit): ratio for ratio in self.ratios}
+        names = dict.fromkeys(ratio.what for ratio in self.ratios)
+        return [(name, [found.get((name, unit)) for unit in self.units]) for name in names]
+
+    @property
+    def notes(self) -> list[str]:
+        """The notes of its ratios, each once."""
+        return list(dict.fromkeys(note for ratio in self.ratios for note in ratio.notes))
+
+    @property
+    def intervals(self) -> list[str]:
+        """Why they have no interval, each reason once."""
+        return list(dict.fromkeys(ratio.interval_of for ratio in self.ratios))
+
+
+def condition_value(value: str | None) -> str:
+    """A condition's value, hashes cut short."""
+    if value is None or value == "null":
+        return NOT_RECORDED if value is None else "none"
+    if len(value) >= _LONG_HASH and all(letter in "0123456789abcdef" for letter in value):
+        return numbers.short_hash(value)
+    return value
+
+
+def effect(difference: Difference) -> str:
+    """What a difference does to the ratios, and why."""
+    if difference.about == difference.condition:
+        return "what is compared"
+    if difference.about is not None:
+        return f"follows from {difference.about}"
+    if not difference.confounds:
+        return f"bears on nothing: {difference.why}"
+    return f"{', '.join(difference.confounds)}: {difference.why}"
+
+
+def title(comparison: Comparison) -> str:
+    """What is compared with what, in one line."""
+    names = [side.name for side in comparison.sides]
+    return names[0] if not names[1:] else f"{', '.join(names[1:])} against {names[0]}"
+
+
+def lede(comparison: Comparison) -> str:
+    """What the table of differences comes to."""
+    bearing = sum(1 for each in comparison.differences if each.confounds)
+    about = f"What is compared is {' and '.join(comparison.about)}. " if comparison.about else ""
+    if not bearing:
+        nothing = "Nothing else" if about else "Nothing"
+        return f"{about}{nothing} that bears on a ratio differs; {comparison.alike} conditions are alike."
+    are = "conditions differ" if bearing > 1 else "condition differs"
+    return (
+        f"{about}{bearing} {'other ' * bool(about)}{are} or cannot be said to be alike, and bear"
+        f"{'s' if bearing == 1 else ''} on a ratio; {comparison.alike} are alike. A ratio is a headline only where "
+        "none bears on it."
+    )
+
+
+def groups(pair: Pair) -> list[Group]:
+    """The ratios by kind, and within by what confounds them."""
+    found: dict[tuple[str, tuple[str, ...]], list[Ratio]] = {}
+    for ratio in pair.ratios:
+        found.setdefault((ratio.kind, ratio.confounded_by), []).append(ratio)
+    return [
+        Group(kind=kind, confounded_by=by, ratios=tuple(ratios))
+        for (kind, by), ratios in sorted(found.items(), key=lambda item: KINDS.index(item[0][0]))
+    ]
+
+
+def ratio_value(ratio: Ratio, which: float) -> str:
+    """One of the two numbers of a ratio, with as many digits as its unit has."""
+    if ratio.unit == "USD":
+        return numbers.usd(which)
+    return numbers.fraction(which) if ratio.kind == "quality" else numbers.decimal(which)
+
+
+def ratio_words(ratio: Ratio) -> str:
+    """The ratio, or the difference of scores in points."""
+    if ratio.value is None:
+        return "–"
+    return _points(ratio.value) if ratio.is_difference else f"{numbers.decimal(ratio.value)}\u00a0×"
+
+
+def column(ratio: Ratio) -> str:
+    """What the number of two is called."""
+    return "difference" if ratio.is_difference else "ratio"
+
+
+def interval_words(ratio: Ratio) -> str:
+    """Its 95 % interval, or why there is none."""
+    if ratio.interval is None:
+        return ratio.interval_of
+    low, high = ratio.interval
+    if ratio.is_difference:
+        return f"{100 * low:+.1f} to {_points(high)}, {ratio.interval_of}"
+    return f"{numbers.span(numbers.decimal(low), numbers.decimal(high))}, {ratio.interval_of}"
+
+
+def confound_words(confounds: Sequence[str], *, most: int | None = None) -> str:
+    """The differences that confound, the first few where `most` says so.
+
+    >>> confound_words(["a", "b", "c"], most=2), confound_words([])
+    ('a, b and 1 more', '')
+    """
+    if most is None or len(confounds) <= most:
+        return ", ".join(confounds)
+    return f"{', '.join(confounds[:most])} and {len(confounds) - most} more"
+
+
+def why_no_headline(ratio: Ratio) -> str:
+    """In a few words; empty for a headline."""
+    if ratio.confounded_by:
+        return f"no headline: confounded by {confound_words(ratio.confounded_by, most=_NAMED)}"
+    return "; ".join(ratio.notes)
+
+
+def main_ratios(pair: Pair) -> Iterator[Ratio]:
+    """Those that stand for their kind, of every kind that there is one of."""
+    yield from (ratio for ratio in pair.ratios if ratio.main)
+
+
+def _points(share: float) -> str:
+    return f"{100 * share:+.1f}\u00a0points"

@@ -1,0 +1,156 @@
+"""The run directories in a folder, a line each."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, Literal
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from gemsmith.compare.run_side import side_of_run
+from gemsmith.errors import InputError, RecipeError, nearest
+from gemsmith.lock import is_locked
+from gemsmith.report import numbers
+from gemsmith.report.findings import Findings, read_findings
+from gemsmith.run import Run, find_run
+from gemsmith.terminal import open_console
+
+State = Literal["complete", "running", "stopped", "stale", "failed", "damaged"]
+STATES: dict[State, str] = {
+    "complete": "green",
+    "running": "blue",
+    "stopped": "yellow",
+    "stale": "yellow",
+    "failed": "bold red",
+    "damaged": "bold red",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listed:
+    """One run; None where its records do not say."""
+
+    name: str
+    path: Path
+    state: State
+    stage: str | None
+    """The last that has a record."""
+    loss: float | None = None
+    """Of the last step."""
+    score: float | None = None
+    """The tuned model's."""
+    speed: float | None = None
+    """Real tokens/s."""
+    cost: float | None = None
+    """USD of training, on demand, by the plan's price."""
+    started: str | None = None
+    problem: str | None = None
+    """Why it is damaged or failed, in a line."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Its fields, as JSON has them: no NaN."""
+        values = {**vars(self), "path": str(self.path)}
+        return {
+            name: str(value) if isinstance(value, float) and not math.isfinite(value) else value
+            for name, value in values.items()
+        }
+
+
+def find_runs(
+    folder: Path,
+    *,
+    states: Sequence[str] = (),
+    name: str | None = None,
+    sort: str = "started",
+    reverse: bool = False,
+) -> list[Listed]:
+    """The runs in the folder, or the one that it is. Raises InputError for a folder that is none, or another state."""
+    for state in states:
+        if state not in STATES:
+            raise InputError(f"--state {state}: is none{nearest(state, STATES)}; allowed: {', '.join(STATES)}")
+    if not folder.is_dir():
+        raise InputError(f"{folder}: is not a folder; give the one that holds the run directories")
+    folders = [folder] if (folder / "recipe.yaml").is_file() else [file.parent for file in folder.glob("*/recipe.yaml")]
+    listed = [read_listed(path) for path in sorted(folders) if name is None or fnmatchcase(path.resolve().name, name)]
+    wanted = [each for each in listed if not states or each.state in states]
+    known = [each for each in wanted if _is_known(getattr(each, sort))]
+    return sorted(known, key=lambda each: getattr(each, sort), reverse=reverse) + [
+        each for each in wanted if not _is_known(getattr(each, sort))
+    ]
+
+
+def read_listed(folder: Path) -> Listed:
+    """A run's line, whatever is in its records."""
+    name = folder.resolve().name
+    try:
+        run = Run(path=folder, recipe=find_run(folder))
+    except RecipeError as error:
+        return Listed(name=name, path=folder, state="damaged", stage=None, problem=str(error))
+    findings = read_findings(run)
+    records = findings.records()
+    state, problem = _state(run, findings)
+    side = side_of_run(name, str(folder), run.recipe, records)
+    return Listed(
+        name=name,
+        path=folder,
+        state=state,
+        stage=list(records)[-1] if records else None,
+        loss=findings.train.steps[-1].loss if findings.train and findings.train.steps else None,
+        score=findings.eval.tuned.score if findings.eval else None,
+        speed=findings.train.real_tokens_per_s if findings.train else None,
+        cost=side.train_usd("on demand"),
+        started=min((record.origin.started for record in records.values()), default=None),
+        problem=problem,
+    )
+
+
+def _state(run: Run, findings: Findings) -> tuple[State, str | None]:
+    damaged = [line for stage, line in findings.problems.items() if run.record_file(stage).exists()]
+    if is_locked(run.path):
+        return "running", None
+    if damaged:
+        return "damaged", damaged[0]
+    if findings.verify and not findings.verify.passed:
+        failed = [check.name for check in findings.verify.checks if check.passed is False]
+        return "failed", f"verify: {', '.join(failed)}"
+    if findings.stale:
+        return "stale", None
+    return ("stopped" if findings.problems else "complete"), None
+
+
+def print_runs(listed: Sequence[Listed], folder: Path) -> None:
+    """The table on stdout, and why runs are damaged or failed."""
+    console = open_console(stderr=False, soft_wrap=False)
+    if not listed:
+        console.print(Text(f"no such run directory in {folder}"))
+        return
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    for column in ("run", "state", "stage", "loss", "score", "tokens/s", "cost", "started"):
+        table.add_column(column, justify="right" if column in ("loss", "score", "tokens/s", "cost") else "left")
+    for each in listed:
+        table.add_row(
+            Text(each.name, style="bold"),
+            Text(each.state, style=STATES[each.state]),
+            each.stage or "–",
+            _written(each.loss, numbers.decimal),
+            _written(each.score, numbers.fraction),
+            _written(each.speed, numbers.decimal),
+            _written(each.cost, numbers.usd),
+            numbers.moment(each.started) if each.started else "–",
+        )
+    console.print(table)
+    for each in listed:
+        if each.problem:
+            console.print(Text(f"{each.name}: {each.problem}"), soft_wrap=True)
+
+
+def _written(value: float | None, write: Any) -> str:
+    return "–" if value is None else write(value)
+
+
+def _is_known(value: Any) -> bool:
+    return value is not None and not (isinstance(value, float) and math.isnan(value))

@@ -1,0 +1,127 @@
+import numpy as np
+import pytest
+
+from gemsmith.compare.ratios import (
+    asked_notes,
+    bootstrap_ratio,
+    common_cells,
+    find_ratios,
+    own_interval,
+    refused_scores,
+    score_interval,
+)
+from gemsmith.compare.side import SideScore
+
+
+def score(value, *, task="t", name="t, tuned", **values):
+    return SideScore(task=task, name=name, value=value, **{"questions": 100, **values})
+
+
+def steps(speed, number=200, *, seed=0):
+    seconds = np.random.default_rng(seed).uniform(0.8, 1.2, number)
+    return tuple((speed, float(each)) for each in seconds)
+
+
+def test_ratios_are_of_the_recorded_numbers(demo_side, demo_records):
+    ratios = find_ratios(demo_side("a"), demo_side("b", train={"real_tokens_per_s": 2368.0}), hours=(1,))
+    speed = next(ratio for ratio in ratios if ratio.kind == "training speed")
+    assert (speed.first, speed.other) == (demo_records["train"].real_tokens_per_s, 2368.0)
+    assert speed.value == 2368.0 / demo_records["train"].real_tokens_per_s
+
+
+def test_the_bootstrap_covers_the_true_ratio_about_as_often_as_it_says():
+    hits = 0
+    for seed in range(40):
+        low, high = bootstrap_ratio(steps(100, 25, seed=2 * seed), steps(80, 25, seed=2 * seed + 1))
+        hits += low <= 0.8 <= high
+    assert 34 <= hits <= 39
+
+
+def test_the_interval_narrows_with_steps_and_is_the_same_every_time():
+    few, many = (bootstrap_ratio(steps(100, n), steps(100, n, seed=1)) for n in (20, 500))
+    assert many[1] - many[0] < (few[1] - few[0]) / 3
+    assert few == bootstrap_ratio(steps(100, 20), steps(100, 20, seed=1))
+
+
+def test_only_like_loads_are_compared(plain_side, cell):
+    first = plain_side("a", cells=(cell(10, request_rate=2.0), cell(20, request_rate=8.0)))
+    other = plain_side("b", cells=(cell(30, request_rate=8.0), cell(40)))
+    assert [(ours.output_tokens_per_s, theirs.output_tokens_per_s) for ours, theirs in common_cells(first, other)] == [
+        (20, 30)
+    ]
+
+
+def test_a_throughput_that_was_only_asked_for_is_no_headline(plain_side, cell):
+    light, heavy = {"request_rate": 2.0}, {"request_rate": 32.0}
+    sides = [
+        plain_side(name, cells=(cell(63, **light), cell(speed, **heavy))) for name, speed in (("a", 400), ("b", 200))
+    ]
+    ratios = find_ratios(*sides, hours=())
+    assert [(ratio.value, ratio.main, bool(ratio.notes)) for ratio in ratios] == [
+        (1.0, False, True),
+        (0.5, True, False),
+    ]
+    assert asked_notes(cell(60, **light), cell(63, **light)) and not asked_notes(cell(50, **light), cell(63, **light))
+
+
+def test_lost_requests_and_other_numbers_of_them_are_said(plain_side, cell):
+    first = plain_side("a", cells=(cell(10, requests=24),))
+    other = plain_side("b", cells=(cell(10, requests=48, unanswered=3),))
+    (ratio,) = find_ratios(first, other, hours=())
+    assert ratio.notes == (
+        "b: 3 of 48 requests were not answered, and are in no number",
+        "24 requests against 48",
+    )
+    assert not ratio.is_headline
+
+
+def test_questions_that_both_answered_are_paired(plain_side):
+    questions = {f"q{n}": n % 2 for n in range(100)}
+    better = questions | {f"q{n}": 1 for n in range(0, 20, 2)}
+    interval, of = score_interval(
+        score(0.5, low=0.4, high=0.6, by_question=questions), score(0.6, low=0.5, high=0.7, by_question=better)
+    )
+    assert of == "paired over 100 questions" and 0.03 < interval[0] < 0.1 < interval[1] < 0.18
+    unpaired, of = score_interval(score(0.5, low=0.4, high=0.6), score(0.6, low=0.5, high=0.7))
+    assert "not paired" in of and unpaired[0] < 0 < interval[0]
+
+
+def test_without_pairs_the_interval_is_newcombes():
+    # Newcombe 1998, table II, example a: 56/70 against 48/80; method 10 without continuity gives 0.0524 to 0.3339.
+    first, other = (score(x / n, questions=n) for x, n in ((48, 80), (56, 70)))
+    interval, of = score_interval(first, other)
+    assert interval == pytest.approx((0.0524, 0.3339), abs=5e-5)
+    assert "at most" in of
+
+
+def test_a_score_without_an_interval_gets_the_widest_of_its_questions():
+    low, high = own_interval(score(0.641, questions=156))
+    assert (low, high) == pytest.approx((0.563, 0.712), abs=1e-3)
+    assert own_interval(score(0.5, low=0.1, high=0.9)) == (0.1, 0.9)
+
+
+def test_scores_of_other_tasks_are_refused_and_the_rest_is_compared(plain_side):
+    first = plain_side("a", scores=(score(0.5), score(0.4, task="u", name="u, tuned")), real_tokens_per_s=2.0)
+    other = plain_side("b", scores=(score(0.7), score(0.1, task="v", name="v, tuned")), real_tokens_per_s=4.0)
+    assert [line.split(": ", 1)[1] for line in refused_scores(first, other)] == ["a: u.", "b: v."]
+    ratios = find_ratios(first, other, hours=())
+    assert [(ratio.kind, round(ratio.value, 9)) for ratio in ratios] == [("training speed", 2.0), ("quality", 0.2)]
+    assert refused_scores(first, first) == [] and refused_scores(first, plain_side("c")) == []
+
+
+def test_cost_is_of_both_ways_and_of_every_number_of_hours(plain_side, rented, cell):
+    sides = [
+        plain_side(name, train_hours=hours, train_rates=rented(8), serve_rates=rented(usd), cells=(cell(1000.0),))
+        for name, hours, usd in (("a", 1.0, 36.0), ("b", 2.0, 18.0))
+    ]
+    found = {ratio.what: ratio.value for ratio in find_ratios(*sides, hours=(1, 24)) if ratio.kind == "cost"}
+    assert found["training, on demand"] == found["training, spot"] == 2.0
+    assert found["training and 24 h of serving, on demand"] == (16 + 24 * 18) / (8 + 24 * 36)
+    assert found["a million output tokens, 64 in, 32 out, a burst, on demand"] == 0.5
+
+
+def test_what_costs_nothing_has_no_ratio(plain_side, rented):
+    sides = [plain_side(name, train_hours=1.0, train_rates=rented(usd)) for name, usd in (("a", 0.0), ("b", 2.0))]
+    ratio = find_ratios(*sides, hours=())[0]
+    assert ratio.value is None and ratio.notes and not ratio.is_headline
+    assert find_ratios(sides[0], sides[0], hours=()) == []

@@ -1,0 +1,90 @@
+import json
+
+import pytest
+
+from gemsmith.errors import InputError, RunError, VersionError
+from gemsmith.records import PlanPrice
+from gemsmith.report.comparison import read_side, read_sides
+from gemsmith.run import read_record, write_record
+from gemsmith.stages import STAGES
+
+
+def change(run, stage, **values):
+    record = read_record(run, STAGES[stage].record)
+    write_record(run, record.model_copy(update=values))
+
+
+def price(run):
+    machines = read_record(run, STAGES["plan"].record).machines
+    paid = PlanPrice(usd_per_hour=16.8, basis="gcp us-central1, a list", date="2026")
+    change(run, "plan", machines=tuple(machine.model_copy(update={"price": paid}) for machine in machines))
+
+
+def test_runs_are_named_by_their_folders_or_paths_where_two_are_alike(make_run):
+    paths = [make_run(name).path for name in ("a/run", "b/run", "c/other")]
+    assert [side.name for side in read_sides(paths)] == [str(paths[0]), str(paths[1]), "other"]
+    with pytest.raises(InputError, match="is given twice"):
+        read_sides([paths[0], paths[0]])
+
+
+def test_what_is_missing_is_a_line_each(make_run):
+    run = make_run(without=("bench", "eval"))
+    side = read_side(run.path, "run")
+    assert [line.split(" in this run", 1)[0] for line in side.missing][:2] == ["No bench.json", "No eval.json"]
+    assert side.cells == () and side.real_tokens_per_s
+
+
+def test_a_truncated_record_is_one_line_and_the_rest_stays(make_run):
+    run = make_run()
+    file = run.record_file("bench")
+    file.write_bytes(file.read_bytes()[:200])
+    side = read_side(run.path, "run")
+    lines = [line for line in side.missing if "bench.json" in line]
+    assert len(lines) == 1 and "is not a record of this version" in lines[0] and "\n" not in lines[0]
+    assert side.cells == () and side.scores
+
+
+def test_a_record_of_another_version_is_refused_by_its_version(make_run):
+    run = make_run()
+    content = json.loads(run.record_file("train").read_text())
+    run.record_file("train").write_text(json.dumps(content | {"schema_version": 7, "from_the_future": 1}))
+    with pytest.raises(VersionError, match=r"train\.json: has schema_version 7, this Gemsmith .* reads 1"):
+        read_sides([run.path])
+
+
+def test_a_folder_that_is_no_run_is_refused(tmp_path):
+    with pytest.raises(RunError, match="holds no recipe"):
+        read_sides([tmp_path])
+
+
+def test_a_plan_without_prices_says_how_to_get_them(make_run):
+    run = make_run()
+    assert any("run: gemsmith plan" in line for line in read_side(run.path, "run").missing)
+    price(run)
+    assert not any("run: gemsmith plan" in line for line in read_side(run.path, "run").missing)
+
+
+def test_machines_that_the_records_do_not_tell_are_given(make_run):
+    run = make_run()
+    price(run)
+    machine = read_record(run, STAGES["train"].record).origin.machine
+    origin = read_record(run, STAGES["train"].record).origin
+    chips = machine.model_copy(update={"accelerators": ("TPU v5",) * 4})
+    change(run, "train", origin=origin.model_copy(update={"machine": chips}))
+    assert read_sides([run.path])[0].train_rates == {}
+    (side,) = read_sides([run.path], trained_on=["v5p-8"], served_on=["run=v6e-8"])
+    assert side.train_rates["on demand"].machine == "v5p-8" and side.serve_rates["on demand"].machine == "v6e-8"
+    assert side.conditions["price:training, on demand"] == "gcp us-central1, a list"
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["v9"], r"--trained-on v9: the plan of run does not have it; it has v5p-8, v6e-8, 2xh100"),
+        (["walk=v5p-8"], r"--trained-on walk=v5p-8: walk is not one of the runs; these are run"),
+        (["v5p-8"], r"--trained-on v5p-8: the train record of run has no accelerator"),
+    ],
+)
+def test_a_machine_that_cannot_be_is_refused(make_run, given, message):
+    with pytest.raises(InputError, match=message):
+        read_sides([make_run().path], trained_on=given)

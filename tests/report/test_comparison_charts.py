@@ -1,0 +1,52 @@
+import pytest
+
+from gemsmith.compare.comparison import compare_sides
+from gemsmith.compare.curve import Curve
+from gemsmith.report import comparison_charts as charts
+from gemsmith.report.comparison import read_sides
+
+
+@pytest.fixture
+def comparison(make_run):
+    return compare_sides(read_sides([make_run(name, steps=steps).path for name, steps in (("a", 60), ("b", 90))]))
+
+
+@pytest.fixture(autouse=True)
+def drawn_nowhere(monkeypatch):
+    monkeypatch.setattr(charts, "draw_svg", lambda *_, **__: "<svg></svg>")
+
+
+def test_losses_say_whether_they_are_of_the_same_tokens(comparison, make_run):
+    chart = charts.loss_chart(comparison)
+    assert "not of the same tokens: data:loss_mask_sha256" in chart.unit
+    assert [words for *_, words in chart.legend] == ["a", "b"]
+    alone = compare_sides(read_sides([make_run("c").path, make_run("d", without=("train",)).path]))
+    assert charts.loss_chart(alone) is None
+
+
+def test_bars_say_the_recorded_numbers(comparison):
+    pair = comparison.pairs[0]
+    first = comparison.sides[0].cells[0]
+    assert f"{first.load}: {first.output_tokens_per_s:.0f}" in charts.speed_chart(comparison, pair).alt
+    assert charts.latency_chart(comparison, pair).unit.startswith("ms")
+
+
+def test_without_a_common_load_there_are_no_bars(make_run):
+    paths = [make_run("a", lengths=(128,)).path, make_run("b", lengths=(256,)).path]
+    compared = compare_sides(read_sides(paths))
+    assert charts.speed_chart(compared, compared.pairs[0]) is None
+
+
+def test_the_third_side_keeps_its_colour(make_run):
+    compared = compare_sides(read_sides([make_run(name).path for name in "abc"]))
+    assert [colour for colour, *_ in charts.speed_chart(compared, compared.pairs[1]).legend] == ["s1", "s3"]
+    assert [colour for colour, *_ in charts.loss_chart(compared).legend] == ["s1", "s2", "s3"]
+
+
+def test_a_break_even_is_drawn_where_it_is_within_a_month():
+    def curve(even):
+        return Curve(way="spot", trained_usd=(1, 2), usd_per_hour=(2, 1), machines=("", ""), break_even_hours=even)
+
+    assert "the same after 16.6 h" in str(charts.cost_chart(curve(16.6), ("a", "b")).legend)
+    assert "the same" not in str(charts.cost_chart(curve(5000.0), ("a", "b")).legend)
+    assert "the same" not in str(charts.cost_chart(curve(None), ("a", "b")).legend)

@@ -1,0 +1,112 @@
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from gemsmith.compare.comparison import compare_sides
+from gemsmith.compare.published import read_published, redraw
+from gemsmith.report import comparison_charts, numbers
+from gemsmith.report.comparison import read_sides
+from gemsmith.report.comparison_page import render_comparison
+from gemsmith.run import read_record
+from gemsmith.stages import STAGES
+
+
+class Outline(HTMLParser):
+    """Tags that are open or closed wrongly, ids, links and what could take the focus."""
+
+    VOID = {"meta", "link", "path", "use", "rect", "line", "br"}  # noqa: RUF012
+
+    def __init__(self, page):
+        super().__init__()
+        self.open, self.wrong, self.ids, self.links, self.regions = [], [], [], [], 0
+        self.feed(page)
+
+    def handle_starttag(self, tag, attributes):
+        values = dict(attributes)
+        if tag not in self.VOID:
+            self.open.append(tag)
+        self.ids += [values["id"]] if "id" in values else []
+        self.links += [values["href"]] if tag == "a" else []
+        self.regions += values.get("role") == "region" and values.get("tabindex") == "0"
+
+    def handle_startendtag(self, tag, attributes):
+        pass
+
+    def handle_endtag(self, tag):
+        if tag in self.VOID:
+            return
+        if not self.open or self.open.pop() != tag:
+            self.wrong.append(tag)
+
+
+@pytest.fixture
+def undrawn_comparison(monkeypatch):
+    monkeypatch.setattr(comparison_charts, "draw_svg", lambda *_, **__: "<svg></svg>")
+
+
+@pytest.fixture
+def runs(make_run):
+    return [make_run("a"), make_run("b", steps=40)]
+
+
+def page_of(runs):
+    return render_comparison(compare_sides(read_sides([run.path for run in runs])))
+
+
+def text_of(page):
+    return " ".join(re.sub(r"<[^>]+>", " ", page).split())
+
+
+def test_numbers_on_the_page_are_those_of_the_records(runs, undrawn_comparison):
+    text = text_of(page_of(runs))
+    for run in runs:
+        train, bench, scores = (read_record(run, STAGES[stage].record) for stage in ("train", "bench", "eval"))
+        assert numbers.decimal(train.real_tokens_per_s) in text
+        assert numbers.fraction(scores.tuned.score) in text
+        for cell in bench.cells:
+            for value in (cell.output_tokens_per_s, cell.ttft_ms.p50, cell.tpot_ms.p50):
+                assert numbers.decimal(value) in text
+
+
+def test_what_differs_comes_before_any_ratio(runs, undrawn_comparison):
+    page = page_of(runs)
+    assert page.index('id="fairness"') < page.index('id="pair-1"')
+    assert "data:loss_mask_sha256" in page and "no headline: confounded by" in page
+
+
+def test_the_page_is_whole_small_and_fetches_nothing(runs):
+    page = page_of(runs)
+    outline = Outline(page)
+    assert outline.wrong == [] and outline.open == []
+    assert len(outline.ids) == len(set(outline.ids))
+    assert {link[1:] for link in outline.links if link.startswith("#")} <= set(outline.ids)
+    assert outline.regions >= 4  # every wide table is reached and scrolled by the keyboard
+    assert not re.search(r'(?:src|href)="(?:https?:)?//|url\(\s*["\']?http|<script', page)
+    assert "default-src 'none'" in page and len(page.encode()) < 500_000
+    assert page == page_of(runs)
+
+
+def test_a_hostile_run_is_shown_as_text(make_run, undrawn_comparison):
+    page = page_of([make_run("a", hostile=True), make_run("<script>alert(1)&")])
+    assert "<script" not in page and "&lt;script&gt;" in page and "\u202e" not in page
+
+
+def test_runs_without_a_stage_in_common_say_so(make_run, undrawn_comparison):
+    page = page_of([make_run("a", without=("train", "bench")), make_run("b", without=("eval",))])
+    assert "The two have no number in common." in page
+    assert "b: No eval.json in this run: gemsmith eval makes it." in page
+
+
+def test_several_runs_are_each_compared_with_the_first(make_run, undrawn_comparison):
+    page = page_of([make_run(name) for name in "abc"])
+    assert "<h2>b against a</h2>" in page and "<h2>c against a</h2>" in page
+    assert {"pair-1", "pair-2"} <= set(Outline(page).ids)
+
+
+def test_the_papers_page_has_its_claims_and_no_headline(undrawn_comparison):
+    redrawn = redraw(read_published())
+    page = render_comparison(redrawn.comparison, redrawn)
+    assert page.count("✕ not so") == 4 and page.count("✓ holds") == 6
+    assert "1.82 × is that of 1.0 h" in page and 'class="big"' not in page
+    assert Outline(page).wrong == []

@@ -1,0 +1,39 @@
+"""Conversations as an OpenAI API takes them."""
+
+import pytest
+
+from gemsmith.errors import DataError
+from gemsmith.messages import ImagePart, Message, TextPart, plain_messages, text_message
+from gemsmith.pictures.check import check_picture
+from gemsmith.pictures.patches import Patching
+from gemsmith.pictures.sent import picture_url
+from gemsmith.serve.messages import api_messages
+from gemsmith.testing.pictures import picture_bytes
+
+ONE, OTHER = picture_bytes(seed=1), picture_bytes(seed=2)
+
+
+def test_text_alone_is_a_string_as_templates_take_it():
+    messages = [text_message("system", "a"), text_message("user", "b")]
+    assert tuple(api_messages(messages)) == plain_messages(messages)
+
+
+def test_each_picture_stands_in_its_place(tmp_path):
+    file = tmp_path / "a.png"
+    file.write_bytes(OTHER)
+    parts = (TextPart(text="a "), ImagePart(data=ONE), TextPart(text=" b"), ImagePart(path=str(file)))
+    messages = [text_message("system", "s"), Message(role="user", parts=parts)]
+    patching = Patching(budget=70, patch=4)
+    seen = [check_picture(ONE, patching), check_picture(str(file), patching)]
+    system, user = api_messages(messages, seen, patching)
+    assert system == {"role": "system", "content": "s"}
+    urls = [{"url": picture_url(data, patching)} for data in (ONE, OTHER)]
+    assert user["content"] == [
+        {"type": "text", "text": "a "},
+        {"type": "image_url", "image_url": urls[0]},
+        {"type": "text", "text": " b"},
+        {"type": "image_url", "image_url": urls[1]},
+    ]
+    file.write_bytes(ONE)
+    with pytest.raises(DataError, match=r"a.png: has changed"):
+        api_messages(messages, seen, patching)
