@@ -6,14 +6,15 @@ BIN := .venv/bin
 RUN ?= runs/demo
 FASHION_MNIST ?= /usr/share/datasets/fashion-mnist
 
-.PHONY: help env serve-env demo demo-pictures test test-slow test-install test-vllm check docs clean
+.PHONY: help env serve-env demo demo-pictures demo-launch test test-slow test-install test-vllm check docs clean
 
 help:
 	@echo "make demo       the whole pipeline on a tiny Gemma 4, into $(RUN)"
 	@echo "make demo-pictures  the same with a tiny Gemma 4 that sees, and photos of clothing, into runs/demo_pictures"
+	@echo "make demo-launch    a launch whose machine is lost, on a Cloud Run of this machine; costs nothing"
 	@echo "make test       the quick tests;  make test-slow: those of whole runs;  make test-vllm: those that need vLLM"
 	@echo "make test-install   the extras, installed by pip from its index into fresh environments"
-	@echo "make check      format, lint, types, and the documentation without a warning"
+	@echo "make check      format, lint, types, scripts, Dockerfiles, and the documentation without a warning"
 	@echo "make docs       the documentation, into build/site"
 	@echo "make clean      environments, caches and runs"
 
@@ -44,6 +45,9 @@ demo-pictures: RUN = runs/demo_pictures
 demo-pictures: env serve-env build/fashion_mnist
 	$(BIN)/gemsmith run recipes/demo_pictures.yaml --run $(RUN)
 
+demo-launch: env serve-env
+	$(BIN)/python scripts/demo_launch.py
+
 test: env
 	$(BIN)/python -m pytest -m "not (vllm or slow or install)" -n 2 --dist worksteal
 
@@ -60,6 +64,8 @@ check: env docs
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/hadolint docker/*.Dockerfile
+	$(BIN)/shellcheck .ci/run scripts/*.sh $(shell find tests/launch/golden -name '*.sh')
 
 docs: env
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict -q -d build/site

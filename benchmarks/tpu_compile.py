@@ -11,8 +11,6 @@ CPU seconds and memory are its own. Needs libtpu (requirements/tpu.lock) and no 
 import argparse
 import dataclasses
 import json
-import os
-import subprocess
 import sys
 import tempfile
 from datetime import UTC, datetime
@@ -24,9 +22,10 @@ from rich.console import Console
 from rich.table import Table
 
 from gemsmith import __version__
-from gemsmith.aot.compiled import ENVIRONMENT, check_compiler, compile_step, model_flops
+from gemsmith.aot.child import compile_in_child
+from gemsmith.aot.compiled import check_compiler, model_flops
 from gemsmith.aot.timeline import HOST_BYTES_PER_S, KERNEL_SHARE, KINDS, Costs, walk
-from gemsmith.errors import GemsmithError
+from gemsmith.errors import GemsmithError, MachineError
 from gemsmith.hardware import Chip, load_catalogue
 from gemsmith.provenance import this_machine
 from gemsmith.recipe import Recipe, Train
@@ -143,27 +142,11 @@ CASES = {
 }
 
 
-def compile_case(name: str, folder: Path) -> None:
-    """Writes NAME.hlo and NAME.json: what this process compiled. Run in a process of its own."""
-    case = CASES[name]
-    step = compile_step(case.recipe, topology=case.topology, options=case.options)
-    values = dataclasses.asdict(step)
-    (folder / f"{name}.hlo").write_text(values.pop("text"))
-    shape = {
-        "tokens_per_step": case.rows * case.length,
-        "rows": case.rows,
-        "length": case.length,
-        "topology": case.topology,
-    }
-    (folder / f"{name}.json").write_text(json.dumps(values | shape, indent=1) + "\n")
-
-
-def record_of(name: str, folder: Path) -> dict[str, Any]:
+def record_of(name: str, folder: Path, built: dict[str, Any]) -> dict[str, Any]:
     """The record of a case that was compiled into the folder."""
     case = CASES[name]
-    built = json.loads((folder / f"{name}.json").read_text())
     costs = walk(
-        (folder / f"{name}.hlo").read_text(), case.chip, coordinates=[tuple(each) for each in built["coordinates"]]
+        (folder / "step.hlo").read_text(), case.chip, coordinates=[tuple(each) for each in built["coordinates"]]
     )
     return {
         "schema_version": 1,
@@ -257,18 +240,17 @@ def _assumptions(chip: Chip) -> list[str]:
 
 def run_case(name: str, *, keep: Path | None, err: Console) -> dict[str, Any]:
     """The case's record, written; or, where XLA refuses it, a record of the error."""
+    case = CASES[name]
     with tempfile.TemporaryDirectory() as temporary:
-        folder = keep or Path(temporary)
+        folder = Path(temporary) if keep is None else keep / name
         folder.mkdir(parents=True, exist_ok=True)
-        err.print(f"{name}: {CASES[name].note} ...")
-        command = [sys.executable, __file__, "--compile-into", str(folder), "--case", name]
-        child = subprocess.run(command, env={**os.environ, **ENVIRONMENT}, capture_output=True, text=True, check=False)
-        if child.returncode == 0:
-            record = record_of(name, folder)
-        else:
-            last = next((line for line in reversed(child.stderr.splitlines()) if line.strip()), "no message")
-            record = {"schema_version": 1, "case": name, "settings": dataclasses.asdict(CASES[name]), "error": last}
-            err.print(f"{name}: {last}")
+        err.print(f"{name}: {case.note} ...")
+        try:
+            built = compile_in_child(case.recipe, folder, topology=case.topology, options=case.options)
+            record = record_of(name, folder, built)
+        except MachineError as error:
+            record = {"schema_version": 1, "case": name, "settings": dataclasses.asdict(case), "error": str(error)}
+            err.print(f"{name}: {error}")
     RECORDS.mkdir(parents=True, exist_ok=True)
     (RECORDS / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n")
     return record
@@ -346,17 +328,16 @@ def main() -> None:
     )
     parser.add_argument("--json", action="store_true", help="print the records instead of a table")
     parser.add_argument(
-        "--dump-hlo", type=Path, metavar="DIR", help="keep NAME.hlo, the compiled text, and NAME.json, its memory"
+        "--dump-hlo", type=Path, metavar="DIR", help="keep NAME/step.hlo, the compiled text, and step.json, its memory"
     )
     parser.add_argument(
         "--walk",
         type=Path,
         metavar="FILE.hlo",
-        help="print the costs of a compiled text, with the NAME.json beside it if any",
+        help="print the costs of a compiled text, with the step.json beside it if any",
     )
     parser.add_argument("--chip", default="v5p", help="the chip that --walk takes it to run on")
     parser.add_argument("--top", type=int, default=30, help="how many of the most expensive operations --walk prints")
-    parser.add_argument("--compile-into", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     try:
         _run(options)
@@ -379,9 +360,6 @@ def _run(options: argparse.Namespace) -> None:
         )
         return
     check_compiler()
-    if options.compile_into:
-        compile_case(options.case[0], options.compile_into)
-        return
     err = Console(stderr=True, width=170)
     records = [run_case(name, keep=options.dump_hlo, err=err) for name in options.case or CASES]
     if options.json:

@@ -28,7 +28,9 @@ import numpy as np
 
 from gemsmith import __version__
 from gemsmith.provenance import this_machine
-from gemsmith.zoo import find_variant, lora_targets, text_tensors
+from gemsmith.recipe import Recipe
+from gemsmith.recipe_file import build_recipe
+from gemsmith.zoo import Variant, find_variant, lora_targets, text_tensors
 
 RECORD = Path(__file__).parent / "records" / "train_cpu.json"
 VARIANT = replace(
@@ -53,12 +55,12 @@ OURS, THEIRS = "gemsmith", ("peft-sdpa", "peft-eager")
 PACKAGES = {OURS: ("jax", "jaxlib", "flax", "qwix", "optax"), "peft": ("torch", "transformers", "peft")}
 
 
-def make_rows(step: int) -> dict[str, np.ndarray]:
+def make_rows(step: int, variant: Variant = VARIANT) -> dict[str, np.ndarray]:
     """The packed rows of a step: documents of about MEAN_DOCUMENT tokens, the last one of a row cut; only first tokens
     are no targets.
     """
     random = np.random.default_rng(step)
-    tokens = random.integers(108, VARIANT.vocabulary, (ROWS, LENGTH))
+    tokens = random.integers(108, variant.vocabulary, (ROWS, LENGTH))
     starts = np.zeros((ROWS, LENGTH), bool)
     for row in starts:
         ends = np.cumsum(np.maximum(random.lognormal(np.log(MEAN_DOCUMENT) - 0.125, 0.5, LENGTH // 8), 16).astype(int))
@@ -68,11 +70,11 @@ def make_rows(step: int) -> dict[str, np.ndarray]:
     return {"tokens": tokens, "segments": np.cumsum(starts, axis=1), "positions": positions, "loss_mask": ~starts}
 
 
-def time_steps(update: Callable[[dict[str, np.ndarray], int], float]) -> dict[str, Any]:
+def time_steps(update: Callable[[dict[str, np.ndarray], int], float], variant: Variant = VARIANT) -> dict[str, Any]:
     """The first loss, and CPU-seconds and seconds of each step after the warm-up."""
     losses, cpu_s, wall_s = [], [], []
     for step in range(WARM_UP + STEPS):
-        rows = make_rows(step)
+        rows = make_rows(step, variant)
         cpu, wall = time.process_time(), time.perf_counter()
         losses.append(update(rows, step))
         cpu_s.append(time.process_time() - cpu)
@@ -87,19 +89,8 @@ def time_steps(update: Callable[[dict[str, np.ndarray], int], float]) -> dict[st
     }
 
 
-def train_ours(folder: Path) -> dict[str, Any]:
-    import jax
-    from flax import nnx
-
-    from gemsmith.checkpoint import open_checkpoint
-    from gemsmith.recipe_file import build_recipe
-    from gemsmith.train.tunix.backend import adapted_model
-    from gemsmith.train.tunix.compiling import Compiled, compile_step
-    from gemsmith.train.tunix.mesh import make_mesh, micro_batches_on
-    from gemsmith.train.tunix.optimizer import make_optimizer
-    from gemsmith.train.tunix.step import input_shapes, make_step
-
-    recipe = build_recipe(
+def recipe_of(folder: Path) -> Recipe:
+    return build_recipe(
         {
             "checkpoint": str(folder),
             "data": {"train": "not read", "max_length": LENGTH},
@@ -108,10 +99,24 @@ def train_ours(folder: Path) -> dict[str, Any]:
             "train": {"rows_per_step": ROWS, "dtype": "float32"},
         }
     )
-    mesh = make_mesh(recipe, VARIANT)
+
+
+def train_ours(folder: Path, variant: Variant = VARIANT) -> dict[str, Any]:
+    import jax
+    from flax import nnx
+
+    from gemsmith.checkpoint import open_checkpoint
+    from gemsmith.train.tunix.backend import adapted_model
+    from gemsmith.train.tunix.compiling import Compiled, compile_step
+    from gemsmith.train.tunix.mesh import make_mesh, micro_batches_on
+    from gemsmith.train.tunix.optimizer import make_optimizer
+    from gemsmith.train.tunix.step import input_shapes, make_step
+
+    recipe = recipe_of(folder)
+    mesh = make_mesh(recipe, variant)
     model = adapted_model(recipe, open_checkpoint(str(folder)), mesh)
     optimizer = nnx.Optimizer(model, make_optimizer(recipe.optimizer), wrt=nnx.LoRAParam)
-    step = make_step(model, optimizer, lora=recipe.lora, seed=0, micro_batches=micro_batches_on(recipe, VARIANT, mesh))
+    step = make_step(model, optimizer, lora=recipe.lora, seed=0, micro_batches=micro_batches_on(recipe, variant, mesh))
     shapes = input_shapes(mesh, rows=ROWS, length=LENGTH)
     compiled: Compiled | None = None
     trained, moments = step.trained, step.moments
@@ -128,7 +133,7 @@ def train_ours(folder: Path) -> dict[str, Any]:
         trained, moments, metrics = compiled.update(trained, moments, step.frozen, inputs)
         return float(metrics["loss"])
 
-    return time_steps(update)
+    return time_steps(update, variant)
 
 
 def train_theirs(folder: Path, attention: str, threads: int) -> dict[str, Any]:

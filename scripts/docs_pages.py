@@ -174,12 +174,56 @@ def demo_table() -> str:
 def paper_comparison() -> str:
     """The published comparison as `gemsmith report --paper --md` prints it, its heading left to the page."""
     redrawn = redraw(read_published())
-    return markdown_of(redrawn.comparison, redrawn).partition("\n")[2].replace("\n- ", "\n\n- ", 1).strip()
+    return markdown_of(redrawn.comparison, redrawn).partition("\n")[2].strip()
+
+
+def plan_memory_table() -> str:
+    """The plan's memory and step beside XLA's, of every compiled step."""
+    lines = [
+        "| compiled step | plan, GiB a chip | XLA | difference | plan, s a step | by XLA's program |",
+        "|---|--:|--:|--:|--:|--:|",
+    ]
+    for name, case in _record("plan_accuracy.json")["compiled"].items():
+        spans = (" to ".join(f"{second:.2f}" for second in case[key]) for key in ("step_s", "hlo_step_s"))
+        sizes = f"{case['memory_gib']:.1f} | {case['xla_gib']:.1f} | {100 * case['memory_error']:+.1f} %"
+        lines.append(f"| {name} | {sizes} | {' | '.join(spans)} |")
+    return "\n".join(lines)
+
+
+def plan_time_table() -> str:
+    """The plan's share of the peak beside published runs, each predicted from the others."""
+    lines = [
+        "| published run | share of the peak | in the plan's range | predicted from the others |",
+        "|---|--:|---|--:|",
+    ]
+    for name, run in _record("plan_accuracy.json")["published"].items():
+        inside = "yes" if run["within_range"] else "no"
+        lines.append(
+            f"| {name}: {run['source']} | {100 * run['share_of_peak']:.1f} % | {inside} | "
+            f"{100 * run['left_out_error']:+.0f} % |"
+        )
+    return "\n".join(lines)
+
+
+def plan_calibration_table() -> str:
+    """What a plan calibrated on one model says of others, beside what was measured."""
+    record = _record("plan_calibration.json")
+    lines = ["| model | measured, s | plan before | plan calibrated | predicted / measured |", "|---|--:|--:|--:|--:|"]
+    for name, model in record["models"].items():
+        spans = (" to ".join(f"{second:.2f}" for second in model[f"{key}_s"]) for key in ("uncalibrated", "calibrated"))
+        of = " (calibrated on)" if name == record["calibrated_on"] else ""
+        lines.append(
+            f"| {name}{of} | {model['measured_s']:.2f} | {' | '.join(spans)} | {model['predicted_over_measured']:.2f} |"
+        )
+    return "\n".join(lines)
 
 
 TABLES: dict[str, Callable[[], str]] = {
     "demo": demo_table,
     "paper": paper_comparison,
+    "plan_calibration": plan_calibration_table,
+    "plan_memory": plan_memory_table,
+    "plan_time": plan_time_table,
     "stages": stage_table,
     "performance": performance_table,
 }

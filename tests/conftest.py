@@ -1,6 +1,7 @@
 """Shared by all tests: tiny checkpoints, made once a session, and a stand-in for vLLM."""
 
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -28,6 +29,12 @@ def control_c() -> None:
     """Python's own answer to Ctrl-C, here and in what the tests start: a shell's background jobs are told to ignore
     it."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_own_catalogue(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """What the developer measured on machines stays out of the tests' plans."""
+    os.environ["XDG_CONFIG_HOME"] = str(tmp_path_factory.mktemp("config"))
 
 
 @pytest.fixture(scope="session")

@@ -69,15 +69,14 @@ def test_a_page_that_fetches_from_elsewhere_stops_the_build(pages):
 
 
 @pytest.mark.parametrize("file", DOCS, ids=lambda file: str(file.relative_to(ROOT / "docs")))
-def test_files_and_commands_that_a_page_names_are_there(file, gemsmith_verbs):
+def test_files_and_commands_that_a_page_names_are_there(file, gemsmith_verbs, pages):
     text = file.read_text(encoding="utf-8")
     named = re.findall(r"`((?:tests|src|benchmarks|scripts|recipes|examples|requirements)/[\w./-]+)`", text)
     assert [name for name in named if not (ROOT / name).exists()] == []
     verbs = re.findall(r"(?:^|`)gemsmith (\w+)", text, flags=re.MULTILINE)
     assert [verb for verb in verbs if verb not in gemsmith_verbs] == []
-    assert [
-        name for name in re.findall(r"<!-- made: (\w+)", text) if name not in ("demo", "paper", "stages", "performance")
-    ] == []
+    assert [name for name in re.findall(r"<!-- made: (\w+)", text) if name not in pages.TABLES] == []
+    assert "<!-- made" not in pages.fill_in(text)
 
 
 @pytest.fixture(scope="session")

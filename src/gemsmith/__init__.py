@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING
 from gemsmith.version import __version__
 
 if TYPE_CHECKING:
+    from gemsmith.plan_records import PlanRecord
     from gemsmith.recipe import Recipe
-    from gemsmith.records import PlanRecord, Record
+    from gemsmith.records import Record
     from gemsmith.run import Run
 
 __all__ = ["__version__", "load_recipe", "open_run", "plan_recipe", "read_records", "run_recipe"]

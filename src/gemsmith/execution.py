@@ -67,6 +67,8 @@ class Backend:
     quantises_experts: bool
     pictures: bool = False
     """Whether it trains on rows with pictures."""
+    adapts_all_linear: bool = False
+    """Whether lora.targets may be all-linear."""
 
 
 BACKENDS = {
@@ -96,6 +98,8 @@ BACKENDS = {
         buckets=False,
         splits_quantised=False,
         quantises_experts=False,
+        pictures=True,
+        adapts_all_linear=True,
     ),
 }
 

@@ -96,7 +96,13 @@ class Lora(Section):
         0.05, description="The share of an adapter's inputs that a training step leaves out; 0: none."
     )
     rslora: bool = Field(False, description="Scale adapters by alpha / sqrt(rank) instead of alpha / rank.")
-    targets: tuple[str, ...] = Field(LORA_KINDS, description="Kinds of projection that get an adapter.", strict=False)
+    targets: tuple[str, ...] = Field(
+        LORA_KINDS,
+        description="Kinds of projection that get an adapter; vision: those of the vision tower's layers and of the "
+        "projection behind them, where rows have pictures; all-linear: with train.backend trl, what PEFT calls so, "
+        "every linear layer of text model and tower.",
+        strict=False,
+    )
 
     @property
     def scale(self) -> float:

@@ -7,7 +7,7 @@ from gemsmith.errors import RecipeError
 from gemsmith.execution import BACKENDS, NAMES
 from gemsmith.recipe import Data, EvalTask, Made, Optimizer, Recipe, Train
 from gemsmith.tasks import SOURCES, find_source
-from gemsmith.zoo import find_variant, lora_targets, variant_of_hub_id
+from gemsmith.zoo import ALL_LINEAR, find_variant, lora_targets, variant_of_hub_id
 
 
 def check_recipe(recipe: Recipe) -> None:
@@ -17,6 +17,7 @@ def check_recipe(recipe: Recipe) -> None:
     _check_checkpoint_folder(recipe.train)
     _check_offload(recipe.train)
     _check_backend(recipe.train)
+    _check_targets(recipe)
     _check_eval_tasks(recipe)
     if recipe.model not in (None, "custom"):
         find_variant(recipe.model)
@@ -106,6 +107,16 @@ def _check_backend(train: Train) -> None:
                 f"train.{key}: {_as_yaml(value)} was given, but train.backend {name} {reason}; leave it out, or set "
                 f"train.backend to {others}"
             )
+
+
+def _check_targets(recipe: Recipe) -> None:
+    backend = recipe.train.backend
+    if ALL_LINEAR in recipe.lora.targets and not BACKENDS[backend].adapts_all_linear:
+        others = " or ".join(other for other in BACKENDS if BACKENDS[other].adapts_all_linear)
+        raise RecipeError(
+            f"lora.targets: {ALL_LINEAR} was given, and train.backend {backend} adapts projections alone; name their "
+            f"kinds, or set train.backend to {others}"
+        )
 
 
 def _check_eval_tasks(recipe: Recipe) -> None:

@@ -5,7 +5,7 @@ Units are in the names: `_s` seconds, `_ms` milliseconds, `_bytes`, `usd`.
 
 import json
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -60,82 +60,6 @@ class Record(Part):
     its top."""
     grave_notices: tuple[str, ...] = ()
     """The same, where a result must not be used as it is."""
-
-
-class PlanFix(Part):
-    """The smallest change of the recipe found that makes it fit, and the plan of the recipe with it."""
-
-    changes: dict[str, Any]
-    """Keys of the recipe -> their values."""
-    mesh: dict[str, int]
-    hbm_bytes_per_chip: int
-    step_s: Range
-    hours: Range
-    usd: Range | None
-    usd_per_million_tokens: Range | None
-
-
-class PlanPrice(Part):
-    """What an hour of a machine was reckoned with."""
-
-    usd_per_hour: float
-    basis: str
-    """Provider, region and source."""
-    date: str
-    """When that was read."""
-
-
-class MachinePlan(Part):
-    name: str
-    chips: int
-    fits: bool
-    hbm_bytes_per_chip: int
-    """Modelled peak."""
-    hbm_limit_bytes_per_chip: int
-    parts: dict[str, int] = {}
-    """What is held at the peak -> its bytes a chip, and `runtime`, which is set aside beside the peak."""
-    exceeded_by: str | None = None
-    """The part with which the chip's memory was no longer enough; None where it is."""
-    step_s: Range
-    """Modelled."""
-    startup_s: dict[str, Range] = {}
-    """What comes before the first step -> its seconds; assumed."""
-    hours: Range | None
-    """Of the start and `priced_steps`; None where the machine does not fit. Plans of earlier versions leave the start
-    out."""
-    usd: Range | None
-    """Of `hours`; None also where the catalogue has no on-demand price."""
-    price_doubts: tuple[str, ...] = ()
-    """Of the on-demand price: that it is not checked, or old."""
-    usd_spot: Range | None = None
-    """The same at the cheapest spot price; high: with preemptions as assumed."""
-    usd_per_million_tokens: Range | None = None
-    """On demand, of real tokens; None also where how many these are is not known."""
-    price: PlanPrice | None = None
-    """On demand; None, here and below, also in plans of earlier versions."""
-    price_spot: PlanPrice | None = None
-    """The cheapest, whichever region has it."""
-    mesh: dict[str, int]
-    fix: PlanFix | None = None
-    """None where the machine fits, and where no change was found."""
-    notes: tuple[str, ...] = ()
-
-
-class PlanRecord(Record):
-    stage: ClassVar[str] = "plan"
-    model: str
-    parameters: int
-    trained_parameters: int
-    steps: int | None
-    """None where the number of rows is not known before the data stage."""
-    priced_steps: int
-    """What `hours` and `usd` are for: `steps`, or 1,000 where that is None."""
-    tokens_per_step: int
-    """Padding counted."""
-    real_tokens_per_step: float | None = None
-    """Without padding; None where that is not known."""
-    machines: tuple[MachinePlan, ...]
-    assumptions: tuple[str, ...]
 
 
 class DataRecord(Record):
@@ -204,6 +128,17 @@ class TrainPictures(Part):
     pictures, each as large, as its fullest."""
 
 
+class AgainstPlan(Part):
+    """What plan.json said of a step on the machine that trained, and what its steps took."""
+
+    machine: str
+    planned_step_s: Range
+    step_s: float
+    """Median."""
+    steps: int
+    """All but the first of each start, which warms up."""
+
+
 class TrainRecord(Record):
     stage: ClassVar[str] = "train"
     backend: str
@@ -233,6 +168,8 @@ class TrainRecord(Record):
     compiled_from_cache: bool = False
     real_tokens_per_s: float
     """Over the steps but the first, which compiles."""
+    against_plan: AgainstPlan | None = None
+    """None where there was no plan of this recipe, or it did not have this machine."""
     peak_memory_bytes: int
     last_checkpoint: str
     pictures: TrainPictures | None = None

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 from gemsmith.bench_records import BenchRecord
 from gemsmith.eval_records import EvalRecord
-from gemsmith.records import DataRecord, ExportRecord, PlanRecord, Record, ServeRecord, TrainRecord, VerifyRecord
+from gemsmith.plan_records import PlanRecord
+from gemsmith.records import DataRecord, ExportRecord, Record, ServeRecord, TrainRecord, VerifyRecord
 
 _TRAINED_DATA = (
     *("data.train", "data.format", "data.template", "data.max_length", "data.packing", "data.too_long"),
@@ -45,7 +46,11 @@ class Stage:
 STAGES: dict[str, Stage] = {
     "plan": Stage(
         record=PlanRecord,
-        keys=("model", "checkpoint", "data", "lora", "train", "hardware"),
+        keys=(
+            *("model", "checkpoint", "data", "lora", "train", "hardware"),
+            *("bench.input_tokens", "bench.output_tokens"),
+            *("serve.dtype", "serve.kv_cache_dtype", "serve.max_model_len", "serve.pictures"),
+        ),
         function=("gemsmith.plan.stage", "plan"),
     ),
     "data": Stage(

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from gemsmith.recipe_file import dump_recipe, load_recipe
+from gemsmith.recipe_file import dump_recipe
 from gemsmith.records import read_record_file
+from gemsmith.resolve import resolve_file
 from gemsmith.run import Run, made_from, write_record
 from gemsmith.stages import STAGES
 
@@ -20,7 +21,8 @@ def demo_run(tmp_path):
     def make(name, *overrides):
         folder = tmp_path / name
         folder.mkdir(parents=True)
-        recipe = load_recipe(ROOT / "recipes/demo.yaml", overrides)
+        given = [f"checkpoint={ROOT}/recipes/demo_base", *overrides]
+        recipe, _ = resolve_file(ROOT / "recipes/demo.yaml", given)
         (folder / "recipe.yaml").write_text(dump_recipe(recipe))
         run = Run(path=folder, recipe=recipe)
         for stage, row in STAGES.items():
@@ -58,8 +60,7 @@ def test_what_is_compared_and_for_how_long_can_be_said(gemsmith, demo_run):
     assert about["about"] == ["lora.rank", "optimizer.learning_rate"]
 
 
-def test_a_single_runs_page_goes_where_it_is_told_to(gemsmith, demo_run, tmp_path, monkeypatch):
-    monkeypatch.chdir(ROOT)  # its checkpoint is given from here
+def test_a_single_runs_page_goes_where_it_is_told_to(gemsmith, demo_run, tmp_path):
     run = demo_run("a")
     assert gemsmith("report", run, "--html", tmp_path / "one.html")[:2] == (0, f"{tmp_path}/one.html\n")
     assert (tmp_path / "one.html").read_text().startswith("<!DOCTYPE html>") and not (run / "report.html").exists()

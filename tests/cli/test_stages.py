@@ -4,43 +4,6 @@ import subprocess
 import sys
 
 
-def test_a_plan_without_a_run_directory_writes_nothing(gemsmith, recipe, tmp_path):
-    before = set(tmp_path.iterdir())
-    code, out, _ = gemsmith("plan", recipe, "--json")
-    assert code == 0
-    assert {machine["name"] for machine in json.loads(out)["machines"]} == {"v5p-8", "v6e-8", "2xh100"}
-    assert set(tmp_path.iterdir()) == before
-
-
-def test_a_plan_for_other_machines_leaves_the_runs_own_as_it_is(gemsmith, recipe, tmp_path):
-    gemsmith("plan", recipe, "--run", "out")
-    before = (tmp_path / "out" / "plan.json").read_bytes()
-    code, out, _ = gemsmith("plan", "out", "--on", "h200,v5p-8", "--by", "hours", "--json")
-    machines = json.loads(out)["machines"]
-    assert code == 0 and {machine["name"] for machine in machines} == {"1xh200", "v5p-8"}
-    assert {"parts", "hours", "usd", "usd_per_million_tokens", "fix"} <= machines[0].keys()
-    assert (tmp_path / "out" / "plan.json").read_bytes() == before
-    code, _, err = gemsmith("plan", recipe, "--on", "all", "--run", "out")
-    assert code == 2 and "error: --run: does not go with --on" in err
-
-
-def test_a_plan_of_a_run_takes_real_tokens_from_its_data(gemsmith, recipe):
-    data = json.loads(gemsmith("data", recipe, "--json", "--run", "out")[1])
-    plan = json.loads(gemsmith("plan", "out", "--on", "cpu", "--json")[1])
-    assert plan["real_tokens_per_step"] == plan["tokens_per_step"] * data["packing_efficiency"]
-    assert plan["steps"] == data["steps"]
-
-
-def test_a_fix_is_written_for_one_machine_and_never_over_a_file(gemsmith, recipe, tmp_path):
-    options = ("--on", "cpu", "--set", "train.mesh={fsdp: 2}", "--fix", "fixed.yaml")
-    assert gemsmith("plan", recipe, *options)[0] == 0
-    before = (tmp_path / "fixed.yaml").read_bytes()
-    code, _, err = gemsmith("plan", recipe, *options)
-    assert code == 2 and "--fix fixed.yaml: is there already" in err
-    assert (tmp_path / "fixed.yaml").read_bytes() == before
-    assert gemsmith("plan", "fixed.yaml", "--json")[0] == 0
-
-
 def test_data_writes_its_record_and_the_resolved_recipe(gemsmith, recipe, tmp_path):
     code, out, _ = gemsmith("data", recipe, "--json", "--run", "out")
     record = json.loads(out)

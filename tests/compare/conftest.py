@@ -8,8 +8,9 @@ import pytest
 
 from gemsmith.compare.run_side import side_of_run
 from gemsmith.compare.side import Cell, Rate, Side
+from gemsmith.plan_records import PlanPrice
 from gemsmith.recipe_file import load_recipe
-from gemsmith.records import PlanPrice, Record, read_record_file
+from gemsmith.records import Record, read_record_file
 from gemsmith.stages import STAGES
 
 ROOT = Path(__file__).parents[2]

@@ -60,6 +60,20 @@ def test_an_engine_of_another_version_takes_the_headline_of_serving_alone(demo_s
     assert dollars["training, on demand"] == () and dollars["training and 8 h of serving, on demand"] == ("bench:vllm",)
 
 
+def test_a_cost_is_confounded_by_what_it_pays_for(demo_side, demo_records):
+    keys = ["train.epochs=3", "train.remat=layer", "serve.arguments=[--enforce-eager]"]
+    sides = [demo_side("a"), demo_side("b", keys, train={"remat": "layer"})]
+    costs = {
+        ratio.what.partition(",")[0]: ratio for ratio in compare_sides(sides).pairs[0].ratios if ratio.kind == "cost"
+    }
+    assert costs["training"].confounded_by == ("train.epochs", "train.remat", "train:remat")
+    assert costs["a million output tokens"].confounded_by == ("serve.arguments",)
+    assert set(costs["training and 8 h of serving"].confounded_by) == {
+        *costs["training"].confounded_by,
+        "serve.arguments",
+    }
+
+
 @pytest.mark.parametrize(
     ("stage", "changes", "condition"),
     [

@@ -61,6 +61,9 @@ def test_a_throughput_that_was_only_asked_for_is_no_headline(plain_side, cell):
         (1.0, False, True),
         (0.5, True, False),
     ]
+    only_light = [side.model_copy(update={"cells": side.cells[:1]}) for side in sides]
+    (asked,) = find_ratios(*only_light, hours=())
+    assert asked.main and not asked.is_headline
     assert asked_notes(cell(60, **light), cell(63, **light)) and not asked_notes(cell(50, **light), cell(63, **light))
 
 

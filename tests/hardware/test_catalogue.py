@@ -4,7 +4,7 @@ import re
 import pytest
 
 from gemsmith.errors import RecipeError
-from gemsmith.hardware import find_machine, load_catalogue
+from gemsmith.hardware import find_machine, load_catalogue, own_catalogue, own_files
 from gemsmith.hardware.catalogue import KINDS
 
 GIB = 2**30
@@ -51,8 +51,8 @@ def test_rows_that_nobody_checked_say_so():
 def test_cpu_is_this_machine():
     cpu = find_machine(load_catalogue(), "cpu")
     assert cpu.chip.hbm_bytes == os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    assert cpu.chip.flops_per_s == pytest.approx(40e9 * os.cpu_count())
-    assert not cpu.chip.checked and "assumed" in cpu.chip.source
+    assert cpu.chip.flops_per_s == pytest.approx(256e9 * os.cpu_count())
+    assert not cpu.chip.checked and "assumed" in cpu.chip.efficiency_source
     assert cpu.prices[0].usd_per_hour == 0
 
 
@@ -133,6 +133,14 @@ def test_own_chips_and_machines_are_added(own):
             "chips.v5p.date: datetime.date(2026, 11, 1) was given; must be text; quote it",
         ),
         ("chips: {v5p: {", "is not YAML"),
+        (
+            "machines: {v5p-8: {measured_low: 0.3}}",
+            "machines.v5p-8.measured_high is missing; it goes with measured_low",
+        ),
+        (
+            "machines: {v5p-8: {measured_low: 0.5, measured_high: 0.4, measured_source: a run, measured_date: d}}",
+            "machines.v5p-8: measured_low and measured_high must be in order",
+        ),
     ],
 )
 def test_a_bad_catalogue_is_one_line_that_names_the_place(own, text, message):
@@ -149,3 +157,14 @@ def test_a_missing_or_binary_catalogue_is_said(tmp_path):
     (tmp_path / "bytes.yaml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(RecipeError, match="is not UTF-8"):
         load_catalogue(tmp_path / "bytes.yaml")
+
+
+def test_the_users_own_rows_are_under_those_that_a_recipe_names(own, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    mine = own_catalogue()
+    assert mine == tmp_path / "config" / "gemsmith" / "machines.yaml" and own_files(None) == []
+    mine.parent.mkdir(parents=True)
+    row = "machines: {v5p-8: {prices: [{provider: me, region: r, usd_per_hour: %s, source: s, date: d}]}}"
+    mine.write_text(row % 1)
+    assert load_catalogue().machines["v5p-8"].prices[0].usd_per_hour == 1
+    assert load_catalogue(own(row % 2)).machines["v5p-8"].prices[0].usd_per_hour == 2

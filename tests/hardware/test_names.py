@@ -2,7 +2,7 @@ import pytest
 
 from gemsmith.errors import RecipeError
 from gemsmith.hardware import find_machine, load_catalogue
-from gemsmith.hardware.names import match_machine
+from gemsmith.hardware.names import machines_with, match_machine
 
 MEANT = {
     "v5p-8": "v5p-8",
@@ -58,3 +58,11 @@ def test_an_unknown_machine_names_the_key_and_near_ones_in_one_line():
     with pytest.raises(RecipeError, match=r"^--on: 'v5p-9' .*\(did you mean v5p-8 or .*\); allowed: .*v6e-8") as error:
         find_machine(load_catalogue(), "v5p-9", "--on")
     assert "\n" not in str(error.value)
+
+
+def test_a_machine_is_known_by_what_drivers_call_its_devices():
+    catalogue = load_catalogue()
+    names = lambda *devices: [machine.name for machine in machines_with(catalogue, devices)]  # noqa: E731
+    assert names("NVIDIA H200") == ["1xh200"] and names(*["TPU v5"] * 4) == ["v5p-8"]
+    assert names(*["TPU7x"] * 8) == ["tpu7x-4"], "a chip is two devices"
+    assert names() == ["cpu"] and names("NVIDIA H100 PCIe") == []

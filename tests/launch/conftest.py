@@ -44,6 +44,31 @@ def launched(tmp_path, monkeypatch):
     return make
 
 
+RECIPES = Path(__file__).parents[2] / "recipes"
+MADE = ("data.train={task: verilog, rows: 2400}", "data.eval={task: verilog, rows: 20, split: held-out}")
+SHIPPED = {
+    "demo": (f"checkpoint={RECIPES}/demo_base", "train.optimizer_steps=600"),
+    "own": (*MADE, "train.optimizer_steps=600"),
+    "verilog_31b": (*MADE, "train.optimizer_steps=300", "data.format=auto"),
+}
+"""Recipe -> what stands in for files that a user brings, and a number of steps, which the data stage counts."""
+FOR_GPU = ("train.backend=trl",)
+
+
+@pytest.fixture
+def shipped(launched):
+    """Returns the request of a recipe in the folder recipes: `shipped("gke", "demo")`."""
+
+    def make(on: str, recipe: str):
+        overrides = SHIPPED[recipe] + (FOR_GPU if on == "cloud-run" else ())
+        if (on, recipe) == ("cloud-run", "verilog_31b"):
+            overrides += ("train.dtype=nf4", "train.rows_per_step=4", "checkpoint=gs://weights/gemma-4-31B-it")
+        cluster = {"cluster": "c1"} if on == "gke" else {}
+        return launched(on, str(RECIPES / f"{recipe}.yaml"), overrides=overrides, timeout_hours=12, **cluster)
+
+    return make
+
+
 @pytest.fixture
 def fake_tools(tmp_path, monkeypatch):
     """Puts gcloud, kubectl and sky on PATH that record what they are asked.

@@ -1,15 +1,8 @@
 import json
-import os
-import shutil
-import subprocess
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-import pytest
 import yaml
 
 from gemsmith.launch import cloud_run
-from gemsmith.launch.submit import print_files
 
 
 def test_weights_are_mounted_read_only_and_results_are_not(launched):
@@ -36,6 +29,23 @@ def test_the_service_waits_for_the_weights_and_costs_nothing_unasked(launched):
     assert "--model=/mnt/weights/team/big/run/merged" in service["spec"]["containers"][0]["args"]
 
 
+def arguments_of(request):
+    service = yaml.safe_load(cloud_run.render(request)["service.yaml"])
+    return service["spec"]["template"]["spec"]["containers"][0]["args"]
+
+
+def test_weights_are_served_in_fp8_only_where_bfloat16_does_not_fit(launched):
+    assert "--dtype=auto" in arguments_of(launched()) and "--quantization=fp8" not in arguments_of(launched())
+    long = arguments_of(launched(overrides=("serve.max_model_len=262144", "serve.kv_cache_dtype=fp8")))
+    assert "--quantization=fp8" in long and "--kv-cache-dtype=fp8" in long
+
+
+def test_only_those_who_are_asked_in_reach_the_service(launched):
+    files = cloud_run.render(launched())
+    assert not [word for text in files.values() for word in ("allUsers", "allow-unauthenticated") if word in text]
+    assert "invoker-iam-disabled" not in files["service.yaml"]
+
+
 def test_without_export_there_is_nothing_to_serve(launched):
     assert "service.yaml" not in cloud_run.render(launched(stages="plan,data,train"))
 
@@ -57,79 +67,3 @@ def test_clean_removes_the_job_and_the_service_by_their_label(launch_record):
     assert kinds.keys() == {"execution", "service", "job"}
     assert "--filter=metadata.labels.gemsmith-run=big" in kinds["job"].list
     assert {resource.kind for resource in cloud_run.running(launch_record)} == {"execution", "service"}
-
-
-GCLOUD = {
-    "CLOUDSDK_AUTH_DISABLE_CREDENTIALS": "true",
-    "CLOUDSDK_CORE_DISABLE_PROMPTS": "1",
-    "CLOUDSDK_CORE_DISABLE_USAGE_REPORTING": "true",
-    "CLOUDSDK_COMPONENT_MANAGER_DISABLE_UPDATE_CHECK": "true",
-    "CLOUDSDK_API_ENDPOINT_OVERRIDES_RUN": "http://run.test/",
-}
-
-
-@pytest.fixture
-def loopback():
-    """The bodies that a real gcloud posts, and the address that it must be sent to."""
-    bodies = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self):
-            self.answer(404, b'{"error": {"code": 404, "message": "not there", "status": "NOT_FOUND"}}')
-
-        def do_POST(self):
-            body = self.rfile.read(int(self.headers["Content-Length"]))
-            bodies.append((self.path, json.loads(body)))
-            # Refused, so that gcloud does not wait for what it created.
-            self.answer(403, b'{"error": {"code": 403, "message": "seen", "status": "PERMISSION_DENIED"}}')
-
-        def answer(self, code, content):
-            self.send_response(code)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
-
-        def log_message(self, *_):
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_address[1]}", bodies
-    server.shutdown()
-    thread.join()
-    server.server_close()
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(shutil.which("gcloud") is None, reason="gcloud is not installed")
-@pytest.mark.parametrize(("kind", "file"), [("jobs", "job.yaml"), ("services", "service.yaml")])
-def test_a_real_gcloud_takes_the_rendered_file_as_it_is(launched, loopback, tmp_path, kind, file):
-    address, bodies = loopback
-    print_files(launched(network="n", subnet="s"), cloud_run, tmp_path / "out")
-    place = ("--project", "demo", "--region", "us-central1")
-    done = subprocess.run(
-        ["gcloud", "run", kind, "replace", str(tmp_path / "out" / file), *place],
-        env=os.environ | GCLOUD | {"CLOUDSDK_CONFIG": str(tmp_path / "config"), "http_proxy": address},
-        capture_output=True,
-        check=False,
-        timeout=120,
-    )
-    assert b"seen" in done.stderr, done.stderr
-    ((path, body),) = bodies
-    assert path.partition("?")[0].endswith(f"/namespaces/demo/{kind}")
-    rendered = yaml.safe_load((tmp_path / "out" / file).read_text())
-    sent = body["spec"]["template"]["spec"]
-    assert sent["template"]["spec"] if kind == "jobs" else sent
-    assert without_gclouds_own(body["spec"]) == rendered["spec"]
-
-
-def without_gclouds_own(value):
-    if isinstance(value, dict):
-        return {
-            key: without_gclouds_own(item)
-            for key, item in value.items()
-            if not key.startswith("run.googleapis.com/client-")
-        }
-    return [without_gclouds_own(item) for item in value] if isinstance(value, list) else value

@@ -27,6 +27,14 @@ def launched_bucket(recipe, tmp_path):
     return root
 
 
+@pytest.fixture(autouse=True)
+def drawn(monkeypatch):
+    """What draws the report is imported in a second, so most tests do without; the runs whose report was drawn."""
+    runs = []
+    monkeypatch.setattr("gemsmith.report.stage.report", lambda run: runs.append(run) or run.report.write_text("<html>"))
+    return runs
+
+
 def here(root, stages, run=run_stage):
     """On a machine of its own, where nothing is but what the bucket has."""
     folder = Path("work").resolve()
@@ -40,6 +48,21 @@ def test_stages_go_on_from_the_bucket_on_another_machine(launched_bucket, capfd)
     here(launched_bucket, ["plan", "data"])
     assert record.read_bytes() == first
     assert "complete in the bucket: data, plan" in capfd.readouterr().err
+
+
+def test_the_report_is_in_the_bucket_once_the_stages_have_ended(launched_bucket, drawn):
+    here(launched_bucket, ["plan"])
+    assert Bucket(launched_bucket).read("run/report.html") == b"<html>" and len(drawn) == 1
+
+
+def test_an_image_that_cannot_draw_a_report_says_so_and_ends_well(launched_bucket, monkeypatch, capfd):
+    def lack(_run):
+        raise ModuleNotFoundError("No module named 'matplotlib'")
+
+    monkeypatch.setattr("gemsmith.report.stage.report", lack)
+    here(launched_bucket, ["plan"])
+    assert "report: notice: not written (No module named 'matplotlib')" in capfd.readouterr().err
+    assert Bucket(launched_bucket).read("run/plan.json")
 
 
 def test_what_a_failed_stage_leaves_is_in_the_bucket(launched_bucket, tmp_path):

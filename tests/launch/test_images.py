@@ -1,8 +1,10 @@
 """Dockerfiles against what they copy and the locks that they name; nothing is built here."""
 
+import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -44,7 +46,29 @@ def test_the_image_that_is_built_is_the_one_that_launches_name():
     assert build["images"][0].endswith("-docker.pkg.dev/${PROJECT_ID}/gemsmith/${_STACK}:${_VERSION}")
 
 
-@pytest.mark.skipif(shutil.which("hadolint") is None, reason="hadolint is not installed")
+def test_what_is_in_the_image_is_listed_with_its_licences():
+    build = yaml.safe_load((ROOT / "docker" / "cloudbuild.yaml").read_text())
+    _, listing = build["steps"]
+    (target,) = [word.removeprefix("docker:") for word in listing["args"] if word.startswith("docker:")]
+    assert target == build["images"][0] and re.fullmatch(r"anchore/syft:v\d+\.\d+\.\d+", listing["name"])
+    written = listing["args"][-1].partition("=")[2]
+    assert build["artifacts"]["objects"]["paths"] == [written]
+
+
+def tool(name: str) -> str:
+    """Of the environment, or on PATH."""
+    found = shutil.which(name, path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    if found is None:
+        pytest.skip(f"{name} is not installed")
+    return found
+
+
 @pytest.mark.parametrize("file", DOCKERFILES, ids=lambda path: path.stem)
 def test_hadolint_has_nothing_to_say(file):
-    subprocess.run(["hadolint", str(file)], check=True)
+    subprocess.run([tool("hadolint"), str(file)], check=True)
+
+
+def test_shellcheck_has_nothing_to_say_of_what_is_rendered():
+    scripts = sorted((ROOT / "tests" / "launch" / "golden").rglob("*.sh"))
+    assert {"startup.sh", "submit.sh", "serve.sh"} <= {script.name for script in scripts}
+    subprocess.run([tool("shellcheck"), *map(str, scripts)], check=True)

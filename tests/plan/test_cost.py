@@ -5,7 +5,7 @@ from gemsmith.plan.cost import COMPILE_S, PREEMPTION_HOURS, cheapest_spot, cost_
 from gemsmith.plan.time import StepTime
 from gemsmith.recipe import Train
 
-TIME = StepTime(flops=1e15, low_s=1.0, high_s=2.0, hbm_s=0.1, interconnect_s=0.1)
+TIME = StepTime(flops=1e15, low_s=1.0, high_s=2.0, ideal_s=0.7, hbm_s=0.1, interconnect_s=0.1)
 MACHINES = load_catalogue().machines
 
 

@@ -9,8 +9,8 @@ from gemsmith.errors import InputError, RecipeError
 from gemsmith.hardware import load_catalogue
 from gemsmith.plan import plan, plan_only
 from gemsmith.plan.stage import write_fix
+from gemsmith.plan_records import PlanRecord
 from gemsmith.recipe_file import load_recipe
-from gemsmith.records import PlanRecord
 from gemsmith.resolve import resolve
 from gemsmith.run import is_complete, open_run, read_record
 from gemsmith.zoo import VARIANTS

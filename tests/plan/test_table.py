@@ -2,7 +2,7 @@ import io
 import re
 
 from gemsmith.plan import plan_only, print_plan
-from gemsmith.plan.table import BAR, bar_of, plan_lines
+from gemsmith.plan.table import BAR, bar_of, plan_lines, serving_lines
 
 
 def test_the_table_has_a_line_for_every_machine(recipe):
@@ -61,3 +61,11 @@ def test_what_does_not_fit_says_why_and_what_would(recipe):
     assert "saved activations exceed the memory; fits with train.micro_batches: 8: 70.7 GiB" in told["1xh100"]
     assert told["1xa100-80"].endswith("no price")
     assert "frozen weights exceed the memory; no change of train.remat" in told["1xl4"]
+
+
+def test_serving_is_a_table_for_each_length_and_says_what_does_not_fit(recipe):
+    record = plan_only(recipe(machines=("v6e-8", "1xl4")))
+    lines = serving_lines(record)
+    assert sum(line.startswith("machine") for line in lines) == len(recipe().bench.input_tokens)
+    assert sum(line.startswith("v6e-8") for line in lines) == sum(line.startswith("1xl4: ") for line in lines) == 2
+    assert max(len(line) for line in lines if not line.startswith("1xl4")) <= 100

@@ -11,6 +11,7 @@ import pytest
 
 from gemsmith.bench_records import BenchCell, BenchRecord, Percentiles
 from gemsmith.eval_records import EvalRecord, Score
+from gemsmith.plan_records import MachinePlan, PlanRecord
 from gemsmith.recipe import Derived
 from gemsmith.recipe_file import build_recipe
 from gemsmith.records import (
@@ -19,9 +20,7 @@ from gemsmith.records import (
     ExportRecord,
     FileSum,
     Machine,
-    MachinePlan,
     Origin,
-    PlanRecord,
     Record,
     ServeRecord,
     TrainRecord,

@@ -3,7 +3,7 @@ import json
 import pytest
 
 from gemsmith.errors import InputError, RunError, VersionError
-from gemsmith.records import PlanPrice
+from gemsmith.plan_records import PlanPrice
 from gemsmith.report.comparison import read_side, read_sides
 from gemsmith.run import read_record, write_record
 from gemsmith.stages import STAGES

@@ -7,6 +7,7 @@ from gemsmith.compare.comparison import compare_sides
 from gemsmith.compare.published import read_published, redraw
 from gemsmith.report.comparison import read_sides
 from gemsmith.report.comparison_tables import csv_of, markdown_of, print_comparison, print_verdicts
+from gemsmith.report.comparison_words import groups
 
 
 @pytest.fixture
@@ -33,7 +34,8 @@ def test_markdown_is_whole_tables_with_confounds_beside_each_ratio(comparison):
     tables = [line for line in text.splitlines() if line.startswith("|")]
     assert "b\\|x" in text and "| b|x |" not in text
     cells = {line.replace("\\|", "").count("|") for line in tables}
-    assert cells == {len(comparison.sides) + 3, 8}
+    assert cells == {len(comparison.sides) + 3, 6}
+    assert text.count("Confounded by `") == sum(bool(group.confounded_by) for group in groups(comparison.pairs[0]))
     assert text.index("| condition |") < text.index("## b") and "data:rows_sha256" not in text.split("## b")[0]
     assert all(line in text for line in comparison.notices)
 

@@ -4,7 +4,7 @@ import pytest
 
 from gemsmith.bench_records import BenchRecord, Saturation
 from gemsmith.eval_records import EvalRecord, Score
-from gemsmith.records import PlanRecord
+from gemsmith.plan_records import PlanRecord
 from gemsmith.report import findings
 from gemsmith.run import read_record
 

@@ -1,12 +1,17 @@
 """A model with one layer's weights in memory at a time computes what the whole one does."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from gemsmith.checkpoint import open_checkpoint
-from gemsmith.checkpoint.adapter import read_peft_adapter, write_peft_adapter
+from gemsmith.checkpoint.adapter import LowRank, read_peft_adapter, write_peft_adapter
+from gemsmith.testing.tiny import make_checkpoint, with_vision
 from gemsmith.verify import logits
+from gemsmith.verify.prompts import picture_prompt, text_prompts
 from gemsmith.verify.stage import verify
+from gemsmith.zoo import VisionTower, find_variant, lora_targets
 
 TINY = ("tiny-31b", "tiny-e2b", "tiny-26b-a4b", "tiny-12b")
 
@@ -15,7 +20,7 @@ TINY = ("tiny-31b", "tiny-e2b", "tiny-26b-a4b", "tiny-12b")
 def test_layer_by_layer_logits_are_those_of_the_whole_model(tiny_checkpoint, adapter_of, tmp_path, variant):
     adapter, base = adapter_of(variant), open_checkpoint(str(tiny_checkpoint(variant, "bfloat16")))
     write_peft_adapter(adapter, tmp_path, "base")
-    prompts = logits.make_prompts(None, base.variant.vocabulary, 0)
+    prompts = text_prompts(None, base.variant.vocabulary, 0)
     with logits._quiet():
         whole, streamed = (
             logits._base_logits(base, tmp_path, adapter, prompts, streamed=streamed) for streamed in (False, True)
@@ -24,6 +29,33 @@ def test_layer_by_layer_logits_are_those_of_the_whole_model(tiny_checkpoint, ada
         for left, right in zip(one, other, strict=True):
             np.testing.assert_allclose(left, right, atol=1e-5, err_msg=name)  # measured: 0
     assert logits._distance(streamed[0], streamed[1]) > 0.1 and logits._distance(streamed[1], streamed[2]) > 1e-3
+
+
+@pytest.mark.parametrize("variant", ["tiny-31b", "tiny-e2b", "tiny-12b"])
+def test_pictures_are_seen_layer_by_layer_as_by_the_whole_model(adapter_of, tmp_path, variant):
+    """With adapters on the tower, where there is one."""
+    sees = with_vision(find_variant(variant))
+    base = open_checkpoint(str(make_checkpoint(sees, tmp_path / "base")))
+    adapter = adapter_of(variant)
+    random = np.random.default_rng(0)
+    modules = dict(adapter.modules)
+    for target in lora_targets(sees, ["vision"]) if isinstance(sees.vision, VisionTower) else ():
+        out, inner = target.shape
+        a, b = (random.standard_normal(shape).astype(np.float32) / 4 for shape in ((4, inner), (out, 4)))
+        modules[target.module] = LowRank(a=a, b=b)
+    adapter = replace(adapter, modules=modules)
+    write_peft_adapter(adapter, tmp_path / "adapter", "base")
+    prompts = [picture_prompt(base, None, 0, 0)]
+    with logits._quiet():
+        whole, streamed = (
+            logits._base_logits(base, tmp_path / "adapter", adapter, prompts, streamed=streamed)
+            for streamed in (False, True)
+        )
+        blind = replace(prompts[0], picture=None)
+        unseen, *_ = logits._base_logits(base, tmp_path / "adapter", adapter, [blind], streamed=True)
+    for name, one, other in zip(("base", "base + adapter", "rounded"), whole, streamed, strict=True):
+        np.testing.assert_allclose(one[0], other[0], atol=1e-5, err_msg=name)
+    assert logits._distance(streamed[0], streamed[1]) > 0.1 and logits._distance(streamed[0], unseen) > 0.1
 
 
 def test_a_model_that_fits_only_layer_by_layer_is_compared_so(exported, monkeypatch):

@@ -5,7 +5,6 @@ import json
 import numpy as np
 import pytest
 
-from gemsmith.data.pack import Rows
 from gemsmith.errors import CheckpointError
 from gemsmith.verify import logits
 from gemsmith.verify.stage import verify
@@ -32,16 +31,3 @@ def test_weights_that_transformers_would_fill_in_at_random_are_refused(exported)
     file.write_text(json.dumps(config | config.pop("text_config")))
     with pytest.raises(CheckpointError, match="missing keys"), logits._quiet():
         logits.load_model(exported.merged)
-
-
-def test_prompts_are_documents_that_were_trained_on():
-    tokens = np.arange(1, 25).reshape(2, 12)
-    segments = np.array([[1] * 5 + [2] * 4 + [0] * 3, [1] * 12])
-    rows = Rows(tokens=tokens, segments=segments, positions=tokens, loss_mask=segments > 0)
-    prompts = logits.make_prompts(rows, 1024, 0)
-    assert [prompt.tolist() for prompt in prompts] == [[1, 2, 3, 4, 5], [6, 7, 8, 9], list(range(13, 25))]
-
-
-def test_without_rows_prompts_are_random_tokens_that_are_not_special():
-    for prompt in logits.make_prompts(None, 1024, 0):
-        assert prompt.min() >= 108 and prompt.max() < 1024 and len(prompt) == 48

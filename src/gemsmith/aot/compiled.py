@@ -31,8 +31,8 @@ ENVIRONMENT = {
     "TPU_MIN_LOG_LEVEL": "3",
 }
 INSTALL = ".venv/bin/pip install --no-deps -r requirements/tpu.lock"
-# A v6e host has 8 chips; without this a slice of 8 is laid out as two hosts.
-_ONE_HOST = {"v6e:2x4": (2, 4, 1)}
+# A v6e host has 8 chips; without this a slice of 8 is laid out as two hosts, and one of a single chip is unknown.
+_ONE_HOST = {"v6e:1x1": (1, 1, 1), "v6e:2x4": (2, 4, 1)}
 
 
 @dataclass(frozen=True, kw_only=True)

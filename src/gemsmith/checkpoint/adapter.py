@@ -156,8 +156,8 @@ def write_peft_adapter(
     """Sizes and checksums of adapter_config.json and adapter_model.safetensors, written for PEFT and vLLM.
 
     The default names fit Gemma4ForConditionalGeneration and its unified twin; `prefix="model."` those of a text-only
-    Gemma4ForCausalLM, whose modules lack `language_model`. target_modules fits both, and no tower: PEFT cannot wrap the
-    encoders' clipped linears.
+    Gemma4ForCausalLM, whose modules lack `language_model`. target_modules fits both. Of a vision tower it names the
+    linears inside the clipped ones, which PEFT cannot wrap themselves.
 
     Where V is K's projection, vLLM 0.32 computes V from a copy of K's weight, which it gives no adapter unless the file
     has one for v_proj. `v_of_k` names those: v_proj -> k_proj. PEFT leaves them out, since its model has no such
@@ -168,7 +168,7 @@ def write_peft_adapter(
     sources = {name: name for name in adapter.modules} | copies
     config = _peft_config(adapter, base_name, targets=target_pattern(sources), dropout=dropout)
     shapes = adapter.shapes
-    stems = {_PEFT_PREFIX + prefix + name.removeprefix(PREFIX): source for name, source in sources.items()}
+    stems = {_PEFT_PREFIX + _with_prefix(name, prefix): source for name, source in sources.items()}
     entries = {
         f"{stem}.lora_{side}.weight": shapes[name]["AB".index(side)] for stem, name in stems.items() for side in "AB"
     }
@@ -255,6 +255,10 @@ def refuse_outside(file: Path, folder: Path) -> None:
     blobs = next((parent.parent / "blobs" for parent in home.parents if parent.name == "snapshots"), home)
     if not (target.is_relative_to(home) or target.is_relative_to(blobs)):
         raise CheckpointError(f"{file}: is a symbolic link out of its folder, to {target}; put the file itself there")
+
+
+def _with_prefix(module: str, prefix: str) -> str:
+    return prefix + module.removeprefix(PREFIX) if module.startswith(PREFIX) else module
 
 
 def _full_name(module: str) -> str:

@@ -3,7 +3,16 @@
 from collections.abc import Sequence
 from typing import NoReturn
 
-from gemsmith.cli import chat, launch, prepare, recipes, reports, served, stages  # noqa: F401 - their verbs join the group
+from gemsmith.cli import (  # noqa: F401 - their verbs join the group
+    chat,
+    launch,
+    plan,
+    prepare,
+    recipes,
+    reports,
+    served,
+    stages,
+)
 from gemsmith.cli.group import cli
 from gemsmith.program import run_program
 

@@ -17,6 +17,8 @@ def cli() -> None:
     gemsmith plan recipes/verilog_31b.yaml             what fits, how long, what it costs
     gemsmith data my.yaml --show 3                     three rows, trained tokens coloured
     gemsmith serve runs/my                             keep the tuned model up
+    gemsmith report runs/a runs/b                      what differs, and the ratios that it leaves
+    gemsmith runs                                      all runs: state, loss, score, speed, cost
     gemsmith chat runs/my --web                        base and tuned model side by side
     gemsmith launch my.yaml --on tpu-vm ...            the same stages on a rented machine
     """

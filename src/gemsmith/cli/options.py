@@ -40,8 +40,10 @@ _EXTRAS = {
 first."""
 
 
-def source_options(function: Callable[..., None], *, required: bool = True, kind: Any = FOLDER) -> Callable[..., None]:
-    """The arguments that every verb takes; some verbs can do without a run, and one takes more than paths."""
+def source_options(
+    function: Callable[..., None], *, required: bool = True, kind: Any = FOLDER, count: int = 1
+) -> Callable[..., None]:
+    """The arguments that every verb takes; some can do without a run, one takes more than paths, one several (-1)."""
     for option in (
         click.option("--json", "as_json", is_flag=True, help="Print the stage's record as JSON on stdout."),
         click.option(
@@ -54,7 +56,7 @@ def source_options(function: Callable[..., None], *, required: bool = True, kind
         click.option(
             "--run", "run_path", metavar="DIR", type=FOLDER, help="The run directory; default: runs/<recipe's name>."
         ),
-        click.argument("source", type=kind, required=required),
+        click.argument("source", type=kind, required=required, nargs=count),
     ):
         function = option(function)
     return _naming_extras(function)

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from gemsmith.characters import spell_out, spell_out_json
+from gemsmith.characters import spell_out_json
 from gemsmith.cli.group import cli
 from gemsmith.cli.options import (
     FOLDER,
@@ -43,59 +43,6 @@ def run(source: Path, run_path: Path | None, overrides: Sequence[str], as_json: 
         )
         return
     part("report.summary").print_summary(opened)
-
-
-@cli.command()
-@source_options
-@click.option(
-    "--on",
-    metavar="MACHINES",
-    help="Plan for these, with a comma between them, or for all; default: hardware.machines.",
-)
-@click.option(
-    "--by", type=click.Choice(["usd", "hours"]), help="Rank machines by dollars or hours; with --on default: usd."
-)
-@click.option("--fix", type=FOLDER, metavar="FILE", help="Write the recipe changed so that it fits the one machine.")
-def plan(
-    source: Path,
-    run_path: Path | None,
-    overrides: Sequence[str],
-    as_json: bool,
-    on: str | None,
-    by: str | None,
-    fix: Path | None,
-) -> None:
-    """Say what fits on which machine, how long it takes and what it costs; by formula.
-
-    SOURCE is a recipe (YAML) or a run directory. A recipe without --run is planned and nothing is written; nor is a
-    run's plan.json with --on, which asks about other machines. --fix goes with the name of one machine.
-
-    \b
-    gemsmith plan recipes/verilog_31b.yaml --on all --by hours
-    gemsmith plan my.yaml --on h200 --fix my_h200.yaml
-    """
-    stage = part("plan.stage")
-    if fix is not None:
-        stage.check_fix(fix)
-    by = by or ("usd" if on is not None else None)
-    if on is not None and run_path is not None:
-        raise InputError("--run: does not go with --on, which writes nothing; give the run directory as SOURCE")
-    if source.is_dir() and on is not None:
-        opened = part("run").borrow_run(source, overrides, section="hardware")
-        recipe, record = opened.recipe, stage.plan_run(opened, on, by)
-    elif source.is_dir() or run_path is not None:
-        opened = open_source(source, run_path, overrides)
-        recipe, record = opened.recipe, stage.plan(opened, by)
-    else:
-        recipe = part("resolve").resolve_file(source, overrides)[0]
-        record = stage.plan_only(recipe, on, by)
-    if fix is not None:
-        stage.write_fix(recipe, record, fix)
-        click.echo(spell_out(f"{fix} written; next: gemsmith plan {fix}"), err=True)
-    if as_json:
-        click.echo(spell_out_json(record.model_dump_json(indent=1)))
-    else:
-        part("plan.table").print_plan(record)
 
 
 @cli.command()

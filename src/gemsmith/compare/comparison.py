@@ -147,8 +147,21 @@ def _pair(first: Side, other: Side, about: tuple[str, ...], hours: Sequence[floa
 
 
 def _confounds(ratio: Ratio, differences: Sequence[Difference]) -> tuple[str, ...]:
-    found = [each.condition for each in differences if ratio.kind in each.confounds]
-    if ratio.kind == "cost" and ratio.what.startswith("training,"):  # nothing was served for it
-        found = [name for name in found if not name.startswith(("serve", "bench", "price:serving"))]
-    way = ratio.what.rpartition(", ")[2]
-    return tuple(name for name in found if not (name.startswith("price:") and f", {way}" not in name))
+    """The differences that bear on a ratio; of a cost those of what it pays for, and of the prices of its way."""
+    found = [each for each in differences if ratio.kind in each.confounds]
+    if ratio.kind == "cost":
+        way = ratio.what.rpartition(", ")[2]
+        found = [each for each in found if _bears_on_cost(each, ratio.pays_for, way)]
+    return tuple(each.condition for each in found)
+
+
+def _bears_on_cost(difference: Difference, pays_for: str, way: str) -> bool:
+    stage, _, of = difference.condition.partition(":")
+    if stage == "price":
+        return f", {way}" in of and (pays_for == "both" or of.startswith(pays_for))
+    serves = "serving speed" in difference.confounds
+    return (
+        serves
+        if pays_for == "serving"
+        else pays_for == "both" or not serves or "training speed" in difference.confounds
+    )

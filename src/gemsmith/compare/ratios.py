@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
+from typing import Literal
 
 import numpy as np
 
@@ -33,6 +34,8 @@ class Ratio(Part):
     interval: Range | None = None
     interval_of: str
     """What was resampled, or why there is no interval."""
+    pays_for: Literal["training", "serving", "both"] = "both"
+    """Of a cost."""
     main: bool = False
     """Whether it stands for its kind."""
     notes: tuple[str, ...] = ()
@@ -118,7 +121,7 @@ def _heaviness(cell: Cell) -> tuple[float, float]:
 def _serving(first: Side, other: Side) -> Iterator[Ratio]:
     pairs = common_cells(first, other)
     limited = {ours.load: asked_notes(ours, theirs) for ours, theirs in pairs}
-    loaded = [ours for ours, _ in pairs if not limited[ours.load]]
+    loaded = [ours for ours, _ in pairs if not limited[ours.load]] or [ours for ours, _ in pairs]
     heaviest = max(loaded, key=lambda cell: (*_heaviness(cell), cell.input_tokens), default=None)
     for ours, theirs in pairs:
         lost = _request_notes(first, ours, other, theirs)
@@ -228,7 +231,8 @@ def own_interval(score: SideScore) -> Range:
 def _cost(first: Side, other: Side, hours: Sequence[float]) -> Iterator[Ratio]:
     way: Way
     for way in ("on demand", "spot"):
-        yield from _dollars("training", way, first.train_usd(way), other.train_usd(way), main=way == "on demand")
+        trained = first.train_usd(way), other.train_usd(way)
+        yield from _dollars("training", way, *trained, pays_for="training", main=way == "on demand")
         for served in hours:
             what = f"training and {served:g} h of serving"
             yield from _dollars(what, way, first.total_usd(way, served), other.total_usd(way, served))
@@ -239,10 +243,18 @@ def _cost(first: Side, other: Side, hours: Sequence[float]) -> Iterator[Ratio]:
                     rate.usd_per_hour / (cell.output_tokens_per_s * 3600 / 1e6) if rate else None
                     for rate, cell in zip(rates, (ours, theirs), strict=True)
                 )
-                yield from _dollars(f"a million output tokens, {ours.load}", way, mine, yours)
+                yield from _dollars(f"a million output tokens, {ours.load}", way, mine, yours, pays_for="serving")
 
 
-def _dollars(what: str, way: Way, first: float | None, other: float | None, *, main: bool = False) -> Iterator[Ratio]:
+def _dollars(
+    what: str,
+    way: Way,
+    first: float | None,
+    other: float | None,
+    *,
+    pays_for: Literal["training", "serving", "both"] = "both",
+    main: bool = False,
+) -> Iterator[Ratio]:
     if first is None or other is None or not (first or other):
         return
     yield Ratio(
@@ -254,6 +266,7 @@ def _dollars(what: str, way: Way, first: float | None, other: float | None, *, m
         value=_divided(other, first),
         better="lower",
         interval_of="one run each",
+        pays_for=pays_for,
         main=main,
         notes=() if first else ("the first costs nothing, so there is no ratio",),
     )

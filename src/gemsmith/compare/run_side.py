@@ -8,9 +8,10 @@ from typing import Any
 from gemsmith.bench_records import BenchRecord
 from gemsmith.compare.side import Cell, Rate, Side, SideScore, Way, finite
 from gemsmith.eval_records import EvalRecord, ModelResult, Score, TaskResult
+from gemsmith.plan_records import MachinePlan, PlanRecord
 from gemsmith.recipe import Recipe
 from gemsmith.recipe_keys import flatten
-from gemsmith.records import DataRecord, Machine, MachinePlan, Origin, PlanRecord, Record, ServerFacts, TrainRecord
+from gemsmith.records import DataRecord, Machine, Origin, Record, ServerFacts, TrainRecord
 
 CPU = "cpu"
 Conditions = Iterator[tuple[str, Any]]
@@ -97,7 +98,7 @@ def _trained(train: TrainRecord | None, data: DataRecord | None) -> dict[str, An
 
 
 def _problems(train: TrainRecord | None, bench: BenchRecord | None) -> Iterator[str]:
-    """What was measured and is no number to compare, a line each."""
+    """What was measured and cannot be compared, a line each."""
     bad = [] if train is None else [step.step for step in train.steps if not math.isfinite(step.loss)]
     if bad and train is not None:
         steps = f"{len(bad)} of {len(train.steps)} steps"

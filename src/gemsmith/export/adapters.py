@@ -27,8 +27,9 @@ from gemsmith.checkpoint.saved import (
 from gemsmith.errors import CheckpointError, DamageError, RunError
 from gemsmith.resolve import recipe_variant
 from gemsmith.run import Run
-from gemsmith.zoo import Tensor, Variant, lora_targets
+from gemsmith.zoo import Tensor, Variant, VisionTower, lora_targets
 from gemsmith.zoo.tensors import PREFIX
+from gemsmith.zoo.vision_tensors import TOWER_LAYERS
 
 MODEL = "model_params"
 """Orbax's folder of the adapter within a step's; the moments of the optimizer lie in another."""
@@ -100,6 +101,7 @@ def _read_orbax(folder: Path, metadata: Mapping[str, Any], variant: Variant) -> 
     sides: dict[str, dict[str, np.ndarray]] = {}
     for path in list(stacks):
         (modules, side), stack = _modules_of(path, variant), stacks.pop(path)
+        stack = stack[None] if stack.ndim == 2 else stack
         if len(stack) != len(modules):
             raise CheckpointError(
                 f"{folder}: {'.'.join(path)} holds {len(stack)} layers, {variant.name} has {len(modules)} there"
@@ -192,7 +194,11 @@ def _modules_of(path: Sequence[str], variant: Variant) -> tuple[list[str], str]:
     The path in the 31B:
 
     layers.3.mlp.up_proj.kernel_lora_b  ->  model.language_model.layers.3.mlp.up_proj, ….9.mlp.up_proj, … and "b"
+
+    A tower's layers are one stack, vision_tower.encoder.layers, and embed_vision is none.
     """
+    if visual := _visual_modules_of(".".join(path), variant):
+        return visual
     match = re.fullmatch(r"(?:.+\.)?layers\.(\d+)\.(.+)\.kernel_lora_([ab])(?:\.value)?", ".".join(path))
     if not match or int(match[1]) >= len(variant.stacks):
         raise CheckpointError(
@@ -200,6 +206,17 @@ def _modules_of(path: Sequence[str], variant: Variant) -> tuple[list[str], str]:
             "Gemsmith the trainer?"
         )
     return [f"{PREFIX}layers.{layer}.{match[2]}" for layer in variant.stacks[int(match[1])]], match[3]
+
+
+def _visual_modules_of(leaf: str, variant: Variant) -> tuple[list[str], str] | None:
+    match = re.fullmatch(r"(?:.+\.)?((?:vision_tower|embed_vision)\..+)\.kernel_lora_([ab])(?:\.value)?", leaf)
+    if not match or not isinstance(variant.vision, VisionTower):
+        return None
+    module, side = f"model.{match[1]}", match[2]
+    if not module.startswith(TOWER_LAYERS):
+        return [module], side
+    inside = module.removeprefix(TOWER_LAYERS)
+    return [f"{TOWER_LAYERS}{layer}.{inside}" for layer in range(variant.vision.layers)], side
 
 
 def contiguous(array: np.ndarray) -> np.ndarray:

@@ -11,7 +11,7 @@ from gemsmith.errors import CheckpointError, RunError
 from gemsmith.export.folder import check_base
 from gemsmith.files import write_text
 from gemsmith.recipe_file import build_recipe, load_recipe
-from gemsmith.zoo import Variant, lora_targets
+from gemsmith.zoo import Variant, kinds_of, lora_targets
 
 _FILL_IN = "FILL-IN.jsonl"
 
@@ -57,7 +57,7 @@ def start_recipe(base_source: str, adapter_folder: Path, *, recipe: Path | None 
 
 def _targets(adapter: Adapter, variant: Variant, folder: Path) -> tuple[str, ...]:
     """The kinds of projection whose modules the adapter has. What is missing or too much, check_fit names."""
-    by_module = {target.module: target.role for target in lora_targets(variant)}
+    by_module = {target.module: target.role for target in lora_targets(variant, kinds_of(variant))}
     kinds = tuple(dict.fromkeys(by_module[module] for module in adapter.modules if module in by_module))
     if not kinds:
         raise CheckpointError(

@@ -14,6 +14,8 @@ from gemsmith.plain_yaml import parse_yaml
 
 SHIPPED = Path(__file__).with_name("catalogue.yaml")
 KINDS = ("tpu", "gpu", "cpu")
+MEASURED = ("measured_low", "measured_high", "measured_source", "measured_date")
+"""What a machine's row says of trainings that were measured on it: all of these, or none."""
 RowT = TypeVar("RowT")
 # Parsing is most of the time that a catalogue costs, and LibYAML is ten times faster; not every PyYAML is built with
 # it.
@@ -46,6 +48,8 @@ class Chip:
     checked: bool = True
     also: tuple[str, ...] = ()
     """Other names of it, in lower case."""
+    device_kinds: tuple[str, ...] = ()
+    """What drivers call its devices, in lower case."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +83,15 @@ class Machine:
     prices: tuple[Price, ...] = ()
     also: tuple[str, ...] = ()
     """Names that providers give it, in lower case."""
+    topology: str = ""
+    """What libtpu calls it, such as v5p:2x2x1; empty where steps are not compiled for it."""
+    measured_low: float | None = None
+    """Share of the peak that matmuls came to in the slowest of the trainings that were measured on it; None: none
+    was."""
+    measured_high: float | None = None
+    """The same of the fastest."""
+    measured_source: str = ""
+    measured_date: str = ""
 
     @property
     def devices(self) -> int:
@@ -91,20 +104,26 @@ class Catalogue:
     machines: Mapping[str, Machine]
 
 
+def own_catalogue() -> Path:
+    """The user's rows for all recipes, which need not be there: what `gemsmith plan --calibrate` writes."""
+    folder = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+    return Path(folder) / "gemsmith" / "machines.yaml"
+
+
 def load_catalogue(path: Path | str | None = None) -> Catalogue:
-    """The shipped catalogue, with the rows of the user's file, if one is given, merged over it by name.
+    """The shipped catalogue, with the rows of `own_catalogue` and then of the file given merged over it by name.
 
     Raises RecipeError naming hardware.catalogue for a file that cannot be read, an unknown key, a wrong type or a
     missing source.
     """
-    rows = _read_rows(SHIPPED)
+    rows = read_rows(SHIPPED)
     origin: dict[tuple[str, str], Path] = {}
-    if path is not None:
-        for section, own in _read_rows(Path(path)).items():
+    for file in own_files(path):
+        for section, own in read_rows(file).items():
             for name, row in own.items():
-                _refuse_without_source(row, f"hardware.catalogue {path}: {section}.{name}")
+                _refuse_without_source(row, f"hardware.catalogue {file}: {section}.{name}")
                 rows[section][name] = {**rows[section].get(name, {}), **row}
-                origin[section, name] = Path(path)
+                origin[section, name] = file
 
     def where(section: str, name: str) -> str:
         return f"hardware.catalogue {origin.get((section, name), SHIPPED)}: {section}.{name}"
@@ -114,7 +133,14 @@ def load_catalogue(path: Path | str | None = None) -> Catalogue:
     return Catalogue(chips=chips, machines=machines)
 
 
-def _read_rows(path: Path) -> dict[str, dict[str, dict[str, Any]]]:
+def own_files(path: Path | str | None) -> list[Path]:
+    """The files whose rows are merged over the shipped ones, the last over all before it."""
+    own = own_catalogue()
+    return [*([own] if own.exists() else []), *([] if path is None else [Path(path)])]
+
+
+def read_rows(path: Path) -> dict[str, dict[str, dict[str, Any]]]:
+    """A file's rows by section and name, not yet checked. Raises RecipeError for what is no catalogue."""
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
@@ -138,11 +164,10 @@ def _read_rows(path: Path) -> dict[str, dict[str, dict[str, Any]]]:
 
 
 def _refuse_without_source(row: Mapping[str, Any], where: str) -> None:
-    """A changed number must not pass under the shipped row's source. Prices carry their own."""
-    if set(row) - {"prices"} and not {"source", "date"} <= set(row):
-        raise RecipeError(
-            f"{where}: must say source and date, since it gives {', '.join(sorted(map(str, set(row) - {'prices'})))}"
-        )
+    """A changed number must not pass under the shipped row's source. Prices and what was measured carry their own."""
+    numbers = sorted(str(key) for key in row if key not in ("prices", *MEASURED))
+    if numbers and not {"source", "date"} <= set(row):
+        raise RecipeError(f"{where}: must say source and date, since it gives {', '.join(numbers)}")
 
 
 def _chip(name: str, row: Mapping[str, Any], where: str) -> Chip:
@@ -160,8 +185,9 @@ def _chip(name: str, row: Mapping[str, Any], where: str) -> Chip:
 def _complete_cpu(row: dict[str, Any]) -> dict[str, Any]:
     if row.get("hbm_bytes") is None:
         row["hbm_bytes"] = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if isinstance(row.get("flops_per_s"), float):
-        row["flops_per_s"] *= os.cpu_count() or 1
+    for key in ("flops_per_s", "hbm_bytes_per_s"):
+        if isinstance(row.get(key), float):
+            row[key] *= os.cpu_count() or 1
     return row
 
 
@@ -182,7 +208,16 @@ def _machine(name: str, row: Mapping[str, Any], chips: Mapping[str, Chip], where
         raise RecipeError(
             f"{where}.interconnect_bytes_per_s is missing; a machine of {machine.devices} devices must have it"
         )
+    _check_measured(machine, row, where)
     return machine
+
+
+def _check_measured(machine: Machine, row: Mapping[str, Any], where: str) -> None:
+    if (given := [key for key in MEASURED if key in row]) and len(given) < len(MEASURED):
+        missing = next(key for key in MEASURED if key not in row)
+        raise RecipeError(f"{where}.{missing} is missing; it goes with {given[0]}")
+    if given and not 0 < (machine.measured_low or 0) <= (machine.measured_high or 0) <= 1:
+        raise RecipeError(f"{where}: measured_low and measured_high must be in order, above 0 and at most 1")
 
 
 def _build(kind: type[RowT], values: Mapping[str, Any], where: str) -> RowT:

@@ -2,7 +2,7 @@
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from gemsmith.errors import RecipeError
 from gemsmith.hardware.catalogue import Catalogue, Chip, Machine
@@ -40,6 +40,17 @@ def match_machine(catalogue: Catalogue, name: str) -> Machine | None:
     if count is not None:
         return next((machine for machine in machines if machine.chips == count), None)
     return min(machines, key=lambda machine: machine.chips, default=None)
+
+
+def machines_with(catalogue: Catalogue, devices: Sequence[str]) -> list[Machine]:
+    """The machines that have just these devices, as drivers call them; of none, those without accelerators."""
+    kinds = {device.lower() for device in devices}
+    return [
+        machine
+        for machine in catalogue.machines.values()
+        if (machine.chip.kind == "cpu" if not kinds else machine.devices == len(devices))
+        and kinds <= set(machine.chip.device_kinds)
+    ]
 
 
 def _plain(name: str) -> str:

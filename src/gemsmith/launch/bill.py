@@ -5,7 +5,7 @@ import math
 from gemsmith.errors import InputError
 from gemsmith.hardware import Machine, Price
 from gemsmith.launch.target import Bill, Chosen
-from gemsmith.records import MachinePlan
+from gemsmith.plan_records import MachinePlan
 
 BEFORE_AND_AFTER_S = 2 * 3600
 """For the weights to arrive, compilation, export and verify; assumed, for the largest model."""

@@ -10,11 +10,22 @@ order: what it consists of first, then the object that says that it is there (se
 """
 
 import contextlib
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 from gemsmith.checkpoint.fetch import byte_ranges
 from gemsmith.errors import MachineError, RunError, first_line
+
+_PAUSES_S = (0.2, 0.5, 1.0, 2.0, 4.0)
+"""Before a request is made again whose answer was broken."""
+_BROKEN = ("Failed to parse", "OUT_OF_RANGE", "Expecting value")
+"""tensorstore itself asks again after most failures, but takes an answer whose connection was cut within its head for a
+whole one without a body: then it finds no JSON in it, or not the range that it asked for, or no byte."""
+_EMPTY_READS = 3
+"""So many answers without a byte are believed."""
+T = TypeVar("T")
 
 
 class Bucket:
@@ -31,36 +42,51 @@ class Bucket:
         import tensorstore
 
         keys = tensorstore.KvStore.KeyRange(prefix, _after(prefix)) if prefix else tensorstore.KvStore.KeyRange()
-        with _reaching(self.url):
-            found = [key.decode() for key in self._store.list(keys).result()]
-        # An emulator of the service was seen to list all, whatever the range.
-        return sorted(name for name in found if name.startswith(prefix))
+        found = self._ask(lambda: self._store.list(keys).result())
+        return sorted(key.decode() for key in found)
 
     def read(self, name: str) -> bytes | None:
         """None where there is no such object."""
-        with _reaching(self.url):
-            found = self._store.read(name).result()
-        return found.value if found.state == "value" else None
+        return self._read(name, slice(0, None))
 
     def write(self, name: str, content: bytes) -> None:
-        with _reaching(self.url):
-            self._store.write(name, content).result()
+        self._ask(lambda: self._store.write(name, content).result())
 
     def delete(self, name: str) -> None:
-        with _reaching(self.url):
-            self._store.write(name, None).result()
+        self._ask(lambda: self._store.write(name, None).result())
 
     def download(self, name: str, target: Path) -> None:
         """Copies an object into a file, which is whole or not there. Weights are copied piece by piece."""
         target.parent.mkdir(parents=True, exist_ok=True)
         partial = target.with_name(f".{target.name}.partial")
-        with partial.open("wb") as file, _reaching(self.url):
-            for begin, end in byte_ranges(self._store, name):
-                found = self._store.read(name, byte_range=slice(begin, end)).result()
-                if found.state != "value":
+        with partial.open("wb") as file:
+            for begin, end in self._ask(lambda: list(byte_ranges(self._store, name))):
+                content = self._read(name, slice(begin, end))
+                if content is None:
                     raise RunError(f"{self.url}/{name}: was deleted while it was read; run the same command again")
-                file.write(found.value)
+                file.write(content)
         partial.replace(target)
+
+    def _read(self, name: str, byte_range: slice) -> bytes | None:
+        content = b""
+        for _ in range(_EMPTY_READS):
+            found = self._ask(lambda: self._store.read(name, byte_range=byte_range).result())
+            if found.state != "value":
+                return None
+            if content := found.value:
+                break
+        return content
+
+    def _ask(self, operation: Callable[[], T]) -> T:
+        for pause_s in _PAUSES_S:
+            try:
+                return operation()
+            except ValueError as error:
+                if not any(sign in str(error) for sign in _BROKEN):
+                    break
+            time.sleep(pause_s)
+        with _reaching(self.url):
+            return operation()
 
     def upload(self, file: Path, name: str) -> None:
         """Copies a file into an object; it is held in memory meanwhile."""

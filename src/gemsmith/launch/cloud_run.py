@@ -17,6 +17,10 @@ from gemsmith.launch.held import GB, downloads_base, held_bytes, say_held
 from gemsmith.launch.record import LaunchRecord
 from gemsmith.launch.steps import cost_lines, here_command, upload_steps
 from gemsmith.launch.target import LABEL, MOUNT, Check, Chosen, Command, Request, Resource
+from gemsmith.serve.engine import ServeSettings
+from gemsmith.serve.machines import GPU_IMAGE
+from gemsmith.serve.split import BATCHED, UTILISATION, choose_split
+from gemsmith.zoo import find_variant
 
 MOUNTS_WEIGHTS = True
 TAKES_ANY = False
@@ -26,7 +30,6 @@ REGIONS = ("us-central1", "europe-west4", "asia-southeast1")
 LONGEST_S = 168 * 3600
 """Of a task; Google's pages disagree on those with a GPU: 1, 12 and 168 h."""
 UNDISPUTED_S = 12 * 3600
-VLLM_IMAGE = "vllm/vllm-openai:v0.32.0"
 _PREFIX = "run.googleapis.com"
 
 
@@ -95,7 +98,7 @@ def render(request: Request) -> dict[str, str]:
 _SERVICE_HEADING = (
     "The tuned model as a private service; run serve.sh once the job has ended. Without requests no instance runs.",
     "Reached as yourself: gcloud run services proxy NAME --region REGION --port 8080, and beside it:",
-    "gemsmith chat --url http://127.0.0.1:8080",
+    "gemsmith chat --url http://127.0.0.1:8080 --model NAME",
 )
 
 
@@ -225,7 +228,7 @@ def _service_container(request: Request) -> dict[str, Any]:
         ),
     }
     return {
-        "image": Chosen(VLLM_IMAGE, "the version of requirements/serve.lock, for CUDA; the tag was not looked up"),
+        "image": Chosen(GPU_IMAGE, "the version of requirements/serve.lock, for CUDA; the tag was not looked up"),
         "args": [*_vllm_arguments(request)],
         "ports": [{"containerPort": 8000}],
         "resources": {"limits": _service_limits()},
@@ -241,15 +244,28 @@ def _load_tries(weights_gb: float) -> int:
 
 
 def _vllm_arguments(request: Request) -> list[str | Chosen]:
-    folder = request.root.removeprefix(f"gs://{request.bucket}/")
-    length = request.recipe.serve.max_model_len or request.recipe.data.max_length
-    return [
+    """As `gemsmith serve` would have it on this GPU: fp8 where bfloat16 does not fit by the formula."""
+    folder, serve = request.root.removeprefix(f"gs://{request.bucket}/"), request.recipe.serve
+    length = serve.max_model_len or request.recipe.data.max_length
+    settings = ServeSettings(max_model_len=length, dtype=serve.dtype)
+    split = choose_split(request.machine, find_variant(request.recipe.model), settings, length)
+    held = f"{split.memory.total / GB:.2g} GB of {request.machine.chip.hbm_bytes / GB:.0f}, modelled"
+    arguments: list[str | Chosen] = [
         f"--model={MOUNT}/{folder}/run/merged",
         f"--served-model-name={request.name}",
-        Chosen("--quantization=fp8", "halves the weights as they are loaded"),
-        "--kv-cache-dtype=fp8",
         Chosen(f"--max-model-len={length}", "serve.max_model_len, or else data.max_length"),
+        Chosen(f"--gpu-memory-utilization={UTILISATION:.2f}", "vLLM gives what is left to keys and values"),
     ]
+    if split.weight_dtype == "fp8":
+        arguments.append(Chosen("--quantization=fp8", f"as they are loaded; in bfloat16 they do not fit; {held}"))
+    else:
+        arguments.append(Chosen(f"--dtype={serve.dtype}", f"serve.dtype; {held}"))
+    if split.batched_tokens != BATCHED[0]:
+        batched = f"--max-num-batched-tokens={split.batched_tokens}"
+        arguments.append(Chosen(batched, f"{BATCHED[0]} would not fit beside the weights"))
+    if serve.kv_cache_dtype != "auto":
+        arguments.append(Chosen(f"--kv-cache-dtype={serve.kv_cache_dtype}", "serve.kv_cache_dtype"))
+    return arguments
 
 
 def _service_limits() -> Mapping[str, Any]:

@@ -1,13 +1,14 @@
 """What a launched machine does: the stages of the recipe in the bucket, the run directory kept there as it goes."""
 
 import contextlib
+import importlib
 import os
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from rich.console import Console
 
-from gemsmith.errors import InputError
+from gemsmith.errors import GemsmithError, InputError
 from gemsmith.launch.bucket import Bucket
 from gemsmith.launch.mirror import LAUNCHED, Mirror
 from gemsmith.lock import locked
@@ -46,7 +47,18 @@ def run_here(root: str, folder: Path, stages: Sequence[str], run_stage: RunStage
                 run_stage(run, stage)
                 if stage == "train":
                     break
+        if first:
+            _send_report(run, mirror, console)
     return run
+
+
+def _send_report(run: Run, mirror: Mirror, console: Console) -> None:
+    """The report comes home with the records; an image of one's own may lack what draws it."""
+    try:
+        importlib.import_module("gemsmith.report.stage").report(run)
+    except (GemsmithError, OSError, ModuleNotFoundError) as error:
+        console.print(f"report: notice: not written ({error}); at home: gemsmith report RUN")
+    mirror.send()
 
 
 def _run_mirrored(run: Run, stage: str, run_stage: RunStage, mirror: Mirror, console: Console) -> None:

@@ -12,10 +12,10 @@ from gemsmith.launch.bill import default_region, find_price, make_bill
 from gemsmith.launch.inputs import move_inputs
 from gemsmith.launch.target import MOUNT, Bill, Chosen, Request, Target
 from gemsmith.plan import plan_only
+from gemsmith.plan_records import PlanRecord
 from gemsmith.recipe import Derived, Recipe
 from gemsmith.recipe_file import dump_recipe
 from gemsmith.recipe_keys import with_values
-from gemsmith.records import PlanRecord
 from gemsmith.resolve import resolve_file
 from gemsmith.stages import SERVED, STAGES
 from gemsmith.version import __version__

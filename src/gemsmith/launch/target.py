@@ -6,8 +6,8 @@ from typing import NamedTuple, Protocol
 
 from gemsmith.hardware import Machine
 from gemsmith.launch.record import LaunchRecord
+from gemsmith.plan_records import MachinePlan
 from gemsmith.recipe import Recipe
-from gemsmith.records import MachinePlan
 
 Command = tuple[str, ...]
 LABEL = "gemsmith-run"

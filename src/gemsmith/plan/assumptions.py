@@ -24,7 +24,7 @@ def _recomputed(recipe: Recipe) -> str:
 def assumptions_of(work: Work, recipe: Recipe) -> tuple[str, ...]:
     """What the numbers of a plan rest on, a sentence each."""
     sentences = [
-        "Everything here is modelled by formula; nothing was measured on these machines.",
+        "Everything here is modelled by formula; nothing was measured on these machines, unless a machine says so.",
         f"{work.rows} row{'s' * (work.rows != 1)} of {work.length:,} tokens a step, {_at_once(work)}; "
         f"{_recomputed(recipe)}.",
         f"Attention is the splash kernel on TPU; elsewhere blocks of {OTHER_QUERY_BLOCK} queries "

@@ -7,11 +7,14 @@ from datetime import date
 from typing import Any
 
 from gemsmith.hardware import Machine, doubts_of
+from gemsmith.plan.compiled import Compile, compile_chosen, compiled_note, with_compiled
 from gemsmith.plan.cost import Cost, cheapest_spot, cost_of, on_demand, plan_price, rounded
 from gemsmith.plan.fix import Fix, find_fix
 from gemsmith.plan.mesh import GIB, USABLE_SHARE, Choice, choose_mesh
+from gemsmith.plan.time import MEASURED_WITHIN
+from gemsmith.plan_records import MachinePlan, PlanFix
 from gemsmith.recipe import Recipe
-from gemsmith.records import MachinePlan, PlanFix, Range
+from gemsmith.records import Range
 from gemsmith.sizing import Work, on_chips, parts_of
 from gemsmith.zoo import Variant
 
@@ -34,6 +37,7 @@ class Asked:
     tokens: float | None
     """Real ones of a step."""
     today: date
+    compile: Compile | None = None
 
     @property
     def work(self) -> Work:
@@ -45,11 +49,14 @@ def plan_machine(asked: Asked, machine: Machine) -> MachinePlan:
     recipe, train = asked.recipe, asked.recipe.train
     work = on_chips(asked.work, machine.chip.kind, recipe)
     choice = choose_mesh(work, machine, train.mesh, remat=train.remat, backend=train.backend)
+    compiled = None if asked.compile is None else compile_chosen(asked.compile, recipe, choice, machine)
+    if compiled is not None:
+        choice = with_compiled(choice, compiled, machine)
     fits = not choice.problems
     cost = _cost(asked, choice, machine, recipe)
     fix = None if fits else find_fix(recipe, asked.variant, machine, asked.work_in)
     parts, price = _parts(work, choice, machine), on_demand(machine)
-    exceeded_by = _exceeded_by(parts, machine)
+    exceeded_by = None if fits else _exceeded_by(parts, machine)
     return MachinePlan(
         name=machine.name,
         chips=machine.chips,
@@ -59,6 +66,7 @@ def plan_machine(asked: Asked, machine: Machine) -> MachinePlan:
         parts=parts,
         exceeded_by=exceeded_by,
         step_s=(rounded(choice.time.low_s), rounded(choice.time.high_s)),
+        measured=_measured(machine),
         startup_s=cost.startup_s,
         hours=cost.hours if fits else None,
         usd=cost.usd if fits else None,
@@ -68,10 +76,12 @@ def plan_machine(asked: Asked, machine: Machine) -> MachinePlan:
         price=plan_price(price),
         price_spot=plan_price(cheapest_spot(machine), spot=True),
         mesh=choice.mesh.model_dump(),
+        compiled=compiled,
         fix=None if fix is None else _fixed_plan(asked, fix, machine),
         notes=(
             *choice.problems,
             *(() if fits else (_exceeded_note(parts, exceeded_by),)),
+            *(() if compiled is None else (compiled_note(compiled),)),
             *_rows_note(work),
             *_remat_note(choice, recipe),
             *_mesh_note(choice, recipe),
@@ -189,6 +199,10 @@ def _price_note(machine: Machine, usd_spot: Range | None, today: date) -> str:
     )
 
 
+def _measured(machine: Machine) -> str | None:
+    return f"{machine.measured_source}, {machine.measured_date}" if machine.measured_low is not None else None
+
+
 def _speed_note(machine: Machine) -> str:
     chip = machine.chip
     peak = (
@@ -197,7 +211,8 @@ def _speed_note(machine: Machine) -> str:
     )
     if chip.kind == "cpu":
         peak += "; Python and its libraries hold about 1.4 GiB more than is counted"
-    return (
-        f"matmuls at {100 * chip.efficiency_low:.0f} to {100 * chip.efficiency_high:.0f} % of {peak}; "
-        f"{chip.efficiency_source}"
-    )
+    low, high, source = chip.efficiency_low, chip.efficiency_high, chip.efficiency_source
+    if machine.measured_low is not None and machine.measured_high is not None:
+        low, high = machine.measured_low, machine.measured_high
+        source = f"measured there, and taken to hold within {100 * (MEASURED_WITHIN - 1):.0f} %: {_measured(machine)}"
+    return f"matmuls at {100 * low:.3g} to {100 * high:.3g} % of {peak}; {source}"

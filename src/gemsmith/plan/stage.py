@@ -9,15 +9,18 @@ from typing import Literal
 
 from gemsmith.errors import InputError
 from gemsmith.files import sha256_file, write_text
-from gemsmith.hardware import Catalogue, Machine, find_machine, load_catalogue
+from gemsmith.hardware import Catalogue, Machine, find_machine, load_catalogue, own_catalogue, own_files
 from gemsmith.plan.assumptions import assumptions_of
+from gemsmith.plan.compiled import Compile, Limits, compiler, compiles_for
 from gemsmith.plan.machine import Asked, plan_machine
+from gemsmith.plan.serving import plan_serving
 from gemsmith.plan.steps import PRICED_STEPS, RealTokens, StepCount, count_real_tokens, count_steps
+from gemsmith.plan_records import MachinePlan, PlanRecord
 from gemsmith.provenance import start_clock
 from gemsmith.recipe import Derived, Recipe
 from gemsmith.recipe_file import build_recipe, dump_recipe
 from gemsmith.recipe_keys import with_values
-from gemsmith.records import DataRecord, MachinePlan, Origin, PlanRecord
+from gemsmith.records import DataRecord, Origin
 from gemsmith.resolve import recipe_variant
 from gemsmith.run import Run, is_complete, make_origin, read_record, write_record
 from gemsmith.sizing import Work, work_of
@@ -27,25 +30,26 @@ ALL = "all"
 By = Literal["usd", "hours"]
 
 
-def plan(run: Run, by: By | None = None) -> PlanRecord:
+def plan(run: Run, by: By | None = None, limits: Limits | None = None) -> PlanRecord:
     """The run's plan, also written to plan.json. Uses the data stage's record where there is one."""
-    record = plan_run(run, by=by)
+    record = plan_run(run, by=by, limits=limits)
     write_record(run, record)
     return record
 
 
-def plan_run(run: Run, on: str | None = None, by: By | None = None) -> PlanRecord:
+def plan_run(run: Run, on: str | None = None, by: By | None = None, limits: Limits | None = None) -> PlanRecord:
     """The run's plan, for the machines named in `on` where that is given, which has a comma between them or is `all`.
 
-    Nothing is written. Ranked by dollars or hours where `by` is given; else machines come as they were named.
+    Nothing is written. Ranked by dollars or hours where `by` is given; else machines come as they were named. With
+    limits the step is compiled within them for each TPU.
     """
     data: DataRecord | None = read_record(run, DataRecord) if is_complete(run, "data") else None
-    return _plan(run, data, on, by)
+    return _plan(run, data, on, by, limits)
 
 
-def plan_only(recipe: Recipe, on: str | None = None, by: By | None = None) -> PlanRecord:
+def plan_only(recipe: Recipe, on: str | None = None, by: By | None = None, limits: Limits | None = None) -> PlanRecord:
     """The plan of a resolved recipe that has no run directory. Nothing is written."""
-    return _plan(Run(path=Path(), recipe=recipe), None, on, by)
+    return _plan(Run(path=Path(), recipe=recipe), None, on, by, limits)
 
 
 def plan_recipe(
@@ -57,8 +61,9 @@ def plan_recipe(
     tokens: RealTokens | None = None,
     machines: Sequence[Machine] | None = None,
     catalogue: Catalogue | None = None,
+    compile_step: Compile | None = None,
 ) -> PlanRecord:
-    """The plan as a pure function of the recipe, model, number of steps, and machines (default: the recipe's own).
+    """The plan of the recipe, model, number of steps, and machines (default: the recipe's own), and nothing else.
 
     Raises RecipeError for a machine that the catalogue does not have, or LoRA targets that do not exist.
     """
@@ -73,6 +78,7 @@ def plan_recipe(
         steps=steps.steps or PRICED_STEPS,
         tokens=tokens.per_step,
         today=datetime.now(UTC).date(),
+        compile=compile_step,
     )
     work = asked.work
     return PlanRecord(
@@ -85,6 +91,7 @@ def plan_recipe(
         tokens_per_step=work.tokens,
         real_tokens_per_step=tokens.per_step,
         machines=tuple(plan_machine(asked, machine) for machine in machines),
+        serving=tuple(row for machine in machines for row in plan_serving(recipe, variant, machine)),
         assumptions=(steps.reason, tokens.reason, *assumptions_of(work, recipe)),
     )
 
@@ -145,13 +152,14 @@ def check_fix(path: Path) -> None:
         raise InputError(f"--fix {path}: is there already; name another file, or delete it")
 
 
-def _plan(run: Run, data: DataRecord | None, on: str | None, by: By | None) -> PlanRecord:
+def _plan(run: Run, data: DataRecord | None, on: str | None, by: By | None, limits: Limits | None) -> PlanRecord:
     clock, recipe = start_clock(), run.recipe
     sources = {} if data is None else {"data.json": sha256_file(run.record_file("data"))}
     catalogue = load_catalogue(recipe.hardware.catalogue)
-    if recipe.hardware.catalogue is not None:
-        sources["catalogue"] = sha256_file(Path(recipe.hardware.catalogue))
+    for file in own_files(recipe.hardware.catalogue):
+        sources["own catalogue" if file == own_catalogue() else "catalogue"] = sha256_file(file)
     machines = _find_machines(recipe, catalogue, on)
+    compile_step = None if limits is None else _compiler(recipe, machines, limits)
     origin = make_origin(run, "plan", clock, sources=sources)
     record = plan_recipe(
         recipe,
@@ -160,9 +168,21 @@ def _plan(run: Run, data: DataRecord | None, on: str | None, by: By | None) -> P
         origin=origin,
         tokens=count_real_tokens(recipe, data),
         machines=machines,
+        compile_step=compile_step,
     )
     record = record.model_copy(update={"origin": origin.model_copy(update={"duration_s": round(clock.elapsed_s(), 3)})})
     return record if by is None else ranked(record, by)
+
+
+def _compiler(recipe: Recipe, machines: Sequence[Machine], limits: Limits) -> Compile:
+    """Raises InputError where no machine is one that steps are compiled for."""
+    if not any(compiles_for(recipe, machine) for machine in machines):
+        names = ", ".join(machine.name for machine in machines)
+        raise InputError(
+            f"--compile: the step of train.backend {recipe.train.backend} is not compiled for {names}; name TPUs of "
+            "the catalogue that have a topology, such as v5p-8, with --on, and train.backend tunix"
+        )
+    return compiler(limits)
 
 
 def _find_machines(recipe: Recipe, catalogue: Catalogue, on: str | None) -> list[Machine]:

@@ -7,11 +7,13 @@ from typing import TextIO
 from gemsmith.characters import spell_out
 from gemsmith.plan.fix import KEYS
 from gemsmith.plan.machine import RUNTIME, SET_MESH, describe_changes
+from gemsmith.plan_records import MachinePlan, PlanRecord, ServingPlan
 from gemsmith.recipe import Mesh
-from gemsmith.records import MachinePlan, PlanRecord
+from gemsmith.records import Range
 
 GIB = 2**30
 HEADINGS = ("machine", "mesh", "fits", "memory, GiB/chip", "hours", "USD", "USD/M tok")
+SERVING_HEADINGS = ("machine", "dtype", "tp", "memory", "at once", "prefill ms", "token ms", "out tok/s", "USD/M out")
 BAR = 8
 """Letters that a chip's memory is wide."""
 LETTERS = {
@@ -59,10 +61,60 @@ def plan_lines(record: PlanRecord) -> list[str]:
         lines += [
             *_mesh_lines(record),
             *_spot_lines(record),
+            *_compiled_lines(record),
+            *_measured_lines(record),
             *_doubt_lines(record),
             "Prices, speeds and their sources for each machine: --json, or fewer machines with --on.",
         ]
     return [*lines, "", *(f"- {assumption}" for assumption in record.assumptions)]
+
+
+def print_serving(record: PlanRecord, file: TextIO | None = None) -> None:
+    """Prints what serving comes to on each machine, by length of prompts; those that it does not fit come last."""
+    print(spell_out("\n".join(serving_lines(record))), file=file or sys.stdout)
+
+
+def serving_lines(record: PlanRecord) -> list[str]:
+    """A table for each length, the cheapest first by the upper ends."""
+    lines = [f"{record.model} served by vLLM, with as many requests at once as fit; modelled"]
+    for lengths in dict.fromkeys((row.input_tokens, row.output_tokens) for row in record.serving):
+        rows = [row for row in record.serving if (row.input_tokens, row.output_tokens) == lengths]
+        fitting = sorted((row for row in rows if row.fits), key=_serving_cost)
+        table = [SERVING_HEADINGS, *(_serving_cells(row) for row in fitting)]
+        widths = [max(len(row[column]) for row in table) for column in range(len(SERVING_HEADINGS))]
+        lines += ["", f"{lengths[0]:,} tokens in, {lengths[1]:,} out", ""]
+        lines += ["  ".join(_aligned(row, widths)).rstrip() for row in table]
+        lines += [f"{row.machine}: {row.why}" for row in rows if row.why]
+    return [
+        *lines,
+        "",
+        "- memory: GiB a chip of weights, and left for keys and values; tp is tensor parallel x copies.",
+        "- Prefill as training's matmuls, decode at 25-60 % of the roofline on TPU, 50-80 % on GPU, as in a",
+        "  published load test of the 31B (docs/how-to/plan.md). The batch is taken to be always full.",
+    ]
+
+
+def _serving_cost(row: ServingPlan) -> tuple[bool, float]:
+    usd, speed = row.usd_per_million_tokens, row.output_tokens_per_s
+    return usd is None, usd[1] if usd else -(speed[1] if speed else 0)
+
+
+def _serving_cells(row: ServingPlan) -> tuple[str, ...]:
+    return (
+        row.machine,
+        {"bfloat16": "bf16", "float32": "fp32"}.get(row.weight_dtype or "", row.weight_dtype or ""),
+        f"{row.tensor_parallel}x{row.copies}",
+        f"{(row.weights_bytes_per_chip or 0) / GIB:.0f}+{(row.kv_room_bytes_per_chip or 0) / GIB:.0f}",
+        f"{row.requests:,}",
+        _range(_in_ms(row.prefill_s)),
+        _range(_in_ms(row.decode_step_s)),
+        _range(row.output_tokens_per_s),
+        _range(row.usd_per_million_tokens),
+    )
+
+
+def _in_ms(seconds: Range | None) -> Range | None:
+    return None if seconds is None else (1e3 * seconds[0], 1e3 * seconds[1])
 
 
 def bar_of(machine: MachinePlan) -> str:
@@ -106,6 +158,16 @@ def _spot_lines(record: PlanRecord) -> Iterator[str]:
     spot = [f"{machine.name} {_range(machine.usd_spot)}" for machine in record.machines if machine.usd_spot]
     if spot:
         yield f"USD on spot, with preemptions as assumed below: {', '.join(spot)}"
+
+
+def _compiled_lines(record: PlanRecord) -> Iterator[str]:
+    for machine in record.machines:
+        yield from (f"{machine.name}: {note}" for note in machine.notes if machine.compiled and "compiled for" in note)
+
+
+def _measured_lines(record: PlanRecord) -> Iterator[str]:
+    if measured := [machine.name for machine in record.machines if machine.measured]:
+        yield f"hours after what trainings measured there (--calibrate): {', '.join(measured)}"
 
 
 def _doubt_lines(record: PlanRecord) -> Iterator[str]:

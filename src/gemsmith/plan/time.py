@@ -17,7 +17,7 @@ hidden to exposed), and against what was measured:
 """
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gemsmith.hardware import Machine
 from gemsmith.recipe import Mesh
@@ -32,6 +32,9 @@ FLOAT32_SHARE = 0.5
 OPTIMIZER_PASSES = 7
 """Times that AdamW reads or writes a number as large as the adapters: parameter, gradient and two moments in, all but
 the gradient out."""
+MEASURED_WITHIN = 1.15
+"""How far, as a factor, a step may be from what trainings measured on the same machine say of it: what
+benchmarks/records/plan_calibration.json aims at."""
 
 _RECOMPUTED = {"flash": 0.5, "blocked": 0.5, "dense": 0.0}
 """Forward passes of attention that its own backward pass makes: flash and blocked attention recompute the scores, half
@@ -42,15 +45,23 @@ of one."""
 class StepTime:
     """Seconds of one step.
 
-    `low`: all traffic between chips hidden, matmuls at their best; `high`: none hidden, at their worst.
+    `low`: all traffic between chips hidden, matmuls at their best; `high`: none hidden, at their worst. On a machine
+    on which trainings were measured: MEASURED_WITHIN around what matmuls reached in them.
     """
 
     flops: float
     """Of the whole step, over all devices, recomputation counted."""
     low_s: float
     high_s: float
+    ideal_s: float
+    """Of the FLOPs at the chips' whole peak."""
     hbm_s: float
     interconnect_s: float
+
+    @property
+    def beside_s(self) -> float:
+        """What is added to matmuls where a run was measured: half of the traffic between chips is taken as hidden."""
+        return self.hbm_s + self.interconnect_s / 2
 
 
 def step_time(work: Work, machine: Machine, mesh: Mesh) -> StepTime:
@@ -64,13 +75,30 @@ def step_time(work: Work, machine: Machine, mesh: Mesh) -> StepTime:
     interconnect_s = 0.0
     if machine.interconnect_bytes_per_s is not None:
         interconnect_s = _received_bytes(work, mesh) / (machine.interconnect_bytes_per_s / chip.devices)
-    return StepTime(
+    time = StepTime(
         flops=matmul + attention,
         low_s=max(ideal_s / chip.efficiency_high + hbm_s, interconnect_s),
         high_s=ideal_s / chip.efficiency_low + hbm_s + interconnect_s,
+        ideal_s=ideal_s,
         hbm_s=hbm_s,
         interconnect_s=interconnect_s,
     )
+    if machine.measured_low is None or machine.measured_high is None:
+        return time
+    return replace(
+        time,
+        low_s=(ideal_s / machine.measured_high + time.beside_s) / MEASURED_WITHIN,
+        high_s=(ideal_s / machine.measured_low + time.beside_s) * MEASURED_WITHIN,
+    )
+
+
+def share_reached(work: Work, machine: Machine, mesh: Mesh, step_s: float) -> float | None:
+    """The share of the peak that matmuls came to in a step of so many seconds.
+
+    None where the formula's traffic alone takes as long.
+    """
+    time = step_time(work, machine, mesh)
+    return time.ideal_s / (step_s - time.beside_s) if step_s > time.beside_s else None
 
 
 def matmul_flops(work: Work) -> float:

@@ -82,7 +82,7 @@ def _bars(both: dict[int, Side], name: str, title: str, unit: str, of: Any, *, l
                 axes.barh(at, value, height=0.34, color=COLOURS[colours[side]])
                 beside: Any = {"xytext": (4, 0), "textcoords": "offset points", "va": "center", "fontsize": 9.5}
                 axes.annotate(decimal(value), (value, at), **beside)
-        axes.tick_params(axis="y", pad=9)
+        axes.tick_params(axis="y", pad=15)
         axes.set_yticks([-place for place in range(len(pairs))], [_short(ours) for ours, _ in pairs])
         low = min(values) / 2 if log else 0
         axes.set_xlim(low, max(values) * (2.2 if log else 1.18))

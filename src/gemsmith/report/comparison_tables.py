@@ -83,17 +83,20 @@ def markdown_of(comparison: Comparison, redrawn: Redrawn | None = None) -> str:
     lines += _markdown_table(("condition", *names, "bears on"), rows)
     for pair in comparison.pairs:
         lines += [f"## {pair.other} against {pair.first}", ""]
-        header = ("kind", "what", pair.first, pair.other, "ratio", "95 % interval", "confounded by")
-        lines += _markdown_table(
-            header, [(ratio.kind, *_cells(ratio), ", ".join(ratio.confounded_by) or "nothing") for ratio in pair.ratios]
-        )
-        lines += [f"- {line}" for line in (*pair.refused, *curve_lines(comparison, pair.other))]
+        for group in words.groups(pair):
+            header = (group.kind, pair.first, pair.other, words.column(group.ratios[0]), "95 % interval")
+            lines += _markdown_table(header, [_cells(ratio) for ratio in group.ratios])
+            confounds = ", ".join(f"`{name}`" for name in group.confounded_by)
+            lines += [f"Confounded by {confounds}." if confounds else "Nothing that is recorded confounds these.", ""]
+        lines += _markdown_list([*pair.refused, *curve_lines(comparison, pair.other)])
     if redrawn is not None:
         lines += [f"## What {redrawn.title} says, and what its own figures say", ""]
         rows = [(_mark(verdict), verdict.claim, verdict.found) for verdict in redrawn.verdicts]
         lines += _markdown_table(("", "says", "found"), rows)
-        lines += [f"- At the catalogue's prices, {each.way}: {each.say(*names)}" for each in redrawn.at_catalogue]
-    lines += [f"- {notice}" for notice in comparison.notices]
+        lines += _markdown_list(
+            [f"At the catalogue's prices, {way.way}: {way.say(*names)}" for way in redrawn.at_catalogue]
+        )
+    lines += _markdown_list(comparison.notices)
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -168,6 +171,10 @@ def _table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> 
 def _markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     written = [_markdown_row(header), "|" + "---|" * len(header), *map(_markdown_row, rows)]
     return [*written, ""]
+
+
+def _markdown_list(items: Sequence[str]) -> list[str]:
+    return [*(f"- {item}" for item in items), ""] if items else []
 
 
 def _markdown_row(cells: Sequence[str]) -> str:

@@ -10,17 +10,9 @@ from gemsmith.bench_records import BenchCell, BenchRecord, Saturation
 from gemsmith.errors import RunError
 from gemsmith.eval_records import EvalRecord
 from gemsmith.evals.compare import SIGNIFICANT, describe_change
+from gemsmith.plan_records import MachinePlan, PlanRecord
 from gemsmith.recipe import eval_tasks
-from gemsmith.records import (
-    DataRecord,
-    ExportRecord,
-    MachinePlan,
-    PlanRecord,
-    Record,
-    ServeRecord,
-    TrainRecord,
-    VerifyRecord,
-)
+from gemsmith.records import DataRecord, ExportRecord, Record, ServeRecord, TrainRecord, VerifyRecord
 from gemsmith.report.numbers import count, plain, rate
 from gemsmith.run import Run, made_from, read_record
 from gemsmith.stages import STAGES

@@ -4,6 +4,7 @@ Not calibrated: of no server on a GPU or TPU is there a record yet. Each part is
 is said to fit does; vLLM gives all that is left to keys and values.
 """
 
+import functools
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
@@ -45,11 +46,8 @@ def serving_memory(
 
     Dtypes are bfloat16, float32 or fp8. A kv head that tp does not split is held by several devices.
     """
-    weights = sum(_held_bytes(tensor, weight_dtype) for tensor in text_tensors(variant)) / tp
-    kv = sum(
-        _kv_bytes_per_token(variant, layer, tp, kv_dtype) * length
-        for layer, length in _kept(variant, max_model_len, batched_tokens)
-    )
+    weights = weights_bytes(variant, weight_dtype) / tp
+    kv = kv_bytes(variant, tp, kv_dtype, max_model_len, batched_tokens)
     compute_bytes = 4 if weight_dtype == "float32" else 2
     # A layer's widest results, gate and up, beside the residual stream; experts run for as many as a token is sent to.
     widest = 2 * max(variant.ffn_of(layer) for layer in range(variant.layers))
@@ -61,7 +59,28 @@ def serving_memory(
     )
 
 
-def _held_bytes(tensor: Tensor, dtype: str) -> float:
+@functools.cache
+def weights_bytes(variant: Variant, dtype: str) -> float:
+    """Of all text weights together."""
+    return sum(held_bytes(tensor, dtype) for tensor in text_tensors(variant))
+
+
+@functools.cache
+def kv_bytes(variant: Variant, tp: int, dtype: str, context: int, batched_tokens: int = 0) -> float:
+    """Keys and values of one request on one device, with so many tokens behind it and so many prefilled at once."""
+    return sum(
+        _kv_bytes_per_token(variant, layer, tp, dtype) * length
+        for layer, length in _kept(variant, context, batched_tokens)
+    )
+
+
+def kv_bytes_per_token(variant: Variant, tp: int, dtype: str) -> float:
+    """What one more token adds on one device before windows are full."""
+    return kv_bytes(variant, tp, dtype, 1)
+
+
+def held_bytes(tensor: Tensor, dtype: str) -> float:
+    """Of a weight in memory: fp8 holds projections in a byte each and leaves the others as they are."""
     if dtype == "fp8" and tensor.role in _QUANTISED:
         return tensor.size
     return tensor.size * (4 if dtype == "float32" else 2)

@@ -163,8 +163,7 @@ def make_tokenizer(folder: Path, *, chat_template: bool = True, vision: bool = F
         | ({key: token for key, (_, token) in IMAGE_TOKENS.items()} if vision else {}),
     )
     if chat_template:
-        with resources.as_file(files / "chat_template.jinja") as source:
-            text = source.read_text(encoding="utf-8")
+        text = (files / "chat_template.jinja").read_text(encoding="utf-8")
         assert _TEXT_PART in text
         with_images = text.replace(_TEXT_PART, _ANY_PART) if vision else text
         (folder / "chat_template.jinja").write_text(with_images, encoding="utf-8")

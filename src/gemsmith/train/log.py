@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from types import TracebackType
 from typing import IO, Any, Protocol, Self
@@ -100,11 +100,16 @@ class Events:
 
 
 class Display:
-    """A bar on a terminal; elsewhere a line every ten seconds. A spike and a skipped step get a line of their own."""
+    """A bar on a terminal; elsewhere a line every ten seconds. A spike and a skipped step get a line of their own.
 
-    def __init__(self, *, steps: int, done: int) -> None:
+    So does, once, what `compare` says of the first twenty timed steps.
+    """
+
+    def __init__(
+        self, *, steps: int, done: int, compare: Callable[[Sequence[TrainStep]], str | None] = lambda _: None
+    ) -> None:
         self._console = open_console(soft_wrap=False)
-        self._steps, self._done = steps, done
+        self._steps, self._done, self._compare = steps, done, compare
         self._recent: deque[TrainStep] = deque(maxlen=_WINDOW_STEPS)
         self._line_at_s = 0.0
         self._bar: Progress | None = None
@@ -128,6 +133,8 @@ class Display:
         first = step.step == self._done + 1
         if not first:  # it warms up, so its time says nothing about the others
             self._recent.append(step)
+        if step.step == self._done + 1 + _WINDOW_STEPS and (compared := self._compare(self._recent)):
+            self._print(f"train  {compared}")
         line = f"loss {step.loss:.4f}"
         if step.spike or step.skipped:
             self._print(f"train  step {step.step}/{self._steps}  {line}: {_peculiarity(step)}")

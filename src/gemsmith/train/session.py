@@ -34,6 +34,7 @@ from gemsmith.train.log import Display, Events, Sink, StepLog, StepsFile
 from gemsmith.train.schedule import learning_rate
 from gemsmith.train.spikes import spike_limit
 from gemsmith.train.steps import schedule_notices
+from gemsmith.train.timed import against_plan, describe, timed_steps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,8 +138,12 @@ class Session:
         self.log = StepLog(earlier, self._sinks(earlier) if backend.writes else ())
 
     def _sinks(self, earlier: Sequence[TrainStep]) -> tuple[Sink, ...]:
-        done = self.done
-        return StepsFile(self.run, earlier), Events(self.run, done=done), Display(steps=self.steps, done=done)
+        display = Display(steps=self.steps, done=self.done, compare=self._compare)
+        return StepsFile(self.run, earlier), Events(self.run, done=self.done), display
+
+    def _compare(self, steps: Sequence[TrainStep]) -> str | None:
+        found = against_plan(self.run, self._backend.facts().accelerators, steps)
+        return None if found is None else describe(found)
 
     def _resume(self) -> tuple[int, list[TrainStep], list[int]]:
         """The step to go on after, the steps up to it, and those after which earlier attempts went on."""
@@ -254,6 +259,7 @@ class Session:
             compile_s=facts.compile_s,
             compiled_from_cache=facts.compiled_from_cache,
             real_tokens_per_s=_per_s("real_tokens", steps, self.resumed_at),
+            against_plan=against_plan(run, facts.accelerators, timed_steps(steps, self.resumed_at)),
             pictures=self._pictures(facts),
             peak_memory_bytes=facts.peak_memory_bytes,
             last_checkpoint=f"{'checkpoints' if inside else run.checkpoints}/{self._last_saved()}",
@@ -306,6 +312,5 @@ def train_session(
 
 def _per_s(what: Literal["real_tokens", "pictures"], steps: Sequence[TrainStep], resumed_at: Sequence[int]) -> float:
     """Of what the steps went through, over the steps but the first of each attempt, which warms up."""
-    warming = {1, *(step + 1 for step in resumed_at)}
-    timed = [step for step in steps if step.step not in warming] or steps
+    timed = timed_steps(steps, resumed_at) or steps
     return float(sum(getattr(step, what) for step in timed)) / sum(step.step_s for step in timed)

@@ -12,15 +12,11 @@ import numpy as np
 
 from gemsmith.checkpoint import Checkpoint, open_checkpoint
 from gemsmith.checkpoint.adapter import Adapter
-from gemsmith.data.batches import open_rows
-from gemsmith.data.pack import Rows
 from gemsmith.errors import CheckpointError, first_line
 from gemsmith.records import Check
-from gemsmith.run import Run
-from gemsmith.verify.layer_streaming import read_adapters, round_merged, window_bytes, windowed_model
+from gemsmith.verify.layer_streaming import read_adapters, round_merged, vision_bytes, window_bytes, windowed_model
+from gemsmith.verify.prompts import Prompt
 
-PROMPTS = 3
-PROMPT_TOKENS = 128
 # Float32's noise through a whole model, for each unit of the largest logit; measured on the tiny variants: 1e-6.
 TOLERANCE = 1e-4
 # The adapter must move the logits by this many times what the two models differ by, or the comparison proves nothing.
@@ -45,7 +41,7 @@ class LogitCheck:
 
 
 def compare_logits(
-    base: Checkpoint, adapter_folder: Path, merged_folder: Path, adapter: Adapter, prompts: Sequence[np.ndarray]
+    base: Checkpoint, adapter_folder: Path, merged_folder: Path, adapter: Adapter, prompts: Sequence[Prompt]
 ) -> LogitCheck:
     """Runs the prompts through base, base + adapter, and merged.
 
@@ -71,25 +67,6 @@ def compare_logits(
     return _judge(plain, unmerged, rounded, merged, how=" (layer by layer)" if streamed else "")
 
 
-def make_prompts(rows: Rows | None, vocabulary: int, seed: int) -> list[np.ndarray]:
-    """The first tokens of the first documents that were trained on; of random tokens where there are no rows."""
-    if rows is not None:
-        found = [
-            np.asarray(rows.tokens[row][places])
-            for row in range(min(PROMPTS, len(rows)))
-            for places in rows.documents(row)
-        ]
-        return [document[:PROMPT_TOKENS].astype(np.int64) for document in found[:PROMPTS]]
-    # Ids above stand for images and sounds in Gemma 4's vocabulary; those below 108 are its special tokens.
-    random = np.random.default_rng(seed)
-    return [random.integers(108, min(vocabulary, 250_000), 48) for _ in range(PROMPTS)]
-
-
-def trained_rows(run: Run) -> Rows | None:
-    """The run's packed rows; None where it has none. Raises RunError where they are damaged."""
-    return open_rows(run) if run.data.is_dir() else None
-
-
 def memory_needed_bytes(base: Checkpoint) -> int:
     """Of the base in float32, and what comes with it; models are loaded one after the other."""
     values = sum(int(np.prod(place.shape)) for place in base.places.values())
@@ -97,11 +74,12 @@ def memory_needed_bytes(base: Checkpoint) -> int:
 
 
 def streaming_needed_bytes(base: Checkpoint, adapter: Adapter) -> int:
-    """Of one layer in float32 with room for its merge, the adapter, and what comes with it.
+    """Of one layer in float32 with room for its merge, what embeds pictures, the adapter, and what comes with it.
 
     The rest stays in the files.
     """
-    return int(1.5 * window_bytes(base) * _MEMORY_FACTOR) + adapter.float32_bytes + _OVERHEAD_BYTES
+    held = 1.5 * window_bytes(base) + vision_bytes(base)
+    return int(held * _MEMORY_FACTOR) + adapter.float32_bytes + _OVERHEAD_BYTES
 
 
 def free_memory_bytes() -> int:
@@ -211,7 +189,7 @@ def _peft_names(module: str) -> tuple[str, str]:
 
 
 def _base_logits(
-    base: Checkpoint, folder: Path, adapter: Adapter, prompts: Sequence[np.ndarray], *, streamed: bool
+    base: Checkpoint, folder: Path, adapter: Adapter, prompts: Sequence[Prompt], *, streamed: bool
 ) -> tuple[list[np.ndarray], list[np.ndarray], list[np.ndarray]]:
     """Logits of the base, of base + adapter, and of PEFT's merge with the base's rounding."""
     if streamed:
@@ -232,7 +210,7 @@ def _base_logits(
     return plain, unmerged, _run(merged, prompts)
 
 
-def _merged_logits(folder: Path, prompts: Sequence[np.ndarray], *, streamed: bool) -> list[np.ndarray]:
+def _merged_logits(folder: Path, prompts: Sequence[Prompt], *, streamed: bool) -> list[np.ndarray]:
     gc.collect()
     merged = open_checkpoint(str(folder))
     return _run(load_streamed(merged) if streamed else load_model(folder), prompts)
@@ -245,11 +223,23 @@ def _rounded(weight: Any, dtype: str) -> Any:
     return weight.to({"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}[dtype]).float()
 
 
-def _run(model: Any, prompts: Sequence[np.ndarray]) -> list[np.ndarray]:
+def _run(model: Any, prompts: Sequence[Prompt]) -> list[np.ndarray]:
     import torch
 
     with torch.inference_mode():
-        return [model(input_ids=torch.from_numpy(prompt)[None]).logits[0].float().numpy() for prompt in prompts]
+        return [model(**_inputs(prompt)).logits[0].float().numpy() for prompt in prompts]
+
+
+def _inputs(prompt: Prompt) -> dict[str, Any]:
+    """What transformers' models take for one prompt."""
+    import torch
+
+    inputs = {"input_ids": torch.from_numpy(prompt.tokens)[None]}
+    if prompt.picture is not None:
+        inputs["mm_token_type_ids"] = torch.from_numpy((prompt.tokens == prompt.image_token).astype(np.int64))[None]
+        inputs["pixel_values"] = torch.from_numpy(prompt.picture.values)[None]
+        inputs["image_position_ids"] = torch.from_numpy(prompt.picture.positions.astype(np.int64))[None]
+    return inputs
 
 
 def _judge(

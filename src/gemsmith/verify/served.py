@@ -26,7 +26,7 @@ from gemsmith.serve.server import Server, running_server
 from gemsmith.serve.stage import make_settings
 from gemsmith.serve.tokens import TOP, AnswerTokens, read_tokens
 from gemsmith.terminal import open_console
-from gemsmith.verify.logits import make_prompts, trained_rows
+from gemsmith.verify.prompts import text_prompts, trained_rows
 from gemsmith.verify.stage import read_export, read_verify
 
 PROMPTS, ANSWER_TOKENS = 8, 48
@@ -45,9 +45,8 @@ def check_served_run(run: Run) -> VerifyRecord:
     if run.recipe.data.eval is not None:
         prompts = asked_messages(run, read_questions(run)[:PROMPTS])
     else:
-        prompts = [
-            prompt.tolist() for prompt in make_prompts(trained_rows(run), base.variant.vocabulary, run.recipe.seed)
-        ]
+        found = text_prompts(trained_rows(run), base.variant.vocabulary, run.recipe.seed)
+        prompts = [prompt.tokens.tolist() for prompt in found]
     checks = check_served(base, run.adapter, run.merged, prompts, settings=make_settings(run), logs=run.logs)
     record = _with_checks(record, checks)
     write_record(run, record)
@@ -58,7 +57,7 @@ def check_served_run(run: Run) -> VerifyRecord:
 def check_served_folder(out: Path, *, base_source: str | None = None) -> VerifyRecord:
     """The same of a folder that export wrote without a run, on prompts of random tokens."""
     base = open_checkpoint(base_source or read_export(out).base)
-    prompts = [prompt.tolist() for prompt in make_prompts(None, base.variant.vocabulary, 1)]
+    prompts = [prompt.tokens.tolist() for prompt in text_prompts(None, base.variant.vocabulary, 1)]
     checks = check_served(
         base, out / ADAPTER, out / MERGED, prompts, settings=ServeSettings(max_model_len=512), logs=out / LOGS
     )

@@ -26,7 +26,9 @@ from gemsmith.provenance import start_clock
 from gemsmith.records import Check, ExportRecord, Origin, VerifyRecord, read_record_file
 from gemsmith.run import Run, make_origin, read_record, write_record
 from gemsmith.terminal import open_console
-from gemsmith.verify.logits import compare_logits, make_prompts, trained_rows
+from gemsmith.verify.logits import compare_logits
+from gemsmith.verify.prompts import Prompt, picture_prompt, text_prompts, trained_rows
+from gemsmith.zoo.tensors import PREFIX
 
 PACKAGES = ("numpy", "peft", "safetensors", "torch", "transformers")
 _COMPARED_BYTES = 32 * 2**20
@@ -98,7 +100,13 @@ def verify(run: Run) -> VerifyRecord:
     clock = start_clock()
     exported: ExportRecord = read_record(run, ExportRecord)
     base = open_checkpoint(run.recipe.checkpoint)
-    prompts = make_prompts(trained_rows(run), base.variant.vocabulary, run.recipe.seed)
+    rows, recipe = trained_rows(run), run.recipe
+
+    def prompts(adapter: Adapter) -> list[Prompt]:
+        found = text_prompts(rows, base.variant.vocabulary, recipe.seed)
+        sees = _adapts_vision(adapter) or (rows is not None and bool(rows.pictures))
+        return [*found, picture_prompt(base, rows, recipe.data.image_tokens, recipe.seed)] if sees else found
+
     result = _run_checks(
         exported, base, run.adapter, run.merged, prompts, trained=lambda adapter: _check_trained(run, exported, adapter)
     )
@@ -116,7 +124,11 @@ def verify_folder(out: Path, *, base_source: str | None = None) -> VerifyRecord:
     clock = start_clock()
     exported = read_export(out)
     base = open_checkpoint(base_source or exported.base)
-    prompts = make_prompts(None, base.variant.vocabulary, 0)
+
+    def prompts(adapter: Adapter) -> list[Prompt]:
+        found = text_prompts(None, base.variant.vocabulary, 0)
+        return [*found, picture_prompt(base, None, 0, 0)] if _adapts_vision(adapter) else found
+
     result = _run_checks(exported, base, out / ADAPTER, out / MERGED, prompts)
     made_from = {RECORD: sha256_file(out / RECORD), "base": base.fingerprint()}
     record = _make_record(make_folder_origin(clock, PACKAGES, made_from), exported, result)
@@ -205,7 +217,7 @@ def _run_checks(
     base: Checkpoint,
     adapter_folder: Path,
     merged_folder: Path,
-    prompts: Sequence[np.ndarray],
+    prompts: Callable[[Adapter], Sequence[Prompt]],
     *,
     trained: Callable[[Adapter], Check] | None = None,
 ) -> Result:
@@ -239,7 +251,7 @@ def _run_checks(
         return Result(
             checks=(*checks, Check(name="logits", passed=None, detail=detail)), changed=len(difference.changed)
         )
-    logits = compare_logits(base, adapter_folder, merged_folder, adapter, prompts)
+    logits = compare_logits(base, adapter_folder, merged_folder, adapter, prompts(adapter))
     dtypes = sorted({base.places[f"{module}.weight"].dtype for module in adapter.modules})
     rounding = Rounding(dtypes=dtypes, away=recomputed.rounded_away, effect=logits.effect, moved=logits.rounding)
     return Result(
@@ -248,6 +260,10 @@ def _run_checks(
         difference=logits.max_abs_difference,
         rounding=rounding,
     )
+
+
+def _adapts_vision(adapter: Adapter) -> bool:
+    return any(not module.startswith(PREFIX) for module in adapter.modules)
 
 
 def _make_record(origin: Origin, exported: ExportRecord, result: Result) -> VerifyRecord:

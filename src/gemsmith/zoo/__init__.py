@@ -1,14 +1,17 @@
 """Facts about Gemma 4: its variants and every weight tensor they have. No machine-learning library is imported."""
 
 from gemsmith.zoo.gemma4 import VARIANTS, find_variant, variant_of_hub_id
-from gemsmith.zoo.tensors import LORA_KINDS, Tensor, lora_targets, parameter_count, text_tensors
+from gemsmith.zoo.targets import ALL_LINEAR, VISION, kinds_of, lora_targets
+from gemsmith.zoo.tensors import LORA_KINDS, Tensor, parameter_count, text_tensors
 from gemsmith.zoo.variant import ScanBlocks, Variant, read_variant
 from gemsmith.zoo.vision import PatchProjection, Vision, VisionTower
 from gemsmith.zoo.vision_tensors import vision_tensors
 
 __all__ = [
+    "ALL_LINEAR",
     "LORA_KINDS",
     "VARIANTS",
+    "VISION",
     "PatchProjection",
     "ScanBlocks",
     "Tensor",
@@ -16,6 +19,7 @@ __all__ = [
     "Vision",
     "VisionTower",
     "find_variant",
+    "kinds_of",
     "lora_targets",
     "parameter_count",
     "read_variant",

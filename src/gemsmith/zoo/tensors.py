@@ -1,13 +1,12 @@
 """Every weight of a Gemma 4 text model: its name in the checkpoint, shape and role.
 
-Parameter counts, memory, LoRA targets, loading, export and verification all derive from this one list.
+Parameter counts, memory, LoRA targets (targets.py), loading, export and verification all derive from this one list.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from gemsmith.errors import RecipeError, nearest
 from gemsmith.zoo.variant import Variant
 
 PREFIX = "model.language_model."
@@ -55,26 +54,6 @@ def text_tensors(variant: Variant, *, optional: bool = False) -> list[Tensor]:
         tensors += _layer_tensors(variant, layer)
     tensors.append(Tensor(name=f"{PREFIX}norm.weight", shape=(variant.embed_dim,), role="norm"))
     return [tensor for tensor in tensors if optional or not tensor.optional]
-
-
-def lora_targets(variant: Variant, kinds: Sequence[str] = LORA_KINDS) -> list[Tensor]:
-    """The matrices that get an adapter, each [out, in]: K of K = V layers among them, experts and router not.
-
-    Raises RecipeError for a kind that does not exist, or none at all, or kinds of which the variant has no matrix.
-    """
-    for kind in kinds:
-        if kind not in LORA_KINDS:
-            near = nearest(kind.rpartition(".")[2].removesuffix("_proj"), LORA_KINDS)  # PEFT's name is self_attn.q_proj
-            raise RecipeError(f"lora.targets: {kind!r} matches nothing{near}; allowed: {', '.join(LORA_KINDS)}")
-    if not kinds:
-        raise RecipeError(f"lora.targets is empty, so nothing would be trained; allowed: {', '.join(LORA_KINDS)}")
-    targets = [tensor for tensor in text_tensors(variant) if tensor.role in kinds]
-    if not targets:
-        raise RecipeError(
-            f"lora.targets: {variant.name} has no matrix of {', '.join(kinds)}, so nothing would be trained; add "
-            "another kind"
-        )
-    return targets
 
 
 def parameter_count(tensors: Iterable[Tensor]) -> int:

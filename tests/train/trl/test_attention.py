@@ -30,7 +30,7 @@ def segments_of(lengths):
 
 
 def test_a_mask_lets_a_token_see_its_document_up_to_the_window():
-    mask = dense_mask(np.array([[1, 1, 1, 2, 2, 0]]), 2)[0]
+    mask = dense_mask(np.array([[1, 1, 1, 2, 2, 0]]), None, 2)[0]
     assert mask.astype(int).tolist() == [
         [1, 0, 0, 0, 0, 0],
         [1, 1, 0, 0, 0, 0],
@@ -41,18 +41,51 @@ def test_a_mask_lets_a_token_see_its_document_up_to_the_window():
     ]
 
 
+def images_of(*spans):
+    """The numbers of images of a first row, which stand at these places, and of a second one that is an image."""
+    numbers = np.zeros((2, TOTAL), np.int32)
+    for number, (begin, end) in enumerate(spans, start=1):
+        numbers[0, begin:end] = number
+    numbers[1, 3:297] = 1
+    return numbers
+
+
+# Two that touch, one over the end of a window's block, one longer than the window, one at a document's end.
+IMAGES = images_of((2, 9), (9, 15), (35, 60), (95, 120), (150, 250), (282, 287))
+
+
+def test_an_image_is_seen_whole_from_within_and_from_nowhere_before():
+    mask = dense_mask(np.array([[1, 1, 1, 1, 1, 1, 2]]), np.array([[0, 1, 1, 2, 2, 0, 2]]), 3)[0]
+    assert mask.astype(int).tolist() == [
+        [1, 0, 0, 0, 0, 0, 0],
+        [1, 1, 1, 0, 0, 0, 0],
+        [1, 1, 1, 0, 0, 0, 0],
+        [0, 1, 1, 1, 1, 0, 0],
+        [0, 0, 1, 1, 1, 0, 0],
+        [0, 0, 0, 1, 1, 1, 0],
+        [0, 0, 0, 0, 0, 0, 1],
+    ]
+
+
+def test_the_window_of_a_long_image_ends_behind_a_token_and_not_before_it():
+    mask = dense_mask(np.ones((1, 6), np.int32), np.ones((1, 6), np.int32), 2)[0]
+    assert mask.astype(int).tolist() == [[0] * max(0, row - 1) + [1] * (6 - max(0, row - 1)) for row in range(6)]
+
+
 @pytest.mark.parametrize("kind", [FULL, SLIDING])
 @pytest.mark.parametrize("groups", [1, 3])
-def test_documents_one_by_one_give_what_a_mask_over_the_row_gives(kind, groups):
+@pytest.mark.parametrize("images", [None, IMAGES], ids=["text", "images"])
+def test_documents_one_by_one_give_what_a_mask_over_the_row_gives(kind, groups, images):
     torch.manual_seed(0)
     segments = segments_of(LENGTHS)
     heads = 2 * groups
     query, key, value = (
         torch.randn(2, count, TOTAL, 16, dtype=torch.float64, requires_grad=True) for count in (heads, 2, 2)
     )
-    blocks = attention_inputs("documents", segments, WINDOW, CPU, torch.float64)[kind]
+    blocks = attention_inputs("documents", segments, images, WINDOW, CPU, torch.float64)[kind]
     ours, _ = attend_documents(None, query, key, value, blocks, scaling=1.0)
-    mask = torch.from_numpy(dense_mask(segments, WINDOW if kind == SLIDING else TOTAL))[:, None]
+    seen, reach = (images, WINDOW) if kind == SLIDING else (None, TOTAL)
+    mask = torch.from_numpy(dense_mask(segments, seen, reach))[:, None]
     many = [x.repeat_interleave(groups, dim=1) for x in (key, value)]
     whole = torch.nn.functional.scaled_dot_product_attention(query, *many, mask, scale=1.0).transpose(1, 2)
     real = torch.from_numpy(segments > 0)
@@ -70,7 +103,7 @@ def test_the_gradient_of_queries_is_no_sum_of_whole_tensors(kind):
     """As that of slices would be: each fills a tensor of the row's size."""
     query, key, value = (torch.randn(2, 2, TOTAL, 16, requires_grad=True) for _ in range(3))
     blocks = attention_inputs(
-        "documents", segments_of(LENGTHS), WINDOW if kind == SLIDING else TOTAL, CPU, torch.float32
+        "documents", segments_of(LENGTHS), None, WINDOW if kind == SLIDING else TOTAL, CPU, torch.float32
     )[kind]
     with torch.profiler.profile() as profile:
         attend_documents(None, query, key, value, blocks, scaling=1.0)[0].sum().backward()
@@ -83,15 +116,26 @@ def test_a_row_of_padding_leaves_no_matrix_without_a_gradient():
     """Processes add up the gradients that each of them has: one that lacked some would be waited for, or add to another
     matrix."""
     query, key, value = (torch.randn(1, 2, TOTAL, 16, requires_grad=True) for _ in range(3))
-    blocks = attention_inputs("documents", np.zeros((1, TOTAL), np.int32), TOTAL, CPU, torch.float32)[FULL]
+    blocks = attention_inputs("documents", np.zeros((1, TOTAL), np.int32), None, TOTAL, CPU, torch.float32)[FULL]
     attend_documents(None, query, key, value, blocks, scaling=1.0)[0].sum().backward()
     assert all(x.grad is not None for x in (query, key, value))
 
 
 def test_blocks_cover_each_document_once_and_reach_no_further_than_they_must():
-    for row in attention_inputs("documents", segments_of(LENGTHS), WINDOW, CPU, torch.float32)[SLIDING]:
+    for row in attention_inputs("documents", segments_of(LENGTHS), None, WINDOW, CPU, torch.float32)[SLIDING]:
         assert [block.begin for block in row[1:]] == [block.end for block in row[:-1]]
         assert all(block.begin - block.first < WINDOW for block in row)
+
+
+def test_no_border_of_blocks_is_in_an_image_and_global_layers_know_of_none():
+    inputs = attention_inputs("documents", segments_of(LENGTHS), IMAGES, WINDOW, CPU, torch.float32)
+    for row, numbers in zip(inputs[SLIDING], IMAGES, strict=True):
+        borders = [block.begin for block in row[1:]]
+        assert borders and not any(numbers[at] and numbers[at] == numbers[at - 1] for at in borders)
+    plain = attention_inputs("documents", segments_of(LENGTHS), None, WINDOW, CPU, torch.float32)
+    assert [[block.mask is None for block in row] for row in inputs[FULL]] == [
+        [block.mask is None for block in row] for row in plain[FULL]
+    ]
 
 
 def model_of(checkpoint, implementation):
@@ -106,7 +150,7 @@ def hidden(model, implementation, tokens, segments):
         [np.arange(count) for _, count in zip(*np.unique(segments, return_counts=True), strict=True)]
     )
     mask = attention_inputs(
-        implementation, segments[None], model.config.get_text_config().sliding_window, CPU, torch.float32
+        implementation, segments[None], None, model.config.get_text_config().sliding_window, CPU, torch.float32
     )
     inputs = {
         "input_ids": torch.tensor(tokens)[None],

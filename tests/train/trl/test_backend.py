@@ -235,6 +235,9 @@ def test_nf4_is_held_as_the_jax_backend_holds_it(monkeypatch):
         if len(tensor.shape) == 2 and should_convert_module(tensor.module, config.llm_int8_skip_modules)
     }
     assert converted == {"q", "k", "v", "o", "gate", "up", "down"}
+    linears = ("vision_tower.encoder.layers.3.mlp.up_proj.linear", "vision_tower.patch_embedder.input_proj")
+    linears += ("embed_vision.embedding_projection", "embed_vision.patch_dense")
+    assert not any(should_convert_module(f"model.{name}", config.llm_int8_skip_modules) for name in linears)
     with pytest.raises(
         RecipeError,
         match=r"train\.dtype: nf4 was given, but bitsandbytes leaves the experts of tiny-26b-a4b in bfloat16",

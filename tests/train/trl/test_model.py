@@ -1,23 +1,30 @@
 """The PyTorch model: where it is read to, and that what replaces upstream's modules gives what they give, in fewer
 passes over memory."""
 
+import numpy as np
 import pytest
 import torch
+from transformers import AutoModelForImageTextToText
 from transformers.models.gemma4.modeling_gemma4 import Gemma4RMSNorm
 
 from gemsmith.checkpoint import open_checkpoint
+from gemsmith.errors import CheckpointError
+from gemsmith.execution import BACKENDS
 from gemsmith.recipe_file import build_recipe
+from gemsmith.testing.tiny import IMAGE_TOKENS
 from gemsmith.train.trl import upstream as trl_upstream
-from gemsmith.train.trl.model import adapted_model, adapters_of
+from gemsmith.train.trl.attention import attention_inputs
+from gemsmith.train.trl.images import number_images, pad_images
+from gemsmith.train.trl.model import _embed_images, adapted_model, adapters_of, load_base
 
-META = torch.device("meta")
+CPU, META = torch.device("cpu"), torch.device("meta")
 
 
-def recipe_of(checkpoint):
+def recipe_of(checkpoint, dtype="bfloat16"):
     values = {
         "checkpoint": str(checkpoint),
         "data": {"train": "not read"},
-        "train": {"backend": "trl", "dtype": "bfloat16"},
+        "train": {"backend": "trl", "dtype": dtype},
     }
     return build_recipe(values | {"lora": {"rank": 4, "dropout": 0.0}})
 
@@ -75,3 +82,104 @@ def test_an_adapter_adds_to_what_the_base_gave_in_place(checkpoint):
     assert out.data_ptr() == places[0]
     torch.testing.assert_close(out, theirs, rtol=2**-6, atol=2**-6)
     assert not any("CopySlices" in str(node) for node, _ in out.grad_fn.next_functions)
+
+
+IMAGE = IMAGE_TOKENS["image_token"][0]
+LENGTHS = (100, 130)
+
+
+class Packed:
+    """A row of two documents: in the first an image beyond the window of 64, in the second two side by side."""
+
+    def __init__(self, vision, make_patches):
+        random = np.random.default_rng(5)
+        self.images = [make_patches(vision, 9, 9), make_patches(vision, 3, 4), make_patches(vision, 5, 2)]
+        self.tokens = random.integers(108, 1024, (1, sum(LENGTHS)))
+        for begin, image in zip((10, 110, 124), self.images, strict=True):
+            self.tokens[0, begin : begin + image.soft_tokens] = IMAGE
+        self.segments = np.repeat([1, 2], LENGTHS)[None].astype(np.int32)
+        self.positions = np.concatenate([np.arange(length) for length in LENGTHS])[None]
+
+    def hidden(self, model, implementation, variant):
+        """What our forward pass makes of the row, before the loss."""
+        numbers = number_images(self.tokens, [self.images], IMAGE) if variant.bidirectional_images else None
+        mask = attention_inputs(implementation, self.segments, numbers, variant.sliding_window, CPU, torch.float32)
+        found = []
+        text = model.model.language_model
+        hook = text.register_forward_hook(lambda _module, _inputs, out: found.append(out.last_hidden_state))
+        with hook, torch.no_grad():
+            model(
+                tokens=torch.tensor(self.tokens),
+                positions=torch.tensor(self.positions),
+                loss_mask=torch.tensor(self.tokens != IMAGE),
+                attention_mask=mask,
+                **pad_images([self.images]),
+            )
+        return found[0][0]
+
+    def upstream(self, model):
+        """What upstream makes of each document alone, with the masks that it generates with."""
+        parts, end = [], 0
+        for length, images in zip(LENGTHS, (self.images[:1], self.images[1:]), strict=True):
+            begin, end = end, end + length
+            tokens = torch.tensor(self.tokens[:, begin:end])
+            types = (tokens == IMAGE).long()
+            embeds = torch.zeros(*tokens.shape, model.config.text_config.hidden_size)
+            rest = {"attention_mask": None, "past_key_values": None, "position_ids": None, "mm_token_type_ids": types}
+            mask = model.create_masks_for_generate(model.config, embeds, **rest)
+            with torch.no_grad():
+                out = model.model(input_ids=tokens, attention_mask=mask, use_cache=False, **pad_images([images]))
+            parts.append(out.last_hidden_state[0])
+        return torch.cat(parts)
+
+
+@pytest.mark.parametrize(
+    "name", ["tiny-31b", *(pytest.param(name, marks=pytest.mark.slow) for name in ("tiny-e2b", "tiny-12b"))]
+)
+def test_packed_images_are_seen_as_upstream_sees_them_where_it_generates(even_checkpoint, make_patches, name):
+    checkpoint = open_checkpoint(str(even_checkpoint(name, vision=True)))
+    packed = Packed(checkpoint.variant.vision, make_patches)
+    reference = AutoModelForImageTextToText.from_pretrained(
+        checkpoint.folder, attn_implementation="eager", dtype=torch.float32
+    )
+    expected = packed.upstream(reference)
+    for implementation in BACKENDS["trl"].attentions:
+        model = load_base(recipe_of(checkpoint.folder, "float32"), checkpoint, implementation, CPU, vision=True)
+        found = packed.hidden(model, implementation, checkpoint.variant)
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
+
+
+def test_what_embeds_images_is_there_for_rows_that_have_some_and_frozen(even_checkpoint):
+    checkpoint = open_checkpoint(str(even_checkpoint("tiny-31b", vision=True)))
+    recipe = recipe_of(checkpoint.folder)
+    plain, seeing = (load_base(recipe, checkpoint, "documents", CPU, vision=vision) for vision in (False, True))
+    assert plain.model.vision_tower is None and plain.model.embed_vision is None
+    weights = [*seeing.model.vision_tower.parameters(), *seeing.model.embed_vision.parameters()]
+    assert weights and not any(weight.requires_grad for weight in weights)
+    assert {weight.dtype for weight in weights} == {torch.bfloat16}
+
+
+def test_a_checkpoint_of_the_text_model_takes_no_images(checkpoint):
+    opened = open_checkpoint(str(checkpoint))
+    with pytest.raises(CheckpointError, match=r"config\.json has no vision_config, so the model cannot take images"):
+        load_base(recipe_of(checkpoint), opened, "documents", CPU, vision=True)
+
+
+def test_rows_with_images_are_never_left_to_masks_of_upstream(even_checkpoint):
+    checkpoint = open_checkpoint(str(even_checkpoint("tiny-31b", vision=True)))
+    model = load_base(recipe_of(checkpoint.folder), checkpoint, "documents", CPU, vision=True)
+    row = torch.full((1, 4), 200)
+    for mask in (None, torch.ones(1, 4), {"full_attention": []}):
+        with pytest.raises(AssertionError, match="upstream would make masks of its own"):
+            model(tokens=row, positions=row, loss_mask=row > 0, attention_mask=mask)
+
+
+def test_an_image_is_embedded_under_autocast_as_without(even_checkpoint, make_patches):
+    checkpoint = open_checkpoint(str(even_checkpoint("tiny-31b", vision=True)))
+    model = load_base(recipe_of(checkpoint.folder), checkpoint, "documents", CPU, vision=True)
+    images = pad_images([[make_patches(checkpoint.variant.vision, 4, 3)]])
+    plain = model.model.get_image_features(**images, return_dict=True).pooler_output[0]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        ours = _embed_images(model, **images).pooler_output[0]
+        theirs = model.model.get_image_features(**images, return_dict=True).pooler_output[0]
+    assert torch.equal(ours, plain) and not torch.equal(theirs, plain)

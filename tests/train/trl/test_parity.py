@@ -1,16 +1,18 @@
 """The same recipe on both backends, fp32 on CPU: the same batches, first loss, loss curve and adapters."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
 
 from gemsmith.data import prepare_data
+from gemsmith.data.batches import open_rows
 from gemsmith.export.adapters import read_run_adapter
 from gemsmith.recipe_file import build_recipe
 from gemsmith.run import open_run
-from gemsmith.testing.tiny import make_tokenizer, write_checkpoint
+from gemsmith.testing.pictures import picture_bytes
 from gemsmith.train.stage import train
-from gemsmith.zoo import find_variant, text_tensors
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -24,37 +26,12 @@ def quick_compiles():
     jax.config.update("jax_disable_most_optimizations", False)
 
 
-def make_weight(tensor, random):
-    noise = random.standard_normal(tensor.shape).astype(np.float32)
-    if len(tensor.shape) > 1:
-        return noise / np.sqrt(tensor.shape[-1])
-    # Queries of norm 1 make attention so sharp that fp32 gradients are 4e-5 from those in fp64, in both libraries.
-    return (0.25 if "q_norm" in tensor.name else 0.9) + 0.1 * noise
-
-
-@pytest.fixture(scope="module")
-def checkpoint_of(tmp_path_factory):
-    def make(name):
-        variant, random = find_variant(name), np.random.default_rng(7)
-        folder = tmp_path_factory.mktemp("parity") / name
-        write_checkpoint(
-            variant,
-            {tensor.name: make_weight(tensor, random) for tensor in text_tensors(variant)},
-            folder,
-            dtype="float32",
-        )
-        make_tokenizer(folder)
-        return folder
-
-    return make
-
-
-def trained(backend, checkpoint, folder, **train_keys):
+def trained(backend, checkpoint, folder, data=None, **train_keys):
     keys = {"optimizer_steps": 20, "rows_per_step": 2, "dtype": "float32", "remat": "none", "checkpoint_every": 20}
     recipe = build_recipe(
         {
             "checkpoint": str(checkpoint),
-            "data": {"train": {"task": "verilog", "rows": 16}, "max_length": 256},
+            "data": data or {"train": {"task": "verilog", "rows": 16}, "max_length": 256},
             "lora": {"rank": 4, "alpha": 8.0, "dropout": 0.0},
             "optimizer": {"learning_rate": 1e-3, "warmup_steps": 3, "weight_decay": 0.01},
             "train": keys | {"backend": backend} | train_keys,
@@ -79,15 +56,60 @@ def relative_error(actual, expected):
         ("tiny-12b", {"micro_batches": 2}),
     ],
 )
-def test_both_backends_make_the_same_of_a_recipe(checkpoint_of, tmp_path, name, keys):
+def test_both_backends_make_the_same_of_a_recipe(even_checkpoint, tmp_path, name, keys):
     torch.set_num_threads(2)
-    checkpoint = checkpoint_of(name)
+    checkpoint = even_checkpoint(name)
     shared = {key: value for key, value in keys.items() if key != "attention"}
     jax_run, ours = trained("tunix", checkpoint, tmp_path / "tunix", **shared)
     trl_run, theirs = trained("trl", checkpoint, tmp_path / "trl", **keys)
+    assert_alike((jax_run, ours), (trl_run, theirs))
+
+
+def write_rows_with_pictures(folder):
+    """Eight rows of which some pack into one: pictures longer than the window of 64, two that touch, and text."""
+    folder.mkdir()
+    rows = []
+    for number in range(8):
+        sizes = [[(40, 40)], [(60, 20), (20, 60)], [(12, 12)], []][number % 4]
+        names = [f"{number}-{place}.png" for place in range(len(sizes))]
+        for place, (name, size) in enumerate(zip(names, sizes, strict=True)):
+            (folder / name).write_bytes(picture_bytes(*size, seed=10 * number + place))
+        images = {"images": names} if names else {}
+        rows.append({"prompt": f"what is in {number} ?", "response": f"wire {number}, and more of it"} | images)
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder / "rows.jsonl"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "keys"),
+    [
+        ("tiny-31b", {"attention": "documents"}),
+        ("tiny-e2b", {"remat": "layer"}),
+        ("tiny-26b-a4b", {"attention": "eager"}),
+        ("tiny-12b", {"micro_batches": 2, "attention": "sdpa"}),
+    ],
+)
+def test_both_backends_make_the_same_of_rows_with_pictures(even_checkpoint, tmp_path, name, keys):
+    torch.set_num_threads(2)
+    checkpoint, rows = even_checkpoint(name, vision=True), write_rows_with_pictures(tmp_path / "rows")
+    data = {"train": str(rows), "max_length": 320, "image_tokens": 140}
+    shared = {key: value for key, value in keys.items() if key != "attention"}
+    jax_run, ours = trained("tunix", checkpoint, tmp_path / "tunix", data, **shared)
+    trl_run, theirs = trained("trl", checkpoint, tmp_path / "trl", data, **keys)
+    packed = open_rows(trl_run)
+    longest = max(picture.soft_tokens for pictures in packed.pictures for picture in pictures)
+    assert longest > 64 and max(len(packed.documents(row)) for row in range(len(packed))) > 1
+    assert theirs.pictures.seen == ours.pictures.seen >= 30
+    assert_alike((jax_run, ours), (trl_run, theirs))
+
+
+def assert_alike(one, other):
+    """The same batches, steps and adapters, but for rounding; of two runs with their records."""
+    (jax_run, ours), (trl_run, theirs) = one, other
     for array in ("tokens", "segments", "positions", "loss_mask"):
         assert (jax_run.data / f"{array}.npy").read_bytes() == (trl_run.data / f"{array}.npy").read_bytes()
-    exact = ("step", "learning_rate", "real_tokens", "spike", "skipped")
+    exact = ("step", "learning_rate", "real_tokens", "pictures", "soft_tokens", "spike", "skipped")
     assert [[getattr(step, key) for key in exact] for step in ours.steps] == [
         [getattr(step, key) for key in exact] for step in theirs.steps
     ]

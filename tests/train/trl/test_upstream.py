@@ -13,7 +13,8 @@ import transformers
 from packaging.requirements import Requirement
 from safetensors import SafetensorError
 from torch.distributed.elastic.multiprocessing.api import PContext
-from transformers.models.gemma4.modeling_gemma4 import Gemma4RMSNorm
+from transformers.models.gemma4.modeling_gemma4 import Gemma4RMSNorm, Gemma4VisionPooler
+from transformers.models.gemma4_unified import modeling_gemma4_unified
 from trl import SFTTrainer
 
 
@@ -48,6 +49,23 @@ def test_transformers_wraps_for_several_gpus_in_one_process():
 
 def test_transformers_prepares_the_model_by_accelerate():
     assert "self.accelerator.prepare(" in inspect.getsource(transformers.Trainer._prepare_for_training)
+
+
+def test_transformers_trains_the_12b_with_another_mask_than_it_generates_with():
+    model, whole = (
+        modeling_gemma4_unified.Gemma4UnifiedModel,
+        modeling_gemma4_unified.Gemma4UnifiedForConditionalGeneration,
+    )
+    trains, generates = (inspect.getsource(method) for method in (model.forward, whole.create_masks_for_generate))
+    assert "create_masks_for_vision_model(" in generates and "create_masks_for_vision_model(" not in trains
+    assert "if mm_token_type_ids is not None:" in trains
+
+
+def test_autocast_pools_in_bfloat16():
+    source = inspect.getsource(Gemma4VisionPooler._avg_pool_by_positions)
+    assert "weights.transpose(1, 2) @ hidden_states.float()" in source
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.bfloat16
 
 
 def test_transformers_norm_is_no_single_kernel():

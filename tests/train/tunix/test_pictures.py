@@ -12,8 +12,10 @@ import pytest
 from PIL import Image
 
 from gemsmith.checkpoint import open_checkpoint
+from gemsmith.checkpoint.adapter import read_peft_adapter
 from gemsmith.data import load_batches, prepare_data
-from gemsmith.errors import CheckpointError, DataError, Preempted
+from gemsmith.errors import CheckpointError, DataError, Preempted, RecipeError
+from gemsmith.export.stage import export
 from gemsmith.recipe_file import build_recipe
 from gemsmith.run import is_complete, open_run
 from gemsmith.testing.pictures import picture_bytes
@@ -21,6 +23,7 @@ from gemsmith.testing.tiny import make_checkpoint, with_vision
 from gemsmith.train.stage import train
 from gemsmith.train.tunix import backend
 from gemsmith.train.tunix.pictures import PictureFeed, picture_input
+from gemsmith.verify.stage import verify
 from gemsmith.zoo import find_variant
 
 # Two layers, which the tower of each kind is put before; E2B's has per-layer inputs, and causal attention.
@@ -169,7 +172,7 @@ def test_a_checkpoint_that_takes_no_pictures_is_named(trained_once, base):
     checkpoint = open_checkpoint(str(base))
     blind = replace(checkpoint, variant=replace(checkpoint.variant, vision=None))
     with pytest.raises(CheckpointError, match=f"^checkpoint {base}: its config.json has no vision_config"):
-        picture_input(blind, load_batches(run), run.recipe.data)
+        picture_input(blind, load_batches(run), run.recipe.data, run.recipe.lora)
 
 
 def test_a_picture_with_more_patches_in_a_line_than_positions_is_refused(trained_once, base):
@@ -178,13 +181,13 @@ def test_a_picture_with_more_patches_in_a_line_than_positions_is_refused(trained
     few = replace(checkpoint.variant.vision, positions=20)
     narrow = replace(checkpoint, variant=replace(checkpoint.variant, vision=few))
     with pytest.raises(CheckpointError, match=r"png: has 24 patches in a line, and checkpoint .* positions for 20"):
-        picture_input(narrow, load_batches(run), run.recipe.data)
+        picture_input(narrow, load_batches(run), run.recipe.data, run.recipe.lora)
 
 
 def test_a_fault_is_known_as_many_steps_ahead_as_asked(trained_once, base, tmp_path):
     """Several hosts need that: they stop two steps after one has asked for it."""
     run, _ = trained_once
-    how = picture_input(open_checkpoint(str(base)), load_batches(run), run.recipe.data)
+    how = picture_input(open_checkpoint(str(base)), load_batches(run), run.recipe.data, run.recipe.lora)
     batches = load_batches(run)
     lines = [*batches.rows.pictures.lines]
     missing = int(batches.order[6])
@@ -198,3 +201,28 @@ def test_a_fault_is_known_as_many_steps_ahead_as_asked(trained_once, base, tmp_p
         faults.append(feed.fault is not None)
     assert faults == [False, True, True]
     feed.close()
+
+
+@pytest.mark.slow
+def test_adapters_on_the_tower_are_trained_exported_merged_and_seen_by_peft(base, photos, tmp_path):
+    """verify compares every tensor without an adapter byte by byte, clip bounds among them, and logits with a
+    picture."""
+    run = make_run(tmp_path / "run", base, photos, lora={"targets": ["q", "v", "vision"]})
+    record = train(run)
+    assert record.adapted == {"q": 2, "v": 2, "vision": 8}
+    export(run)
+    record = verify(run)
+    assert record.passed and record.changed_tensors == record.expected_tensors == 12
+    assert {check.name: check.passed for check in record.checks}["logits"] is True
+    modules = read_peft_adapter(run.adapter).modules
+    assert "model.vision_tower.encoder.layers.0.mlp.up_proj.linear" in modules
+    assert all(pair.b.any() for pair in modules.values())
+
+
+def test_adapters_on_the_tower_need_rows_with_pictures(trained_once, base):
+    run, _ = trained_once
+    batches = load_batches(run)
+    batches = replace(batches, rows=replace(batches.rows, pictures=()))
+    lora = run.recipe.lora.model_copy(update={"targets": ("q", "vision")})
+    with pytest.raises(RecipeError, match="lora.targets: vision adapts what embeds pictures, and no row"):
+        picture_input(open_checkpoint(str(base)), batches, run.recipe.data, lora)

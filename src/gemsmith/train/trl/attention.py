@@ -3,6 +3,10 @@
 `documents` asks torch's scaled_dot_product_attention block by block, so that nothing outside a document, or a layer's
 window, is ever computed and torch may take its flash kernel wherever that can work. `sdpa` and `eager` are
 transformers' own, on whole rows under a mask.
+
+In sliding layers of some variants the soft tokens of an image see each other in both directions. What says so are
+`images`, of shape (B, L): from 1 the number of the image that a token is of, 0 where it is text; None where all look
+back alone.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -41,13 +45,21 @@ Blocks = list[list[Block]]
 
 
 def attention_inputs(
-    implementation: str, segments: np.ndarray, window: int, device: torch.device, dtype: torch.dtype
+    implementation: str,
+    segments: np.ndarray,
+    images: np.ndarray | None,
+    window: int,
+    device: torch.device,
+    dtype: torch.dtype,
 ) -> dict[str, Any]:
     """What the model takes as attention_mask for rows with these segments (B, L), by type of layer."""
-    windows = {FULL: segments.shape[1], SLIDING: window}
+    kinds = {FULL: (segments.shape[1], None), SLIDING: (window, images)}
     if implementation == "documents":
-        return {kind: [list(_blocks_of(row, reach, device)) for row in segments] for kind, reach in windows.items()}
-    masks = {kind: torch.from_numpy(dense_mask(segments, reach))[:, None].to(device) for kind, reach in windows.items()}
+        return {kind: _blocks_of_rows(segments, seen, reach, device) for kind, (reach, seen) in kinds.items()}
+    masks = {
+        kind: torch.from_numpy(dense_mask(segments, seen, reach))[:, None].to(device)
+        for kind, (reach, seen) in kinds.items()
+    }
     if implementation == "sdpa":
         return masks
     low = torch.finfo(dtype).min
@@ -57,15 +69,18 @@ def attention_inputs(
     }
 
 
-def dense_mask(segments: np.ndarray, window: int) -> np.ndarray:
+def dense_mask(segments: np.ndarray, images: np.ndarray | None, window: int) -> np.ndarray:
     """Where a query may look, (B, L, L), of segments (B, L).
 
-    At itself and what is before it in its document, at most window - 1 away. Padding, which has segment 0, is a
-    document of its own: a row of False only would be NaN.
+    At itself and what is before it in its document, at most window - 1 away, and at what is after it in its image,
+    however far. Padding, which has segment 0, is a document of its own: a row of False only would be NaN.
     """
     places = np.arange(segments.shape[1])
     distance = places[:, None] - places
-    return (segments[:, :, None] == segments[:, None]) & (distance >= 0) & (distance < window)
+    seen = distance >= 0
+    if images is not None:
+        seen = seen | ((images[:, :, None] == images[:, None]) & (images[:, None] > 0))
+    return (segments[:, :, None] == segments[:, None]) & seen & (distance < window)
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]  # blocks differ from step to step, and would be compiled anew
@@ -157,7 +172,13 @@ def _shares_keys(query: torch.Tensor) -> bool:
     return query.is_cuda and query.shape[-1] <= _FLASH_HEAD_DIM
 
 
-def _blocks_of(segments: np.ndarray, window: int, device: torch.device) -> Iterator[Block]:
+def _blocks_of_rows(segments: np.ndarray, images: np.ndarray | None, window: int, device: torch.device) -> Blocks:
+    """The blocks of rows (B, L)."""
+    seen = segments * 0 if images is None else images
+    return [list(_blocks_of(row, own, window, device)) for row, own in zip(segments, seen, strict=True)]
+
+
+def _blocks_of(segments: np.ndarray, images: np.ndarray, window: int, device: torch.device) -> Iterator[Block]:
     """[1 1 1 2 2 3 3 0 0], blocks of up to 4 -> [0, 3) causal, [3, 7) under a mask.
 
     A row of padding has its first position, so that every matrix gets a gradient: FSDP adds up those that each process
@@ -167,14 +188,14 @@ def _blocks_of(segments: np.ndarray, window: int, device: torch.device) -> Itera
     shared: list[tuple[int, int]] = []
     for begin, end in spans:
         if shared and end - shared[0][0] > _BLOCK:
-            yield _shared_block(shared, segments, window, device)
+            yield _shared_block(shared, segments, images, window, device)
             shared = []
         if end - begin > _BLOCK:
-            yield from _split(begin, end, window, device)
+            yield from _split(begin, end, images, window, device)
         else:
             shared.append((begin, end))
     if shared:
-        yield _shared_block(shared, segments, window, device)
+        yield _shared_block(shared, segments, images, window, device)
 
 
 def _spans(segments: np.ndarray) -> list[tuple[int, int]]:
@@ -183,27 +204,38 @@ def _spans(segments: np.ndarray) -> list[tuple[int, int]]:
     return [(begin, end) for begin, end in pairwise(borders) if segments[begin]]
 
 
-def _shared_block(spans: Sequence[tuple[int, int]], segments: np.ndarray, window: int, device: torch.device) -> Block:
+def _shared_block(
+    spans: Sequence[tuple[int, int]], segments: np.ndarray, images: np.ndarray, window: int, device: torch.device
+) -> Block:
     begin, end = spans[0][0], spans[-1][1]
-    if len(spans) == 1 and end - begin <= window:
+    if len(spans) == 1 and end - begin <= window and not images[begin:end].any():
         return Block(begin=begin, end=end, first=begin, mask=None)
-    mask = torch.from_numpy(dense_mask(segments[None, begin:end], window)[0]).to(device)
+    mask = torch.from_numpy(dense_mask(segments[None, begin:end], images[None, begin:end], window)[0]).to(device)
     return Block(begin=begin, end=end, first=begin, mask=mask)
 
 
-def _split(begin: int, end: int, window: int, device: torch.device) -> Iterator[Block]:
+def _split(begin: int, end: int, images: np.ndarray, window: int, device: torch.device) -> Iterator[Block]:
     """The blocks of a long document.
 
-    One where its layer sees all of it, else blocks of a window's length, each with the keys in its reach.
+    One where its layer sees all of it, else blocks of a window's length, each with the keys in its reach. No border is
+    in an image: what is after a token in it would be in no block of the token's.
     """
-    if end - begin <= window:
+    if end - begin <= window and not images[begin:end].any():
         yield Block(begin=begin, end=end, first=begin, mask=None)
         return
-    size = max(window, _BLOCK)
-    for start in range(begin, end, size):
+    size, start = max(window, _BLOCK), begin
+    while start < end:
         stop, first = min(start + size, end), max(begin, start - window + 1)
-        if first == start and stop - start <= window:
+        while stop < end and images[stop] and images[stop] == images[stop - 1]:
+            stop += 1
+        if first == start and stop - start <= window and not images[start:stop].any():
             yield Block(begin=start, end=stop, first=start, mask=None)
-            continue
-        distance = torch.arange(start, stop, device=device)[:, None] - torch.arange(first, stop, device=device)
-        yield Block(begin=start, end=stop, first=first, mask=(distance >= 0) & (distance < window))
+        else:
+            queries, keys = (torch.arange(place, stop, device=device) for place in (start, first))
+            distance = queries[:, None] - keys
+            seen = distance >= 0
+            if images[start:stop].any():
+                own = torch.from_numpy(images[first:stop]).to(device)
+                seen |= (own[start - first :, None] == own) & (own > 0)
+            yield Block(begin=start, end=stop, first=first, mask=seen & (distance < window))
+        start = stop

@@ -19,7 +19,9 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from gemsmith.checkpoint import Checkpoint, open_checkpoint
 from gemsmith.data import Batches, load_batches
-from gemsmith.errors import USERS_ERRNOS, DamageError, MachineError, RunError, explain_os_error, last_line
+from gemsmith.errors import USERS_ERRNOS, DamageError, MachineError, RecipeError, RunError, explain_os_error, last_line
+from gemsmith.pictures.patches import Patching, read_patching
+from gemsmith.pictures.workers import count_processes
 from gemsmith.provenance import start_clock
 from gemsmith.recipe import Mesh
 from gemsmith.records import TrainRecord
@@ -31,11 +33,13 @@ from gemsmith.train.session import Facts, Outcome, Session, train_session
 from gemsmith.train.trl.attention import kernels
 from gemsmith.train.trl.checkpoints import Arrays, Checkpoints
 from gemsmith.train.trl.group import Group, joined
+from gemsmith.train.trl.images import ImageFeed
 from gemsmith.train.trl.launch import count_gpus, started_by_torchrun
 from gemsmith.train.trl.model import (
     adapted_model,
     attention_heads,
     count_adapted,
+    embedding_targets,
     matrices_of,
     set_moments,
     set_start,
@@ -46,6 +50,8 @@ from gemsmith.train.trl.model import (
 from gemsmith.train.trl.trainer import Hooks, Trainer
 from gemsmith.version import __version__
 from gemsmith.zoo import VARIANTS, Variant, find_variant
+
+_MOST_PROCESSES = 32
 
 
 def train_with_trl(run: Run, *, fresh: bool = False) -> TrainRecord:
@@ -80,6 +86,8 @@ class TrlBackend:
         self._run, self._checkpoint, self._batches, self._group, self._mesh = run, checkpoint, batches, group, mesh
         self._attention = "documents" if run.recipe.train.attention == "auto" else run.recipe.train.attention
         self._checkpoints = Checkpoints(run)
+        budget, pictures = run.recipe.data.image_tokens, bool(batches.rows.pictures)
+        self._patching = read_patching(checkpoint.config, budget) if pictures else None
 
     def resumable_step(self) -> int | None:
         checkpoints = self._checkpoints
@@ -118,7 +126,13 @@ class TrlBackend:
         group, mesh = self._group, self._mesh
         # Split, it need not fit on one device: it is read into the machine's memory, and split layer by layer.
         place = group.device if group.size == 1 else torch.device("cpu")
-        model = adapted_model(self._run.recipe, self._checkpoint, self._attention, place)
+        vision = self._patching is not None
+        if not vision and (embedding := embedding_targets(self._checkpoint.variant, self._run.recipe.lora.targets)):
+            raise RecipeError(
+                f"lora.targets: {len(embedding)} of the linear layers that they name embed pictures, and no row of "
+                "data.train has one; name kinds of the text model alone"
+            )
+        model = adapted_model(self._run.recipe, self._checkpoint, self._attention, place, vision=vision)
         if group.size > 1:
             sizes, axes = (mesh.replica, mesh.fsdp), ("replica", "fsdp")
             shard(model, init_device_mesh(group.device.type, sizes, mesh_dim_names=axes))
@@ -144,8 +158,36 @@ class TrlBackend:
             self._checkpoints.delete_all()
 
     def run(self) -> None:
-        self._session.start_clock()
-        self._trainer.train()
+        """Raises DataError where a picture cannot be read any more, once the step before its own is saved."""
+        with contextlib.ExitStack() as stack:
+            if self._patching:
+                self._trainer.feed = stack.enter_context(contextlib.closing(self._open_feed(self._patching)))
+                self._refuse_fault(self._trainer.feed)
+            self._session.start_clock()
+            self._trainer.train()
+            if self._trainer.feed:
+                self._refuse_fault(self._trainer.feed)
+
+    def _open_feed(self, patching: Patching) -> ImageFeed:
+        """Begins to decode the pictures of this process's rows."""
+        rows = self._group.rows(self._batches.rows_per_step)
+        on_this_machine = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        return ImageFeed(
+            self._batches,
+            patching,
+            rows=range(rows.start, rows.stop),
+            first=self._session.done + 1,
+            processes=max(1, count_processes(_MOST_PROCESSES) // on_this_machine),
+        )
+
+    def _refuse_fault(self, feed: ImageFeed) -> None:
+        """Raises in every process what one of them could not read."""
+        fault = self._group.first_fault(feed.fault)
+        if fault is None:
+            return
+        steps = self._session.log.steps
+        saved = f"; step {steps[-1].step} is saved" if steps else ""
+        raise type(fault)(f"step {len(steps) + 1} of training: {fault}{saved}")
 
     def _finish(self, outcome: Outcome) -> bool:
         """Logs and saves; whether to go on."""
@@ -169,15 +211,17 @@ class TrlBackend:
         train, group, variant = self._run.recipe.train, self._group, self._checkpoint.variant
         dtype = torch.float32 if train.dtype == "float32" else torch.bfloat16
         on_gpu = group.device.type == "cuda"
+        real, padded = self._trainer.patches.tolist()
         return Facts(
             accelerators=(torch.cuda.get_device_name(group.device),) * group.size if on_gpu else (),
-            adapted=count_adapted(self._model, variant),
+            adapted=count_adapted(self._model, variant, self._run.recipe.lora.targets),
             trained_parameters=sum(weight.numel() for weight in self._trainer.trained),
             mesh=self._mesh.model_dump(),
             attention=kernels(self._attention, attention_heads(variant), group.device, dtype),
             remat="none" if train.remat == "none" else "layer",
             hosts=max(1, group.size // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))),
             peak_memory_bytes=peak_memory_bytes(group.device),
+            padded_patches=1 - real / padded if padded else 0.0,
         )
 
 

@@ -43,6 +43,14 @@ class Group:
             torch.distributed.all_reduce(sums)
         return sums.tolist()
 
+    def first_fault(self, own: GemsmithError | None) -> GemsmithError | None:
+        """That of the first process which has one. Every process must ask."""
+        if self.size == 1:
+            return own
+        faults: list[GemsmithError | None] = [None] * self.size
+        torch.distributed.all_gather_object(faults, own)
+        return next((fault for fault in faults if fault), None)
+
     def agree(self, run: Run, same: Mapping[str, Any]) -> None:
         """Raises RunError unless all processes have the same of everything named."""
         if self.size == 1:

@@ -2,7 +2,7 @@
 
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from types import MethodType
 from typing import Any
 
@@ -25,27 +25,37 @@ from gemsmith.sizing.limits import check_trl_quantised
 from gemsmith.train.adapter_init import first_pair
 from gemsmith.train.trl.attention import FULL, SLIDING, attend_documents
 from gemsmith.train.trl.loss import token_nll
-from gemsmith.train.trl.upstream import adapted, check_readable, normed
-from gemsmith.zoo import Variant, lora_targets, text_tensors
+from gemsmith.train.trl.upstream import adapted, adapted_by_itself, check_readable, normed
+from gemsmith.zoo import Variant, lora_targets, text_tensors, vision_tensors
 from gemsmith.zoo.quantised import is_quantised
 
 _DOCUMENTS = "gemsmith_documents"
+_AUDIO = ("audio_tower", "embed_audio")
+_VISION = ("vision_tower", "embed_vision")
+_UNIFIED_MODULES = {
+    "model.vision_embedder.patch_dense": "model.embed_vision.patch_dense",
+    "model.embed_vision.embedding_projection": "model.embed_vision.multimodal_embedder.embedding_projection",
+}
+"""Linear layers of `gemma4_unified` that have one name in its files and another in its class."""
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
-def adapted_model(recipe: Recipe, checkpoint: Checkpoint, attention: str, device: torch.device) -> peft.PeftModel:
+def adapted_model(
+    recipe: Recipe, checkpoint: Checkpoint, attention: str, device: torch.device, *, vision: bool = False
+) -> peft.PeftModel:
     """The checkpoint's model on the device, frozen, with a float32 adapter on every target, not yet at its start.
 
-    Its forward pass takes a step's rows and gives the sum of their targets' nll.
+    Its forward pass takes a step's rows, with `vision` also their images, and gives the sum of their targets' nll.
     """
-    base = load_base(recipe, checkpoint, attention, device)
+    base = load_base(recipe, checkpoint, attention, device, vision=vision)
     targets = lora_targets(checkpoint.variant, recipe.lora.targets)
+    renamed = _UNIFIED_MODULES if checkpoint.variant.model_type == "gemma4_unified" else {}
     config = peft.LoraConfig(
         r=recipe.lora.rank,
         lora_alpha=recipe.lora.alpha,  # type: ignore[arg-type]  # PEFT only divides by it
         lora_dropout=recipe.lora.dropout,
         use_rslora=recipe.lora.rslora,
-        target_modules=target_pattern(target.module for target in targets),
+        target_modules=target_pattern(renamed.get(target.module, target.module) for target in targets),
         init_lora_weights=True,
     )
     model = peft.get_peft_model(base, config)
@@ -53,19 +63,41 @@ def adapted_model(recipe: Recipe, checkpoint: Checkpoint, attention: str, device
     assert found == wanted, (
         f"adapters: {len(found)} modules have one, {len(wanted)} should; {sorted(found ^ wanted)[:3]}"
     )
-    for layer in adapters_of(model).values():
-        layer.forward = MethodType(adapted, layer)
+    embedding = embedding_targets(checkpoint.variant, recipe.lora.targets)
+    for name, layer in adapters_of(model).items():
+        layer.forward = MethodType(adapted_by_itself if name in embedding else adapted, layer)
+    base.adapts_images = bool(embedding)
     if recipe.train.compile:
         for layer in base.model.language_model.layers:
             layer.compile(dynamic=False)
     return model
 
 
-def load_base(recipe: Recipe, checkpoint: Checkpoint, attention: str, device: torch.device) -> Any:
-    """The frozen base. Raises CheckpointError for a missing weight, MachineError where nf4 lacks a library."""
+def embedding_targets(variant: Variant, kinds: Sequence[str]) -> set[str]:
+    """Those modules that get an adapter and embed images."""
+    images = {tensor.module for tensor in vision_tensors(variant)}
+    return {target.module for target in lora_targets(variant, kinds) if target.module in images}
+
+
+def load_base(
+    recipe: Recipe, checkpoint: Checkpoint, attention: str, device: torch.device, *, vision: bool = False
+) -> Any:
+    """The frozen base, with `vision` with what embeds images.
+
+    Raises CheckpointError for a missing weight, or for `vision` where the checkpoint is of the text model alone;
+    MachineError where nf4 lacks a library.
+    """
     check_readable(checkpoint)
+    if vision and checkpoint.variant.vision is None:
+        raise CheckpointError(
+            f"checkpoint {checkpoint.folder}: config.json has no vision_config, so the model cannot take images; give "
+            "the checkpoint of the ForConditionalGeneration class"
+        )
     AttentionInterface.register(_DOCUMENTS, attend_documents)
     dtype, options = recipe.train.dtype, {}
+    implementation: Any = _DOCUMENTS if attention == "documents" else attention
+    if vision:
+        implementation = {"text_config": implementation, "vision_config": "sdpa"}
     if dtype == "nf4":
         dtype, options = "bfloat16", {"quantization_config": nf4_config(checkpoint.variant)}
     with warnings.catch_warnings():
@@ -73,7 +105,7 @@ def load_base(recipe: Recipe, checkpoint: Checkpoint, attention: str, device: to
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             checkpoint.folder,
             dtype=getattr(torch, dtype),
-            attn_implementation=_DOCUMENTS if attention == "documents" else attention,
+            attn_implementation=implementation,
             device_map={
                 "": device
             },  # read straight onto it: the 31B is 57 GiB, more than many machines have beside a GPU
@@ -85,14 +117,15 @@ def load_base(recipe: Recipe, checkpoint: Checkpoint, attention: str, device: to
         raise CheckpointError(
             f"checkpoint {checkpoint.folder}: transformers finds no {lacking[0]} in it ({len(lacking)} missing)"
         )
-    for tower in ("vision_tower", "audio_tower", "embed_vision", "embed_audio"):
+    for tower in (*_AUDIO, *(() if vision else _VISION)):
         if getattr(model.model, tower, None) is not None:
             setattr(model.model, tower, None)
     for norm in (module for module in model.modules() if type(module).__name__.endswith("RMSNorm")):
         norm.forward = MethodType(normed, norm)
     model.requires_grad_(False)
     model.config.use_cache = False
-    model.forward = MethodType(_sum_nll, model)
+    model.adapts_images = False
+    model.forward = MethodType(_sum_nll_of_images if vision else _sum_nll, model)
     if recipe.train.remat != "none":
         model.gradient_checkpointing_enable({"use_reentrant": False})
     return model
@@ -109,7 +142,8 @@ def shard(model: peft.PeftModel, mesh: DeviceMesh) -> None:
 def adapters_of(model: peft.PeftModel) -> dict[str, Any]:
     """Every adapted module by its name in the checkpoint."""
     base = model.get_base_model()
-    return {name: module for name, module in base.named_modules() if isinstance(module, LoraLayer)}
+    on_disk = {module: name for name, module in _UNIFIED_MODULES.items()}
+    return {on_disk.get(name, name): module for name, module in base.named_modules() if isinstance(module, LoraLayer)}
 
 
 def matrices_of(model: peft.PeftModel) -> Iterator[tuple[str, str, nn.Parameter]]:
@@ -168,10 +202,10 @@ def whole_moments(optimizer: torch.optim.Optimizer, model: peft.PeftModel) -> di
     return {"step": np.array([step], np.float32), **arrays}
 
 
-def count_adapted(model: peft.PeftModel, variant: Variant) -> dict[str, int]:
+def count_adapted(model: peft.PeftModel, variant: Variant, targets: Sequence[str]) -> dict[str, int]:
     """How many modules of each kind have an adapter, such as {"q": 60, "k": 60, "v": 50}."""
     found = adapters_of(model)
-    kinds = Counter(target.role for target in lora_targets(variant) if target.module in found)
+    kinds = Counter(target.role for target in lora_targets(variant, targets) if target.module in found)
     return dict(kinds)
 
 
@@ -199,11 +233,61 @@ def _sum_nll(
     return token_nll(hidden, self.get_output_embeddings().weight, tokens, loss_mask, softcap)
 
 
+def _sum_nll_of_images(
+    self: Any,
+    tokens: torch.Tensor,
+    positions: torch.Tensor,
+    loss_mask: torch.Tensor,
+    attention_mask: Mapping[str, Any],
+    pixel_values: torch.Tensor | None = None,
+    image_position_ids: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The same, of rows with images: (N, P, C) and (N, P, 2), in the order of their soft tokens."""
+    assert isinstance(attention_mask, Mapping) and {*attention_mask} == {FULL, SLIDING}, (
+        "upstream would make masks of its own"
+    )
+    blank = pixel_values is None and self.adapts_images
+    if blank:
+        pixel_values, image_position_ids = _blank_image(self.config.vision_config, tokens.device)
+    images = None if pixel_values is None else _embed_images(self, pixel_values, image_position_ids)
+    hidden = self.model(
+        input_ids=tokens,
+        position_ids=positions,
+        attention_mask=attention_mask,
+        mm_token_type_ids=(tokens == self.config.image_token_id).long(),
+        mm_encoder_outputs={} if blank else {"image": images},
+        use_cache=False,
+    ).last_hidden_state
+    if blank and images is not None:
+        hidden = hidden + 0 * images.pooler_output[0].sum().to(hidden.dtype)
+    softcap = self.config.get_text_config().final_logit_softcapping
+    return token_nll(hidden, self.get_output_embeddings().weight, tokens, loss_mask, softcap)
+
+
+def _embed_images(base: Any, pixel_values: torch.Tensor, image_position_ids: torch.Tensor | None) -> Any:
+    """What upstream makes of images, as outside training: autocast would pool in bfloat16 what it pools in float32."""
+    learns = base.adapts_images and torch.is_grad_enabled()
+    with torch.set_grad_enabled(learns), torch.autocast(pixel_values.device.type, enabled=False):
+        return base.model.get_image_features(pixel_values, image_position_ids, return_dict=True)
+
+
+def _blank_image(vision: Any, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """A black image of one soft token, which gives adapters their gradient, 0, where no row has an image.
+
+    Without one, AdamW would leave these as they are, and FSDP wait for what other processes have.
+    """
+    unified = hasattr(vision, "model_patch_size")
+    patch, side = (vision.model_patch_size, 1) if unified else (vision.patch_size, vision.pooling_kernel_size)
+    grid = torch.arange(side, device=device)
+    positions = torch.cartesian_prod(grid, grid).reshape(1, -1, 2)
+    return torch.zeros(1, side * side, 3 * patch * patch, device=device), positions
+
+
 def nf4_config(variant: Variant) -> transformers.BitsAndBytesConfig:
     """How the base is held in nf4, as the JAX backend holds it.
 
-    The projections in nf4 with scales as they are, all else in bfloat16. Raises RecipeError for experts, which
-    bitsandbytes leaves in bfloat16, and MachineError where it is not installed.
+    The text model's projections in nf4 with scales as they are, all else in bfloat16, also what embeds images. Raises
+    RecipeError for experts, which bitsandbytes leaves in bfloat16, and MachineError where it is not installed.
     """
     check_trl_quantised("nf4", variant)
     try:
@@ -213,11 +297,12 @@ def nf4_config(variant: Variant) -> transformers.BitsAndBytesConfig:
         raise MachineError(
             f"train.dtype: nf4 needs bitsandbytes, which {reason}; run: pip install bitsandbytes"
         ) from None
+    vision = [f"model.{part}" for part in _VISION]
     others = {tensor.module for tensor in text_tensors(variant) if len(tensor.shape) == 2 and not is_quantised(tensor)}
     return transformers.BitsAndBytesConfig(
         load_in_4bit=True,
         bnb_4bit_quant_type="nf4",
         bnb_4bit_use_double_quant=False,
         bnb_4bit_compute_dtype=torch.bfloat16,
-        llm_int8_skip_modules=["lm_head", *sorted(others)],  # of 4 bits, too
+        llm_int8_skip_modules=["lm_head", *vision, *sorted(others)],  # of 4 bits, too
     )

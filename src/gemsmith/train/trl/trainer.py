@@ -29,7 +29,10 @@ from gemsmith.recipe import Recipe
 from gemsmith.train.session import Outcome, Plan
 from gemsmith.train.trl.attention import attention_inputs
 from gemsmith.train.trl.group import Group
+from gemsmith.train.trl.images import ImageFeed, Images, count_patches, number_images, pad_images
 from gemsmith.train.trl.upstream import NoScheduler, SkippableAdamW
+
+_MODEL_INPUTS = ("tokens", "positions", "loss_mask", "attention_mask", "pixel_values", "image_position_ids")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +65,12 @@ class Trainer(SFTTrainer):
         folder: Path,
     ) -> None:
         self._recipe, self.batches, self._group, self._hooks, self._done = recipe, batches, group, hooks, done
-        self._attention, self._window, self._step = attention, checkpoint.variant.sliding_window, done
+        self._attention, self._variant, self._step = attention, checkpoint.variant, done
+        self._image_token: int = checkpoint.config.get("image_token_id", -1)
+        self.feed: ImageFeed | None = None
+        """The images of this process's rows; None where rows are text alone."""
+        self.patches = np.zeros(2, np.int64)
+        """See images.count_patches: of this attempt's steps."""
         self._sums = torch.zeros((), device=group.device)
         self._pending: Outcome | None = None
         config = _config(recipe, group, steps=batches.steps - done, folder=folder)
@@ -115,7 +123,7 @@ class Trainer(SFTTrainer):
         return self.model, train_dataloader
 
     def _get_num_items_in_batch(self, batch_samples: list[dict[str, Any]], device: torch.device) -> int:  # noqa: ARG002
-        return int(batch_samples[0]["targets"])
+        return int(batch_samples[0]["counts"]["targets"])
 
     def compute_loss(
         self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
@@ -123,7 +131,7 @@ class Trainer(SFTTrainer):
         assert not return_outputs, "there are no logits"
         count = max(1, int(num_items_in_batch))
         with self._autocast():
-            nll = model(**{name: inputs[name] for name in ("tokens", "positions", "loss_mask", "attention_mask")})
+            nll = model(**{name: inputs[name] for name in _MODEL_INPUTS if name in inputs})
         self._sums += nll.detach() / count
         # Gradients are averaged over processes, and the count is that of all of them.
         return nll / (count / self._group.size)
@@ -147,7 +155,8 @@ class Trainer(SFTTrainer):
         if optimizer.clip_norm is not None:
             scale = torch.clamp(optimizer.clip_norm / (norm + 1e-6), max=1.0)
             torch._foreach_mul_([_local(gradient) for gradient in gradients], scale)
-        loss, stops = self._group.total([self._sums.item(), float(self._hooks.told_to_stop())])
+        stops = self._hooks.told_to_stop() or bool(self.feed and self.feed.fault)
+        loss, told = self._group.total([self._sums.item(), float(stops)])
         self._sums.zero_()
         plan, grad_norm = self._hooks.plan(self._step), norm.item()
         for group in self.adamw.param_groups:
@@ -157,16 +166,15 @@ class Trainer(SFTTrainer):
             plan=plan,
             loss=loss,
             grad_norm=grad_norm,
-            real_tokens=self._real_tokens,
-            targets=self._targets,
+            **self._counts,
             skipped=self.adamw.skip,
-            told_to_stop=stops > 0,
+            told_to_stop=told > 0,
         )
         return norm
 
     def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None) -> torch.Tensor:
         if inputs["first"]:
-            self._step, self._real_tokens, self._targets = inputs["step"], inputs["real_tokens"], inputs["targets"]
+            self._step, self._counts = inputs["step"], inputs["counts"]
             # Dropout follows from seed and step, so a run that goes on needs no random state.
             torch.manual_seed(_mixed(self._recipe.seed, self._step, self._group.rank))
         return super().training_step(model, inputs, num_items_in_batch)
@@ -191,23 +199,38 @@ class Trainer(SFTTrainer):
         for step in range(self._done + 1, self.batches.steps + 1):
             batch = self.batches.batch(step)
             own = self._group.rows(self.batches.rows_per_step)
-            numbers = {
-                "step": step,
+            seen = [picture for pictures in batch.pictures for picture in pictures]
+            counts = {
                 "targets": int(np.count_nonzero(batch.loss_mask[:, 1:])),
                 "real_tokens": int(np.count_nonzero(batch.segments)),
+                "pictures": len(seen),
+                "soft_tokens": sum(picture.soft_tokens for picture in seen),
             }
+            self.patches += count_patches(batch, self._group.size * micro)
+            images = self.feed.take() if self.feed else None
             for number, places in enumerate(np.array_split(np.arange(own.start, own.stop), micro)):
-                yield {**self._tensors(batch, places, dtype), **numbers, "first": number == 0}
+                some = None if images is None else [images[place - own.start] for place in places]
+                yield {
+                    **self._tensors(batch, places, some, dtype),
+                    "step": step,
+                    "counts": counts,
+                    "first": number == 0,
+                }
 
-    def _tensors(self, batch: Rows, places: np.ndarray, dtype: torch.dtype) -> dict[str, Any]:
+    def _tensors(self, batch: Rows, places: np.ndarray, images: Images | None, dtype: torch.dtype) -> dict[str, Any]:
         device = self._group.device
         arrays = {name: torch.from_numpy(getattr(batch, name)[places]) for name in ("tokens", "positions", "loss_mask")}
         moved = {
             name: array.to(device, torch.bool if name == "loss_mask" else torch.int64) for name, array in arrays.items()
         }
-        return moved | {
-            "attention_mask": attention_inputs(self._attention, batch.segments[places], self._window, device, dtype)
-        }
+        numbers = None
+        if images is not None:
+            numbers = number_images(batch.tokens[places], images, self._image_token)
+            moved |= {name: array.to(device) for name, array in pad_images(images).items()}
+        seen = numbers if self._variant.bidirectional_images else None
+        window = self._variant.sliding_window
+        mask = attention_inputs(self._attention, batch.segments[places], seen, window, device, dtype)
+        return moved | {"attention_mask": mask}
 
 
 def _config(recipe: Recipe, group: Group, *, steps: int, folder: Path) -> SFTConfig:

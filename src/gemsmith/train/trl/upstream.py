@@ -29,6 +29,17 @@ transformers computes RMSNorm in nine kernels on CUDA, where torch has one.
     seen:  transformers 5.19.0, transformers/models/gemma4/modeling_gemma4.py
     until: tests/train/trl/test_upstream.py::test_transformers_norm_is_no_single_kernel
 
+transformers lets an image's tokens see each other in global layers of the 12B where it trains, but not where it
+generates, and forgets what says so where mm_token_type_ids are not given.
+    here:  attention.attention_inputs makes the masks
+    seen:  transformers 5.19.0, transformers/models/gemma4_unified/modeling_gemma4_unified.py
+    until: tests/train/trl/test_upstream.py::test_transformers_trains_the_12b_with_another_mask_than_it_generates_with
+
+transformers pools patches in float32, which autocast would make bfloat16.
+    here:  model._embed_images turns autocast off, adapted_by_itself on again
+    seen:  transformers 5.19.0, transformers/models/gemma4/modeling_gemma4.py
+    until: tests/train/trl/test_upstream.py::test_autocast_pools_in_bfloat16
+
 transformers before 5.19 reads a config with per_layer_config as one whose heads are 512 wide everywhere.
     here:  check_readable
     seen:  transformers 5.12.1, transformers/models/gemma4/configuration_gemma4.py
@@ -128,6 +139,12 @@ def adapted(self: Any, x: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
     if torch.is_autocast_enabled(x.device.type):
         wide, narrow = wide.to(base.dtype), narrow.to(base.dtype)
     return base.addmm_(narrow, wide.T).view(*x.shape[:-1], -1)
+
+
+def adapted_by_itself(self: Any, x: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+    """The same outside autocast, which the float32 matrices of an adapter on a base of bfloat16 need."""
+    with torch.autocast(x.device.type, dtype=torch.bfloat16, enabled=x.dtype == torch.bfloat16):
+        return adapted(self, x)
 
 
 def normed(self: Any, x: torch.Tensor) -> torch.Tensor:

@@ -92,7 +92,7 @@ class TunixBackend:
         self.writes = is_first_host()
         self._run, self._checkpoint, self._batches, self._mesh = run, checkpoint, batches, mesh
         self._session: Session
-        self._pictures = picture_input(checkpoint, batches, run.recipe.data)
+        self._pictures = picture_input(checkpoint, batches, run.recipe.data, run.recipe.lora)
         self._feed: PictureFeed | None = None
         self._compiled = Compiled(update=None, seconds=0.0, from_cache=False)
         self._checkpoints = Checkpoints(

@@ -23,11 +23,15 @@ from gemsmith.models.attention import DenseAttention
 from gemsmith.models.layer import Layer
 from gemsmith.models.quantised import Quantised, dequantise_state
 from gemsmith.models.sharding import WEIGHTS, axis_size
+from gemsmith.models.vision_embedder import FeatureProjector
+from gemsmith.models.vision_tower import TowerLayer, plane_rope
 from gemsmith.recipe import Lora
 from gemsmith.train.adapter_init import first_pair
 from gemsmith.train.tunix.upstream import SwitchableLora, forget_rngs
-from gemsmith.zoo import Tensor, Variant, lora_targets
+from gemsmith.zoo import Tensor, Variant, VisionTower, kinds_of, lora_targets
 
+Probe = Callable[[Any], tuple[tuple[Any, ...], dict[str, Any]]]
+"""Arguments with which a module can be traced."""
 ModulePath = tuple[Any, ...]
 Targets = dict[ModulePath, list[Tensor]]
 
@@ -45,12 +49,22 @@ def add_adapters(model: Gemma4, variant: Variant, lora: Lora, *, seed: int, star
     """
     targets = targets_of(variant, lora)
     adapted = nnx.merge(*nnx.split(model))
+
+    def adapt(module: Any, stem: ModulePath, probe: Probe) -> Any:
+        inside = {path[len(stem) :]: found for path, found in targets.items() if path[: len(stem)] == stem}
+        if not inside:
+            return module
+        provider = SwitchableLora([_rule(inside, lora)], fuses=model.execution.levers.fuses_lora)
+        first = partial(first_pair, rank=lora.rank, seed=seed, adapter=start)
+        return _adapt(module, inside, provider, first, probe, stacked="layers" in stem)
+
     for number, layer in enumerate(adapted.layers):
-        inside = {path[2:]: tensors for path, tensors in targets.items() if path[1] == number}
-        if inside:
-            provider = SwitchableLora([_rule(inside, lora)], fuses=model.execution.levers.fuses_lora)
-            first = partial(first_pair, rank=lora.rank, seed=seed, adapter=start)
-            adapted.layers[number] = _adapt(layer, variant, inside, provider, first)
+        adapted.layers[number] = adapt(layer, ("layers", number), partial(_probe_layer, variant))
+    if isinstance(variant.vision, VisionTower) and hasattr(adapted, "vision_tower"):
+        encoder, probe = adapted.vision_tower.encoder, partial(_probe_tower_layer, variant.vision)
+        encoder.layers = adapt(encoder.layers, ("vision_tower", "encoder", "layers"), probe)
+        probe = partial(_probe_projector, variant.vision)
+        adapted.embed_vision = adapt(adapted.embed_vision, ("embed_vision",), probe)
     _check_targets(adapted, targets)
     return adapted
 
@@ -67,7 +81,7 @@ def count_adapted(model: Gemma4, variant: Variant) -> dict[str, int]:
     """How many modules of each kind have an adapter, such as {"q": 60, "k": 60, "v": 50}."""
     kinds: Counter[str] = Counter()
     paths = set(adapted_paths(model))
-    for target in lora_targets(variant):
+    for target in lora_targets(variant, kinds_of(variant)):
         kinds[target.role] += path_of(variant, target)[:-1] in paths
     return {kind: count for kind, count in kinds.items() if count}
 
@@ -78,43 +92,50 @@ def adapted_paths(model: Gemma4) -> list[ModulePath]:
 
 
 def _adapt(
-    layer: Layer,
-    variant: Variant,
+    module: Any,
     targets: Targets,
     provider: SwitchableLora,
     first: Callable[[Tensor], LowRank],
-) -> Layer:
-    graph, weights = nnx.split(layer)
-    adapted_def, shapes = _trace_injection(graph, weights, variant, provider)
+    probe: Probe,
+    *,
+    stacked: bool,
+) -> Any:
+    graph, weights = nnx.split(module)
+    one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[stacked:], leaf.dtype), weights)
+    adapted_def, shapes = _trace_injection(graph, one, provider, probe)
     base, found = dict(nnx.to_flat_state(weights)), dict(nnx.to_flat_state(shapes))
     others = found.keys() - base.keys() - {(*module, name) for module in targets for name in _SIDES}
     assert not others, f"Qwix added {sorted(map(str, others))[0]}, which is no adapter of a target"
     state = [(path, base[path]) for path in found if path in base]
-    for module, tensors in targets.items():
-        sides = {side: found[(*module, name)] for name, side in _SIDES.items() if (*module, name) in found}
+    for path, tensors in targets.items():
+        sides = {side: found[(*path, name)] for name, side in _SIDES.items() if (*path, name) in found}
         assert all(isinstance(leaf, nnx.LoRAParam) for leaf in sides.values()), (
-            f"{module}: Qwix's adapter has another type"
+            f"{path}: Qwix's adapter has another type"
         )
-        started = _started(tensors, sides, base[(*module, "kernel")].get_value(), first)
-        state += [((*module, name), nnx.LoRAParam(started[side])) for name, side in _SIDES.items() if side in started]
+        started = _started(tensors, sides, base[(*path, "kernel")].get_value(), first, stacked=stacked)
+        state += [((*path, name), nnx.LoRAParam(started[side])) for name, side in _SIDES.items() if side in started]
     return nnx.merge(adapted_def, nnx.from_flat_state(state))
 
 
 def _started(
-    tensors: list[Tensor], sides: dict[str, Any], kernel: Any, first: Callable[[Tensor], LowRank]
+    tensors: list[Tensor], sides: dict[str, Any], kernel: Any, first: Callable[[Tensor], LowRank], *, stacked: bool
 ) -> dict[str, Any]:
-    """A (layers, in, R) and B (layers, R, out) of a stack as training begins; shapes alone where the kernel is one."""
+    """A (layers, in, R) and B (layers, R, out) of a stack as training begins, without that axis of a module that is
+    none; shapes alone where the kernel is one.
+    """
     kernel = kernel.qvalue if isinstance(kernel, Quantised) else kernel
     abstract = isinstance(kernel, jax.ShapeDtypeStruct)
     started: dict[str, Any] = {}
     pairs = [] if abstract else [first(tensor) for tensor in tensors]
     for side, leaf in sides.items():
-        shape = (len(tensors), *leaf.get_value().shape)  # (layers, in, R) or (layers, R, out)
+        layers = (len(tensors),) if stacked else ()
+        shape = (*layers, *leaf.get_value().shape)  # (layers, in, R) or (layers, R, out)
         sharding = _sharding(kernel, shape, is_a=side == "a")
         if abstract:
             started[side] = jax.ShapeDtypeStruct(shape, jnp.float32, sharding=sharding)
         else:
-            started[side] = _laid_out(np.stack([getattr(pair, side).T for pair in pairs]), shape, sharding)
+            values = np.stack([getattr(pair, side).T for pair in pairs])
+            started[side] = _laid_out(values if stacked else values[0], shape, sharding)
     return started
 
 
@@ -125,31 +146,48 @@ def _rule(targets: Iterable[ModulePath], lora: Lora) -> Any:
     return qwix.LoraRule(module_path=pattern, rank=lora.rank, alpha=lora.scale * lora.rank, dropout=lora.dropout)
 
 
-def _trace_injection(graphdef: Any, stack: Any, variant: Variant, provider: SwitchableLora) -> tuple[Any, Any]:
-    """One adapted layer's graph and the shapes of its state, by a trace: a real pass would cost time."""
+def _trace_injection(graphdef: Any, one: Any, provider: SwitchableLora, probe: Probe) -> tuple[Any, Any]:
+    """One adapted module's graph and the shapes of its state, by a trace: a real pass would cost time.
+
+    `one`: the shapes of its state as it is.
+    """
     found = []
 
     def inject(weights: Any) -> Any:
-        layer = nnx.merge(graphdef, dequantise_state(weights))
-        dtype = layer.layer_scalar[...].dtype
-        head_dim = layer.self_attn.head_dim
-        some, heads = jnp.ones((1, 8), jnp.int32), jnp.ones((1, 8, 1, head_dim), dtype)
-        angles = (jnp.ones((1, 8, head_dim // 2)), jnp.ones((1, 8, head_dim // 2)))
-        inputs = {
-            "engine": DenseAttention(angles=angles, positions=some, segments=some, window=None),
-            "shared": (heads, heads) if layer.self_attn.shares_kv else None,
-            "per_layer_input": jnp.ones((1, 8, variant.per_layer_input), dtype) if variant.per_layer_input else None,
-        }
-        hidden = jnp.ones((1, 8, variant.embed_dim), dtype)
-        layer = qwix.apply_lora_to_model(layer, provider, hidden, **inputs, rngs=nnx.Rngs(0))
-        forget_rngs(layer)
-        adapted_def, state = nnx.split(layer)
+        module = nnx.merge(graphdef, dequantise_state(weights))
+        inputs, options = probe(module)
+        module = qwix.apply_lora_to_model(module, provider, *inputs, **options, rngs=nnx.Rngs(0))
+        forget_rngs(module)
+        adapted_def, state = nnx.split(module)
         found.append(adapted_def)
         return state
 
-    one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), stack)
     shapes = jax.eval_shape(inject, one)
     return found[-1], shapes
+
+
+def _probe_layer(variant: Variant, layer: Layer) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    dtype = layer.layer_scalar[...].dtype
+    head_dim = layer.self_attn.head_dim
+    some, heads = jnp.ones((1, 8), jnp.int32), jnp.ones((1, 8, 1, head_dim), dtype)
+    angles = (jnp.ones((1, 8, head_dim // 2)), jnp.ones((1, 8, head_dim // 2)))
+    options = {
+        "engine": DenseAttention(angles=angles, positions=some, segments=some, window=None),
+        "shared": (heads, heads) if layer.self_attn.shares_kv else None,
+        "per_layer_input": jnp.ones((1, 8, variant.per_layer_input), dtype) if variant.per_layer_input else None,
+    }
+    return (jnp.ones((1, 8, variant.embed_dim), dtype),), options
+
+
+def _probe_tower_layer(tower: VisionTower, layer: TowerLayer) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    hidden = jnp.ones((1, 8, tower.embed_dim), layer.input_layernorm.weight[...].dtype)
+    angles = plane_rope(jnp.ones((1, 8, 2), jnp.int32), tower)
+    return (hidden,), {"angles": angles, "real": jnp.ones((1, 8), bool)}
+
+
+def _probe_projector(tower: VisionTower, projector: FeatureProjector) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    dtype = projector.embedding_projection.kernel[...].dtype
+    return (jnp.ones((1, 8, tower.embed_dim), dtype),), {}
 
 
 def _laid_out(value: np.ndarray, shape: tuple[int, ...], sharding: Any) -> jax.Array:
@@ -166,12 +204,14 @@ def _sharding(kernel: Any, shape: tuple[int, ...], *, is_a: bool) -> Any:
     sharding = kernel.sharding
     if not isinstance(sharding, NamedSharding):
         return sharding
-    _, rows, columns, *_ = (*sharding.spec, None, None, None)
-    shared, width = (rows, shape[1]) if is_a else (columns, shape[2])
+    spec = list(sharding.spec) + [None] * (len(shape) - len(sharding.spec))
+    rows, columns = spec[-2:]
+    shared, width = (rows, shape[-2]) if is_a else (columns, shape[-1])
     if shared in ("tp", None):
         wider = ("tp", *WEIGHTS) if shared == "tp" or axis_size(sharding.mesh, "tp") == 1 else WEIGHTS
         shared = wider if width % axis_size(sharding.mesh, wider) == 0 else shared
-    return sharding.update(spec=PartitionSpec(None, shared, None) if is_a else PartitionSpec(None, None, shared))
+    layers = [None] * (len(shape) - 2)
+    return sharding.update(spec=PartitionSpec(*layers, shared, None) if is_a else PartitionSpec(*layers, None, shared))
 
 
 def _check_targets(model: Gemma4, targets: Targets) -> None:

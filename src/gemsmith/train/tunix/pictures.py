@@ -10,13 +10,13 @@ from gemsmith.checkpoint import Checkpoint
 from gemsmith.checkpoint.folder import read_config
 from gemsmith.data import Batches
 from gemsmith.data.pictures import decode_batches
-from gemsmith.errors import CheckpointError, InputError
+from gemsmith.errors import CheckpointError, InputError, RecipeError
 from gemsmith.pictures.check import Picture
 from gemsmith.pictures.patches import Patching, fitted_size, read_patching
 from gemsmith.pictures.workers import count_processes
-from gemsmith.recipe import Data
+from gemsmith.recipe import Data, Lora
 from gemsmith.train.tunix.images import ImageShape, batch_images, image_shape
-from gemsmith.zoo import Vision
+from gemsmith.zoo import VISION, Vision
 
 _MOST_PROCESSES = 32
 Arrays = dict[str, np.ndarray]
@@ -31,12 +31,17 @@ class PictureInput:
     image_token: int
 
 
-def picture_input(checkpoint: Checkpoint, batches: Batches, data: Data) -> PictureInput | None:
+def picture_input(checkpoint: Checkpoint, batches: Batches, data: Data, lora: Lora) -> PictureInput | None:
     """What the rows' pictures need; None where no row has any.
 
-    Raises CheckpointError for a checkpoint that takes none, or has fewer positions than a picture has patches.
+    Raises RecipeError for adapters on what no row would train, CheckpointError for a checkpoint that takes none, or has
+    fewer positions than a picture has patches.
     """
     if not batches.rows.pictures:
+        if VISION in lora.targets:
+            raise RecipeError(
+                f"lora.targets: {VISION} adapts what embeds pictures, and no row of data.train has one; take it out"
+            )
         return None
     config, vision = read_config(checkpoint.folder), checkpoint.variant.vision
     patching = read_patching(config, data.image_tokens)

@@ -12,6 +12,7 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from gemsmith.models import Gemma4, Images, ImageTokens, token_nll
+from gemsmith.models.names import is_visual
 from gemsmith.models.sharding import BATCH, axis_size, constrain
 from gemsmith.recipe import Lora
 from gemsmith.train.adapter_init import name_number
@@ -57,7 +58,7 @@ def make_step(model: Gemma4, optimizer: nnx.Optimizer, *, lora: Lora, seed: int,
     ) -> jax.Array:
         model = nnx.merge(model_def, _in_base_dtype(trained, frozen), frozen)
         if lora.dropout:
-            set_dropout(model, _dropout_keys(targets, keys))
+            set_dropout(model, _dropout_keys(targets, keys, images=rows["places"].shape[1] if "places" in rows else 0))
         images = _embed_images(model, rows) if "patches" in rows else None
         hidden = model.hidden(rows["tokens"], rows["positions"], rows["segments"], images)  # (B, L, E)
         return token_nll(model, hidden, rows["tokens"], rows["loss_mask"])[0] / count
@@ -199,8 +200,26 @@ def _row_keys(key: jax.Array, places: np.ndarray) -> jax.Array:
     return jax.vmap(lambda place: jax.random.fold_in(key, place))(places.reshape(-1)).reshape(places.shape)
 
 
-def _dropout_keys(targets: Targets, keys: jax.Array) -> dict[Any, jax.Array]:
-    """Keys (B,) of the rows for each adapted tensor, by its name; (layers, B) for a stack."""
+def _dropout_keys(targets: Targets, keys: jax.Array, *, images: int) -> dict[Any, jax.Array]:
+    """Keys for each adapted tensor, by its name; with a first axis of layers for a stack.
+
+    Those of the text model are the rows', (B,); those of what embeds images are the images', (B * N,) of N for each
+    row.
+    """
+    visual = {path: tensors for path, tensors in targets.items() if is_visual(path)}
+    of_text = _tensor_keys({path: tensors for path, tensors in targets.items() if path not in visual}, keys)
+    if not visual:
+        return of_text
+    numbers = jnp.arange(images, dtype=jnp.uint32)
+    of_images = jax.vmap(lambda key: jax.vmap(lambda number: jax.random.fold_in(key, number))(numbers))(keys)
+    found = _tensor_keys(visual, of_images.reshape(-1))
+    return of_text | {path: of_stack if "layers" in path else of_stack[0] for path, of_stack in found.items()}
+
+
+def _tensor_keys(targets: Targets, keys: jax.Array) -> dict[Any, jax.Array]:
+    """Of each module, (layers, B) keys of the rows, or images."""
+    if not targets:
+        return {}
     numbers = jnp.array([name_number(tensor) for tensors in targets.values() for tensor in tensors], jnp.uint32)
     ends = np.cumsum([len(tensors) for tensors in targets.values()])  # (modules,)
     of_tensors = jax.lax.optimization_barrier(jax.vmap(mask_keys, in_axes=(0, None), out_axes=1)(keys, numbers))

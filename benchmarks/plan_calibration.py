@@ -1,0 +1,156 @@
+"""Writes how well a plan that is calibrated on one tiny model predicts the steps of larger ones on this machine, to
+benchmarks/records/plan_calibration.json.
+
+    python benchmarks/plan_calibration.py [rounds, default 3] 2> calibration.log
+    python benchmarks/plan_calibration.py --from calibration.log    # of a run that was cut short, its whole rounds
+
+Models take turns, each in a process of its own on one core, so that what else the machine does meets all alike. What
+counts is CPU-seconds a step: on one core that nobody else uses these are the seconds.
+"""
+
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from gemsmith import __version__
+from gemsmith.hardware import Machine, load_catalogue
+from gemsmith.plan.time import MEASURED_WITHIN, share_reached, step_time
+from gemsmith.provenance import this_machine
+from gemsmith.recipe import Mesh
+from gemsmith.sizing import Work, choose_remat, on_chips, work_of
+from gemsmith.testing.tiny import make_checkpoint
+from gemsmith.zoo import Variant
+from train_cpu import LENGTH, RANK, ROWS, VARIANT, recipe_of, train_ours
+
+RECORD = Path(__file__).parent / "records" / "plan_calibration.json"
+CALIBRATED_ON = "9 M"
+VARIANTS = {
+    CALIBRATED_ON: replace(
+        VARIANT, layers=6, embed_dim=256, ffn=1024, heads=4, kv_heads=2, global_kv_heads=1, vocabulary=8192
+    ),
+    "22 M": replace(
+        VARIANT, layers=6, embed_dim=384, ffn=1536, heads=8, kv_heads=4, global_kv_heads=2, vocabulary=16_384
+    ),
+    "84 M": VARIANT,
+    "227 M": replace(VARIANT, embed_dim=1024, ffn=4096, heads=16, kv_heads=8, global_kv_heads=2),
+}
+
+
+def one_core() -> Machine:
+    """The catalogue's `cpu` with one core."""
+    machine = load_catalogue().machines["cpu"]
+    cores = os.cpu_count() or 1
+    chip = replace(
+        machine.chip,
+        flops_per_s=machine.chip.flops_per_s / cores,
+        hbm_bytes_per_s=machine.chip.hbm_bytes_per_s / cores,
+    )
+    return replace(machine, chip=chip, measured_low=None, measured_high=None)
+
+
+def work_on(machine: Machine, variant: Variant) -> Work:
+    recipe = recipe_of(Path("not read"))
+    work = on_chips(work_of(recipe, variant), "cpu", recipe)
+    return replace(work, remat=choose_remat(work, Mesh(), device_bytes=machine.chip.hbm_bytes))
+
+
+def predictions(cpu_s: Mapping[str, float]) -> dict[str, Any]:
+    """What a plan says of each model before and after calibration on the tiny one, beside the medians given."""
+    machine = one_core()
+    share = share_reached(work_on(machine, VARIANTS[CALIBRATED_ON]), machine, Mesh(), cpu_s[CALIBRATED_ON])
+    calibrated = replace(machine, measured_low=share, measured_high=share)
+    found: dict[str, Any] = {}
+    for name, measured in cpu_s.items():
+        work = work_on(machine, VARIANTS[name])
+        before, after = (step_time(work, each, Mesh()) for each in (machine, calibrated))
+        middle = after.high_s / MEASURED_WITHIN
+        found[name] = {
+            "parameters": work.parameters,
+            "measured_s": round(measured, 3),
+            "uncalibrated_s": [round(before.low_s, 3), round(before.high_s, 3)],
+            "calibrated_s": [round(after.low_s, 3), round(after.high_s, 3)],
+            "predicted_over_measured": round(middle / measured, 3),
+            "within": after.low_s <= measured <= after.high_s,
+        }
+    return {"share_of_peak": round(share or 0, 4), "models": found}
+
+
+def run_child(name: str, folder: Path) -> dict[str, Any]:
+    environment = os.environ | {"JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, __file__, name, str(folder)]
+    output = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout
+    result: dict[str, Any] = json.loads(output.splitlines()[-1])
+    print(name, [round(seconds, 2) for seconds in result["cpu_s"]], file=sys.stderr)
+    return result
+
+
+def measure(rounds: int) -> dict[str, list[float]]:
+    """CPU-seconds of each model's steps."""
+    cpu_s: dict[str, list[float]] = {name: [] for name in VARIANTS}
+    with tempfile.TemporaryDirectory() as temporary:
+        folders = {
+            name: make_checkpoint(variant, Path(temporary) / str(number), dtype="float32", shards=1)
+            for number, (name, variant) in enumerate(VARIANTS.items())
+        }
+        for _ in range(rounds):
+            for name, folder in folders.items():
+                cpu_s[name] += run_child(name, folder)["cpu_s"]
+    return cpu_s
+
+
+def read_log(file: Path) -> dict[str, list[float]]:
+    """The same, of the whole rounds among the lines that `run_child` printed."""
+    steps: dict[str, list[list[float]]] = {name: [] for name in VARIANTS}
+    for line in file.read_text().splitlines():
+        name, _, numbers = line.partition(" [")
+        if name in steps:
+            steps[name].append(json.loads(f"[{numbers}"))
+    rounds = min(map(len, steps.values()))
+    return {name: [second for each in found[:rounds] for second in each] for name, found in steps.items()}
+
+
+def main() -> None:
+    arguments = sys.argv[1:]
+    from_log = arguments[:1] == ["--from"]
+    cpu_s = read_log(Path(arguments[1])) if from_log else measure(int(arguments[0]) if arguments else 3)
+    found = predictions({name: statistics.median(seconds) for name, seconds in cpu_s.items()})
+    for name, model in found["models"].items():
+        model["cpu_s"] = [round(min(cpu_s[name]), 3), round(max(cpu_s[name]), 3)]
+    record = {
+        "schema_version": 1,
+        "when": datetime.now(UTC).isoformat(timespec="seconds"),
+        "gemsmith": __version__,
+        "packages": {name: version(name) for name in ("jax", "jaxlib", "flax", "qwix", "optax")},
+        "python": platform.python_version(),
+        "machine": this_machine().model_dump(),
+        "how": "CPU-seconds a step on one core, median of all steps of all rounds; models took turns; the machine was "
+        "shared with others. The catalogue's bytes a second of cpu were fitted to the 9 M and the 84 M.",
+        "steps_each": len(cpu_s[CALIBRATED_ON]),
+        "load_average": os.getloadavg(),
+        "step": {"rows": ROWS, "length": LENGTH, "rank": RANK, "remat": "auto"},
+        "calibrated_on": CALIBRATED_ON,
+        "aim": "predictions within 0.85 to 1.15 of what was measured",
+        **found,
+        "variants": {name: asdict(variant) for name, variant in VARIANTS.items()},
+    }
+    RECORD.write_text(json.dumps(record, indent=1) + "\n")
+    print(json.dumps(found, indent=1))
+
+
+def main_of_child(name: str, folder: Path) -> None:
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:1])
+    print(json.dumps(train_ours(folder, VARIANTS[name])))
+
+
+if __name__ == "__main__":
+    main_of_child(sys.argv[1], Path(sys.argv[2])) if len(sys.argv) == 3 and sys.argv[1] in VARIANTS else main()

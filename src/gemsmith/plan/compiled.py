@@ -1,0 +1,192 @@
+"""What XLA's compiler for TPUs says of a step, kept from one plan to the next, in place of the formula's estimate."""
+
+import hashlib
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import gemsmith
+from gemsmith.errors import GemsmithError, MachineError
+from gemsmith.files import write_text
+from gemsmith.hardware import Machine
+from gemsmith.plan.cost import rounded
+from gemsmith.plan.mesh import GIB, Choice
+from gemsmith.plan_records import CompiledStep
+from gemsmith.recipe import Derived, Recipe
+from gemsmith.recipe_keys import with_values
+
+SLOWEST = 1.84
+"""What the only published run on a TPU took over what its compiled step says (arXiv 2605.25645: 1.21 s a row of
+3072)."""
+PACKAGES = ("jax", "jaxlib", "libtpu", "flax", "qwix", "optax")
+SOURCES = ("models", "train/tunix", "aot", "zoo", "execution.py", "sizing", "pictures")
+"""What makes the program, or reads it: another version of any of it is compiled again."""
+_NOT_COMPILED = {
+    *("start_adapter", "epochs", "optimizer_steps", "tokens_per_step", "compile", "checkpoint_every"),
+    *("keep_checkpoints", "checkpoint_folder", "on_nonfinite", "spike_factor", "on_spike"),
+}
+"""Keys of train that the compiled step does not depend on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What compiling one step may take."""
+
+    seconds: float
+    memory_bytes: float
+
+
+Compile = Callable[[Recipe, Machine], CompiledStep | None]
+"""What the compiler says of the recipe, its mesh chosen, on a machine; None where nothing is compiled for that."""
+
+
+def compiles_for(recipe: Recipe, machine: Machine) -> bool:
+    chip = machine.chip
+    return recipe.train.backend == "tunix" and bool(machine.topology and chip.clock_hz and chip.link_bytes_per_s)
+
+
+def compiler(limits: Limits) -> Compile:
+    """Compiles within the limits what was not compiled before. Raises MachineError where there is no compiler."""
+    from gemsmith.aot.compiled import check_compiler
+
+    check_compiler()
+
+    def compiled(recipe: Recipe, machine: Machine) -> CompiledStep | None:
+        return _compiled(recipe, machine, limits) if compiles_for(recipe, machine) else None
+
+    return compiled
+
+
+def with_compiled(choice: Choice, step: CompiledStep, machine: Machine) -> Choice:
+    """The choice with the compiler's memory and time; what XLA refuses or does not fit is a problem of it."""
+    problems = [problem for problem in choice.problems if not problem.startswith("needs ")]
+    if step.error is not None or step.peak_bytes is None or step.step_s is None:
+        return replace(choice, problems=(*problems, f"the compiler: {step.error}"))
+    limit = machine.chip.hbm_bytes
+    if step.peak_bytes > limit:
+        problems.append(f"needs {step.peak_bytes / GIB:.1f} GiB a chip of {limit / GIB:.1f}, says the compiler")
+    low, high = step.step_s
+    return replace(
+        choice,
+        hbm_bytes_per_chip=step.peak_bytes,
+        time=replace(choice.time, low_s=low, high_s=high),
+        problems=tuple(problems),
+    )
+
+
+def compiled_note(step: CompiledStep) -> str:
+    """What changed against the formula, in a sentence."""
+    if step.error is not None or step.peak_bytes is None or step.step_s is None:
+        return f"compiled for {step.topology}: {step.error}; by formula {step.formula_bytes / GIB:.1f} GiB a chip"
+    low, high = step.step_s
+    change = 100 * (step.peak_bytes / step.formula_bytes - 1)
+    return (
+        f"compiled for {step.topology}{' before' if step.cached else f' in {step.cpu_s:.0f} CPU-s'}: "
+        f"{step.peak_bytes / GIB:.1f} GiB a chip, by formula {step.formula_bytes / GIB:.1f} ({change:+.1f} %); a step "
+        f"{low:.4g} to {high:.4g} s, by formula {step.formula_step_s[0]:.4g} to {step.formula_step_s[1]:.4g}; the high "
+        f"end is {SLOWEST} times the program's, as the only published run was; parts of the memory are the formula's"
+    )
+
+
+def compile_chosen(compile_step: Compile, recipe: Recipe, choice: Choice, machine: Machine) -> CompiledStep | None:
+    """The recipe compiled with the mesh that was chosen, beside what the formula said of it."""
+    if any(not problem.startswith("needs ") for problem in choice.problems):
+        return None  # it cannot be laid out there
+    step = compile_step(with_values(recipe, [Derived("train.mesh", choice.mesh, "")]), machine)
+    if step is None:
+        return None
+    formula_step_s = (rounded(choice.time.low_s), rounded(choice.time.high_s))
+    return step.model_copy(update={"formula_bytes": choice.hbm_bytes_per_chip, "formula_step_s": formula_step_s})
+
+
+def cache_folder() -> Path:
+    """Where compiled steps' numbers are kept."""
+    folder = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(folder) / "gemsmith" / "compiled"
+
+
+def cache_key(recipe: Recipe, machine: Machine) -> str:
+    """The SHA-256 of all that a compiled step's numbers depend on: recipe, chip, versions, Gemsmith's own code."""
+    values = recipe.model_dump(mode="json")
+    chip = machine.chip
+    depends = {
+        "recipe": {key: values[key] for key in ("model", "lora", "optimizer")}
+        | {"length": recipe.data.max_length, "seed": recipe.seed}
+        | {"train": {key: value for key, value in values["train"].items() if key not in _NOT_COMPILED}},
+        "machine": [machine.topology, chip.hbm_bytes, chip.flops_per_s, chip.hbm_bytes_per_s],
+        "speeds": [chip.clock_hz, chip.link_bytes_per_s, SLOWEST],
+        "versions": _versions(),
+        "code": _code(),
+    }
+    return hashlib.sha256(json.dumps(depends, sort_keys=True).encode()).hexdigest()
+
+
+def _compiled(recipe: Recipe, machine: Machine, limits: Limits) -> CompiledStep:
+    file = cache_folder() / f"{cache_key(recipe, machine)}.json"
+    try:
+        return CompiledStep.model_validate_json(file.read_bytes()).model_copy(update={"cached": True})
+    except (FileNotFoundError, ValueError):  # not compiled yet, or not kept whole
+        pass
+    print(f"{machine.name}: compiling for {machine.topology}, which takes minutes ...", file=sys.stderr)
+    try:
+        step = _compile(recipe, machine, limits)
+    except MachineError as error:
+        refused = CompiledStep(topology=machine.topology, versions=_versions(), error=str(error))
+        if "XLA:" not in str(error):  # a limit of today; what XLA refuses it refuses again
+            return refused
+        step = refused
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_text(file, step.model_dump_json(indent=1) + "\n")
+    return step
+
+
+def _compile(recipe: Recipe, machine: Machine, limits: Limits) -> CompiledStep:
+    from gemsmith.aot.child import compile_in_child
+    from gemsmith.aot.timeline import walk
+
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        facts: dict[str, Any] = compile_in_child(
+            recipe, folder, topology=machine.topology, limit_s=limits.seconds, limit_bytes=limits.memory_bytes
+        )
+        places = [tuple(each) for each in facts["coordinates"]]
+        try:
+            costs = walk((folder / "step.hlo").read_text(), machine.chip, coordinates=places)
+        except GemsmithError as error:
+            raise MachineError(f"the compiled program cannot be read: {error}") from None
+    return CompiledStep(
+        topology=machine.topology,
+        versions=_versions(),
+        peak_bytes=facts["peak_bytes"],
+        argument_bytes=facts["argument_bytes"],
+        remat=facts["remat"],
+        step_s=(rounded(costs.step_low_s), rounded(max(costs.step_serial_s, SLOWEST * costs.step_high_s))),
+        program_s={
+            "collectives_hidden": rounded(costs.step_low_s),
+            "as_scheduled": rounded(costs.step_high_s),
+            "collectives_exposed": rounded(costs.step_serial_s),
+        },
+        unpriced=costs.unpriced,
+        cpu_s=round(facts["trace_cpu_s"] + facts["compile_cpu_s"], 1),
+        held_bytes=facts["peak_rss_bytes"],
+    )
+
+
+def _versions() -> dict[str, str]:
+    return {name: metadata.version(name) for name in PACKAGES}
+
+
+def _code() -> str:
+    """Of the source files: a version's number stays while its code is worked on."""
+    root, digest = Path(gemsmith.__file__).parent, hashlib.sha256()
+    for name in SOURCES:
+        path = root / name
+        for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
+            digest.update(str(file.relative_to(root)).encode() + b"\0" + file.read_bytes() + b"\0")
+    return digest.hexdigest()

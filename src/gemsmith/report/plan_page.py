@@ -1,0 +1,145 @@
+"""The HTML of a plan: one page that needs nothing but the plan's record."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gemsmith.errors import InputError
+from gemsmith.files import write_text
+from gemsmith.plan_records import MachinePlan, PlanRecord, ServingPlan
+from gemsmith.records import Range
+from gemsmith.report import numbers
+from gemsmith.report.charts import Chart
+from gemsmith.report.drawing import COLOURS, draw_svg
+from gemsmith.report.page import Tile, open_environment
+
+PARTS = {
+    "frozen weights": ("weights", "s1"),
+    "adapters": ("adapters, moments, gradients", "s2"),
+    "moments": ("adapters, moments, gradients", "s2"),
+    "gradients": ("adapters, moments, gradients", "s2"),
+    "saved activations": ("saved activations", "s3"),
+    "runtime": ("set aside for the runtime", "line-strong"),
+}
+"""A part of the memory -> what it is shown as, and the colour; the others are those of the layer or loss at hand."""
+OTHER = ("the layer or loss at hand", "s4")
+LEGEND = tuple(dict.fromkeys((*PARTS.values(), OTHER)))
+_ROW = 19
+"""Height that a machine has in a chart."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bar:
+    """A chip's memory: shares of the bar's width, which is the chip's, or what is needed where that is more."""
+
+    parts: tuple[tuple[str, str, float], ...]
+    """What, colour, share."""
+    limit: float
+    """Where the chip's memory ends."""
+
+
+def write_plan(record: PlanRecord, path: Path, *, name: str) -> None:
+    """Writes the page of a plan, whole. Raises InputError where it cannot be written there."""
+    try:
+        write_text(path, render_plan(record, name=name))
+    except OSError as error:
+        raise InputError(f"--html {path}: cannot be written ({error.strerror or error})") from None
+
+
+def render_plan(record: PlanRecord, *, name: str) -> str:
+    """The page; its machines come in the record's order. The same record gives the same bytes."""
+    html = (
+        open_environment()
+        .get_template("plan_page.html")
+        .render(
+            plan=record,
+            name=name,
+            tiles=_tiles(record),
+            bars={machine.name: bar_of(machine) for machine in record.machines},
+            legend=LEGEND,
+            charts=list(_charts(record)),
+            serving=_by_lengths(record.serving),
+        )
+    )
+    return str(html).encode("utf-8", "replace").decode()
+
+
+def bar_of(machine: MachinePlan) -> Bar:
+    """The memory by what it is for, parts that are shown alike put together, the runtime last."""
+    sizes = dict.fromkeys((*(shown for shown in LEGEND if shown != PARTS["runtime"]), PARTS["runtime"]), 0)
+    for part, size in machine.parts.items():
+        sizes[PARTS.get(part, OTHER)] += size
+    limit = machine.hbm_limit_bytes_per_chip
+    whole = max(limit, sum(sizes.values()), 1)
+    return Bar(
+        parts=tuple((words, colour, size / whole) for (words, colour), size in sizes.items() if size),
+        limit=limit / whole,
+    )
+
+
+def _tiles(record: PlanRecord) -> list[Tile]:
+    fitting = [machine for machine in record.machines if machine.fits]
+    priced = [(machine.usd, machine) for machine in fitting if machine.usd and machine.usd[1] > 0]
+    timed = [(machine.hours, machine) for machine in fitting if machine.hours]
+    usd, cheapest = min(priced, key=lambda each: each[0][1], default=(None, None))
+    hours, fastest = min(timed, key=lambda each: each[0][1], default=(None, None))
+    steps = f"{numbers.count(record.priced_steps)} steps"
+    return [
+        Tile(
+            label="Cheapest",
+            value=None if usd is None else numbers.span(*map(numbers.usd, usd)),
+            note=f"{steps} on {cheapest.name}" if cheapest else "no machine that fits has a price",
+        ),
+        Tile(
+            label="Fastest",
+            value=None if hours is None else numbers.span(*(numbers.rough(3600 * end) for end in hours)),
+            note=f"{steps} on {fastest.name}" if fastest else "no machine fits",
+        ),
+        Tile(
+            label="Machines that fit",
+            value=f"{len(fitting)} of {len(record.machines)}",
+            note="the recipe as it is",
+        ),
+    ]
+
+
+def _charts(record: PlanRecord) -> Iterator[Chart]:
+    dollars = [(machine.name, machine.usd) for machine in record.machines if machine.usd and machine.usd[0] > 0]
+    hours = [(machine.name, machine.hours) for machine in record.machines if machine.hours]
+    if dollars:
+        yield _range_chart("plan-usd", "Cost", "dollars, on demand", dollars)
+    if hours:
+        yield _range_chart("plan-hours", "Time", "hours, with one start", hours)
+
+
+def _range_chart(name: str, title: str, unit: str, rows: Sequence[tuple[str, Range]]) -> Chart:
+    def draw(axes: Any) -> None:
+        from matplotlib import ticker
+
+        places = range(len(rows))
+        axes.hlines(places, [low for _, (low, _) in rows], [high for _, (_, high) in rows], COLOURS["s1"], linewidth=6)
+        axes.set_yticks(places, [machine for machine, _ in rows])
+        axes.set_ylim(len(rows) - 0.4, -0.6)
+        axes.set_xscale("log")
+        axes.xaxis.set_major_locator(ticker.LogLocator(subs=(1.0, 2.0, 5.0)))
+        axes.xaxis.set_minor_locator(ticker.NullLocator())
+        axes.xaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:,.3g}"))
+        axes.grid(visible=True, axis="x")
+        axes.grid(visible=False, axis="y")
+
+    words = "; ".join(f"{machine} {low:.3g} to {high:.3g}" for machine, (low, high) in rows)
+    svg = draw_svg(name, draw, height=46 + _ROW * len(rows))
+    return Chart(name=name, title=title, unit=unit, svg=svg, alt=f"{title} in {unit}: {words}")
+
+
+def _by_lengths(rows: Sequence[ServingPlan]) -> dict[tuple[int, int], list[ServingPlan]]:
+    """The rows that fit by lengths of prompts and answers, the cheapest first, then those without a price."""
+    found: dict[tuple[int, int], list[ServingPlan]] = {}
+    for row in sorted((row for row in rows if row.fits), key=_dear):
+        found.setdefault((row.input_tokens, row.output_tokens), []).append(row)
+    return dict(sorted(found.items()))
+
+
+def _dear(row: ServingPlan) -> float:
+    return row.usd_per_million_tokens[1] if row.usd_per_million_tokens else float("inf")

@@ -1,0 +1,99 @@
+"""What the models that verify compares are asked: documents that were trained on, and random tokens where there are none.
+
+A picture in a prompt has the shape of one that was trained on and random values: its file may not be on this machine.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+
+import numpy as np
+
+from gemsmith.checkpoint import Checkpoint
+from gemsmith.checkpoint.folder import read_config
+from gemsmith.data.batches import open_rows
+from gemsmith.data.pack import Rows
+from gemsmith.pictures.patches import Patches, Patching, fitted_size, read_patching
+from gemsmith.run import Run
+
+PROMPTS = 3
+PROMPT_TOKENS = 128
+_AROUND = 32
+"""Tokens before and after a picture of random tokens."""
+_SIDE = 8
+"""Soft tokens of its sides."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Prompt:
+    """Tokens (L,), and where some are a picture's soft tokens, that picture and the id that stands in their places."""
+
+    tokens: np.ndarray
+    picture: Patches | None = None
+    image_token: int | None = None
+
+
+def text_prompts(rows: Rows | None, vocabulary: int, seed: int) -> list[Prompt]:
+    """The first tokens of the first documents without pictures that were trained on; random ones without such."""
+    found = [] if rows is None else [*islice(_documents(rows), PROMPTS)]
+    if found:
+        return [Prompt(tokens=document[:PROMPT_TOKENS].astype(np.int64)) for document in found]
+    random = np.random.default_rng(seed)
+    return [Prompt(tokens=_random_tokens(random, vocabulary, 48)) for _ in range(PROMPTS)]
+
+
+def picture_prompt(base: Checkpoint, rows: Rows | None, image_tokens: int, seed: int) -> Prompt:
+    """A prompt with a picture: what is around the first that was trained on, or random tokens where there is none.
+
+    `image_tokens`: data.image_tokens of the run.
+    """
+    config, random = read_config(base.folder), np.random.default_rng(seed)
+    patching, image = read_patching(config, image_tokens), int(config["image_token_id"])
+    row = next((row for row, pictures in enumerate(rows.pictures) if pictures), None) if rows else None
+    if rows is None or row is None:
+        before, after = (_random_tokens(random, base.variant.vocabulary, _AROUND) for _ in range(2))
+        soft_tokens = [config["boi_token_id"], *[image] * _SIDE**2, config["eoi_token_id"]]
+        tokens, sides = np.concatenate([before, soft_tokens, after]).astype(np.int64), (_SIDE, _SIDE)
+    else:
+        picture = rows.pictures[row][0]
+        wide, tall = fitted_size(picture.width, picture.height, patching)
+        side = patching.patch * patching.pooling
+        tokens, sides = _around_the_first(np.asarray(rows.tokens[row]), rows, row, image), (wide // side, tall // side)
+    return Prompt(tokens=tokens, picture=_random_picture(random, patching, *sides), image_token=image)
+
+
+def trained_rows(run: Run) -> Rows | None:
+    """The run's packed rows; None where it has none. Raises RunError where they are damaged."""
+    return open_rows(run) if run.data.is_dir() else None
+
+
+def _documents(rows: Rows) -> Iterator[np.ndarray]:
+    """Those of the first rows that have no pictures."""
+    without = (row for row in range(len(rows)) if not (rows.pictures and rows.pictures[row]))
+    for row in islice(without, PROMPTS):
+        for places in rows.documents(row):
+            yield np.asarray(rows.tokens[row][places])
+
+
+def _around_the_first(tokens: np.ndarray, rows: Rows, row: int, image: int) -> np.ndarray:
+    """The document's tokens around its first picture, up to the next."""
+    begin = int(np.flatnonzero(tokens == image)[0])
+    document = next(places for places in rows.documents(row) if places.start <= begin < places.stop)
+    end = begin + rows.pictures[row][0].soft_tokens
+    later = np.flatnonzero(tokens[end : document.stop] == image)
+    # What stands before a picture is its own, too.
+    last = end + int(later[0]) - 1 if len(later) else document.stop
+    return tokens[max(document.start, begin - PROMPT_TOKENS) : min(last, end + PROMPT_TOKENS)].astype(np.int64)
+
+
+def _random_tokens(random: np.random.Generator, vocabulary: int, count: int) -> np.ndarray:
+    # Ids above stand for images and sounds in Gemma 4's vocabulary; those below 108 are its special tokens.
+    return random.integers(108, min(vocabulary, 250_000), count)
+
+
+def _random_picture(random: np.random.Generator, patching: Patching, columns: int, rows: int) -> Patches:
+    """Of so many soft tokens."""
+    sides = (columns, rows) if patching.merged else (columns * patching.pooling, rows * patching.pooling)
+    y, x = np.divmod(np.arange(sides[0] * sides[1], dtype=np.int32), np.int32(sides[0]))
+    values = random.random((len(x), patching.dimension), np.float32)
+    return Patches(values=values, positions=np.stack([x, y], axis=1), soft_tokens=columns * rows)

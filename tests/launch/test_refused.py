@@ -1,0 +1,102 @@
+"""What stands in the way of a launch is told in a line by the command line, and nothing is created."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+ACCOUNT = "serviceAccount:gemsmith@demo-project.iam.gserviceaccount.com"
+ROLES = ("storage.objectUser", "storage.objectViewer", "secretmanager.secretAccessor")
+POLICY = json.dumps({"bindings": [{"role": f"roles/{role}", "members": [ACCOUNT]} for role in ROLES]})
+FINE = [
+    ("auth list", 0, "me@example.com\n"),
+    ("services list --enabled", 0, "run.googleapis.com\nstorage.googleapis.com\n"),
+    ("get-iam-policy", 0, POLICY),
+    ("buckets describe", 0, "US-CENTRAL1\n"),
+]
+WHERE = ("--project", "demo-project", "--bucket", "gs://runs/team", "--submit", "--yes")
+CHANGES = {"replace", "execute", "cp", "create", "delete", "apply"}
+UNPRICED = """\
+machines:
+  cloud-run-20: {chip: rtx-pro-6000, chips: 1, source: mine, date: "2026", prices: []}
+"""
+
+
+@pytest.fixture
+def refused(launched, fake_tools, gemsmith):
+    """Launches big.yaml; returns what the preflight said and the error, once nothing is seen to be created."""
+
+    def launch(*options, answers=()):
+        calls = fake_tools(*answers, *FINE)
+        code, _, err = gemsmith("launch", "big.yaml", *("--on", "cloud-run", *WHERE, *options))
+        *lines, error = err.splitlines()
+        assert code == 2 and error.startswith("error: ") and "Traceback" not in err, err
+        assert not [call for call in calls() if CHANGES & {*call}] and not Path("launches").exists()
+        return lines, error
+
+    return launch
+
+
+@pytest.mark.parametrize(
+    ("answer", "line"),
+    [
+        (
+            ("gcloud", 127, "broken"),
+            r"fails gcloud is here: broken; install it: https://cloud.google.com/sdk/docs/install",
+        ),
+        (("auth list", 0, ""), "fails gcloud is logged in: no account is active; gcloud auth login"),
+        (("projects describe", 1, "no such project"), "fails project demo-project: no such project; check --project"),
+        (("services list", 0, "storage.googleapis.com"), "not enabled: run.googleapis.com; gcloud services enable"),
+        (
+            ("buckets describe gs://runs", 0, "EU"),
+            "fails gs://runs in us-central1: it is in eu; gcloud storage buckets",
+        ),
+        (("get-iam-policy gs://runs", 0, "{}"), "fails roles/storage.objectUser on gs://runs: gemsmith@demo-project"),
+        (("buckets describe gs://runs", 1, "does not have storage.buckets.get access"), "get access; gcloud storage"),
+        (("images describe", 1, "not found"), "not found; gcloud builds submit --config docker/cloudbuild.yaml"),
+        (("jobs list", 0, "big\n"), "fails no other job named big: there is big; choose another --name, or remove it"),
+    ],
+)
+def test_what_is_not_there_is_named_with_what_to_do(refused, answer, line):
+    lines, error = refused(answers=[answer])
+    assert [told for told in lines if line in told], lines
+    assert error.startswith("error: preflight: ") and "nothing was created" in error
+
+
+def test_a_token_that_is_missing_is_named_with_what_to_do(refused):
+    hub = ("--set", "checkpoint=google/gemma-4-31B-it", "--machine", "cloud-run-44", "--stages", "plan,data,train")
+    lines, _ = refused(*hub, answers=[("secrets versions", 1, "NOT_FOUND")])
+    assert [
+        told for told in lines if "fails secret hf-token, the Hugging Face token: NOT_FOUND; gcloud secrets" in told
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        (
+            ("--region", "us-east1"),
+            "--region us-east1: the catalogue has no on-demand price of cloud-run-20 there; it has",
+        ),
+        (("--machine", "v5p-8"), "--machine v5p-8: --on cloud-run does not have it; it has cloud-run-20, cloud-run-30"),
+        (("--name", "a" * 29), f"--name {'a' * 29}: must be 1 to 28 of a-z, 0-9 and -"),
+        (("--max-usd", "1"), "--max-usd 1: this launch can cost"),
+        (
+            ("--set", "hardware.catalogue=unpriced.yaml", "--machine", "cloud-run-20", "--stages", "plan,data,train"),
+            "--machine cloud-run-20: the catalogue has no on-demand price of it at Google, so its greatest bill",
+        ),
+    ],
+)
+def test_what_cannot_be_launched_is_refused_before_anything_is_asked(refused, options, error):
+    Path("unpriced.yaml").write_text(UNPRICED)
+    assert error in refused(*options)[1]
+
+
+def test_without_gcloud_the_line_says_where_it_is_from(refused, monkeypatch, tmp_path):
+    (tmp_path / "nothing").mkdir()
+    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
+    assert shutil.which("gcloud") is None
+    lines, error = refused()
+    assert "fails gcloud is here: gcloud is not on PATH; install it: https://cloud.google.com/sdk/docs/install" in lines
+    assert error.startswith("error: preflight: 1 of")

@@ -1,0 +1,58 @@
+"""The bucket of this machine, through the client that launches use."""
+
+import json
+import os
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+
+import pytest
+
+from gemsmith.testing.buckets import FAULTS, bucket_server
+
+# In a process of its own: tensorstore reads the address once.
+CLIENT = """
+import json, sys, tensorstore
+from gemsmith.launch import bucket
+bucket._PAUSES_S = (0.0,) * 9
+context = tensorstore.Context({"gcs_request_retries": {"initial_delay": "1ms", "max_delay": "5ms"}})
+patient = tensorstore.KvStore.open
+tensorstore.KvStore.open = lambda spec, **given: patient(spec, **({"context": context} | given))
+store = bucket.Bucket("gs://drill/x")
+for number in range(25):
+    store.write(f"a/{number}", b"ab" * number)
+store.write("a/1", b"again")
+store.delete("a/2")
+store.delete("never")
+texts = {name: store.read(name).decode() for name in store.names("a/")}
+print(json.dumps({"texts": texts, "gone": store.read("a/2")}))
+"""
+
+
+def seen_by_a_client(bucket) -> dict:
+    command = [sys.executable, "-c", CLIENT]
+    done = subprocess.run(command, env=os.environ | bucket.environment, capture_output=True, check=True, timeout=60)
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("fault_share", [0.0, 0.2])
+def test_a_client_sees_what_it_wrote_whatever_fails(fault_share):
+    with bucket_server(fault_share=fault_share, seed=1) as bucket:
+        seen = seen_by_a_client(bucket)
+    written = {f"a/{number}": "ab" * number for number in range(25) if number != 2} | {"a/1": "again"}
+    assert seen == {"texts": written, "gone": None}
+    assert {name.removeprefix("x/") for name in bucket.objects} == written.keys()
+    assert (bucket.faults.keys() == {*FAULTS}) is (fault_share > 0)
+
+
+def test_a_range_behind_the_end_is_refused():
+    with bucket_server() as bucket:
+        bucket.objects["a"] = (1, b"123")
+        request = urllib.request.Request(
+            f"{bucket.url}/storage/v1/b/drill/o/a?alt=media", headers={"Range": "bytes=3-"}
+        )
+        with pytest.raises(urllib.error.HTTPError) as error:
+            urllib.request.urlopen(request, timeout=5)
+    assert error.value.code == 416
+    error.value.close()

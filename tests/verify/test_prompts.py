@@ -1,0 +1,64 @@
+"""What the compared models are asked."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from gemsmith.checkpoint import open_checkpoint
+from gemsmith.data.pack import Rows
+from gemsmith.pictures.check import Picture
+from gemsmith.testing.tiny import IMAGE_TOKENS, make_checkpoint, with_vision
+from gemsmith.verify.prompts import picture_prompt, text_prompts
+from gemsmith.zoo import find_variant
+
+IMAGE, BEGIN, END = (IMAGE_TOKENS[name][0] for name in ("image_token", "boi_token", "eoi_token"))
+
+
+def make_rows(tokens, segments, pictures=()):
+    tokens, segments = np.array(tokens), np.array(segments)
+    return Rows(tokens=tokens, segments=segments, positions=tokens, loss_mask=segments > 0, pictures=pictures)
+
+
+@pytest.fixture(scope="module", params=["tiny-31b", "tiny-12b"])
+def base(request, tmp_path_factory):
+    variant = replace(with_vision(find_variant(request.param)), layers=2, name="custom")
+    return open_checkpoint(str(make_checkpoint(variant, tmp_path_factory.mktemp("base") / "base", shards=1)))
+
+
+def test_prompts_are_documents_that_were_trained_on():
+    tokens = np.arange(1, 25).reshape(2, 12)
+    prompts = text_prompts(make_rows(tokens, [[1] * 5 + [2] * 4 + [0] * 3, [1] * 12]), 1024, 0)
+    assert [prompt.tokens.tolist() for prompt in prompts] == [[1, 2, 3, 4, 5], [6, 7, 8, 9], list(range(13, 25))]
+
+
+def test_without_rows_prompts_are_random_tokens_that_are_not_special():
+    for prompt in text_prompts(None, 1024, 0):
+        assert prompt.tokens.min() >= 108 and prompt.tokens.max() < 1024 and len(prompt.tokens) == 48
+
+
+def test_rows_with_pictures_are_no_prompts_of_text():
+    picture = Picture(path="a.png", sha256="", width=12, height=12, soft_tokens=1)
+    rows = make_rows([[5, BEGIN, IMAGE, END], [6, 7, 8, 9]], [[1] * 4] * 2, pictures=((picture,), ()))
+    assert [prompt.tokens.tolist() for prompt in text_prompts(rows, 1024, 0)] == [[6, 7, 8, 9]]
+
+
+def test_a_prompt_with_a_picture_is_the_document_around_the_first_and_has_its_shape(base):
+    small = Picture(path="gone.png", sha256="", width=24, height=12, soft_tokens=2)
+    first = [20, BEGIN, *[IMAGE] * 55, END, 21]
+    row = [*first, 22, BEGIN, *[IMAGE] * 2, END, 23, 30, 31]
+    wide = replace(small, width=300, height=150, soft_tokens=55)
+    rows = make_rows([[1] * len(row), row], [[1] * len(row), [1] * (len(row) - 2) + [2] * 2], ((), (wide, small)))
+    prompt = picture_prompt(base, rows, 70, 0)
+    assert prompt.tokens.tolist() == [*first, 22] and prompt.image_token == IMAGE
+    assert prompt.picture.soft_tokens == 55
+    columns, lines = prompt.picture.positions.max(axis=0) + 1
+    assert columns * lines == 55 * (1 if base.variant.model_type == "gemma4_unified" else 9)
+    assert len(prompt.picture.values) == columns * lines and columns > lines
+
+
+def test_without_rows_a_picture_stands_among_random_tokens(base):
+    prompt = picture_prompt(base, None, 0, 0)
+    places = np.flatnonzero(prompt.tokens == IMAGE)
+    assert len(places) == prompt.picture.soft_tokens == 64 and places[-1] - places[0] == 63
+    assert prompt.tokens[places[0] - 1] == BEGIN and prompt.tokens[places[-1] + 1] == END
