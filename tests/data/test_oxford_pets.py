@@ -54,10 +54,11 @@ def test_each_picture_of_a_split_is_a_row_with_all_breeds_in_its_prompt(pets):
         ("images/saint_bernard_10.jpg", "Saint Bernard"),
     ]
     breeds = "Abyssinian, American Bulldog, Saint Bernard, Siamese"
+    assert all(row["labels"] == breeds.split(", ") for row in rows)
     assert all(f"{breeds}. If it is none of them, answer Unknown." in row["prompt"] for row in rows)
     assert (record.rows_read, record.rows_written) == (2, 2)
     train = (pets / "trainval.jsonl").read_text()
-    assert train.count(breeds) == 4
+    assert train.count(breeds) == 4 and "labels" not in train
 
 
 def test_rows_elsewhere_find_the_pictures(pets, tmp_path):

@@ -12,7 +12,7 @@ import json
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from gemsmith.errors import DataError
 from gemsmith.files import replacing, sha256_file
@@ -47,8 +47,9 @@ class Photo(NamedTuple):
 def prepare_oxford_pets(folder: Path, out: Path, *, split: str) -> PreparedRecord:
     """Writes a row for each picture of the split, {"image", "prompt", "response"}, and returns what was written.
 
-    Paths of pictures are those seen from the folder of `out`. Raises DataError for lists that cannot be read or
-    contradict each other, and pictures that are not there; `out` is written whole or not at all.
+    Rows of the test split have all breeds as `labels`, too, which the scorer of that name reads. Paths of pictures are
+    those seen from the folder of `out`. Raises DataError for lists that cannot be read or contradict each other, and
+    pictures that are not there; `out` is written whole or not at all.
     """
     photos = {each: read_split(folder, each) for each in SPLITS}
     breeds = _breeds([photo for part in photos.values() for photo in part], folder)
@@ -57,7 +58,8 @@ def prepare_oxford_pets(folder: Path, out: Path, *, split: str) -> PreparedRecor
     seen_from = os.path.relpath(folder / "images", out.parent)
     with replacing(out) as file:
         for photo in photos[split]:
-            row = {"image": f"{seen_from}/{photo.name}.jpg", "prompt": prompt, "response": photo.breed}
+            row: dict[str, Any] = {"image": f"{seen_from}/{photo.name}.jpg", "prompt": prompt, "response": photo.breed}
+            row |= {"labels": breeds} if split == "test" else {}
             file.write(json.dumps(row, ensure_ascii=False) + "\n")
     lists = b"".join(_list(folder, each).read_bytes() for each in SPLITS)
     return PreparedRecord(
