@@ -1,5 +1,6 @@
 """The recipe of the pictures' demo with its shipped base, on pictures that are made here."""
 
+import itertools
 import json
 from pathlib import Path
 
@@ -13,19 +14,19 @@ from gemsmith.zoo import VisionTower
 
 ROOT = Path(__file__).parents[1]
 BASE = ROOT / "recipes" / "demo_pictures_base"
-COUNT = 4
 
 
 @pytest.fixture
 def settings(tmp_path, monkeypatch):
     """The recipe with a few pictures of each class, in an empty working folder."""
     monkeypatch.chdir(tmp_path)
-    for part in ("train", "held_out"):
-        for number, name in enumerate(CLASSES):
+    seeds = itertools.count()
+    for part, count in (("train", 4), ("held_out", 1)):
+        for name in CLASSES:
             folder = tmp_path / "build" / "fashion_mnist" / part / name
             folder.mkdir(parents=True)
-            for each in range(COUNT if part == "train" else 1):
-                (folder / f"{each}.png").write_bytes(picture_bytes(28, 28, seed=COUNT * number + each))
+            for number in range(count):
+                (folder / f"{number}.png").write_bytes(picture_bytes(28, 28, seed=next(seeds)))
     return [str(ROOT / "recipes" / "demo_pictures.yaml"), "--set", f"checkpoint={BASE}", "--run", "run"]
 
 
@@ -42,7 +43,7 @@ def test_the_recipe_reads_its_folders_of_photos(gemsmith, settings):
     record = json.loads(out)
     assert (record["rows"], record["pictures"], record["dropped"]) == (40, 40, {})
     assert record["soft_tokens"] == 40 * 64 and record["held_out_also_trained"] == 0
-    assert record["packed_rows"] == 10  # four pictures each
+    assert record["packed_rows"] == 40
 
 
 @pytest.mark.slow
