@@ -1,4 +1,4 @@
-"""What the models that verify compares are asked: documents that were trained on, and random tokens where there are none.
+"""What the models that verify compares are asked: documents that were trained on; random tokens where there are none.
 
 A picture in a prompt has the shape of one that was trained on and random values: its file may not be on this machine.
 """
