@@ -330,7 +330,7 @@ def test_a_run_whose_base_has_gone_still_opens(tmp_path, tiny_checkpoint):
 @pytest.mark.parametrize(
     ("stage", "sha256"),
     [
-        ("plan", "d932b99b399fe743918b3e31b7042f387ec7249b8b9502885b0de2400216e7e5"),
+        ("plan", "9500800a9ff91975f17fee1c67caf81ade846c5ca0046366467f3c2e1f4c960e"),
         ("data", "678b109da7717e4028ba21ee7f43b4cf604cfdca0c7e4bdabb3cbf9958abdcf9"),
         ("train", "33fcb7a7feb40d7bb0d7e7970e78b5e4d083a56c1c1160e91d1202b9469c303c"),
     ],

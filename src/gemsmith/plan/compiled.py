@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import gemsmith
+from gemsmith.characters import spell_out
 from gemsmith.errors import GemsmithError, MachineError
 from gemsmith.files import write_text
 from gemsmith.hardware import Machine
@@ -24,7 +25,7 @@ from gemsmith.recipe_keys import with_values
 SLOWEST = 1.84
 """What the only published run on a TPU took over what its compiled step says (arXiv 2605.25645: 1.21 s a row of
 3072)."""
-PACKAGES = ("jax", "jaxlib", "libtpu", "flax", "qwix", "optax")
+COMPILERS = ("jax", "jaxlib", "libtpu", "flax", "qwix", "optax")
 SOURCES = ("models", "train/tunix", "aot", "zoo", "execution.py", "sizing", "pictures")
 """What makes the program, or reads it: another version of any of it is compiled again."""
 _NOT_COMPILED = {
@@ -133,7 +134,7 @@ def _compiled(recipe: Recipe, machine: Machine, limits: Limits) -> CompiledStep:
         return CompiledStep.model_validate_json(file.read_bytes()).model_copy(update={"cached": True})
     except (FileNotFoundError, ValueError):  # not compiled yet, or not kept whole
         pass
-    print(f"{machine.name}: compiling for {machine.topology}, which takes minutes ...", file=sys.stderr)
+    print(spell_out(f"{machine.name}: compiling for {machine.topology}, which takes minutes ..."), file=sys.stderr)
     try:
         step = _compile(recipe, machine, limits)
     except MachineError as error:
@@ -179,7 +180,7 @@ def _compile(recipe: Recipe, machine: Machine, limits: Limits) -> CompiledStep:
 
 
 def _versions() -> dict[str, str]:
-    return {name: metadata.version(name) for name in PACKAGES}
+    return {name: metadata.version(name) for name in COMPILERS}
 
 
 def _code() -> str:

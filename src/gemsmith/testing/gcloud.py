@@ -21,6 +21,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
+from gemsmith.characters import spell_out
 from gemsmith.testing.cloud_run import read_job, run_task
 
 FOLDER, INTERRUPT = "LOCAL_CLOUD", "LOCAL_CLOUD_INTERRUPT"
@@ -37,9 +38,9 @@ def main(arguments: Sequence[str]) -> int:
             count = len(begin.split())
             said = answer(words[count:], list(arguments)) if callable(answer) else answer
             if said:
-                print(said)
+                print(spell_out(said))
             return 0
-    print(f"local gcloud: does not know: {' '.join(arguments)}", file=sys.stderr)
+    print(spell_out(f"local gcloud: does not know: {' '.join(arguments)}"), file=sys.stderr)
     return 2
 
 
