@@ -11,7 +11,6 @@ from gemsmith.errors import MachineError
 from gemsmith.report import numbers
 from gemsmith.report.findings import Findings, find_notices, read_findings, total_s
 from gemsmith.report.headline import headlines
-from gemsmith.report.labels import label_matrices
 from gemsmith.run import Run
 
 _FOLDER = Path(__file__).parent
@@ -43,10 +42,11 @@ def render_page(run: Run) -> str:
 
     findings = read_findings(run)
     environment.globals |= {"recipe": run.recipe, "found": findings}
-    sections = [
+    rendered = (
         (section, environment.get_template(f"sections/{section.id}.html").render(section.make(run, findings)))
         for section in SECTIONS
-    ]
+    )
+    sections = [(section, html) for section, html in rendered if html.strip()]
     html = environment.get_template("page.html").render(sections=sections, **_frame(run, findings))
     return html.encode("utf-8", "replace").decode()
 
@@ -68,7 +68,7 @@ def open_environment() -> Any:
         finalize=_printable,
     )
     environment.filters |= {function.__name__: function for function in _FILTERS}
-    environment.globals |= {"span": numbers.span, "label_matrices": label_matrices}
+    environment.globals["span"] = numbers.span
     return environment
 
 

@@ -2,8 +2,11 @@
 
 from collections import Counter
 from dataclasses import dataclass
+from typing import Any
 
 from gemsmith.eval_records import LabelScores, LabelsResult
+from gemsmith.report.findings import Findings
+from gemsmith.run import Run
 
 MOST_LABELS = 12
 OTHERS, NO_LABEL = "others", "no label"
@@ -25,6 +28,12 @@ class Matrix:
     model: str
     answered: tuple[str, ...]
     lines: tuple[tuple[str, tuple[Cell, ...]], ...]
+
+
+def make(_run: Run, findings: Findings) -> dict[str, Any]:
+    """The tasks that classify, each with its matrices."""
+    results = findings.eval.tasks if findings.eval else ()
+    return {"tasks": [(result, label_matrices(result.labels)) for result in results if result.labels]}
 
 
 def label_matrices(found: LabelsResult) -> tuple[Matrix, Matrix]:

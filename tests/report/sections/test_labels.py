@@ -17,8 +17,8 @@ from gemsmith.eval_records import (
     TaskResult,
 )
 from gemsmith.pictures.sent import thumbnail_url
-from gemsmith.report.labels import MOST_LABELS, NO_LABEL, OTHERS, label_matrices
 from gemsmith.report.page import render_page
+from gemsmith.report.sections.labels import MOST_LABELS, NO_LABEL, OTHERS, label_matrices
 from gemsmith.run import Run, read_record, write_record
 from gemsmith.testing.pictures import picture_bytes
 
@@ -90,7 +90,7 @@ def classified(make_run: Callable[..., Run], undrawn: None) -> Run:
 
 def test_the_page_shows_the_matrices_and_the_pictures_that_are_taken_for_something_else(classified: Run) -> None:
     page = render_page(classified)
-    section = page[page.index("what is taken for what") :]
+    section = page[page.index('<section id="labels">') : page.index('<section id="training">')]
     assert section.count('class="confusion"') == 2 and "macro-F1" in section
     assert section.count('<img src="data:image/jpeg;base64,') == 1 and "example.com" not in page
     assert section.count("no picture, or it was gone") == 2
