@@ -14,6 +14,7 @@ from PIL import Image
 from gemsmith.errors import DataError, RecipeError
 from gemsmith.eval_records import EvalRecord
 from gemsmith.evals.questions import open_tasks, read_questions
+from gemsmith.evals.results import picture_notices
 from gemsmith.evals.sampling import ANSWERS, DONE
 from gemsmith.evals.stage import evaluate
 from gemsmith.messages import text_of
@@ -146,3 +147,13 @@ def test_held_out_pictures_of_a_run_that_was_trained_on_text_need_a_server_that_
     run = exported_run({"data": {"eval": str(file)}}, checkpoint=seeing_checkpoint)
     with pytest.raises(RecipeError, match=r"^serve.pictures: is false.*held.jsonl line 1 of data.eval has one; set it"):
         scored(run)
+
+
+def test_pictures_that_the_server_resizes_itself_are_counted(photo_run: Callable[..., Run]) -> None:
+    run = photo_run()
+    (task,), _ = open_tasks(run)
+    assert picture_notices(task) == []
+    Path(task.questions[0].pictures[0].path).write_bytes(picture_bytes(200, 100))
+    (task,), _ = open_tasks(run)
+    (notice,) = picture_notices(task)
+    assert notice.startswith("1 of 6 pictures have a shape that the server resizes itself, with torchvision")

@@ -13,6 +13,7 @@ from gemsmith.evals.questions import OpenTask
 from gemsmith.evals.sampling import Answer, Answers, describe_counts
 from gemsmith.evals.scoring import score
 from gemsmith.messages import text_of
+from gemsmith.pictures.sent import count_resized_again
 from gemsmith.tasks import Classifier, Question
 
 EXAMPLES = 5
@@ -210,6 +211,18 @@ def source_notices(task: OpenTask, result: TaskResult) -> list[str]:
     if not result.difference.told_apart:
         notices.append(f"{task.name}: {result.difference.summary}")
     return notices
+
+
+def picture_notices(task: OpenTask) -> list[str]:
+    """That the server sees some pictures in pixels that differ a little from those of training, if it does."""
+    pictures = [picture for question in task.questions for picture in question.pictures]
+    again = count_resized_again(pictures, task.patching) if task.patching else 0
+    if not again:
+        return []
+    return [
+        f"{again:,} of {len(pictures):,} pictures have a shape that the server resizes itself, with torchvision: its "
+        "values differ from the trained ones, which Pillow made, by up to 2 of 255."
+    ]
 
 
 def grave_notices(task: OpenTask, result: TaskResult) -> list[str]:

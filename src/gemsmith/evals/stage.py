@@ -18,6 +18,7 @@ from gemsmith.evals.results import (
     grave_notices,
     make_result,
     make_rows,
+    picture_notices,
     source_notices,
 )
 from gemsmith.evals.sampling import ANSWERS, DONE, Answers, Model, answer_all
@@ -135,6 +136,7 @@ def _make_record(
                 for role, answers in (("base", each.base), ("tuned", each.tuned))
                 for notice in answer_notices(each.task, role, answers)
             ),
+            *(notice for each in rows[:1] for notice in picture_notices(each.task)),
             *(notice for each in rows for notice in unmoved_notices(each.compare_rows())),
             *(notice for each in scored if not each.task.held_out for notice in source_notices(each.task, each.result)),
             *(overlap_notices(overlap) if rows else ()),
