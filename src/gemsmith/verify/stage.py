@@ -100,8 +100,8 @@ def verify(run: Run) -> VerifyRecord:
     clock = start_clock()
     exported: ExportRecord = read_record(run, ExportRecord)
     base = open_checkpoint(run.recipe.checkpoint)
-    how = {"image_tokens": run.recipe.data.image_tokens, "seed": run.recipe.seed}
-    prompts = partial(make_prompts, base, trained_rows(run), **how)
+    recipe = run.recipe
+    prompts = partial(make_prompts, base, trained_rows(run), image_tokens=recipe.data.image_tokens, seed=recipe.seed)
     result = _run_checks(
         exported, base, run.adapter, run.merged, prompts, trained=lambda adapter: _check_trained(run, exported, adapter)
     )
