@@ -1,6 +1,6 @@
 """A launch to Cloud Run, its job, a lost machine and the way home, all on this machine: make demo-launch.
 
-    python scripts/demo_launch.py [folder, default runs/demo-launch]
+    python scripts/demo_launch.py [folder, default runs/demo-launch] [stages, default all up to verify, and eval]
 
 recipes/demo.yaml is launched by `gemsmith launch --on cloud-run --submit` to a gcloud of this machine
 (gemsmith.testing.gcloud) and a bucket of this machine. The first attempt loses its machine once a saved step is in the
@@ -8,7 +8,6 @@ bucket; the second goes on from there, scores base and tuned model, and `gemsmit
 and report home. Ends with an error where anything was done twice or is not there. Costs nothing, needs no account.
 """
 
-import json
 import os
 import shutil
 import subprocess
@@ -22,13 +21,12 @@ from gemsmith.testing.gcloud import FOLDER, INTERRUPT, PROJECT, read_state
 ROOT = Path(__file__).parents[1]
 BUCKET = "gs://demo-runs"
 STAGES = "plan,data,train,export,verify,eval"
-LOST_AT_STEP = 50
 OPTIONS = (
-    *("--on", "cloud-run", "--project", PROJECT, "--bucket", BUCKET, "--stages", STAGES, "--image", "local/gemsmith"),
+    *("--on", "cloud-run", "--project", PROJECT, "--bucket", BUCKET, "--image", "local/gemsmith"),
     *("--set", f"checkpoint={ROOT / 'recipes' / 'demo_base'}", "--set", "train.epochs=1"),
-    *("--retries", "1", "--timeout-hours", "1", "--max-usd", "10", "--yes", "--submit"),
+    *("--set", "train.checkpoint_every=10", "--retries", "1", "--timeout-hours", "1"),
+    *("--max-usd", "10", "--yes", "--submit"),
 )
-HOME = ("recipe.yaml", *(f"{stage}.json" for stage in STAGES.split(",")), "report.html", "adapter/adapter_config.json")
 
 
 def gemsmith(folder: Path, environment: dict[str, str], *arguments: str) -> None:
@@ -52,18 +50,23 @@ def follow(execution: Path) -> None:
         time.sleep(0.5)
 
 
-def check(folder: Path) -> None:
+def check(folder: Path, stages: str) -> None:
     """Ends with an error where the launch did not go as it must."""
     state = read_state(folder / "cloud" / "executions" / "demo-1")
     log = (folder / "cloud" / "executions" / "demo-1" / "log.txt").read_text(encoding="utf-8")
     home = folder / "runs" / "demo"
     ends = [(attempt["ended_by"], attempt["code"] == 0) for attempt in state["attempts"]]
-    evaluated = json.loads((home / "eval.json").read_text(encoding="utf-8"))
+    expected = [
+        "recipe.yaml",
+        "report.html",
+        "adapter/adapter_config.json",
+        *(f"{name}.json" for name in stages.split(",")),
+    ]
     wrong = [
         *([] if ends == [("interruption", False), ("itself", True)] else [f"attempts ended as {ends}"]),
-        *(f"{name} did not come home" for name in HOME if not (home / name).exists()),
-        *([] if log.count("attempt 1: complete in the bucket: data, plan") == 1 else ["attempt 1 did not go on"]),
-        *([] if evaluated else ["nothing was scored"]),
+        *(f"{name} did not come home" for name in expected if not (home / name).exists()),
+        *([] if "attempt 1: complete in the bucket: data, plan; saved steps:" in log else ["attempt 1 began anew"]),
+        *([] if log.count("eval: base:") == stages.count("eval") else ["the base was not scored once"]),
     ]
     if wrong:
         sys.exit(f"error: {'; '.join(wrong)}")
@@ -72,9 +75,12 @@ def check(folder: Path) -> None:
 
 
 def main() -> None:
-    folder = (ROOT / (sys.argv[1] if len(sys.argv) > 1 else "runs/demo-launch")).resolve()
-    shutil.rmtree(folder, ignore_errors=True)
+    given = [*sys.argv[1:], *("runs/demo-launch", STAGES)[len(sys.argv) - 1 :]]
+    folder, stages = (ROOT / given[0]).resolve(), given[1]
     tools = folder / "tools"
+    if folder.exists() and not tools.exists():
+        sys.exit(f"error: {folder} holds something else; name a folder that is not there")
+    shutil.rmtree(folder, ignore_errors=True)
     tools.mkdir(parents=True)
     (tools / "gcloud").write_text(f'#!/bin/sh\nexec {sys.executable} -m gemsmith.testing.gcloud "$@"\n')
     (tools / "gcloud").chmod(0o755)
@@ -83,15 +89,15 @@ def main() -> None:
             **os.environ,
             **bucket.environment,
             FOLDER: str(folder / "cloud"),
-            INTERRUPT: f"{BUCKET}/demo/checkpoints/{LOST_AT_STEP}.whole",
+            INTERRUPT: f"{BUCKET}/demo/checkpoints/*.whole",
             "PATH": f"{tools}:{Path(sys.executable).parent}:{os.environ['PATH']}",
         }
-        gemsmith(folder, environment, "launch", str(ROOT / "recipes" / "demo.yaml"), *OPTIONS)
+        gemsmith(folder, environment, "launch", str(ROOT / "recipes" / "demo.yaml"), *OPTIONS, "--stages", stages)
         follow(folder / "cloud" / "executions" / "demo-1")
         gemsmith(folder, environment, "launch", "status", "demo")
         gemsmith(folder, environment, "launch", "fetch", "demo")
         gemsmith(folder, environment, "launch", "clean", "demo", "--yes")
-    check(folder)
+    check(folder, stages)
 
 
 if __name__ == "__main__":

@@ -171,6 +171,11 @@ def demo_table() -> str:
     return make_table(RECORDS / "demo").replace("](benchmarks/", "](../benchmarks/")
 
 
+def demo_pictures_table() -> str:
+    """The same of the demo with pictures, for a page one folder down."""
+    return make_table(RECORDS / "demo_pictures").replace("](benchmarks/", "](../../benchmarks/")
+
+
 def paper_comparison() -> str:
     """The published comparison as `gemsmith report --paper --md` prints it, its heading left to the page."""
     redrawn = redraw(read_published())
@@ -220,6 +225,7 @@ def plan_calibration_table() -> str:
 
 TABLES: dict[str, Callable[[], str]] = {
     "demo": demo_table,
+    "demo_pictures": demo_pictures_table,
     "paper": paper_comparison,
     "plan_calibration": plan_calibration_table,
     "plan_memory": plan_memory_table,

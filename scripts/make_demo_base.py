@@ -117,14 +117,14 @@ def batches(tokenizer: Tokenizer, steps: int, rows: int, seed: int) -> Iterator[
         yield tokens, targets
 
 
-def start_lively(model: Gemma4ForCausalLM) -> None:
+def start_lively(model: torch.nn.Module, embed_dim: int) -> None:
     """Sets a start in which a token's own embedding is not drowned by what the first layers add to it."""
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if "post_attention_layernorm" in name or "post_feedforward_layernorm" in name:
                 weight.fill_(0.3)
             elif weight.ndim == 2:
-                weight.normal_(0.0, VARIANT.embed_dim**-0.5 if "embed" in name else weight.shape[1] ** -0.5)
+                weight.normal_(0.0, embed_dim**-0.5 if "embed_tokens" in name else weight.shape[1] ** -0.5)
 
 
 def pretrain(steps: int, rows: int, learning_rate: float, seed: int) -> Gemma4ForCausalLM:
@@ -133,7 +133,7 @@ def pretrain(steps: int, rows: int, learning_rate: float, seed: int) -> Gemma4Fo
     config = Gemma4TextConfig(**VARIANT.to_config())
     config._attn_implementation = "eager"
     model = Gemma4ForCausalLM(config).float()
-    start_lively(model)
+    start_lively(model, VARIANT.embed_dim)
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.98), weight_decay=0.01)
     for step, (tokens, targets) in enumerate(batches(Tokenizer.from_file(str(TOKENIZER)), steps, rows, seed)):
         for group in optimizer.param_groups:

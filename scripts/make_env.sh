@@ -5,23 +5,15 @@
 set -euo pipefail
 folder=$1; shift
 python=${PYTHON:-python3}
+install_debian=$(dirname "$0")/install_debian.sh
 
 complain() { printf 'error: %s\n' "$1" >&2; exit 2; }
 
-# Installs a package of Debian where that can be done without asking, and says what to do where it cannot.
-install_debian() {
-    if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
-        complain "$1; run: sudo apt-get install -y $2"
-    fi
-    echo "$1: installing $2"
-    { apt-get update -q && apt-get install -y -q --no-install-recommends "$2"; } >&2 || complain "$1, and apt-get could not install $2"
-}
-
 "$python" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' ||
     complain "$("$python" -V 2>&1) was found as $python; the lock files are for Python 3.11: make PYTHON=/path/to/python3.11"
-"$python" -c 'import ensurepip, venv' 2>/dev/null || install_debian "Python has no venv module" python3-venv
+"$python" -c 'import ensurepip, venv' 2>/dev/null || "$install_debian" "Python has no venv module" python3-venv
 for library in ${LIBRARIES:-}; do # such as libnuma.so.1=libnuma1
-    "$python" -c "import ctypes; ctypes.CDLL('${library%=*}')" 2>/dev/null || install_debian "${library%=*} is not installed" "${library#*=}"
+    "$python" -c "import ctypes; ctypes.CDLL('${library%=*}')" 2>/dev/null || "$install_debian" "${library%=*} is not installed" "${library#*=}"
 done
 
 locks=()

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-RECORDS = ROOT / "benchmarks" / "records" / "demo"
+RECORDS = ROOT / "benchmarks" / "records"
+DEMO, DEMOS = "demo", ("demo", "demo_pictures")
+_RIGHT = {"verilog-exact": "exact matches", "labels": "right labels"}
 README = ROOT / "README.md"
 BEGIN, END = "<!-- table: scripts/readme_table.py -->\n", "<!-- end of table -->"
 
@@ -21,7 +23,7 @@ def make_table(folder: Path) -> str:
     for stage, text in _findings(records).items():
         duration_s = records[stage]["origin"]["duration_s"]
         lines.append(
-            f"| {stage} | {text} | {duration_s:.0f} s | [{stage}.json](benchmarks/records/demo/{stage}.json) |"
+            f"| {stage} | {text} | {duration_s:.0f} s | [{stage}.json](benchmarks/records/{folder.name}/{stage}.json) |"
         )
     origin = records["train"]["origin"]
     cores, memory_gib = origin["machine"]["cores"], origin["machine"]["memory_bytes"] / 2**30
@@ -42,7 +44,7 @@ def _findings(records: dict[str, Any]) -> dict[str, str]:
         "plan": f"{plan['trained_parameters'] / 1e6:.2f} M of {plan['parameters'] / 1e6:.2f} M parameters trained; "
         f"fits {', '.join(fitting)}",
         "data": f"{data['rows']:,} rows in {data['packed_rows']:,} packed ones, {data['packing_efficiency']:.1%} full, "
-        f"{data['supervised_tokens']:,} of {data['tokens']:,} tokens trained on",
+        f"{data['supervised_tokens']:,} of {data['tokens']:,} tokens trained on{_pictures(data)}",
         "train": f"{last['step']} steps, loss {first['loss']:.3f} → {last['loss']:.3f}, "
         f"{train['real_tokens_per_s']:,.0f} real tokens/s",
         "export": f"{export['merged_tensors']} tensors merged, {export['copied_tensors']} copied as bytes, and the "
@@ -52,7 +54,8 @@ def _findings(records: dict[str, Any]) -> dict[str, str]:
         f"logits of merged and base + adapter {verify['logits_max_abs_difference']:.1e} apart at most",
         "serve": f"{serve['vllm']}, up after {serve['start_s']:.0f} s",
         "bench": f"{_cell(slow)}; {_cell(fast)}",
-        "eval": f"exact matches {_score(scores['base'])} → {_score(scores['tuned'])}, n = {scores['tuned']['n']}",
+        "eval": f"{_RIGHT[scores['scorer']]} {_score(scores['base'])} → {_score(scores['tuned'])}, "
+        f"n = {scores['tuned']['n']}",
     }
 
 
@@ -63,20 +66,29 @@ def _cell(cell: dict[str, Any]) -> str:
     )
 
 
+def _pictures(data: dict[str, Any]) -> str:
+    return f"; {data['pictures']:,} pictures in {data['soft_tokens']:,} soft tokens" if data.get("pictures") else ""
+
+
 def _score(score: dict[str, Any]) -> str:
     return f"{score['score']:.1%} [{score['low']:.1%}, {score['high']:.1%}]"
 
 
 def main() -> None:
     run = Path(sys.argv[1])
-    RECORDS.mkdir(parents=True, exist_ok=True)
+    if run.name not in DEMOS:
+        sys.exit(f"error: {run} was given; allowed: a run directory called {' or '.join(DEMOS)}")
+    kept = RECORDS / run.name
+    kept.mkdir(parents=True, exist_ok=True)
     for file in run.glob("*.json"):
         # Paths are told from the repository's folder: where that lies is nobody else's concern.
         text = file.read_text(encoding="utf-8").replace(f"{ROOT.resolve()}/", "")
-        (RECORDS / file.name).write_text(text, encoding="utf-8")
+        (kept / file.name).write_text(text, encoding="utf-8")
+    if run.name != DEMO:
+        return
     before, _, rest = README.read_text(encoding="utf-8").partition(BEGIN)
     _, _, after = rest.partition(END)
-    README.write_text(f"{before}{BEGIN}\n{make_table(RECORDS)}\n{END}{after}", encoding="utf-8")
+    README.write_text(f"{before}{BEGIN}\n{make_table(kept)}\n{END}{after}", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -39,3 +39,11 @@ def test_what_a_backend_has_not_is_refused_before_any_stage(backend, key, expect
     with pytest.raises(RecipeError, match=f"^train.{expected}"):
         build_recipe(MINIMAL, [f"train.backend={backend}", f"train.{key}"])
     assert build_recipe(MINIMAL, [f"train.backend={'trl' if backend == 'tunix' else 'tunix'}", f"train.{key}"])
+
+
+def test_all_linear_is_for_the_backend_that_has_peft():
+    with pytest.raises(
+        RecipeError, match=r"^lora\.targets: all-linear was given, and train\.backend tunix adapts proj"
+    ):
+        build_recipe(MINIMAL, ["lora.targets=[all-linear]"])
+    assert build_recipe(MINIMAL, ["lora.targets=[all-linear]", "train.backend=trl"]).lora.targets == ("all-linear",)

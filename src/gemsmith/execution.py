@@ -65,8 +65,6 @@ class Backend:
     splits_quantised: bool
     """Whether a quantised base may be split over several devices."""
     quantises_experts: bool
-    pictures: bool = False
-    """Whether it trains on rows with pictures."""
     adapts_all_linear: bool = False
     """Whether lora.targets may be all-linear."""
 
@@ -82,7 +80,6 @@ BACKENDS = {
         buckets=True,
         splits_quantised=True,
         quantises_experts=True,
-        pictures=True,
     ),
     "trl": Backend(
         attentions=("documents", "sdpa", "eager"),
@@ -98,7 +95,6 @@ BACKENDS = {
         buckets=False,
         splits_quantised=False,
         quantises_experts=False,
-        pictures=True,
         adapts_all_linear=True,
     ),
 }

@@ -19,6 +19,7 @@ from gemsmith.bench.endpoint import Endpoint
 from gemsmith.bench.steady import Count
 from gemsmith.errors import EngineError
 from gemsmith.grids import BURST, Load
+from gemsmith.serve.pictures import ON_CPU
 
 
 def make_ask(number: int = 1, *, rate: float = 20.0, at_once: int | None = None, warmup: int = 0) -> Ask:
@@ -44,6 +45,15 @@ def test_one_client_is_handed_cell_after_cell(
     handed = [json.loads(line) for line in (tmp_path / ASKED).read_text().splitlines()]
     assert [line["timeout_s"] for line in handed] == [5, 5] and heard
     assert {file.name for file in tmp_path.glob("0*")} == {"01-16in-20rps.json", "02-16in-20rps.json"}
+
+
+def test_the_client_may_import_torchvision_beside_a_pytorch_for_cpus(
+    fake_vllm: Callable[..., Path], endpoint: Endpoint, tmp_path: Path
+) -> None:
+    """vLLM imports it where it is, whether or not a cell has pictures."""
+    with running_client(fake_vllm(), endpoint, tmp_path) as client:
+        environment = Path(f"/proc/{client.process.pid}/environ").read_bytes().split(b"\0")
+    assert f"PYTHONPATH={ON_CPU}".encode() in environment
 
 
 def test_a_burst_and_a_limit_are_what_vllms_client_is_told(endpoint: Endpoint, tmp_path: Path) -> None:

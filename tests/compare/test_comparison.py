@@ -24,6 +24,22 @@ def test_two_records_of_one_run_differ_in_nothing_and_all_ratios_are_one(demo_si
     assert headlines(compared) == {"training speed", "serving speed", "quality", "cost"}
 
 
+def test_no_condition_has_a_space_in_its_name(demo_side):
+    assert not [name for name in demo_side().conditions if " " in name]
+
+
+def test_another_day_of_prices_bears_on_the_cost_of_that_way_alone(demo_side, demo_records):
+    machines = demo_records["plan"].machines
+    older = machines[0].price.model_copy(update={"date": "2025-01-01"})
+    changed = tuple(machine.model_copy(update={"price": older}) for machine in machines)
+    compared = compare_sides([demo_side("a"), demo_side("b", plan={"machines": changed})])
+    assert differing(compared) == {"price:training_on_demand_date", "price:serving_on_demand_date"}
+    costs = {ratio.what: ratio.confounded_by for ratio in compared.pairs[0].ratios if ratio.kind == "cost"}
+    assert costs["training, on demand"] == ("price:training_on_demand_date",)
+    assert len(costs["training and 1 h of serving, on demand"]) == 2
+    assert headlines(compared) == {"training speed", "serving speed", "quality"}
+
+
 def test_one_key_that_differs_is_what_is_compared(demo_side):
     compared = compare_sides([demo_side("a"), demo_side("b", ["lora.rank=32"])])
     assert compared.about == ("lora.rank",) and differing(compared) == {"lora.rank"}
@@ -97,7 +113,7 @@ def test_what_is_not_recorded_cannot_be_said_to_be_alike(demo_side):
     older = {"bench": {"server": None}, "data": {"files": {}}}
     compared = compare_sides([demo_side("a", **older), demo_side("b", **older)])
     assert {"bench:kv_cache_dtype", "data:loss_mask_sha256"} <= differing(compared)
-    assert "serving speed" not in headlines(compared) and "training speed" in headlines(compared)
+    assert headlines(compared) == {"training speed", "cost"}  # scores: over which tokens the loss was is not known
 
 
 def test_another_path_of_the_same_rows_bears_on_nothing(demo_side):

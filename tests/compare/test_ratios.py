@@ -39,8 +39,24 @@ def test_the_bootstrap_covers_the_true_ratio_about_as_often_as_it_says():
 
 def test_the_interval_narrows_with_steps_and_is_the_same_every_time():
     few, many = (bootstrap_ratio(steps(100, n), steps(100, n, seed=1)) for n in (20, 500))
-    assert many[1] - many[0] < (few[1] - few[0]) / 3
+    assert many[1] - many[0] < (few[1] - few[0]) / 2
     assert few == bootstrap_ratio(steps(100, 20), steps(100, 20, seed=1))
+
+
+def test_steps_that_are_slow_together_widen_the_interval():
+    seconds = [0.5] * 50 + [1.5] * 50
+    together = [(1.0, each) for each in seconds]
+    mixed = [(1.0, each) for pair in zip(seconds[:50], seconds[50:], strict=True) for each in pair]
+    (low, high), (low_mixed, high_mixed) = (bootstrap_ratio(steps(1), pairs) for pairs in (together, mixed))
+    assert high - low > 2 * (high_mixed - low_mixed)
+
+
+def test_a_run_whose_speed_drifted_is_no_headline(plain_side):
+    steady = plain_side("a", real_tokens_per_s=100.0, timed_steps=((100.0, 1.0),) * 40)
+    drifting = plain_side("b", real_tokens_per_s=75.0, timed_steps=((100.0, 1.0),) * 20 + ((100.0, 2.0),) * 20)
+    (ratio,) = find_ratios(steady, drifting, hours=())
+    assert ratio.notes == ("b was not steady: 100 real tokens/s in its first half, 50 in its second",)
+    assert not ratio.is_headline and find_ratios(steady, steady, hours=())[0].is_headline
 
 
 def test_only_like_loads_are_compared(plain_side, cell):
@@ -68,12 +84,13 @@ def test_a_throughput_that_was_only_asked_for_is_no_headline(plain_side, cell):
 
 
 def test_lost_requests_and_other_numbers_of_them_are_said(plain_side, cell):
-    first = plain_side("a", cells=(cell(10, requests=24),))
-    other = plain_side("b", cells=(cell(10, requests=48, unanswered=3),))
+    first = plain_side("a", cells=(cell(10, requests=24, real_input_tokens=64.5),))
+    other = plain_side("b", cells=(cell(10, requests=48, unanswered=3, real_input_tokens=68.2),))
     (ratio,) = find_ratios(first, other, hours=())
     assert ratio.notes == (
         "b: 3 of 48 requests were not answered, and are in no number",
         "24 requests against 48",
+        "prompts of 64 tokens against 68",
     )
     assert not ratio.is_headline
 

@@ -27,10 +27,11 @@ def test_no_rule_hides_another():
         ("optimizer.learning_rate", {"quality"}, {"training speed", "serving speed", "cost"}),
         ("train.remat", {"training speed", "cost"}, {"quality", "serving speed"}),
         ("train.epochs", {"quality", "cost"}, {"training speed", "serving speed"}),
-        ("bench:kv_cache_dtype", {"serving speed", "quality", "cost"}, {"training speed"}),
+        ("bench:kv_cache_dtype", {"serving speed", "cost"}, {"training speed", "quality"}),
+        ("eval:kv_cache_dtype", {"quality"}, {"training speed", "serving speed", "cost"}),
         ("bench:vllm", {"serving speed", "cost"}, {"training speed", "quality"}),
         ("data:loss_mask_sha256", {"quality"}, {"training speed", "serving speed", "cost"}),
-        ("price:training, on demand", {"cost"}, {"training speed", "serving speed", "quality"}),
+        ("price:training_on_demand", {"cost"}, {"training speed", "serving speed", "quality"}),
         ("serve.port", set(), set(KINDS)),
     ],
 )

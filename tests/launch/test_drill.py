@@ -1,5 +1,6 @@
 """Machines that die at any moment, and a bucket: the run ends as one that nobody disturbed."""
 
+import json
 import os
 import random
 import shutil
@@ -16,6 +17,7 @@ from gemsmith.launch.bucket import Bucket
 from gemsmith.launch.mirror import whole_steps
 
 pytestmark = pytest.mark.slow
+ROOT = Path(__file__).parents[2]
 STAGES = "plan,data,train,export"
 KILLS = 2
 EXTRA = "train: {optimizer_steps: 12, rows_per_step: 2, checkpoint_every: 1, dtype: float32}\n"
@@ -55,6 +57,33 @@ def finish(process: subprocess.Popen) -> str:
 
 def adapter_of(root: str) -> str:
     return sha256_file(Path(root.removeprefix("file://")) / "run" / "adapter" / "adapter_model.safetensors")
+
+
+@pytest.mark.timeout(900)
+def test_machines_that_die_and_a_bucket_that_fails_change_no_byte(tmp_path):
+    script, record = ROOT / "benchmarks" / "launch_drill.py", tmp_path / "drill.json"
+    subprocess.run([sys.executable, str(script), "2", "--record", str(record)], check=True)
+    found = json.loads(record.read_text())
+    assert found["kills"] == 2 and found["all_adapters_the_same"] and sum(found["faults"].values()) > 20
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
+def test_a_launch_that_loses_its_machine_comes_home(tmp_path):
+    script = ROOT / "scripts" / "demo_launch.py"
+    done = subprocess.run(
+        [sys.executable, str(script), str(tmp_path / "demo"), "plan,data,train,export"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0 and "the run is home in" in done.stdout, done.stdout + done.stderr
+
+
+def test_the_kept_record_says_that_no_byte_changed():
+    found = json.loads((ROOT / "benchmarks" / "records" / "launch_drill.json").read_text())
+    assert found["kills"] == 20 == len(found["each_kill"]) and found["all_adapters_the_same"]
+    assert sum(found["faults"].values()) > 0.15 * found["requests"]
 
 
 @pytest.mark.timeout(900)

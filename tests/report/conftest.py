@@ -27,7 +27,7 @@ from gemsmith.records import (
     TrainStep,
     VerifyRecord,
 )
-from gemsmith.report import charts, findings
+from gemsmith.report import drawing, findings
 from gemsmith.run import Run, made_from, open_run, read_record, write_record
 from gemsmith.stages import STAGES
 
@@ -350,7 +350,11 @@ def make_run(tmp_path: Path) -> Callable[..., Run]:
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leaves the drawing out of the charts: a page takes two seconds with it, and most tests ask for words."""
-    monkeypatch.setattr(charts, "draw_svg", lambda *_, **__: '<svg aria-hidden="true"></svg>')
+
+    def draw(*_: Any, points: Sequence[tuple[float, float]] = (), **__: Any) -> drawing.Drawing:
+        return drawing.Drawing(svg='<svg aria-hidden="true"></svg>', places=list(points))
+
+    monkeypatch.setattr(drawing, "draw_chart", draw)
 
 
 @pytest.fixture

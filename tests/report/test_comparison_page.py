@@ -95,7 +95,7 @@ def test_a_hostile_run_is_shown_as_text(make_run, undrawn_comparison):
 def test_runs_without_a_stage_in_common_say_so(make_run, undrawn_comparison):
     page = page_of([make_run("a", without=("train", "bench")), make_run("b", without=("eval",))])
     assert "The two have no number in common." in page
-    assert "b: No eval.json in this run: gemsmith eval makes it." in page
+    assert "b: no record of eval; gemsmith run" in page and "a: no record of train, bench; " in page
 
 
 def test_several_runs_are_each_compared_with_the_first(make_run, undrawn_comparison):

@@ -39,12 +39,14 @@ def test_ratios_are_grouped_by_what_confounds_them(make_run):
 def test_numbers_are_written_as_the_records_have_them(make_run):
     comparison = compared(make_run)
     (speed,) = [ratio for ratio in comparison.pairs[0].ratios if ratio.kind == "training speed"]
-    assert words.ratio_words(speed) == "1.00\u00a0×" and words.interval_words(speed).endswith(", steps resampled")
+    assert words.ratio_words(speed) == "1.00\u00a0×" and words.interval_words(speed).endswith(
+        ", steps resampled, one run each"
+    )
     score = next(ratio for ratio in comparison.pairs[0].ratios if ratio.main and ratio.is_difference)
     assert words.ratio_words(score) == "+0.0\u00a0points" and "points" in words.interval_words(score)
     assert words.column(score) == "difference" and words.column(speed) == "ratio"
     nothing = speed.model_copy(update={"value": None, "interval": None})
-    assert words.ratio_words(nothing) == "–" and words.interval_words(nothing) == "steps resampled"
+    assert words.ratio_words(nothing) == "–" and words.interval_words(nothing) == "steps resampled, one run each"
 
 
 def test_why_there_is_no_headline_names_the_first_few(make_run):

@@ -9,7 +9,7 @@ from gemsmith.report.page import render_page
 def test_charts_are_well_formed_and_take_their_colours_from_the_page(make_run):
     html = render_page(make_run(steps=40))
     drawn = re.findall(r"<svg.*?</svg>", html, re.DOTALL)
-    assert len(drawn) == 9
+    assert len(drawn) == 10
     for chart in drawn:
         ElementTree.fromstring(chart)  # our own
         assert "var(--" in chart and "<text" in chart

@@ -6,12 +6,11 @@ import sys
 
 import pytest
 
-from gemsmith.errors import DataError, RunError
-from gemsmith.execution import BACKENDS
+from gemsmith.errors import RunError
 from gemsmith.export.adapters import read_run_adapter
 from gemsmith.lock import LOCK
-from gemsmith.records import DataRecord, TrainRecord
-from gemsmith.run import Run, open_run, read_record, write_record
+from gemsmith.records import TrainRecord
+from gemsmith.run import open_run, read_record
 from gemsmith.train.stage import train
 
 # `gemsmith …`, each step a third of a second longer.
@@ -104,18 +103,6 @@ def test_two_runs_do_not_save_to_one_folder_at_a_time(prepare, start, tmp_path):
     assert not second.record_file("train").exists()
     _, err = training.communicate(timeout=120)
     assert training.returncode == 0 and len(read_record(first, TrainRecord).steps) == 12, err
-
-
-@pytest.mark.parametrize("backend", [name for name, backend in BACKENDS.items() if not backend.pictures])
-def test_a_backend_that_takes_no_pictures_refuses_rows_that_have_some(backend, prepared_run):
-    run = prepared_run()
-    write_record(run, read_record(run, DataRecord).model_copy(update={"pictures": 3}))
-    recipe = run.recipe.model_copy(update={"train": run.recipe.train.model_copy(update={"backend": backend})})
-    with pytest.raises(
-        DataError, match=f"data.train: has 3 pictures, and train.backend {backend} trains on text alone"
-    ):
-        train(Run(path=run.path, recipe=recipe))
-    assert not run.checkpoints.exists()
 
 
 def test_a_folder_that_holds_only_a_lock_was_not_trained_in(prepared_run):

@@ -1,9 +1,10 @@
 import dataclasses
+from collections import Counter
 
 import pytest
 
 from gemsmith.errors import RecipeError
-from gemsmith.zoo import LORA_KINDS, VISION, find_variant, kinds_of, lora_targets
+from gemsmith.zoo import ALL_LINEAR, LORA_KINDS, VISION, find_variant, kinds_of, lora_targets
 
 
 def adapter_count(targets, rank):
@@ -63,3 +64,15 @@ def test_vision_needs_a_tower(name):
     with pytest.raises(RecipeError, match=rf"^lora.targets: {name} has no vision tower; take vision out"):
         lora_targets(variant, ["q", VISION])
     assert VISION not in kinds_of(variant) and VISION in kinds_of(find_variant("gemma4-e2b"))
+
+
+def test_all_linear_has_all_that_multiplies_but_experts_embeddings_and_the_output():
+    kinds = {
+        name: Counter(target.role for target in lora_targets(find_variant(name), [ALL_LINEAR]))
+        for name in ("gemma4-31b", "gemma4-e2b", "gemma4-26b-a4b", "gemma4-12b")
+    }
+    assert kinds["gemma4-31b"] - Counter(dict.fromkeys(LORA_KINDS, 60)) == {"vision": 27 * 7 + 1, "vision_patch": 1}
+    assert kinds["gemma4-e2b"]["per_layer_gate"] == kinds["gemma4-e2b"]["per_layer_out"] == 35
+    assert kinds["gemma4-e2b"]["per_layer_projection"] == 1 and kinds["gemma4-26b-a4b"]["router"] == 30
+    assert kinds["gemma4-12b"]["vision"] == kinds["gemma4-12b"]["vision_patch"] == 1
+    assert not any(role.startswith(("expert", "embed", "norm")) for counts in kinds.values() for role in counts)

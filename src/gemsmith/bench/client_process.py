@@ -17,6 +17,7 @@ from gemsmith.errors import EngineError
 from gemsmith.files import write_text
 from gemsmith.grids import BURST
 from gemsmith.serve.engine import clean_environment
+from gemsmith.serve.pictures import ON_CPU
 from gemsmith.serve.process import guarded, last_lines, refuse_full_disk
 
 CLIENT = Path(__file__).with_name("client.py")
@@ -163,4 +164,5 @@ def _environment() -> dict[str, str]:
         "no_proxy": "*",
     }
     key = api_key()
+    quiet["PYTHONPATH"] = ON_CPU  # vLLM imports torchvision where it is, and declares nothing where it need not
     return clean_environment() | quiet | ({"OPENAI_API_KEY": key} if key else {})

@@ -20,6 +20,8 @@ def prepare() -> None:
     \b
     gemsmith prepare codev codev_r1_sft.jsonl --out codev_r1.jsonl --rows 10000
     gemsmith prepare verilog-eval verilog-eval/dataset_spec-to-rtl --out verilog_eval.jsonl
+    gemsmith prepare oxford-pets pets --split trainval --out pets/trainval.jsonl
+    gemsmith prepare fashion-mnist /usr/share/datasets/fashion-mnist --out fashion
     """
 
 
@@ -62,6 +64,43 @@ def verilog_eval(folder: Path, out: Path, as_json: bool) -> None:
     gemsmith prepare verilog-eval verilog-eval/dataset_spec-to-rtl --out verilog_eval.jsonl
     """
     _show(part("data.codev").prepare_verilog_eval(folder, out), as_json=as_json)
+
+
+@prepare.command(name="oxford-pets")
+@click.argument("folder", type=FOLDER)
+@_out
+@click.option("--split", type=click.Choice(["trainval", "test"]), required=True, help="Of the data set's two lists.")
+@_json
+def oxford_pets(folder: Path, out: Path, split: str, as_json: bool) -> None:
+    """Write a row for each picture of the Oxford-IIIT Pet data set: the picture, all breeds to choose from, its own.
+
+    FOLDER holds images/ and annotations/ as they were unpacked. Rows name the pictures, which stay where they are.
+
+    \b
+    gemsmith prepare oxford-pets pets --split test --out pets/test.jsonl
+    """
+    _show(part("data.oxford_pets").prepare_oxford_pets(folder, out, split=split), as_json=as_json)
+
+
+@prepare.command(name="fashion-mnist")
+@click.argument("folder", type=FOLDER)
+@click.option("--out", type=FOLDER, metavar="FOLDER", required=True, help="A new folder, for train/ and held_out/.")
+@click.option(
+    "--train", type=click.IntRange(min=1), metavar="N", default=2000, show_default=True, help="The first N pictures."
+)
+@click.option(
+    "--held-out", type=click.IntRange(min=1), metavar="N", default=200, show_default=True, help="Of the test pictures."
+)
+@_json
+def fashion_mnist(folder: Path, out: Path, as_json: bool, **counts: int) -> None:
+    """Write pictures of Fashion-MNIST as folders of photos by class, which data.format image-folder reads.
+
+    FOLDER holds the four files as published; Debian's package dataset-fashion-mnist has them.
+
+    \b
+    gemsmith prepare fashion-mnist /usr/share/datasets/fashion-mnist --out fashion --train 2000 --held-out 200
+    """
+    _show(part("data.fashion_mnist").prepare_fashion_mnist(folder, out, **counts), as_json=as_json)
 
 
 def _show(record: Any, *, as_json: bool) -> None:

@@ -150,7 +150,7 @@ def _confounds(ratio: Ratio, differences: Sequence[Difference]) -> tuple[str, ..
     """The differences that bear on a ratio; of a cost those of what it pays for, and of the prices of its way."""
     found = [each for each in differences if ratio.kind in each.confounds]
     if ratio.kind == "cost":
-        way = ratio.what.rpartition(", ")[2]
+        way = ratio.what.rpartition(", ")[2].replace(" ", "_")
         found = [each for each in found if _bears_on_cost(each, ratio.pays_for, way)]
     return tuple(each.condition for each in found)
 
@@ -158,7 +158,7 @@ def _confounds(ratio: Ratio, differences: Sequence[Difference]) -> tuple[str, ..
 def _bears_on_cost(difference: Difference, pays_for: str, way: str) -> bool:
     stage, _, of = difference.condition.partition(":")
     if stage == "price":
-        return f", {way}" in of and (pays_for == "both" or of.startswith(pays_for))
+        return f"_{way}" in of and (pays_for == "both" or of.startswith(pays_for))
     serves = "serving speed" in difference.confounds
     return (
         serves

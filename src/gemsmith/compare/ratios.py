@@ -14,6 +14,10 @@ from gemsmith.records import Part, Range
 
 RESAMPLES, SEED = 10_000, 0
 _CHUNK = 2_000_000
+DRIFT = 0.25
+"""Relative: halves of a training that differ by more say that something else took part, such as another load."""
+_FEWEST_HALF = 5
+_PROMPTS_APART = 0.02
 ASKED_SHARE = 0.9
 """A server that gives this share of the tokens that its requests ask for is limited by them."""
 
@@ -79,13 +83,24 @@ def _training(first: Side, other: Side) -> Iterator[Ratio]:
         value=other.real_tokens_per_s / first.real_tokens_per_s,
         better="higher",
         interval=interval,
-        interval_of="steps resampled" if interval else "no single steps recorded",
+        interval_of="steps resampled, one run each" if interval else "no single steps recorded",
         main=True,
+        notes=tuple(note for side in (first, other) for note in _drift_notes(side)),
     )
+
+
+def _drift_notes(side: Side) -> Iterator[str]:
+    """That its speed was not one speed."""
+    if drift := speed_drift(side):
+        early, late = drift
+        yield f"{side.name} was not steady: {early:,.0f} real tokens/s in its first half, {late:,.0f} in its second"
 
 
 def bootstrap_ratio(first: Sequence[tuple[float, float]], other: Sequence[tuple[float, float]]) -> Range:
     """The 95 % interval of (Σa/Σb of other) / (Σa/Σb of first) for pairs (a, b): 10,000 resamples of each, seeded.
+
+    Circular blocks of n^⅓ neighbours are drawn, since steps one after the other are slow together (Politis and Romano
+    1992, in Exploring the Limits of Bootstrap).
 
     >>> bootstrap_ratio([(10, 1)] * 5, [(30, 2)] * 5)
     (1.5, 1.5)
@@ -97,14 +112,28 @@ def bootstrap_ratio(first: Sequence[tuple[float, float]], other: Sequence[tuple[
 
 
 def _resampled(pairs: np.ndarray, generator: np.random.Generator) -> np.ndarray:
-    """Σa/Σb of RESAMPLES draws of as many pairs as there are, shape (RESAMPLES,)."""
-    rows = max(1, _CHUNK // len(pairs))
-    sums = []
-    for start in range(0, RESAMPLES, rows):
-        drawn = pairs[generator.integers(len(pairs), size=(min(rows, RESAMPLES - start), len(pairs)))]
-        sums.append(drawn.sum(axis=1))
-    totals = np.concatenate(sums)
+    """Σa/Σb of RESAMPLES draws of about as many pairs as there are, shape (RESAMPLES,)."""
+    block = max(1, round(len(pairs) ** (1 / 3)))
+    # Sums of the blocks from each place on: a draw is then of blocks alone.
+    circle = np.concatenate((np.zeros((1, 2)), np.cumsum(np.concatenate((pairs, pairs[:block])), axis=0)))
+    blocks = circle[block : block + len(pairs)] - circle[: len(pairs)]
+    number = math.ceil(len(pairs) / block)
+    rows = max(1, _CHUNK // number)
+    totals = np.concatenate([
+        blocks[generator.integers(len(blocks), size=(min(rows, RESAMPLES - start), number))].sum(axis=1)
+        for start in range(0, RESAMPLES, rows)
+    ])  # fmt: skip
     return totals[:, 0] / totals[:, 1]
+
+
+def speed_drift(side: Side) -> tuple[float, float] | None:
+    """Real tokens/s of the first and the second half of the steps, where they differ by more than DRIFT."""
+    middle = len(side.timed_steps) // 2
+    if middle < _FEWEST_HALF:
+        return None
+    halves = side.timed_steps[:middle], side.timed_steps[middle:]
+    early, late = (sum(tokens for tokens, _ in half) / sum(seconds for _, seconds in half) for half in halves)
+    return (early, late) if max(early, late) > (1 + DRIFT) * min(early, late) else None
 
 
 def common_cells(first: Side, other: Side) -> list[tuple[Cell, Cell]]:
@@ -158,13 +187,16 @@ def _requests_words(cell: Cell) -> str:
 
 
 def _request_notes(first: Side, ours: Cell, other: Side, theirs: Cell) -> tuple[str, ...]:
-    """That requests were lost, or that the two had not as many."""
+    """That requests were lost, or that the two had not as many, or not as long prompts."""
     lost = [
         f"{side.name}: {cell.unanswered} of {cell.requests} requests were not answered, and are in no number"
         for side, cell in ((first, ours), (other, theirs))
         if cell.unanswered
     ]
     unlike = [f"{ours.requests} requests against {theirs.requests}"] if ours.requests != theirs.requests else []
+    sent = ours.real_input_tokens, theirs.real_input_tokens
+    if sent[0] and sent[1] and abs(sent[1] / sent[0] - 1) > _PROMPTS_APART:
+        unlike.append(f"prompts of {sent[0]:,.0f} tokens against {sent[1]:,.0f}")
     return (*lost, *unlike)
 
 

@@ -168,15 +168,16 @@ def _server(stage: str, server: ServerFacts | None) -> Conditions:
 def _versions(stage: str, origin: Origin) -> Conditions:
     yield f"{stage}:gemsmith", origin.gemsmith
     for name, version in origin.versions.items():
-        yield f"{stage}:version {name}", version
+        yield f"{stage}:version_{name}", version
 
 
 def _prices(train: Mapping[Way, Rate], serve: Mapping[Way, Rate]) -> Conditions:
     for stage, rates in (("training", train), ("serving", serve)):
         for way, rate in rates.items():
-            yield f"price:{stage}, {way}", rate.basis
-            yield f"price:{stage}, {way}, USD/h", rate.usd_per_hour
-            yield f"price:{stage}, {way}, date", rate.date
+            name = f"price:{stage}_{way.replace(' ', '_')}"
+            yield name, rate.basis
+            yield f"{name}_date", rate.date
+            yield f"{name}_usd_per_hour", rate.usd_per_hour
 
 
 def _rates(plan: PlanRecord | None, name: str | None) -> dict[Way, Rate]:
@@ -198,6 +199,7 @@ def _cells(bench: BenchRecord | None) -> tuple[Cell, ...]:
             output_tokens=cell.output_tokens,
             request_rate=None if math.isinf(cell.request_rate) else cell.request_rate,
             max_concurrency=cell.max_concurrency,
+            real_input_tokens=finite(cell.real_input_tokens),
             requests=cell.completed + cell.failed + cell.cut,
             unanswered=cell.failed + cell.cut,
             output_tokens_per_s=cell.output_tokens_per_s,

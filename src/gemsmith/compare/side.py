@@ -27,6 +27,8 @@ class Cell(Part):
     max_concurrency: int | None = None
     asked: str | None = None
     """Instead of the rate: what a source says of it that gives none."""
+    real_input_tokens: float | None = None
+    """The mean of what was sent, where that is recorded."""
     requests: int | None = None
     """How many the numbers are of; None: not said."""
     unanswered: int = 0

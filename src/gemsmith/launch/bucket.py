@@ -78,14 +78,14 @@ class Bucket:
         return content
 
     def _ask(self, operation: Callable[[], T]) -> T:
-        for pause_s in _PAUSES_S:
-            try:
-                return operation()
-            except ValueError as error:
-                if not any(sign in str(error) for sign in _BROKEN):
-                    break
-            time.sleep(pause_s)
         with _reaching(self.url):
+            for pause_s in _PAUSES_S:
+                try:
+                    return operation()
+                except ValueError as error:
+                    if not any(sign in str(error) for sign in _BROKEN):
+                        raise
+                time.sleep(pause_s)
             return operation()
 
     def upload(self, file: Path, name: str) -> None:

@@ -247,6 +247,7 @@ def _vllm_arguments(request: Request) -> list[str | Chosen]:
     """As `gemsmith serve` would have it on this GPU: fp8 where bfloat16 does not fit by the formula."""
     folder, serve = request.root.removeprefix(f"gs://{request.bucket}/"), request.recipe.serve
     length = serve.max_model_len or request.recipe.data.max_length
+    assert request.recipe.model is not None
     settings = ServeSettings(max_model_len=length, dtype=serve.dtype)
     split = choose_split(request.machine, find_variant(request.recipe.model), settings, length)
     held = f"{split.memory.total / GB:.2g} GB of {request.machine.chip.hbm_bytes / GB:.0f}, modelled"

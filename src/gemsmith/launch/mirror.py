@@ -26,7 +26,7 @@ from gemsmith.stages import STAGES
 RUN, CHECKPOINTS, LAUNCHED = "run/", "checkpoints/", "launched/"
 RECORDS = tuple(f"{stage}.json" for stage in STAGES)
 _WRITER, _WHOLE = "writer", ".whole"
-_BETWEEN_LOOKS_S = 15.0
+_BETWEEN_LOOKS_S = 5.0
 _State = dict[str, tuple[int, int]]
 
 

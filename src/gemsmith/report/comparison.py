@@ -45,7 +45,7 @@ def read_side(folder: Path, name: str, *, trained_on: str | None = None, served_
         str(folder),
         run.recipe,
         findings.records(),
-        missing=_missing(findings, folder),
+        missing=_missing(findings, run),
         trained_on=trained_on,
         served_on=served_on,
     )
@@ -90,11 +90,14 @@ def _refuse_accelerator(findings: Findings, name: str, machine: str | None) -> N
         )
 
 
-def _missing(findings: Findings, folder: Path) -> tuple[str, ...]:
-    lines = [*findings.problems.values(), *findings.left_out.values()]
+def _missing(findings: Findings, run: Run) -> tuple[str, ...]:
+    absent = [stage for stage in findings.problems if not run.record_file(stage).exists()]
+    lines = [f"no record of {', '.join(absent)}; gemsmith run {run.path} makes them."] if absent else []
+    lines += [line for stage, line in findings.problems.items() if stage not in absent]
+    lines += findings.left_out.values()
     lines += [notice.text for notice in find_notices(findings) if notice.grave]
     if findings.stale:
         lines.append(f"made from other settings than the recipe there now: {', '.join(findings.stale)}.")
     if findings.plan and not any(machine.price or machine.price_spot for machine in findings.plan.machines):
-        lines.append(f"plan.json says no price of an hour, so there is no cost; run: gemsmith plan {folder}")
+        lines.append(f"plan.json says no price of an hour, so there is no cost; run: gemsmith plan {run.path}")
     return tuple(lines)

@@ -7,7 +7,8 @@ from gemsmith.compare.comparison import Comparison, Pair
 from gemsmith.compare.curve import Curve
 from gemsmith.compare.ratios import common_cells
 from gemsmith.compare.side import Cell, Side
-from gemsmith.report.charts import Chart, running_mean
+from gemsmith.report.charts import Chart
+from gemsmith.report.curves import running_mean
 from gemsmith.report.drawing import COLOURS, MARKERS, SERIES, draw_svg, write_ticks
 from gemsmith.report.numbers import decimal, usd
 

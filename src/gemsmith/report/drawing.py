@@ -7,6 +7,7 @@ import io
 import math
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from gemsmith.report.numbers import count
@@ -54,11 +55,13 @@ _STYLE: dict[str, Any] = {
 }
 
 
-def write_rates(axes: Any, rates: Sequence[float]) -> None:
-    """The rates as they were asked for, one place each: a sweep is a set of settings, not a scale."""
-    axes.set_xticks(range(len(rates)), ["burst" if math.isinf(rate) else f"{rate:g}" for rate in rates])
-    axes.set_xlim(-0.45, len(rates) - 0.55)
-    axes.set_xlabel("requests/s asked for")
+@dataclass(frozen=True, kw_only=True)
+class Drawing:
+    """An <svg> element, and where in it the points are that were asked about."""
+
+    svg: str
+    places: list[tuple[float, float]]
+    """x, y in units of its viewBox."""
 
 
 def write_ticks(axes: Any, *, log: bool, whole_x: bool = False) -> None:
@@ -91,6 +94,13 @@ def _tick(value: float) -> str:
 
 def draw_svg(name: str, draw: Callable[[Any], None], *, height: int = HEIGHT) -> str:
     """One axes, drawn by `draw`, as an <svg> element to put into a page."""
+    return draw_chart(name, draw, height=height).svg
+
+
+def draw_chart(
+    name: str, draw: Callable[[Any], None], *, height: int = HEIGHT, points: Sequence[tuple[float, float]] = ()
+) -> Drawing:
+    """The same, and where in it the points are, which are given in units of the axes."""
     import matplotlib
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
@@ -100,12 +110,14 @@ def draw_svg(name: str, draw: Callable[[Any], None], *, height: int = HEIGHT) ->
         settings: Any = matplotlib.rcParams
         settings.update(_STYLE | {"svg.hashsalt": f"gemsmith-{name}"})
         layout = ConstrainedLayoutEngine(w_pad=2 / 72, h_pad=3 / 72)
-        figure = Figure(figsize=(WIDTH / 72, height / 72), layout=layout)
-        draw(figure.add_subplot())
+        figure = Figure(figsize=(WIDTH / 72, height / 72), dpi=72, layout=layout)
+        axes = figure.add_subplot()
+        draw(axes)
         file = io.StringIO()
         nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
         figure.savefig(file, format="svg", transparent=True, metadata=nothing)
-    return _inline(file.getvalue())
+        places = axes.transData.transform(list(points)) if points else ()
+    return Drawing(svg=_inline(file.getvalue()), places=[(float(x), height - float(y)) for x, y in places])
 
 
 def _inline(svg: str) -> str:

@@ -3,16 +3,25 @@
 Shared by the page and the terminal's table; no plotting and no HTML.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gemsmith.bench_records import BenchCell, BenchRecord, Saturation
 from gemsmith.errors import RunError
-from gemsmith.eval_records import EvalRecord
+from gemsmith.eval_records import EvalRecord, LmEvalRecord
 from gemsmith.evals.compare import SIGNIFICANT, describe_change
 from gemsmith.plan_records import MachinePlan, PlanRecord
-from gemsmith.recipe import eval_tasks
-from gemsmith.records import DataRecord, ExportRecord, Record, ServeRecord, TrainRecord, VerifyRecord
+from gemsmith.recipe import Recipe, eval_tasks
+from gemsmith.records import (
+    DataRecord,
+    ExportRecord,
+    Record,
+    ServeRecord,
+    TrainRecord,
+    VerifyRecord,
+    read_record_file,
+)
 from gemsmith.report.numbers import count, plain, rate
 from gemsmith.run import Run, made_from, read_record
 from gemsmith.stages import STAGES
@@ -32,6 +41,8 @@ class Findings:
     serve: ServeRecord | None
     bench: BenchRecord | None
     eval: EvalRecord | None
+    lm_eval: LmEvalRecord | None
+    """Of lm-evaluation-harness; no stage, so that none need be there."""
     problems: dict[str, str]
     left_out: dict[str, str]
     """Stages that the recipe does not ask for, and why."""
@@ -41,6 +52,11 @@ class Findings:
     def records(self) -> dict[str, Record]:
         """The records that are there, in the order of the stages."""
         return {stage: record for stage in STAGES if (record := getattr(self, stage)) is not None}
+
+    def model(self, recipe: Recipe) -> str:
+        """Its name as the records have it, or as the recipe asks for it."""
+        recorded = (self.train.model if self.train else None) or (self.plan.model if self.plan else None)
+        return recorded or recipe.model or recipe.checkpoint
 
     def why_missing(self, stage: str) -> str:
         return self.problems.get(stage) or self.left_out[stage]
@@ -62,22 +78,42 @@ def read_findings(run: Run) -> Findings:
     for stage in STAGES:
         try:
             records[stage] = read_record(run, STAGES[stage].record)
-        except RunError as error:
+        except (RunError, OSError, RecursionError) as error:
             records[stage] = None
             if run.record_file(stage).exists():
-                problems[stage] = str(error)
+                problems[stage] = _why_unreadable(run, stage, error)
             elif stage == "eval" and not eval_tasks(run.recipe):
                 left_out[stage] = "Left out: data.eval names no held-out rows."
             else:
                 problems[stage] = f"No {stage}.json in this run: gemsmith {stage} makes it."
     stale = tuple(stage for stage, record in records.items() if record is not None and _is_stale(run, record))
-    return Findings(**records, problems=problems, left_out=left_out, stale=stale)  # type: ignore[arg-type]  # each stage's own class, by STAGES
+    lm_eval = _read_lm_eval(run, problems)
+    return Findings(**records, lm_eval=lm_eval, problems=problems, left_out=left_out, stale=stale)  # type: ignore[arg-type]  # each stage's own class, by STAGES
+
+
+def _read_lm_eval(run: Run, problems: dict[str, str]) -> LmEvalRecord | None:
+    file = run.record_file(LmEvalRecord.stage)
+    if not file.exists():
+        return None
+    try:
+        return read_record_file(file, LmEvalRecord, missing="", damaged="run: gemsmith eval --lm-eval with its tasks")
+    except (RunError, OSError, RecursionError) as error:
+        problems[LmEvalRecord.stage] = _why_unreadable(run, LmEvalRecord.stage, error)
+        return None
+
+
+def _why_unreadable(run: Run, stage: str, error: Exception) -> str:
+    """One line; what is no record at all is named with its reason."""
+    if isinstance(error, RunError):
+        return str(error)
+    reason = error.strerror if isinstance(error, OSError) else "it is nested too deeply"
+    return f"{run.record_file(stage)}: cannot be read ({reason}); remove it, then run: gemsmith {stage}"
 
 
 def find_notices(findings: Findings) -> list[Notice]:
     """What the reader must know before the numbers, the gravest first."""
     notices = [*_training_notices(findings), *_checking_notices(findings)]
-    for record in findings.records().values():
+    for record in (*findings.records().values(), *([findings.lm_eval] if findings.lm_eval else [])):
         notices += [Notice(grave=True, text=text) for text in record.grave_notices]
         notices += [
             Notice(grave=False, text=text) for text in record.notices if not _said_again(text, record, findings)
@@ -188,9 +224,8 @@ def _say_saturation(found: Saturation) -> str:
 
 def fastest_cell(bench: BenchRecord) -> BenchCell | None:
     """The cell with the highest output tokens/s."""
-    return max(
-        (cell for cell in bench.cells if cell.completed), key=lambda cell: cell.output_tokens_per_s, default=None
-    )
+    cells = (cell for cell in bench.cells if cell.completed and math.isfinite(cell.output_tokens_per_s))
+    return max(cells, key=lambda cell: cell.output_tokens_per_s, default=None)
 
 
 def cheapest_machine(plan: PlanRecord) -> MachinePlan | None:
@@ -204,6 +239,11 @@ def count_checks(verify: VerifyRecord) -> str:
     outcomes = [check.passed for check in verify.checks]
     words = [(outcomes.count(True), "passed"), (outcomes.count(False), "failed"), (outcomes.count(None), "not done")]
     return ", ".join(f"{number} {word}" for number, word in words if number) or "no check"
+
+
+def trained_tokens(train: TrainRecord) -> int:
+    """Without padding, of all steps."""
+    return sum(step.real_tokens for step in train.steps)
 
 
 def total_s(findings: Findings) -> float:

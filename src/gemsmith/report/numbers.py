@@ -1,6 +1,7 @@
 """How numbers are written for a reader: three digits that matter, units, no-break spaces."""
 
 import math
+from collections.abc import Mapping
 from datetime import UTC, datetime
 
 _NBSP = "\u00a0"
@@ -94,11 +95,13 @@ def duration(seconds: float) -> str:
 def rough(seconds: float) -> str:
     """Seconds of a model, in one unit and with two digits: more would claim what a formula does not know.
 
-    >>> [rough(value).replace(_NBSP, " ") for value in (3.14, 964, 12024, 252_000)]
-    ['3.1 s', '16 min', '3.3 h', '70 h']
+    >>> [rough(value).replace(_NBSP, " ") for value in (0.0123, 0.449, 3.14, 964, 12024, 252_000)]
+    ['12 ms', '450 ms', '3.1 s', '16 min', '3.3 h', '70 h']
     """
     if not math.isfinite(seconds):
         return "not finite"
+    if 0 < seconds < 0.995:
+        return f"{float(f'{1000 * seconds:.2g}'):g}{_NBSP}ms"
     for unit, length, most in (("s", 1, 99.5), ("min", 60, 99.5), ("h", 3600, math.inf)):
         value = seconds / length
         if value < most:
@@ -131,6 +134,38 @@ def usd(value: float) -> str:
     return f"${value:,.2f}" if abs(value) < 1000 else f"${value:,.0f}"
 
 
+def price(value: float) -> str:
+    """Dollars of a unit, such as a million tokens: three digits that matter, at least cents.
+
+    >>> price(6.104), price(0.01234), price(0)
+    ('$6.10', '$0.0123', '$0.00')
+    """
+    if not math.isfinite(value) or value == 0 or abs(value) >= 1:
+        return usd(value)
+    return f"${decimal(value)}"
+
+
+def signed(value: float) -> str:
+    """A difference of scores.
+
+    >>> signed(0.975), signed(-0.01), signed(0)
+    ('+0.975', '−0.010', '0.000')
+    """
+    sign = "" if not value or math.isnan(value) else "+" if value > 0 else "−"
+    return sign + fraction(abs(value))
+
+
+def p_value(value: float) -> str:
+    """How likely chance alone is.
+
+    >>> p_value(0.0312), p_value(4e-11), p_value(1)
+    ('p = 0.031', 'p < 0.001', 'p = 1')
+    """
+    if not math.isfinite(value):
+        return "p not finite"
+    return "p < 0.001" if value < 0.001 else f"p = {value:.2g}"
+
+
 def span(low: str, high: str) -> str:
     """A range, with a unit that both ends share written once; the one value where both read the same.
 
@@ -149,6 +184,17 @@ def span(low: str, high: str) -> str:
 
 def short_hash(value: str) -> str:
     return value[:12]
+
+
+def mesh(axes: Mapping[str, int]) -> str:
+    """The axes along which there is more than one device.
+
+    >>> mesh({"replica": 1, "fsdp": 4, "tp": 2}), mesh({"fsdp": 1}), mesh({})
+    ('fsdp 4 × tp 2', 'one device', 'not recorded')
+    """
+    if not axes:
+        return "not recorded"
+    return " × ".join(f"{name} {size}" for name, size in axes.items() if size != 1) or "one device"
 
 
 def moment(text: str) -> str:

@@ -12,7 +12,7 @@ from gemsmith.records import Range
 from gemsmith.report import numbers
 from gemsmith.report.charts import Chart
 from gemsmith.report.drawing import COLOURS, draw_svg
-from gemsmith.report.page import Tile, open_environment
+from gemsmith.report.page import open_environment
 
 PARTS = {
     "frozen weights": ("weights", "s1"),
@@ -27,6 +27,15 @@ OTHER = ("the layer or loss at hand", "s4")
 LEGEND = tuple(dict.fromkeys((*PARTS.values(), OTHER)))
 _ROW = 19
 """Height that a machine has in a chart."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tile:
+    """A headline number. `value` None: there is none, `note` says why."""
+
+    label: str
+    value: str | None
+    note: str
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,1 +1,1 @@
-"""Tiny checkpoints, trained runs and hostile servers: for tests, and as the start of the demo's base."""
+"""Tiny checkpoints, trained runs, hostile servers and a cloud on this machine: for tests and the demos."""

@@ -17,13 +17,15 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
 from gemsmith.testing.cloud_run import read_job, run_task
 
 FOLDER, INTERRUPT = "LOCAL_CLOUD", "LOCAL_CLOUD_INTERRUPT"
-"""Of the environment: the folder, and an address; once an object is there, the first attempt loses its machine."""
+"""Of the environment: the folder, and a pattern such as gs://runs/my/checkpoints/*.whole; once an object of such a name
+is there, the first attempt loses its machine."""
 PROJECT, REGION = "local", "us-central1"
 
 
@@ -110,9 +112,9 @@ def _interruption() -> Callable[[], bool]:
     address = os.environ.get(INTERRUPT)
     if address is None:
         return lambda: False
-    folder, _, name = address.rpartition("/")
+    folder, _, pattern = address.rpartition("/")
     store = _open(folder + "/")
-    return lambda: store.read(name).result().state == "value"
+    return lambda: any(fnmatch(key.decode(), pattern) for key in store.list().result())
 
 
 def _fetch_bucket(bucket: str, folder: Path) -> Path:

@@ -259,8 +259,8 @@ class Session:
             compile_s=facts.compile_s,
             compiled_from_cache=facts.compiled_from_cache,
             real_tokens_per_s=_per_s("real_tokens", steps, self.resumed_at),
-            against_plan=against_plan(run, facts.accelerators, timed_steps(steps, self.resumed_at)),
             pictures=self._pictures(facts),
+            against_plan=against_plan(run, facts.accelerators, timed_steps(steps, self.resumed_at)),
             peak_memory_bytes=facts.peak_memory_bytes,
             last_checkpoint=f"{'checkpoints' if inside else run.checkpoints}/{self._last_saved()}",
             notices=(

@@ -3,8 +3,7 @@
 import contextlib
 import importlib.util
 
-from gemsmith.errors import DataError, MachineError
-from gemsmith.execution import BACKENDS
+from gemsmith.errors import MachineError
 from gemsmith.lock import locked
 from gemsmith.records import DataRecord, TrainRecord
 from gemsmith.resolve import recipe_variant
@@ -27,9 +26,7 @@ def train(run: Run, *, fresh: bool = False) -> TrainRecord:
     installed, RecipeError where export.step will not be saved, and whatever the backend raises. A bucket has no locks:
     there nothing keeps a second training out.
     """
-    record = read_record(run, DataRecord)
-    _check_pictures(run, record)
-    steps = record.steps
+    steps = read_record(run, DataRecord).steps
     check_export_step(run, steps, fresh=fresh)
     say_schedule(run.recipe, steps)
     in_bucket = "://" in str(run.recipe.train.checkpoint_folder)
@@ -60,15 +57,6 @@ def check_training(run: Run) -> None:
     _ = run.checkpoints  # looks for what a bucket needs
     if recipe.train.optimizer_steps is not None:
         check_export_step(run, recipe.train.optimizer_steps)
-
-
-def _check_pictures(run: Run, record: DataRecord) -> None:
-    backend = run.recipe.train.backend
-    if record.pictures and not BACKENDS[backend].pictures:
-        raise DataError(
-            f"data.train: has {record.pictures:,} pictures, and train.backend {backend} trains on text alone; take "
-            "the rows with pictures out"
-        )
 
 
 def _train_with_trl(run: Run, *, fresh: bool) -> TrainRecord:

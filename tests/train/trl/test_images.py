@@ -7,9 +7,11 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from tokenizers import Tokenizer
 
+from gemsmith.checkpoint import open_checkpoint
 from gemsmith.checkpoint.adapter import read_peft_adapter
 from gemsmith.data import load_batches
 from gemsmith.errors import DataError
@@ -19,8 +21,18 @@ from gemsmith.testing.pictures import picture_bytes
 from gemsmith.train.stage import train
 from gemsmith.train.trl.checkpoints import Checkpoints
 from gemsmith.train.trl.images import ImageFeed, count_patches, number_images, pad_images
+from gemsmith.train.trl.model import load_base
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # upstream's, at import
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread_of_torch():
+    """Of something as small as this; on a busy machine two wait for each other by spinning."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 def picture(soft_tokens, value=0.0):
@@ -105,6 +117,7 @@ def test_a_run_learns_from_pictures_and_counts_them(learned):
     assert all("language_model" in module for module in read_peft_adapter(run.checkpoints / "6").modules)
 
 
+@pytest.mark.slow
 def test_what_a_picture_shows_is_learned(learned, tmp_path):
     """The same rows with pictures of one colour: the loss of a step that sees other pictures is another one."""
     first = learned("first", train={"optimizer_steps": 2})[1]
@@ -117,9 +130,15 @@ def test_what_a_picture_shows_is_learned(learned, tmp_path):
     assert abs(first.steps[0].loss - second.steps[0].loss) > 1e-3
 
 
-def test_nothing_but_the_answer_and_its_end_is_a_target(prepare_pictures, in_this_process):
-    """No header, no soft token, none of the marks around them, and none of a turn's empty thought."""
-    run = prepare_pictures("run")
+@pytest.mark.parametrize("thought", ["", "<|channel>thought\\n<channel|>"], ids=["plain", "empty thought"])
+def test_nothing_but_the_answer_and_its_end_is_a_target(prepare_pictures, in_this_process, tmp_path, thought):
+    """No header, no soft token, none of the marks around them, and none of the empty thought of the larger variants."""
+    own = prepare_pictures("own").recipe.checkpoint
+    header = "{{- '<|turn>model\\n' -}}"
+    text = (Path(own) / "chat_template.jinja").read_text()
+    assert header in text
+    (tmp_path / "template.jinja").write_text(text.replace(header, header.replace("' -}}", f"{thought}' -}}}}")))
+    run = prepare_pictures("run", data={"template": str(tmp_path / "template.jinja")})
     tokenizer = Tokenizer.from_file(str(Path(run.recipe.checkpoint) / "tokenizer.json"))
     rows, texts = load_batches(run).rows, []
     for number in range(len(rows)):
@@ -129,6 +148,7 @@ def test_nothing_but_the_answer_and_its_end_is_a_target(prepare_pictures, in_thi
     assert sorted(texts) == sorted(["wire<turn|>", *[f"wire {number % 2}<turn|>" for number in range(6)]])
 
 
+@pytest.mark.slow
 def test_a_picture_that_changes_in_training_is_one_line_and_the_step_before_it_is_saved(
     prepare_pictures, in_this_process, tmp_path
 ):
@@ -189,3 +209,37 @@ def test_how_a_step_is_computed_changes_nothing_but_rounding(learned, name, keys
     )
     assert [step.loss for step in other.steps] == pytest.approx([step.loss for step in plain.steps], rel=1e-5)
     assert [step.grad_norm for step in other.steps] == pytest.approx([step.grad_norm for step in plain.steps], rel=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["tiny-31b", "tiny-12b"])
+@pytest.mark.parametrize("targets", [["q", "vision"], ["all-linear"]], ids=["vision", "all-linear"])
+def test_adapters_on_the_tower_learn_and_go_on_with_the_same_bytes(
+    prepare_pictures, tmp_path, saved_bytes, name, targets
+):
+    if (name, targets) == ("tiny-12b", ["q", "vision"]):
+        pytest.skip("it has no tower")
+    keys = {"lora": {"targets": targets}, "train": {"remat": "layer", "checkpoint_every": 2, "dtype": "bfloat16"}}
+    run = prepare_pictures("run", name=name, **keys)
+    record = train(run)
+    assert record.steps[-1].loss < record.steps[0].loss
+    assert record.adapted["vision"] == (22 if name == "tiny-31b" else 1)
+    modules = read_peft_adapter(run.checkpoints / "4").modules
+    assert len(modules) == sum(record.adapted.values()) and all(pair.b.any() for pair in modules.values())
+    shutil.copytree(run.path, tmp_path / "again")
+    again = Run(path=tmp_path / "again", recipe=run.recipe)
+    again.record_file("train").unlink()
+    shutil.rmtree(again.checkpoints / "4")
+    assert train(again).resumed_at == (2,) and saved_bytes(again, 4) == saved_bytes(run, 4)
+
+
+@pytest.mark.slow
+def test_a_base_in_nf4_keeps_what_embeds_images_as_it_is(learned):
+    bitsandbytes = pytest.importorskip("bitsandbytes")
+    run, record = learned(train={"dtype": "nf4", "remat": "layer"})
+    assert record.steps[-1].loss < record.steps[0].loss - 0.1
+    checkpoint = open_checkpoint(run.recipe.checkpoint)
+    model = load_base(run.recipe, checkpoint, "documents", torch.device("cpu"), vision=True)
+    quantised = {name for name, module in model.named_modules() if isinstance(module, bitsandbytes.nn.Linear4bit)}
+    assert len(quantised) == 40 and all(".language_model.layers." in name for name in quantised)
+    assert model.model.vision_tower.patch_embedder.input_proj.weight.dtype == torch.bfloat16

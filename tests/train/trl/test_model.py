@@ -2,6 +2,7 @@
 passes over memory."""
 
 import numpy as np
+import peft
 import pytest
 import torch
 from transformers import AutoModelForImageTextToText
@@ -15,7 +16,7 @@ from gemsmith.testing.tiny import IMAGE_TOKENS
 from gemsmith.train.trl import upstream as trl_upstream
 from gemsmith.train.trl.attention import attention_inputs
 from gemsmith.train.trl.images import number_images, pad_images
-from gemsmith.train.trl.model import _embed_images, adapted_model, adapters_of, load_base
+from gemsmith.train.trl.model import _embed_images, adapted_model, adapters_of, count_adapted, load_base
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 
@@ -183,3 +184,34 @@ def test_an_image_is_embedded_under_autocast_as_without(even_checkpoint, make_pa
         ours = _embed_images(model, **images).pooler_output[0]
         theirs = model.model.get_image_features(**images, return_dict=True).pooler_output[0]
     assert torch.equal(ours, plain) and not torch.equal(theirs, plain)
+
+
+@pytest.mark.parametrize("name", ["tiny-31b", "tiny-e2b", "tiny-12b", "tiny-26b-a4b"])
+def test_all_linear_is_what_peft_takes_it_for(even_checkpoint, name):
+    checkpoint = open_checkpoint(str(even_checkpoint(name, vision=True)))
+    recipe = recipe_of(checkpoint.folder)
+    wide = recipe.model_copy(update={"lora": recipe.lora.model_copy(update={"targets": ("all-linear",)})})
+    model = adapted_model(wide, checkpoint, "documents", META, vision=True)
+    base = load_base(recipe, checkpoint, "documents", META, vision=True)
+    theirs = peft.get_peft_model(base, peft.LoraConfig(r=4, target_modules="all-linear"))
+    assert adapters_of(model).keys() == adapters_of(theirs).keys()
+    assert len(adapters_of(model)) == sum(count_adapted(model, checkpoint.variant, ("all-linear",)).values())
+
+
+@pytest.mark.parametrize("name", ["tiny-31b", "tiny-12b"])
+def test_rows_without_an_image_give_adapters_of_the_tower_a_gradient_of_zero(even_checkpoint, name):
+    """AdamW takes none for no step at all, and of several processes one would wait for it."""
+    checkpoint = open_checkpoint(str(even_checkpoint(name, vision=True)))
+    recipe = recipe_of(checkpoint.folder)
+    wide = recipe.model_copy(update={"lora": recipe.lora.model_copy(update={"targets": ("all-linear",)})})
+    model = adapted_model(wide, checkpoint, "documents", CPU, vision=True)
+    for layer in adapters_of(model).values():
+        torch.nn.init.normal_(layer.lora_B["default"].weight)
+    segments = np.ones((1, 8), np.int32)
+    mask = attention_inputs("documents", segments, None, 64, CPU, torch.bfloat16)
+    row = torch.arange(8)[None] + 200
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        model(tokens=row, positions=row - 200, loss_mask=row > 203, attention_mask=mask).backward()
+    for module, layer in adapters_of(model).items():
+        gradient = layer.lora_A["default"].weight.grad
+        assert gradient.any() != ("vision" in module), module

@@ -19,8 +19,8 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from gemsmith.checkpoint import Checkpoint, open_checkpoint
 from gemsmith.data import Batches, load_batches
-from gemsmith.errors import USERS_ERRNOS, DamageError, MachineError, RecipeError, RunError, explain_os_error, last_line
-from gemsmith.pictures.patches import Patching, read_patching
+from gemsmith.errors import USERS_ERRNOS, DamageError, MachineError, RunError, explain_os_error, last_line
+from gemsmith.pictures.patches import Patching
 from gemsmith.pictures.workers import count_processes
 from gemsmith.provenance import start_clock
 from gemsmith.recipe import Mesh
@@ -29,6 +29,7 @@ from gemsmith.run import Run
 from gemsmith.sizing.limits import trl_mesh
 from gemsmith.train.adapter_init import read_start_adapter
 from gemsmith.train.attempt import full_disk, same_everywhere
+from gemsmith.train.pictures import check_patching
 from gemsmith.train.session import Facts, Outcome, Session, train_session
 from gemsmith.train.trl.attention import kernels
 from gemsmith.train.trl.checkpoints import Arrays, Checkpoints
@@ -39,7 +40,6 @@ from gemsmith.train.trl.model import (
     adapted_model,
     attention_heads,
     count_adapted,
-    embedding_targets,
     matrices_of,
     set_moments,
     set_start,
@@ -86,8 +86,7 @@ class TrlBackend:
         self._run, self._checkpoint, self._batches, self._group, self._mesh = run, checkpoint, batches, group, mesh
         self._attention = "documents" if run.recipe.train.attention == "auto" else run.recipe.train.attention
         self._checkpoints = Checkpoints(run)
-        budget, pictures = run.recipe.data.image_tokens, bool(batches.rows.pictures)
-        self._patching = read_patching(checkpoint.config, budget) if pictures else None
+        self._patching = check_patching(checkpoint, batches, run.recipe.data, run.recipe.lora)
 
     def resumable_step(self) -> int | None:
         checkpoints = self._checkpoints
@@ -127,11 +126,6 @@ class TrlBackend:
         # Split, it need not fit on one device: it is read into the machine's memory, and split layer by layer.
         place = group.device if group.size == 1 else torch.device("cpu")
         vision = self._patching is not None
-        if not vision and (embedding := embedding_targets(self._checkpoint.variant, self._run.recipe.lora.targets)):
-            raise RecipeError(
-                f"lora.targets: {len(embedding)} of the linear layers that they name embed pictures, and no row of "
-                "data.train has one; name kinds of the text model alone"
-            )
         model = adapted_model(self._run.recipe, self._checkpoint, self._attention, place, vision=vision)
         if group.size > 1:
             sizes, axes = (mesh.replica, mesh.fsdp), ("replica", "fsdp")

@@ -23,10 +23,11 @@ from gemsmith.errors import CheckpointError, MachineError
 from gemsmith.recipe import Recipe
 from gemsmith.sizing.limits import check_trl_quantised
 from gemsmith.train.adapter_init import first_pair
+from gemsmith.train.pictures import adapted_for_pictures
 from gemsmith.train.trl.attention import FULL, SLIDING, attend_documents
 from gemsmith.train.trl.loss import token_nll
 from gemsmith.train.trl.upstream import adapted, adapted_by_itself, check_readable, normed
-from gemsmith.zoo import Variant, lora_targets, text_tensors, vision_tensors
+from gemsmith.zoo import Variant, lora_targets, text_tensors
 from gemsmith.zoo.quantised import is_quantised
 
 _DOCUMENTS = "gemsmith_documents"
@@ -63,7 +64,7 @@ def adapted_model(
     assert found == wanted, (
         f"adapters: {len(found)} modules have one, {len(wanted)} should; {sorted(found ^ wanted)[:3]}"
     )
-    embedding = embedding_targets(checkpoint.variant, recipe.lora.targets)
+    embedding = adapted_for_pictures(checkpoint.variant, recipe.lora)
     for name, layer in adapters_of(model).items():
         layer.forward = MethodType(adapted_by_itself if name in embedding else adapted, layer)
     base.adapts_images = bool(embedding)
@@ -71,12 +72,6 @@ def adapted_model(
         for layer in base.model.language_model.layers:
             layer.compile(dynamic=False)
     return model
-
-
-def embedding_targets(variant: Variant, kinds: Sequence[str]) -> set[str]:
-    """Those modules that get an adapter and embed images."""
-    images = {tensor.module for tensor in vision_tensors(variant)}
-    return {target.module for target in lora_targets(variant, kinds) if target.module in images}
 
 
 def load_base(

@@ -1,22 +1,20 @@
 """The pictures of a run as arrays of each step, decoded in processes of their own while earlier steps run."""
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from gemsmith.checkpoint import Checkpoint
-from gemsmith.checkpoint.folder import read_config
 from gemsmith.data import Batches
 from gemsmith.data.pictures import decode_batches
-from gemsmith.errors import CheckpointError, InputError, RecipeError
-from gemsmith.pictures.check import Picture
-from gemsmith.pictures.patches import Patching, fitted_size, read_patching
+from gemsmith.errors import InputError
+from gemsmith.pictures.patches import Patching
 from gemsmith.pictures.workers import count_processes
 from gemsmith.recipe import Data, Lora
+from gemsmith.train.pictures import check_patching
 from gemsmith.train.tunix.images import ImageShape, batch_images, image_shape
-from gemsmith.zoo import VISION, Vision
 
 _MOST_PROCESSES = 32
 Arrays = dict[str, np.ndarray]
@@ -34,37 +32,14 @@ class PictureInput:
 def picture_input(checkpoint: Checkpoint, batches: Batches, data: Data, lora: Lora) -> PictureInput | None:
     """What the rows' pictures need; None where no row has any.
 
-    Raises RecipeError for adapters on what no row would train, CheckpointError for a checkpoint that takes none, or has
-    fewer positions than a picture has patches.
+    Raises as train.pictures.check_patching.
     """
-    if not batches.rows.pictures:
-        if VISION in lora.targets:
-            raise RecipeError(
-                f"lora.targets: {VISION} adapts what embeds pictures, and no row of data.train has one; take it out"
-            )
+    patching, vision = check_patching(checkpoint, batches, data, lora), checkpoint.variant.vision
+    if patching is None or vision is None:
         return None
-    config, vision = read_config(checkpoint.folder), checkpoint.variant.vision
-    patching = read_patching(config, data.image_tokens)
-    if vision is None:
-        raise CheckpointError(
-            f"checkpoint {checkpoint.source}: its config.json has no vision_config, and rows of data.train have "
-            "pictures; give one that takes pictures"
-        )
-    rows = []
-    for pictures in batches.rows.pictures:
-        _check_positions(checkpoint, pictures, patching, vision)
-        rows.append([picture.soft_tokens for picture in pictures])
-    return PictureInput(shape=image_shape(vision, rows), patching=patching, image_token=config["image_token_id"])
-
-
-def _check_positions(checkpoint: Checkpoint, pictures: Iterable[Picture], patching: Patching, vision: Vision) -> None:
-    for picture in pictures:
-        longest = max(fitted_size(picture.width, picture.height, patching)) // patching.side
-        if longest > vision.positions:
-            raise CheckpointError(
-                f"{picture.path}: has {longest} patches in a line, and checkpoint {checkpoint.source} positions for "
-                f"{vision.positions}; lower data.image_tokens, or take the picture out"
-            )
+    rows = [[picture.soft_tokens for picture in pictures] for pictures in batches.rows.pictures]
+    image_token = checkpoint.config["image_token_id"]
+    return PictureInput(shape=image_shape(vision, rows), patching=patching, image_token=image_token)
 
 
 class PictureFeed:

@@ -1,0 +1,36 @@
+"""What each record was made from, and the resolved recipe with its reasons."""
+
+import json
+import re
+from typing import Any
+
+from gemsmith.report.findings import Findings
+from gemsmith.run import Run
+
+
+def make(run: Run, findings: Findings) -> dict[str, Any]:
+    """The records, and the recipe's lines."""
+    return {"records": findings.records(), "recipe_lines": _recipe_lines(run)}
+
+
+def _recipe_lines(run: Run) -> list[tuple[str, str]]:
+    """Each line of the resolved recipe, cut in what it sets and why; empty where the file is gone."""
+    if not run.recipe_file.exists():
+        return []
+    return [_cut_reason(line) for line in run.recipe_file.read_text(encoding="utf-8").splitlines()]
+
+
+def _cut_reason(line: str) -> tuple[str, str]:
+    """A line of the resolved recipe in two, after its value.
+
+    >>> _cut_reason('  template: "a  # b"  # the checkpoint has one')
+    ('  template: "a  # b"', '# the checkpoint has one')
+    """
+    key = re.match(r"\s*[\w-]+: ", line)
+    if key is None:
+        return line, ""
+    try:
+        _, end = json.JSONDecoder().raw_decode(line, key.end())
+    except json.JSONDecodeError:
+        return line, ""
+    return line[:end], line[end:].strip()

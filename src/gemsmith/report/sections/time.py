@@ -1,0 +1,119 @@
+"""Where the time went, stage by stage and within training, and what it cost."""
+
+import math
+import statistics
+from dataclasses import dataclass
+from typing import Any
+
+from gemsmith.bench_records import BenchCell
+from gemsmith.records import TrainRecord, TrainStep
+from gemsmith.report.cost import Price, Spent, spent
+from gemsmith.report.findings import Findings, total_s
+from gemsmith.run import Run
+from gemsmith.stages import STAGES
+
+
+@dataclass(frozen=True, kw_only=True)
+class Span:
+    """A line of the waterfall: `start_s` seconds after the first stage's start, were there no pauses."""
+
+    name: str
+    start_s: float
+    seconds: float
+    inner: bool = False
+    """Part of the stage above it."""
+    reckoned: bool = False
+    """From what others took, not timed itself."""
+    missing: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Served:
+    """What a served cell would cost if it went on."""
+
+    cell: BenchCell
+    per_million_tokens: float
+    per_thousand_requests: float
+
+
+def make(run: Run, findings: Findings) -> dict[str, Any]:
+    """The waterfall, and dollars for each stage and each cell."""
+    found = spent(findings)
+    return {
+        "spans": stage_spans(findings, run.recipe.train.checkpoint_every),
+        "total_s": total_s(findings),
+        "spent": found,
+        "served": served_costs(findings, found),
+    }
+
+
+def stage_spans(findings: Findings, checkpoint_every: int) -> list[Span]:
+    """Every stage after the one before it; training in its parts."""
+    spans, at = [], 0.0
+    for stage in STAGES:
+        record = findings.records().get(stage)
+        if record is None:
+            spans.append(Span(name=stage, start_s=at, seconds=0.0, missing=True))
+            continue
+        spans.append(Span(name=stage, start_s=at, seconds=record.origin.duration_s))
+        if isinstance(record, TrainRecord):
+            spans += training_spans(record, at, checkpoint_every)
+        at += record.origin.duration_s
+    return spans
+
+
+def training_spans(train: TrainRecord, start_s: float, checkpoint_every: int) -> list[Span]:
+    """Compile, steps, what steps next to saves took above the others, and the rest of the last start.
+
+    The time of earlier starts is in no record, so neither are their steps here.
+    """
+    begun = max(train.resumed_at, default=0)
+    steps = [step for step in train.steps if step.step > begun and math.isfinite(step.step_s)]
+    if not steps:
+        return []
+    saves_s = _above_others(steps, begun, checkpoint_every)
+    steps_s = sum(step.step_s for step in steps)
+    rest_s = max(0.0, train.origin.duration_s - train.compile_s - steps_s)
+    parts = [
+        ("load, start and last save: the rest", rest_s, True),
+        ("compile, from the cache" if train.compiled_from_cache else "compile", train.compile_s, False),
+        (f"{len(steps):,} steps", steps_s - saves_s, False),
+        ("what steps next to saves took above the others", saves_s, True),
+    ]
+    spans, at = [], start_s
+    for name, seconds, reckoned in parts:
+        if seconds > 0:
+            spans.append(Span(name=name, start_s=at, seconds=seconds, inner=True, reckoned=reckoned))
+        at += seconds
+    return spans
+
+
+def _above_others(steps: list[TrainStep], begun: int, every: int) -> float:
+    """Seconds of the steps at and after a save beyond the median of the rest; the first step warms up."""
+    beside: list[float] = []
+    others: list[float] = []
+    for step in steps[1:]:
+        (beside if step.step - begun > 1 and step.step % every in (0, 1 % every) else others).append(step.step_s)
+    if not beside or not others:
+        return 0.0
+    return max(0.0, sum(beside) - len(beside) * statistics.median(others))
+
+
+def served_costs(findings: Findings, found: Spent | None) -> list[Served]:
+    """For each length the cell that costs least a token, where the server ran on the machine with a price."""
+    if findings.bench is None or found is None or found.served is None or not found.price.usd_per_hour:
+        return []
+    best: dict[tuple[int, int], Served] = {}
+    for cell in findings.bench.cells:
+        cost = _served(cell, found.price)
+        length = cell.input_tokens, cell.output_tokens
+        if cost and (length not in best or cost.per_million_tokens < best[length].per_million_tokens):
+            best[length] = cost
+    return [best[length] for length in sorted(best)]
+
+
+def _served(cell: BenchCell, price: Price) -> Served | None:
+    tokens, requests = price.usd_per_million_output_tokens(cell), price.usd_per_thousand_requests(cell)
+    if not cell.completed or tokens is None or requests is None:
+        return None
+    return Served(cell=cell, per_million_tokens=tokens, per_thousand_requests=requests)

@@ -1,0 +1,52 @@
+"""What a run's rows with pictures ask of its checkpoint and its adapters, whichever backend trains."""
+
+from collections.abc import Iterable
+
+from gemsmith.checkpoint import Checkpoint
+from gemsmith.data import Batches
+from gemsmith.errors import CheckpointError, RecipeError
+from gemsmith.pictures.check import Picture
+from gemsmith.pictures.patches import Patching, fitted_size, read_patching
+from gemsmith.recipe import Data, Lora
+from gemsmith.zoo import ALL_LINEAR, VISION, Variant, Vision, lora_targets, vision_tensors
+
+
+def check_patching(checkpoint: Checkpoint, batches: Batches, data: Data, lora: Lora) -> Patching | None:
+    """How the rows' pictures are cut up; None where no row has any.
+
+    Raises RecipeError for adapters on what no row would train, CheckpointError for a checkpoint that takes none, or has
+    fewer positions than a picture has patches.
+    """
+    variant = checkpoint.variant
+    if not batches.rows.pictures:
+        if adapted_for_pictures(variant, lora):
+            named = next(kind for kind in lora.targets if kind in (VISION, ALL_LINEAR))
+            raise RecipeError(
+                f"lora.targets: {named} adapts what embeds pictures, and no row of data.train has one; take it out"
+            )
+        return None
+    if variant.vision is None:
+        raise CheckpointError(
+            f"checkpoint {checkpoint.source}: its config.json has no vision_config, and rows of data.train have "
+            "pictures; give one that takes pictures"
+        )
+    patching = read_patching(checkpoint.config, data.image_tokens)
+    for pictures in batches.rows.pictures:
+        _check_positions(checkpoint, pictures, patching, variant.vision)
+    return patching
+
+
+def adapted_for_pictures(variant: Variant, lora: Lora) -> set[str]:
+    """Those modules with an adapter that embed pictures."""
+    embedding = {tensor.module for tensor in vision_tensors(variant)}
+    return embedding & {target.module for target in lora_targets(variant, lora.targets)}
+
+
+def _check_positions(checkpoint: Checkpoint, pictures: Iterable[Picture], patching: Patching, vision: Vision) -> None:
+    for picture in pictures:
+        longest = max(fitted_size(picture.width, picture.height, patching)) // patching.side
+        if longest > vision.positions:
+            raise CheckpointError(
+                f"{picture.path}: has {longest} patches in a line, and checkpoint {checkpoint.source} positions for "
+                f"{vision.positions}; lower data.image_tokens, or take the picture out"
+            )

@@ -1,0 +1,34 @@
+"""What was run: settings, machines, versions."""
+
+import pytest
+
+from gemsmith.recipe import Optimizer
+from gemsmith.records import TrainRecord
+from gemsmith.report.findings import read_findings
+from gemsmith.report.sections import about
+
+
+@pytest.mark.parametrize(
+    ("keys", "trained", "expected"),
+    [
+        ({}, None, "warm-up in a tenth of the steps, at most 100"),
+        ({}, 2, "2 warm-up steps"),
+        ({}, "before it was recorded", "100 warm-up steps"),
+        ({"warmup_steps": 7}, None, "7 warm-up steps"),
+        ({"warmup_ratio": 0.03}, 1, "warm-up in 3 % of the steps"),
+    ],
+)
+def test_warmup_is_what_training_made_of_it(keys, trained, expected):
+    record = (
+        None
+        if trained is None
+        else TrainRecord.model_construct(warmup_steps=trained if isinstance(trained, int) else None)
+    )
+    assert about._warmup(Optimizer(**keys), record) == expected
+
+
+def test_machines_and_versions_are_those_of_the_records(large_run):
+    made = about.make(large_run, read_findings(large_run))
+    (_, others), (trained, stages) = made["machines"]
+    assert stages == ["train"] and trained.accelerators == ("TPU v5",) * 4 and "train" not in others
+    assert made["versions"]["vllm"] == ["0.32.0"] and next(iter(made["versions"])) == "gemsmith"

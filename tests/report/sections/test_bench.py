@@ -1,0 +1,65 @@
+"""The load test's tables, of a few cells and of many."""
+
+import html
+import math
+
+from gemsmith.bench_records import BenchRecord, Saturation, Slo
+from gemsmith.report.findings import read_findings
+from gemsmith.report.numbers import decimal
+from gemsmith.report.page import render_page
+from gemsmith.report.sections import bench
+from gemsmith.report.stage import report
+from gemsmith.run import read_record, write_record
+
+
+def test_goodput_saturation_and_loads_without_a_rate_are_shown(make_run, undrawn):
+    run = make_run(steps=2, lengths=(512,), rates=(1.0, 4.0))
+    record = read_record(run, BenchRecord)
+    cells = [
+        record.cells[0].model_copy(update={"goodput": 1.0}),
+        record.cells[1].model_copy(update={"request_rate": math.inf, "goodput": 0.125}),
+        record.cells[1].model_copy(update={"request_rate": math.inf, "max_concurrency": 64, "goodput": 0.25}),
+        record.cells[1].model_copy(update={"request_rate": 2.5, "goodput": 0.5, "probe": True}),
+    ]
+    saturation = Saturation(input_tokens=512, output_tokens=256, held_at=1.0, exceeded_at=1.07)
+    slo = Slo(ttft_ms=200.0, tpot_ms=50.0)
+    update = {"cells": tuple(cells), "slo": slo, "saturations": (saturation,), "prefix_caching": None}
+    write_record(run, record.model_copy(update=update))
+    text = html.unescape(render_page(run))
+    assert "A request is good with a TTFT of at most 200 ms and a TPOT of at most 50 ms." in text
+    assert "512 tokens in and 256 out: between 1 and 1.07 requests/s" in text
+    assert "Whether prefix caching was on is not known." in text
+    for words in ("<td>a burst</td>", "<td>64 at once</td>", "<td>2.5<small>probe</small></td>", "12.5\u00a0%"):
+        assert words in text, words
+
+
+def test_each_length_has_its_fastest_load_its_lightest_and_its_saturation(large_run, undrawn):
+    made = bench.make(large_run, read_findings(large_run))
+    assert len(made["cells"]) == 46 and len(made["metrics"]) == 46
+    assert [each.saturates for each in made["lengths"]] == [None, *["2 to 2.74"] * 5]
+    for each in made["lengths"]:
+        row = [cell for cell in made["cells"] if cell.input_tokens == each.input_tokens]
+        assert each.fastest.output_tokens_per_s == max(cell.output_tokens_per_s for cell in row)
+        assert each.lightest.request_rate == min(cell.request_rate for cell in row)
+
+
+def test_every_cell_s_numbers_are_on_the_page(large_run, section_words):
+    words = section_words(large_run, "bench")
+    for cell in read_record(large_run, BenchRecord).cells:
+        ttft, tpot, itl = (
+            " ".join(decimal(value) for value in (part.p50, part.p90, part.p99))
+            for part in (cell.ttft_ms, cell.tpot_ms, cell.itl_ms)
+        )
+        row = f"{ttft} {tpot} {itl} {decimal(cell.output_tokens_per_s)} {decimal(cell.requests_per_s)}"
+        assert row in words, row
+        assert f"{decimal(cell.server.running_mean)} {decimal(cell.server.running_max)}" in words
+    assert "Preempted" not in words and "preempted" in words and "2 timeout" in words
+
+
+def test_many_cells_are_shut_away_and_few_are_open(large_run, make_run, undrawn):
+    assert "<summary>Latency and throughput of all 46 cells" in render_page(large_run).replace("<details>\n", "")
+    assert "<details open>\n<summary>Latency and throughput of all 6 cells" in render_page(make_run(steps=2))
+
+
+def test_a_large_run_stays_small_enough_to_send(large_run):
+    assert report(large_run).stat().st_size < 1_000_000

@@ -1,0 +1,34 @@
+"""The data's facts: rows, tokens, what was dropped, pictures, and what is held out too."""
+
+from gemsmith.eval_records import EvalRecord
+from gemsmith.records import DataRecord
+from gemsmith.report.findings import read_findings
+from gemsmith.report.sections import data
+from gemsmith.run import read_record, write_record
+
+
+def test_rows_are_counted_with_those_that_were_dropped_and_why(large_run, section_words):
+    words = section_words(large_run, "data")
+    assert "Left out of 10,003 rows" in words and "too long (over 4096 tokens) 41 no assistant turn 3" in words
+    assert "column id, not read rows that have a value there 10,003" in words
+    for fact in ("Rows read 10,003", "Rows trained on 9,959", "Packed rows 9,952", "Rows in a packed row, mean 1.00"):
+        assert fact in words, fact
+    for fact in ("Pictures 812", "Soft tokens a picture, mean 280", "Patches of a row, at most 5,040"):
+        assert fact in words, fact
+
+
+def test_pictures_are_left_out_where_there_are_none(make_run, section_words):
+    words = section_words(make_run(steps=2), "data")
+    assert "Pictures" not in words and "Soft tokens" not in words
+
+
+def test_contamination_is_what_eval_saw_or_else_what_data_saw_or_not_told(make_run):
+    def shared(prepared, scored):
+        write_record(run, read_record(run, DataRecord).model_copy(update={"held_out_also_trained": prepared}))
+        write_record(run, read_record(run, EvalRecord).model_copy(update={"held_out_also_trained": scored}))
+        return data._shared(read_findings(run))
+
+    run = make_run(steps=2)
+    assert shared(None, None) == "not told: no held-out rows were there to compare with"
+    assert shared(5, 0) == "none of the rows that were scored has a prompt that is trained on"
+    assert shared(5, None) == "5 of the rows that data.eval named have a prompt that is trained on"

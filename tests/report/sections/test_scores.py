@@ -1,0 +1,59 @@
+"""Scores: every task, every problem, differences with their p-values, and lm-evaluation-harness."""
+
+import pytest
+
+from gemsmith.eval_records import EvalRecord
+from gemsmith.report.findings import read_findings
+from gemsmith.report.numbers import fraction, signed
+from gemsmith.report.sections import scores
+from gemsmith.run import read_record
+
+
+@pytest.fixture
+def words(large_run, section_words):
+    return section_words(large_run, "scores")
+
+
+def test_every_task_has_its_scores_and_its_difference(large_run, words):
+    for task in read_record(large_run, EvalRecord).tasks:
+        base, tuned = (
+            f"{fraction(score.score)} ({fraction(score.low)}–{fraction(score.high)})"
+            for score in (task.base.score, task.tuned.score)
+        )
+        assert f"{task.task} score {base} {tuned}" in words
+        found = task.difference
+        interval = f"{signed(found.low)} to {signed(found.high)}"
+        row = f"{task.task} {found.questions} {signed(found.mean)} {interval} p < 0.001 61 12 yes"
+        assert row in words, row
+    assert "pass@5" in words and "pass@1 " not in words
+
+
+def test_every_problem_is_paired_by_its_name(large_run, words, undrawn):
+    record = read_record(large_run, EvalRecord).tasks[0]
+    (task, *_) = scores.make(large_run, read_findings(large_run))["tasks"]
+    assert len(task.problems) == 156
+    shuffled = record.model_copy(
+        update={"base": record.base.model_copy(update={"problems": record.base.problems[::-1]})}
+    )
+    assert list(scores._problems(shuffled)) == task.problems
+    better = sum(each.passed[1] > each.passed[0] for each in task.problems)
+    assert f"{better} pass more often than with the base" in words
+    for each in task.problems:
+        assert f"{each.name} {each.passed[0]} of 5 {each.passed[1]} of 5" in words
+
+
+def test_answers_are_counted_beside_the_scores(words):
+    assert "answers asked for 780 780" in words and "output tokens, mean 311 311" in words
+    assert "requests sent again 1 server died 1 server died" in words
+
+
+def test_scores_of_lm_evaluation_harness_have_their_errors(words):
+    assert "arc_easy acc 0.791 ± 0.0157 0.791 ± 0.0157 2,376" in words
+    assert "arc_easy acc_norm 0.770 0.770 2,376" in words
+
+
+def test_a_damaged_record_of_lm_evaluation_harness_is_told(make_run, section_words):
+    run = make_run(steps=2)
+    assert "lm-evaluation-harness" not in section_words(run, "scores")
+    run.record_file("lm_eval").write_text('{"schema_version": 1, "ta')
+    assert "lm_eval.json: is not a record of this version" in section_words(run, "scores")

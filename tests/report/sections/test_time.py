@@ -1,0 +1,62 @@
+"""Where the time went, and what serving costs."""
+
+import math
+
+import pytest
+
+from gemsmith.records import Origin, TrainRecord, TrainStep
+from gemsmith.report.findings import read_findings
+from gemsmith.report.sections.time import make, stage_spans, training_spans
+
+
+def step(number, seconds):
+    return TrainStep.model_construct(step=number, step_s=seconds)
+
+
+def train(steps, *, duration_s, compile_s=0.0, resumed_at=()):
+    origin = Origin.model_construct(duration_s=duration_s)
+    fields = {"steps": steps, "compile_s": compile_s, "resumed_at": resumed_at, "compiled_from_cache": False}
+    return TrainRecord.model_construct(origin=origin, **fields)
+
+
+def test_training_is_compile_steps_saves_and_the_rest():
+    slow = [step(n, 9.0 if n == 1 else 4.0 if n == 11 else 1.0) for n in range(1, 21)]
+    rest, compiled, steps, saves = training_spans(train(slow, duration_s=50.0, compile_s=10.0), 100.0, 10)
+    assert (rest.start_s, rest.seconds, rest.reckoned) == (100.0, 9.0, True)
+    assert (compiled.start_s, compiled.seconds, compiled.reckoned) == (109.0, 10.0, False)
+    assert (steps.name, steps.start_s, steps.seconds) == ("20 steps", 119.0, 28.0)
+    assert (saves.start_s, saves.seconds, saves.reckoned) == (147.0, 3.0, True)
+
+
+def test_of_a_continued_training_only_the_last_start_has_its_time_told():
+    spans = training_spans(train([step(n, 1.0) for n in range(1, 101)], duration_s=45.0, resumed_at=(60,)), 0.0, 100)
+    assert [(span.name, span.seconds) for span in spans] == [
+        ("load, start and last save: the rest", 5.0),
+        ("40 steps", 40.0),
+    ]
+
+
+def test_time_that_is_not_finite_is_no_part():
+    assert training_spans(train([step(1, math.nan)], duration_s=5.0), 0.0, 10) == []
+
+
+def test_stages_follow_each_other_and_missing_ones_take_no_time(make_run):
+    findings = read_findings(make_run(steps=3, without=("verify",)))
+    outer = {span.name: span for span in stage_spans(findings, 100) if not span.inner}
+    assert outer["verify"].missing and outer["train"].start_s == pytest.approx(0.21 + 14.3)
+    assert outer["serve"].start_s == outer["export"].start_s + outer["export"].seconds
+
+
+def test_serving_costs_what_the_cheapest_load_of_each_length_costs(large_run):
+    served = make(large_run, read_findings(large_run))["served"]
+    assert [each.cell.input_tokens for each in served] == [128, 512, 1024, 4096, 8192, 15360]
+    for each in served:
+        tokens = each.cell.output_tokens_per_s
+        assert each.per_million_tokens == pytest.approx(16.8 / 3600 / tokens * 1e6)
+        assert each.per_thousand_requests == pytest.approx(16.8 / 3600 / each.cell.requests_per_s * 1e3)
+
+
+def test_modelled_dollars_are_called_modelled_and_unknown_ones_not_told(large_run, make_run, section_words):
+    words = section_words(large_run, "time")
+    assert "at $16.80 an hour of v5p-8 modelled" in words and "$1.64" in words
+    assert "What it cost is not told: which of the plan’s machines trained" in section_words(make_run(steps=3), "time")

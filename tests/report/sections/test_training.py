@@ -1,0 +1,24 @@
+"""Training's facts: every number of the page is the record's."""
+
+from gemsmith.records import TrainRecord
+from gemsmith.report.findings import read_findings
+from gemsmith.report.numbers import count, decimal, duration
+from gemsmith.report.sections import training
+from gemsmith.run import read_record
+
+
+def test_steps_of_a_long_run_are_spread_with_the_first_and_the_last(large_run, undrawn):
+    made = training.make(large_run, read_findings(large_run))
+    steps = [step.step for step in made["step_rows"]]
+    assert len(steps) == 24 and (steps[0], steps[-1]) == (1, 1_244)
+    assert made["tokens"] == sum(step.real_tokens for step in read_record(large_run, TrainRecord).steps)
+
+
+def test_the_page_s_numbers_are_the_record_s(large_run, section_words):
+    train, words = read_record(large_run, TrainRecord), section_words(large_run, "training")
+    step = train.steps[-1]
+    row = f"{count(step.step)} {decimal(step.loss)} {decimal(step.grad_norm)} {decimal(step.learning_rate)} "
+    row += f"{count(step.real_tokens)} {duration(step.step_s)}"
+    assert " ".join(row.split()) in words
+    assert f"Tokens trained, without padding {count(sum(step.real_tokens for step in train.steps))}" in words
+    assert "Mesh fsdp 4" in words and "Spikes 1" in words and "Updates left out 1" in words

@@ -1,0 +1,49 @@
+"""Training's curves: which points, and what is said where there are none."""
+
+import itertools
+import json
+import math
+
+from gemsmith.records import TrainRecord, TrainStep
+from gemsmith.report import curves
+from gemsmith.report.findings import losses_are_finite
+from gemsmith.report.page import render_page
+from gemsmith.run import read_record
+from gemsmith.stages import STAGES
+
+
+def test_thinning_keeps_the_ends_and_every_extreme():
+    values = [math.sin(step / 50) for step in range(20_000)]
+    values[7_777] = 99.0
+    steps, kept = curves._thinned(range(20_000), values)
+    assert len(steps) <= curves._MOST_POINTS + 2
+    assert (steps[0], steps[-1], max(kept), min(kept)) == (0, 19_999, 99.0, min(values))
+    assert all(one < other for one, other in itertools.pairwise(steps))
+
+
+def test_a_running_mean_leaves_out_what_is_not_known():
+    assert curves.running_mean([1.0, math.nan, 3.0], 3) == [1.0, 2.0, 3.0]
+    assert math.isnan(curves.running_mean([math.nan], 3)[0])
+
+
+def test_two_steps_without_time_are_drawn(make_run):
+    step = {"loss": 1.0, "grad_norm": 0.0, "learning_rate": 0.0, "real_tokens": 10, "step_s": 0.0}
+    html = render_page(make_run(train=[TrainStep(step=number, **step) for number in (1, 2)]))
+    assert "Speed: no finite value." in html
+
+
+def test_a_loss_that_is_not_finite_is_told():
+    values = {"grad_norm": 1.0, "learning_rate": 1e-4, "real_tokens": 10, "step_s": 1.0}
+    losses = (2.0, math.nan, math.inf, 1.0)
+    steps = tuple(TrainStep.model_construct(step=number, loss=loss, **values) for number, loss in enumerate(losses, 1))
+    train = STAGES["train"].record.model_construct(steps=steps, resumed_at=(), spikes=())
+    assert not losses_are_finite(train)
+    loss = curves.training_charts(train, 1.0)[0]
+    assert "2.00 at step 1, 1.00 at step 4" in loss.alt
+    assert [words for _, _, words in json.loads(loss.points)] == ["step 1: 2.00", "step 4: 1.00"]
+
+
+def test_a_spike_is_marked_on_the_loss_alone(make_run, undrawn):
+    train = read_record(make_run(steps=12), TrainRecord).model_copy(update={"spikes": (7,)})
+    marked = [("s2", "cross", "spike") in chart.legend for chart in curves.training_charts(train, None)]
+    assert marked == [True, False, False, False]

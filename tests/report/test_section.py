@@ -1,0 +1,15 @@
+"""The table of sections: each has its template and its place in the navigation."""
+
+from pathlib import Path
+
+from gemsmith.report import sections
+from gemsmith.report.section import Section
+
+
+def test_every_section_has_its_template_and_every_template_its_section():
+    folder = Path(sections.__file__).parent
+    ids = [section.id for section in sections.SECTIONS]
+    assert all(isinstance(section, Section) for section in sections.SECTIONS)
+    assert sorted(ids) == sorted(file.stem for file in folder.glob("*.html"))
+    for section in sections.SECTIONS:
+        assert f'<section id="{section.id}"' in (folder / f"{section.id}.html").read_text()

@@ -1,0 +1,55 @@
+"""What rows with pictures ask of a checkpoint and of adapters, before anything is loaded."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from gemsmith.checkpoint import Checkpoint
+from gemsmith.errors import CheckpointError, RecipeError
+from gemsmith.pictures.check import Picture
+from gemsmith.pictures.patches import Patching
+from gemsmith.recipe import Data, Lora
+from gemsmith.testing.tiny import make_config, with_vision
+from gemsmith.train.pictures import adapted_for_pictures, check_patching
+from gemsmith.zoo import find_variant
+
+TINY = with_vision(find_variant("tiny-31b"))
+WIDE = Picture(path="wide.png", sha256="", width=60, height=12, soft_tokens=50)
+DATA = Data(train="rows.jsonl", image_tokens=70)
+
+
+def check(variant, pictures, *targets):
+    checkpoint = Checkpoint(source="base", folder=None, variant=variant, config=make_config(variant), places={})
+    batches = SimpleNamespace(rows=SimpleNamespace(pictures=pictures))
+    return check_patching(checkpoint, batches, DATA, Lora(targets=targets or ("q",)))
+
+
+def test_pictures_are_cut_as_the_checkpoint_takes_them():
+    assert check(TINY, [(WIDE,), ()]) == Patching(budget=70, patch=4)
+    assert check(TINY, ()) is None and check(find_variant("tiny-31b"), (), "all-linear") is None
+
+
+@pytest.mark.parametrize("kind", ["vision", "all-linear"])
+def test_adapters_on_what_embeds_pictures_need_rows_that_have_some(kind):
+    assert check(TINY, [(WIDE,)], kind)
+    with pytest.raises(RecipeError, match=rf"^lora\.targets: {kind} adapts what embeds pictures, and no row of data"):
+        check(TINY, (), "q", kind)
+
+
+def test_a_checkpoint_of_text_or_with_few_positions_takes_no_pictures():
+    with pytest.raises(CheckpointError, match=r"its config\.json has no vision_config"):
+        check(find_variant("tiny-31b"), [(WIDE,)])
+    narrow = replace(TINY, vision=replace(TINY.vision, positions=128))
+    line = r"^wide\.png: has 210 patches in a line, and checkpoint base positions for 128"
+    with pytest.raises(CheckpointError, match=line):
+        check(narrow, [(replace(WIDE, width=100_000, height=10),)])
+
+
+def test_the_tower_and_what_is_behind_it_are_adapted_for_pictures():
+    assert adapted_for_pictures(TINY, Lora(targets=("q", "down"))) == set()
+    found = adapted_for_pictures(TINY, Lora(targets=("q", "vision")))
+    assert len(found) == 3 * 7 + 1 and "model.embed_vision.embedding_projection" in found
+    assert adapted_for_pictures(TINY, Lora(targets=("all-linear",))) - found == {
+        "model.vision_tower.patch_embedder.input_proj"
+    }
