@@ -48,6 +48,8 @@ def test_a_backend_that_adapts_the_text_model_alone_refuses_the_tower():
 
 
 def test_all_linear_is_for_the_backend_that_has_peft():
-    with pytest.raises(RecipeError, match=r"^lora\.targets: all-linear was given, and train\.backend tunix adapts proj"):
+    with pytest.raises(
+        RecipeError, match=r"^lora\.targets: all-linear was given, and train\.backend tunix adapts proj"
+    ):
         build_recipe(MINIMAL, ["lora.targets=[all-linear]"])
     assert build_recipe(MINIMAL, ["lora.targets=[all-linear]", "train.backend=trl"]).lora.targets == ("all-linear",)

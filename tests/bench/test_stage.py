@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gemsmith.bench.stage import bench
+from gemsmith.bench.stage import bench, picture_notices
 from gemsmith.bench_records import BenchRecord
 from gemsmith.errors import EngineError, MachineError
 from gemsmith.run import Run, read_record
@@ -147,3 +147,9 @@ def test_a_client_that_fails_on_a_full_disk_is_one_line(
     ):
         bench(run, servers)
     assert not run.record_file("bench").exists()
+
+
+def test_that_times_are_of_text_is_said_where_pictures_are_served() -> None:
+    assert picture_notices(takes_pictures=False) == ()
+    (notice,) = picture_notices(takes_pictures=True)
+    assert "text alone" in notice

@@ -2,7 +2,10 @@
 
 import pytest
 
-from gemsmith.serve.adapter import ServedAdapter, lora_arguments, served_name
+from gemsmith.checkpoint.adapter import target_pattern
+from gemsmith.checkpoint.peft_config import PeftConfig
+from gemsmith.errors import RecipeError
+from gemsmith.serve.adapter import ServedAdapter, lora_arguments, refuse_vision, served_name
 
 
 @pytest.mark.parametrize(("rank", "asked"), [(1, "8"), (16, "16"), (17, "32"), (512, "512"), (600, "600")])
@@ -18,3 +21,17 @@ def test_on_a_cpu_the_last_of_two_places_stays_empty() -> None:
 def test_the_tuned_models_name_is_the_adapters_where_there_is_one() -> None:
     assert served_name("demo", None) == "demo"
     assert served_name("demo", ServedAdapter(folder="/a", rank=8)) == "demo-base"
+
+
+@pytest.mark.parametrize(
+    "module", ["model.vision_tower.encoder.layers.0.self_attn.q_proj.linear", "model.embed_vision.embedding_projection"]
+)
+def test_an_adapter_on_what_encodes_pictures_is_refused_since_vllm_leaves_that_out(module: str) -> None:
+    def config(*modules: str) -> PeftConfig:
+        values = {"target_modules": target_pattern(modules)}
+        return PeftConfig(rank=4, alpha=8.0, rslora=False, dropout=0.0, values=values)
+
+    text = "model.language_model.layers.0.self_attn.q_proj"
+    refuse_vision(config(text))
+    with pytest.raises(RecipeError, match=r"^serve.weights: adapter was given, .* set merged$"):
+        refuse_vision(config(text, module))

@@ -27,6 +27,9 @@ CASES = {
     "verilog_31b_g4-standard-48": ("recipes/verilog_31b.yaml", "g4-standard-48"),
     "demo_cpu": ("recipes/demo.yaml", "cpu"),
     "hub_2xh100": ("google/gemma-4-26B-A4B-it", "2xh100"),
+    "pictures_2xh100": ("google/gemma-4-26B-A4B-it", "2xh100", "--set", "serve.pictures=true"),
+    "pictures_v6e-8": ("google/gemma-4-31B-it", "v6e-8", "--set", "serve.pictures=true"),
+    "pictures_cpu": ("google/gemma-4-E2B-it", "cpu", "--set", "serve.pictures=true"),
 }
 
 

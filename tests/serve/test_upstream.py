@@ -47,6 +47,24 @@ def test_the_class_with_vision_wants_a_vision_config(source: Callable[[str], str
     assert "config.vision_config.default_output_length" in source("model_executor/models/gemma4_mm.py")
 
 
+def test_torchvision_alone_cannot_be_imported_on_a_cpu(source: Callable[[str], str]) -> None:
+    engine = find_engine()
+    if not engine.torchvision or engine.torchvision.endswith("+cpu"):
+        pytest.skip("the serving environment has no torchvision, or one for CPUs")
+    command = [str(engine.python), "-I", "-c", "import torchvision"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert "operator torchvision::nms does not exist" in done.stderr
+
+
+def test_attention_on_a_cpu_knows_no_ranges_of_pictures(source: Callable[[str], str]) -> None:
+    assert "mm_prefix" not in source("v1/attention/backends/cpu_attn.py")
+    assert "mm_prefix" in source("model_executor/models/gemma4_mm.py")
+
+
+def test_a_picture_in_plain_text_is_no_token_of_gemma_4(source: Callable[[str], str]) -> None:
+    assert 'return "<image_soft_token>"' in source("model_executor/models/gemma4_mm.py")
+
+
 def test_the_engine_has_a_process_of_its_own_unless_told_otherwise(source: Callable[[str], str]) -> None:
     assert 'os.getenv("VLLM_ENABLE_V1_MULTIPROCESSING", "1")' in source("envs.py")
 

@@ -28,7 +28,7 @@ def bench(run: Run, servers: Servers) -> BenchRecord:
     record = BenchRecord(
         origin=origin_with_engine(run, "bench", clock, server),
         cells=measured.cells,
-        notices=(*servers.notices, *measured.notices),
+        notices=(*servers.notices, *measured.notices, *picture_notices(takes_pictures=servers.takes_pictures)),
         prefix_caching=measured.prefix_caching,
         command=measured.command,
         grid=bench_.grid,
@@ -40,6 +40,13 @@ def bench(run: Run, servers: Servers) -> BenchRecord:
     write_record(run, record)
     forget_cells(folder / CELLS)
     return record
+
+
+def picture_notices(*, takes_pictures: bool) -> tuple[str, ...]:
+    """What the times of a model that is served with pictures are not of."""
+    if not takes_pictures:
+        return ()
+    return ("The prompts of bench are text alone: what a picture adds to the time of a request is not in these times.",)
 
 
 def _weights_sha256(export: ExportRecord) -> str:

@@ -5,15 +5,20 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from gemsmith.characters import spell_out
+from gemsmith.chat.pictures import Sight
 from gemsmith.chat.stream import Sampling, Voice
 from gemsmith.chat.terminal import talk
+from gemsmith.checkpoint import read_config
+from gemsmith.checkpoint.fetch import fetch_folder
 from gemsmith.errors import MachineError
 from gemsmith.evals.questions import read_questions
+from gemsmith.pictures.patches import read_patching
 from gemsmith.run import Run, borrow_run
 from gemsmith.serve.server import Server
-from gemsmith.serve.stage import Servers
+from gemsmith.serve.stage import Servers, takes_pictures
 from gemsmith.tasks import Question
 from gemsmith.terminal import open_console
 
@@ -40,7 +45,8 @@ def chat_with_run(
     run = borrow_run(source, overrides, section="serve")
     rows = cache(lambda: read_questions(run) if run.recipe.data.eval is not None else ())
     with _voices_of(run, models, unverified=unverified) as voices:
-        _chat(voices, title=run.path.resolve().name, rows=rows, sampling=sampling, system=system, web=web, port=port)
+        options: dict[str, Any] = {"sampling": sampling, "system": system, "web": web, "port": port}
+        _chat(voices, title=run.path.resolve().name, rows=rows, sight=_sight_of(run), **options)
 
 
 def chat_with_url(
@@ -49,7 +55,8 @@ def chat_with_url(
     """Talks to models of an OpenAI server that is up."""
     address = url.rstrip("/").removesuffix("/v1")
     voices = [Voice(label=model, url=address, model=model) for model in models]
-    _chat(voices, title=address, rows=lambda: (), sampling=sampling, system=system, web=web, port=port)
+    options: dict[str, Any] = {"sampling": sampling, "system": system, "web": web, "port": port}
+    _chat(voices, title=address, rows=lambda: (), sight=Sight(), **options)
 
 
 @contextlib.contextmanager
@@ -62,20 +69,37 @@ def _voices_of(run: Run, models: Sequence[str], *, unverified: bool) -> Iterator
         yield [_voice(model, server) for model, server in started]
 
 
+def _sight_of(run: Run) -> Sight:
+    if not takes_pictures(run):
+        return Sight(takes_pictures=False)
+    config = read_config(fetch_folder(run.recipe.checkpoint))
+    return Sight(patching=read_patching(config, run.recipe.data.image_tokens))
+
+
 def _voice(label: str, server: Server) -> Voice:
     return Voice(label=label, url=server.url, model=server.model)
 
 
 def _chat(
-    voices: Sequence[Voice], *, title: str, rows: Rows, sampling: Sampling, system: str, web: bool, port: int | None
+    voices: Sequence[Voice],
+    *,
+    title: str,
+    rows: Rows,
+    sight: Sight,
+    sampling: Sampling,
+    system: str,
+    web: bool,
+    port: int | None,
 ) -> None:
     if not web:
-        talk(voices, sampling, system=system, rows=rows)
+        talk(voices, sampling, system=system, rows=rows, sight=sight)
         return
     from gemsmith.chat.page import serve_page
 
     try:
-        url, page = serve_page(voices, title=title, rows=rows(), sampling=sampling, system=system, port=port)
+        url, page = serve_page(
+            voices, title=title, rows=rows(), sampling=sampling, system=system, port=port, sight=sight
+        )
     except OSError:
         raise MachineError(f"--port: {port or 'no port'} is free; name another, or leave it out") from None
     console = open_console()

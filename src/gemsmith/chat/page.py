@@ -10,9 +10,10 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from gemsmith.chat.pictures import PLACE, Content, Sight, Turns, make_content, text_in, urls_in
 from gemsmith.chat.stream import Answer, Sampling, Voice, describe_speed, stream_answer
-from gemsmith.errors import EngineError
-from gemsmith.messages import plain_messages
+from gemsmith.errors import DataError, EngineError
+from gemsmith.messages import images_of, text_of
 from gemsmith.tasks import Question
 
 # Before Gradio is imported, which reads it then.
@@ -33,21 +34,28 @@ CSS = """
     margin: 0 0 0.75rem; background: none; color: var(--body-text-color)}
 .turns .user {border-left: 3px solid var(--color-accent); padding-left: 0.5rem}
 .turns .failed {color: var(--error-text-color, #b91c1c)}
+.turns img, .attached img {max-height: 8rem; max-width: 100%; margin: 0 0.25rem 0.25rem 0; display: inline-block}
 .speed {min-height: 1.6em; font-variant-numeric: tabular-nums}
 .exact textarea {font-family: var(--font-mono); font-size: 0.875rem}
 footer {display: none !important}
 """
-Turns = list[dict[str, str]]
 
 
 def serve_page(
-    voices: Sequence[Voice], *, title: str, rows: Sequence[Question], sampling: Sampling, system: str, port: int | None
+    voices: Sequence[Voice],
+    *,
+    title: str,
+    rows: Sequence[Question],
+    sampling: Sampling,
+    system: str,
+    port: int | None,
+    sight: Sight = Sight(),  # noqa: B008 - frozen
 ) -> tuple[str, gradio.Blocks]:
     """The page's address, and the page, which is up until it is closed.
 
     Raises OSError where the port is taken.
     """
-    page = make_page(voices, title=title, rows=rows, sampling=sampling, system=system)
+    page = make_page(voices, title=title, rows=rows, sampling=sampling, system=system, sight=sight)
     _, url, _ = page.queue(default_concurrency_limit=4).launch(
         server_name=ADDRESS,
         server_port=port,
@@ -63,7 +71,7 @@ def serve_page(
 
 
 def make_page(
-    voices: Sequence[Voice], *, title: str, rows: Sequence[Question], sampling: Sampling, system: str
+    voices: Sequence[Voice], *, title: str, rows: Sequence[Question], sampling: Sampling, system: str, sight: Sight
 ) -> gradio.Blocks:
     """The page with all its events."""
     with gradio.Blocks(title=f"Gemsmith · {title}", analytics_enabled=False) as page:
@@ -75,33 +83,43 @@ def make_page(
         prompt = gradio.Textbox(
             label="Prompt", info="Enter sends, Shift+Enter begins a line.", lines=1, max_lines=12, autofocus=True
         )
+        attached = gradio.State([])
+        preview = gradio.HTML(elem_classes="attached", padding=False)
         with gradio.Row():
             send = gradio.Button("Send", variant="primary")
             stop = gradio.Button("Stop")
             new = gradio.Button("New conversation")
+            add = gradio.UploadButton(
+                "Add a picture", file_types=["image"], type="filepath", visible=sight.takes_pictures
+            )
         said = gradio.State([[] for _ in voices])
 
-        def answer(prompt: str, said: list[Turns], system: str, *drawn: float) -> Iterator[tuple[Any, ...]]:
-            yield from _answer_all(voices, prompt, said, system, _sampling(*drawn))
+        def answer(
+            prompt: str, urls: list[str], said: list[Turns], system: str, *drawn: float
+        ) -> Iterator[tuple[Any, ...]]:
+            yield from _answer_all(voices, prompt, urls, said, system, _sampling(*drawn))
 
         shown = [part for column in columns for part in column]
         asked = [
             gradio.on(
                 [prompt.submit, send.click],
                 answer,
-                [prompt, said, *settings],
-                [said, prompt, *shown],
+                [prompt, attached, said, *settings],
+                [said, prompt, attached, preview, *shown],
                 show_progress="hidden",
             )
         ]
         stop.click(None, cancels=asked)
         empty = [part for voice in voices for part in (draw_turns(voice, []), "")]
-        new.click(lambda: ([[] for _ in voices], *empty), None, [said, *shown], cancels=asked)
+        new.click(
+            lambda: ([[] for _ in voices], [], "", *empty), None, [said, attached, preview, *shown], cancels=asked
+        )
+        add.upload(lambda file, urls: _attach(file, urls, sight), [add, attached], [attached, preview])
         if rows:
             picked.change(
-                lambda number: _fill_in(rows, number, voices),
+                lambda number: _fill_in(rows, number, voices, sight),
                 picked,
-                [prompt, settings[0], expected, said, *shown],
+                [prompt, settings[0], expected, attached, preview, said, *shown],
                 cancels=asked,
             )
     return page
@@ -137,7 +155,8 @@ def _column(voice: Voice) -> tuple[Any, Any]:
 
 
 def _title(number: int, row: Question) -> str:
-    text = " ".join(str(plain_messages(row.messages)[-1]["content"]).split())
+    text = " ".join(text_of(row.messages[-1]).split())
+    text = f"{PLACE * len(images_of(row.messages))}{text}"
     return f"{number}: {text[:TITLE_CHARACTERS]}{'…' if len(text) > TITLE_CHARACTERS else ''}"
 
 
@@ -147,37 +166,58 @@ def _sampling(temperature: float, top_p: float, max_tokens: float, seed: float |
     )
 
 
-def _fill_in(rows: Sequence[Question], number: int | None, voices: Sequence[Voice]) -> tuple[Any, ...]:
-    """A row's prompt and system prompt, its expected answer, and the turns before the last one."""
+def _fill_in(rows: Sequence[Question], number: int | None, voices: Sequence[Voice], sight: Sight) -> tuple[Any, ...]:
+    """A row's prompt and system prompt, its expected answer and its pictures, and the turns before the last one."""
     if number is None:
-        return (gradio.skip(), gradio.skip(), "", *(gradio.skip(),) * (1 + 2 * len(voices)))
-    *before, last = plain_messages(rows[number].messages)
+        return (gradio.skip(), gradio.skip(), "", [], "", *(gradio.skip(),) * (1 + 2 * len(voices)))
+    try:
+        *before, last = sight.turns(rows[number])
+    except DataError as error:
+        raise gradio.Error(str(error)) from None
     system = next((turn["content"] for turn in before if turn["role"] == "system"), "")
     turns = [turn for turn in before if turn["role"] != "system"]
     said = [list(turns) for _ in voices]
     shown = [part for voice in voices for part in (draw_turns(voice, turns), "")]
-    return (last["content"], system, rows[number].expected, said, *shown)
+    urls = urls_in(last["content"])
+    return (text_in(last["content"]), system, rows[number].expected, urls, _draw_pictures(urls), said, *shown)
+
+
+def _attach(file: str, urls: list[str], sight: Sight) -> tuple[list[str], str]:
+    """The pictures that go with the next prompt, and their HTML."""
+    try:
+        urls = [*urls, sight.look(file)]
+    except DataError as error:
+        raise gradio.Error(str(error)) from None
+    return urls, _draw_pictures(urls)
+
+
+def _draw_content(content: Content) -> str:
+    return _draw_pictures(urls_in(content)) + html.escape(text_in(content))
+
+
+def _draw_pictures(urls: Sequence[str]) -> str:
+    return "".join(f'<img src="{html.escape(url)}" alt="picture {number}">' for number, url in enumerate(urls, 1))
 
 
 def _answer_all(
-    voices: Sequence[Voice], prompt: str, said: list[Turns], system: str, sampling: Sampling
+    voices: Sequence[Voice], prompt: str, urls: list[str], said: list[Turns], system: str, sampling: Sampling
 ) -> Iterator[tuple[Any, ...]]:
-    """What the page shows while all voices answer at once: turns, the prompt's box, and each column with its speed.
+    """What the page shows while all voices answer at once: turns, the prompt's box, pictures, and each column.
 
     A turn that was stopped or that failed is not remembered: it stays on the page until the next one.
     """
     if not prompt.strip():
-        yield (gradio.skip(),) * (2 + 2 * len(voices))
+        yield (gradio.skip(),) * (4 + 2 * len(voices))
         return
-    asked = {"role": "user", "content": prompt}
+    asked = {"role": "user", "content": make_content(prompt, urls)}
     opening = [{"role": "system", "content": system}] if system.strip() else []
     found: list[Answer | EngineError] = [Answer() for _ in voices]
-    yield (said, "", *_columns(voices, said, asked, found))
+    yield (said, "", [], "", *_columns(voices, said, asked, found))
     messages = [[*opening, *turns, asked] for turns in said]
     for found in _frames(voices, messages, sampling):
-        yield (said, "", *_columns(voices, said, asked, found))
+        yield (said, "", [], "", *_columns(voices, said, asked, found))
     remembered = [_remember(turns, asked, one) for turns, one in zip(said, found, strict=True)]
-    yield (remembered, "", *_columns(voices, said, asked, found))
+    yield (remembered, "", [], "", *_columns(voices, said, asked, found))
 
 
 def _frames(
@@ -219,7 +259,7 @@ def _frames(
 
 
 def _columns(
-    voices: Sequence[Voice], said: Sequence[Turns], asked: dict[str, str], found: Sequence[Answer | EngineError]
+    voices: Sequence[Voice], said: Sequence[Turns], asked: dict[str, Any], found: Sequence[Answer | EngineError]
 ) -> list[str]:
     shown: list[str] = []
     for voice, turns, one in zip(voices, said, found, strict=True):
@@ -228,7 +268,7 @@ def _columns(
     return shown
 
 
-def _last_turn(one: Answer | EngineError) -> tuple[dict[str, str], str]:
+def _last_turn(one: Answer | EngineError) -> tuple[dict[str, Any], str]:
     if isinstance(one, EngineError):
         return {"role": "failed", "content": str(one)}, "failed"
     return {"role": "assistant", "content": one.text}, describe_speed(one)
@@ -236,12 +276,12 @@ def _last_turn(one: Answer | EngineError) -> tuple[dict[str, str], str]:
 
 def draw_turns(voice: Voice, turns: Turns) -> str:
     """HTML of a conversation, each text exactly as it was written: no tag and no Markdown of it is drawn."""
-    drawn = "".join(f'<pre class="{turn["role"]}">{html.escape(turn["content"])}</pre>' for turn in turns)
+    drawn = "".join(f'<pre class="{turn["role"]}">{_draw_content(turn["content"])}</pre>' for turn in turns)
     label = html.escape(f"conversation with {voice.label}")
     return f'<div class="turns" role="log" aria-label="{label}" tabindex="0"><div>{drawn}</div></div>'
 
 
-def _remember(turns: Turns, asked: dict[str, str], one: Answer | EngineError) -> Turns:
+def _remember(turns: Turns, asked: dict[str, Any], one: Answer | EngineError) -> Turns:
     if isinstance(one, EngineError):
         return turns
     return [*turns, asked, {"role": "assistant", "content": one.text}]

@@ -5,16 +5,18 @@ import importlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from gemsmith.characters import spell_out
+from gemsmith.chat.pictures import Content, Sight, Turns, described, make_content
 from gemsmith.chat.stream import Answer, Sampling, Voice, describe_speed, stream_answer
-from gemsmith.errors import EngineError
-from gemsmith.messages import plain_messages
+from gemsmith.errors import DataError, EngineError
 from gemsmith.tasks import Question
 from gemsmith.terminal import open_console
 
 HELP = """/new          forget the conversation
 /system TEXT  set the system prompt, and forget the conversation; no TEXT: none
+/picture FILE a picture that goes with the next prompt; several lines: several pictures
 /row N        ask held-out row N, and show the answer that is expected
 /quit         end; so does Ctrl-D. Ctrl-C stops an answer"""
 
@@ -25,18 +27,20 @@ class Conversation:
 
     voices: Sequence[Voice]
     system: str = ""
-    turns: dict[str, list[dict[str, str]]] = field(default_factory=dict)
+    turns: dict[str, Turns] = field(default_factory=dict)
+    pictures: list[str] = field(default_factory=list)
+    """The data: URLs of those that go with the next prompt."""
 
     def forget(self) -> None:
-        self.turns = {}
+        self.turns, self.pictures = {}, []
 
-    def messages(self, voice: Voice, prompt: str) -> list[dict[str, str]]:
+    def messages(self, voice: Voice, prompt: Content) -> Turns:
         """All that the voice is sent."""
         system = [{"role": "system", "content": self.system}] if self.system else []
         return [*system, *self.turns.get(voice.label, []), {"role": "user", "content": prompt}]
 
-    def keep(self, voice: Voice, prompt: str, answer: str) -> None:
-        said = [{"role": "user", "content": prompt}, {"role": "assistant", "content": answer}]
+    def keep(self, voice: Voice, prompt: Content, answer: str) -> None:
+        said: Turns = [{"role": "user", "content": prompt}, {"role": "assistant", "content": answer}]
         self.turns.setdefault(voice.label, []).extend(said)
 
 
@@ -46,6 +50,7 @@ def talk(
     *,
     system: str = "",
     rows: Callable[[], Sequence[Question]] = lambda: (),
+    sight: Sight = Sight(),  # noqa: B008 - frozen
 ) -> None:
     """Reads prompts until the end of stdin, and streams each voice's answer to stdout.
 
@@ -59,7 +64,9 @@ def talk(
         if word == "/quit":
             return
         if word == "/row":
-            _ask_row(conversation, rest, rows(), sampling)
+            _ask_row(conversation, rest, rows(), sampling, sight)
+        elif word == "/picture":
+            _add_picture(conversation, rest.strip(), sight)
         elif word == "/new":
             conversation.forget()
         elif word == "/system":
@@ -68,7 +75,8 @@ def talk(
         elif word.startswith("/"):
             console.print(HELP)
         else:
-            _ask(conversation, line, sampling)
+            _ask(conversation, make_content(line, conversation.pictures), sampling)
+            conversation.pictures = []
 
 
 def _prompts() -> Iterator[str]:
@@ -88,24 +96,43 @@ def _prompts() -> Iterator[str]:
             yield line
 
 
-def _ask_row(conversation: Conversation, number: str, rows: Sequence[Question], sampling: Sampling) -> None:
+def _add_picture(conversation: Conversation, file: str, sight: Sight) -> None:
+    console = open_console()
+    try:
+        conversation.pictures.append(sight.look(str(Path(file).expanduser())))
+    except DataError as error:
+        console.print(f"/picture: {error}")
+        return
+    count = len(conversation.pictures)
+    console.print(f"{count} picture{'s' * (count > 1)} go{'es' * (count == 1)} with the next prompt")
+
+
+def _ask_row(
+    conversation: Conversation, number: str, rows: Sequence[Question], sampling: Sampling, sight: Sight
+) -> None:
     console = open_console()
     if not (number.isdecimal() and 1 <= int(number) <= len(rows)):
         there = f"1 to {len(rows)}" if rows else "none, since there is no run with data.eval"
         console.print(f"/row: {number or 'nothing'} was given; allowed: {there}")
         return
     row = rows[int(number) - 1]
-    *before, last = plain_messages(row.messages)
+    try:
+        *before, last = sight.turns(row)
+    except DataError as error:
+        console.print(f"/row: {error}")
+        return
     conversation.forget()
     conversation.system = next((turn["content"] for turn in before if turn["role"] == "system"), "")
     turns = [turn for turn in before if turn["role"] != "system"]
     conversation.turns = {voice.label: list(turns) for voice in conversation.voices}
-    console.print(f"row {number}: {last['content']}")
+    for picture in row.pictures:
+        console.print(f"picture: {picture.path or 'of the row itself'}, {picture.width} × {picture.height}")
+    console.print(f"row {number}: {described(last['content'])}")
     _ask(conversation, last["content"], sampling)
     console.print(f"expected: {row.expected}")
 
 
-def _ask(conversation: Conversation, prompt: str, sampling: Sampling) -> None:
+def _ask(conversation: Conversation, prompt: Content, sampling: Sampling) -> None:
     console = open_console()
     for voice in conversation.voices:
         if len(conversation.voices) > 1:

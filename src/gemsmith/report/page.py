@@ -42,10 +42,11 @@ def render_page(run: Run) -> str:
 
     findings = read_findings(run)
     environment.globals |= {"recipe": run.recipe, "found": findings}
-    sections = [
+    rendered = (
         (section, environment.get_template(f"sections/{section.id}.html").render(section.make(run, findings)))
         for section in SECTIONS
-    ]
+    )
+    sections = [(section, html) for section, html in rendered if html.strip()]
     html = environment.get_template("page.html").render(sections=sections, **_frame(run, findings))
     return html.encode("utf-8", "replace").decode()
 

@@ -10,7 +10,10 @@ from gemsmith.run import Run
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    """`make` gives the names that `sections/<id>.html` shows, beside `run`, `recipe`, `found` and the macros."""
+    """`make` gives the names that `sections/<id>.html` shows, beside `run`, `recipe`, `found` and the macros.
+
+    A section whose template shows nothing is left out.
+    """
 
     id: str
     title: str

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from gemsmith.checkpoint.peft_config import PeftConfig
+from gemsmith.errors import RecipeError
 from gemsmith.serve.upstream import SPARE_ADAPTER_ON_CPU
 
 # vLLM takes adapters up to one of these ranks.
@@ -14,6 +16,20 @@ class ServedAdapter:
 
     folder: str
     rank: int
+
+
+def refuse_vision(config: PeftConfig) -> None:
+    """Raises RecipeError for an adapter of which vLLM would leave out a part, those of what encodes pictures.
+
+    It takes that part with --enable-tower-connector-lora, which has not been tried here
+    (https://github.com/vllm-project/vllm/pull/42662).
+    """
+    targets = str(config.values.get("target_modules"))
+    if any(name in targets for name in ("vision_tower", "embed_vision")):
+        raise RecipeError(
+            "serve.weights: adapter was given, but the run's adapter is also on what encodes pictures, and vLLM leaves "
+            "that part out; set merged"
+        )
 
 
 def lora_arguments(adapter: ServedAdapter, name: str, *, is_cpu: bool) -> list[str]:

@@ -24,7 +24,7 @@ from gemsmith.recipe_file import load_recipe
 from gemsmith.recipe_keys import differing_keys
 from gemsmith.records import DataRecord, ExportRecord, Origin, ServeRecord, VerifyRecord
 from gemsmith.run import Run, make_origin, read_record, write_record
-from gemsmith.serve.adapter import ServedAdapter, base_name
+from gemsmith.serve.adapter import ServedAdapter, base_name, refuse_vision
 from gemsmith.serve.chat import Failure, read_chat, read_object
 from gemsmith.serve.effect import measure_effect
 from gemsmith.serve.engine import KEY_VARIABLE, ServeSettings, api_headers, has_chat_template
@@ -149,8 +149,9 @@ class Servers:
 
     def _both(self) -> tuple[Server, Server]:
         """Base and tuned model, of one server."""
-        rank = read_peft_config(self._run.adapter).rank
-        adapter = ServedAdapter(folder=str(self._run.adapter.absolute()), rank=rank)
+        config = read_peft_config(self._run.adapter)
+        refuse_vision(config)
+        adapter = ServedAdapter(folder=str(self._run.adapter.absolute()), rank=config.rank)
         settings = replace(self._settings, adapter=adapter, hub_id=self._hub_id)
         base = open_checkpoint(self._run.recipe.checkpoint).folder
         return self._serve(self._run.adapter, self._name, "vllm.log", settings, base=base)

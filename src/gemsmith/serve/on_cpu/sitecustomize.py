@@ -9,7 +9,7 @@ Standard library only, and read by another Python than Gemsmith's.
 
 import sys
 from collections.abc import Sequence
-from importlib import metadata
+from importlib import import_module, metadata
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -33,8 +33,7 @@ class _BeforeTorchvision(MetaPathFinder):
 
 
 def _declare() -> None:
-    import torch  # type: ignore[import-not-found, unused-ignore]
-
+    torch = import_module("torch")
     # A torchvision that was built for CPUs says so in its version, and has the operators itself.
     if torch.version.cuda is None and not metadata.version("torchvision").endswith("+cpu"):
         library = torch.library.Library("torchvision", "DEF")
