@@ -41,12 +41,6 @@ def test_what_a_backend_has_not_is_refused_before_any_stage(backend, key, expect
     assert build_recipe(MINIMAL, [f"train.backend={'trl' if backend == 'tunix' else 'tunix'}", f"train.{key}"])
 
 
-def test_a_backend_that_adapts_the_text_model_alone_refuses_the_tower():
-    values = MINIMAL | {"lora": {"targets": ["q", "vision"]}, "train": {"backend": "trl"}}
-    with pytest.raises(RecipeError, match=r"^lora\.targets: vision was given, .* or set train\.backend to tunix$"):
-        build_recipe(values)
-
-
 def test_all_linear_is_for_the_backend_that_has_peft():
     with pytest.raises(
         RecipeError, match=r"^lora\.targets: all-linear was given, and train\.backend tunix adapts proj"

@@ -97,11 +97,7 @@ class Lora(Section):
     )
     rslora: bool = Field(False, description="Scale adapters by alpha / sqrt(rank) instead of alpha / rank.")
     targets: tuple[str, ...] = Field(
-        LORA_KINDS,
-        description="Kinds of projection that get an adapter; vision: those of the vision tower's layers and of the "
-        "projection behind them, where rows have pictures; all-linear: with train.backend trl, what PEFT calls so, "
-        "every linear layer of text model and tower.",
-        strict=False,
+        LORA_KINDS, strict=False, description="Kinds of projection; vision: the tower's; all-linear: PEFT's, with trl."
     )
 
     @property

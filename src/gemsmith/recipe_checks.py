@@ -7,7 +7,7 @@ from gemsmith.errors import RecipeError
 from gemsmith.execution import BACKENDS, NAMES
 from gemsmith.recipe import Data, EvalTask, Made, Optimizer, Recipe, Train
 from gemsmith.tasks import SOURCES, find_source
-from gemsmith.zoo import ALL_LINEAR, find_variant, lora_targets, variant_of_hub_id
+from gemsmith.zoo import ALL_LINEAR, VISION, find_variant, lora_targets, variant_of_hub_id
 
 
 def check_recipe(recipe: Recipe) -> None:
@@ -26,7 +26,10 @@ def check_recipe(recipe: Recipe) -> None:
             raise RecipeError(
                 f"model: {recipe.model} was given, but checkpoint {recipe.checkpoint} is {named.name}; set one of them"
             )
-        lora_targets(find_variant(recipe.model), recipe.lora.targets)
+        # Whether there is a tower, the checkpoint says.
+        kinds = [kind for kind in recipe.lora.targets if kind != VISION]
+        if kinds or not recipe.lora.targets:
+            lora_targets(find_variant(recipe.model), kinds)
 
 
 def _check_image_folder(data: Data) -> None:

@@ -91,6 +91,8 @@ class DataRecord(Record):
     """Of these, and part of `tokens`."""
     most_patches: int = 0
     """Patches of a packed row at most."""
+    most_pictures: int = 0
+    """Pictures of a packed row at most; 0 also in records from before it was in them."""
 
 
 class TrainStep(Part):

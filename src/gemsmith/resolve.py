@@ -1,6 +1,7 @@
 """What the user left out, filled in, each value with its reason; what cannot be, refused. No weights, no network."""
 
 from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from gemsmith.sizing.limits import check_training
 from gemsmith.stages import SERVED, STAGES
 from gemsmith.zoo import VARIANTS, Variant, find_variant, lora_targets, read_variant, variant_of_hub_id
 from gemsmith.zoo.variant import differing_fields
+from gemsmith.zoo.vision import read_vision
 
 _FILES = ("checkpoint", "data.train", "data.eval", "data.template", "train.start_adapter", "hardware.catalogue")
 _DERIVED_AGAIN = (
@@ -92,10 +94,12 @@ def check_settings(recipe: Recipe, stages: Collection[str] = tuple(STAGES)) -> N
 
 
 def recipe_variant(recipe: Recipe) -> Variant:
-    """The numbers of a resolved recipe's model."""
-    if recipe.model in VARIANTS:
-        return find_variant(recipe.model)
-    return read_variant(read_config(Path(recipe.checkpoint)))
+    """The numbers of a resolved recipe's model; what takes pictures is the checkpoint's own, where that is here."""
+    folder = Path(recipe.checkpoint)
+    if recipe.model not in VARIANTS:
+        return read_variant(read_config(folder))
+    variant = find_variant(recipe.model)
+    return replace(variant, vision=read_vision(read_config(folder))) if (folder / "config.json").is_file() else variant
 
 
 def _find_model(recipe: Recipe) -> tuple[Variant, str]:

@@ -76,6 +76,7 @@ def prepare_data(run: Run) -> DataRecord:
     found = {
         "dropped": {**dropped, **seen.dropped},
         "most_patches": max(sum(patches[index] for index in members) for members in rows),
+        "most_pictures": max(sum(len(kept[index].pictures) for index in members) for members in rows),
         "ignored_columns": dataset.ignored_columns,
         "notices": (*_notices(dataset), *seen.notices),
     }

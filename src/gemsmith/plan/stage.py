@@ -13,6 +13,7 @@ from gemsmith.hardware import Catalogue, Machine, find_machine, load_catalogue, 
 from gemsmith.plan.assumptions import assumptions_of
 from gemsmith.plan.compiled import Compile, Limits, compiler, compiles_for
 from gemsmith.plan.machine import Asked, plan_machine
+from gemsmith.plan.pictures import PictureCount, count_pictures
 from gemsmith.plan.serving import plan_serving
 from gemsmith.plan.steps import PRICED_STEPS, RealTokens, StepCount, count_real_tokens, count_steps
 from gemsmith.plan_records import MachinePlan, PlanRecord
@@ -23,7 +24,7 @@ from gemsmith.recipe_keys import with_values
 from gemsmith.records import DataRecord, Origin
 from gemsmith.resolve import recipe_variant
 from gemsmith.run import Run, is_complete, make_origin, read_record, write_record
-from gemsmith.sizing import Work, work_of
+from gemsmith.sizing import Pictures, Work, work_of
 from gemsmith.zoo import Variant
 
 ALL = "all"
@@ -59,6 +60,7 @@ def plan_recipe(
     steps: StepCount,
     origin: Origin,
     tokens: RealTokens | None = None,
+    pictures: PictureCount | None = None,
     machines: Sequence[Machine] | None = None,
     catalogue: Catalogue | None = None,
     compile_step: Compile | None = None,
@@ -71,10 +73,11 @@ def plan_recipe(
         catalogue = catalogue or load_catalogue(recipe.hardware.catalogue)
         machines = _find_machines(recipe, catalogue, None)
     tokens = tokens or count_real_tokens(recipe)
+    counted = pictures or count_pictures(recipe, variant)
     asked = Asked(
         recipe=recipe,
         variant=variant,
-        work_in=_works(recipe, variant),
+        work_in=_works(recipe, variant, counted.pictures),
         steps=steps.steps or PRICED_STEPS,
         tokens=tokens.per_step,
         today=datetime.now(UTC).date(),
@@ -92,16 +95,16 @@ def plan_recipe(
         real_tokens_per_step=tokens.per_step,
         machines=tuple(plan_machine(asked, machine) for machine in machines),
         serving=tuple(row for machine in machines for row in plan_serving(recipe, variant, machine)),
-        assumptions=(steps.reason, tokens.reason, *assumptions_of(work, recipe)),
+        assumptions=(steps.reason, tokens.reason, *counted.reasons, *assumptions_of(work, recipe)),
     )
 
 
-def _works(recipe: Recipe, variant: Variant) -> Callable[[str], Work]:
+def _works(recipe: Recipe, variant: Variant, pictures: Pictures | None) -> Callable[[str], Work]:
     """The work of a step with the base in a dtype, reckoned once for each."""
 
     @functools.cache
     def work_in(dtype: str) -> Work:
-        return work_of(with_values(recipe, [Derived("train.dtype", dtype, "")]), variant)
+        return work_of(with_values(recipe, [Derived("train.dtype", dtype, "")]), variant, pictures=pictures)
 
     return work_in
 
@@ -161,12 +164,14 @@ def _plan(run: Run, data: DataRecord | None, on: str | None, by: By | None, limi
     machines = _find_machines(recipe, catalogue, on)
     compile_step = None if limits is None else _compiler(recipe, machines, limits)
     origin = make_origin(run, "plan", clock, sources=sources)
+    variant = recipe_variant(recipe)
     record = plan_recipe(
         recipe,
-        recipe_variant(recipe),
+        variant,
         steps=count_steps(recipe, data),
         origin=origin,
         tokens=count_real_tokens(recipe, data),
+        pictures=count_pictures(recipe, variant, data),
         machines=machines,
         compile_step=compile_step,
     )

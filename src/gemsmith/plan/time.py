@@ -69,6 +69,7 @@ def step_time(work: Work, machine: Machine, mesh: Mesh) -> StepTime:
     # Rows that do not fill the mesh cost as much as if they did.
     filled = micro_batches(work, mesh) * rows_per_device(work, mesh) * mesh.replica * mesh.fsdp / work.rows
     matmul, attention = filled * matmul_flops(work), filled * attention_flops(work)
+    matmul += filled * work.rows * work.pictures.row_flops if work.pictures else 0.0
     share = FLOAT32_SHARE if work.dtype_bytes == 4 and chip.kind != "cpu" else 1.0
     ideal_s = (matmul + attention / ATTENTION_SHARE) / (chip.flops_per_s * share * machine.chips)
     hbm_s = _hbm_bytes(work, mesh) / (chip.hbm_bytes_per_s / chip.devices)
@@ -108,7 +109,7 @@ def matmul_flops(work: Work) -> float:
     """
     again = work.recomputed_parameters / work.layer_matmul_parameters
     base = 4 * work.layer_matmul_parameters + 2 * work.recomputed_parameters + 4 * work.head_parameters
-    return float(work.tokens * (base + (6 + 2 * again) * work.trained_parameters))
+    return float(work.tokens * (base + (6 + 2 * again) * work.text_adapters))
 
 
 def attention_flops(work: Work) -> float:
@@ -116,8 +117,9 @@ def attention_flops(work: Work) -> float:
     variant, forward = work.variant, 0
     kinds = Counter((variant.is_global(layer), variant.head_dim_of(layer)) for layer in range(variant.layers))
     for (is_global, head_dim), layers in kinds.items():
-        window = None if is_global else variant.sliding_window
-        pairs = attended_pairs(work.length, window, work.attention, block=work.query_block)
+        window, how = (None, work.attention) if is_global else (variant.sliding_window, work.nearby_attention)
+        ahead = 0 if is_global else work.ahead
+        pairs = attended_pairs(work.length, window, how, block=work.query_block, ahead=ahead)
         forward += 4 * variant.heads * head_dim * pairs * layers
     passes = 3.0 + _RECOMPUTED[work.attention] + (1.0 if work.recomputes_attention else 0.0)
     return work.rows * forward * passes

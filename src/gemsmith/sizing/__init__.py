@@ -9,11 +9,13 @@ from gemsmith.sizing.memory import (
     tokens_per_device,
     weight_shards,
 )
+from gemsmith.sizing.pictures import Pictures, pictures_of
 from gemsmith.sizing.remat import choose_remat
 from gemsmith.sizing.work import Work, attended_pairs, on_chips, work_of
 
 __all__ = [
     "Memory",
+    "Pictures",
     "Work",
     "attended_pairs",
     "choose_remat",
@@ -21,6 +23,7 @@ __all__ = [
     "micro_batches",
     "on_chips",
     "parts_of",
+    "pictures_of",
     "rows_per_device",
     "tokens_per_device",
     "weight_shards",

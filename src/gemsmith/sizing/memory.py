@@ -36,11 +36,13 @@ class Memory:
     head: "Workspace"
     """While the loss is computed; the two are not there at once."""
     data: float
-    """Of a micro-batch."""
+    """Of a micro-batch; pictures of all of a step."""
+    tower: "Workspace"
+    """While pictures are embedded, before all else."""
 
     @property
     def workspace(self) -> float:
-        return max(self.layer.total, self.head.total)
+        return max(self.layer.total, self.head.total, self.tower.total)
 
     @property
     def total(self) -> int:
@@ -68,14 +70,15 @@ def memory_of(work: Work, mesh: Mesh) -> Memory:
     """What one device of the mesh holds at the peak of a step."""
     copy_bytes = work.dtype_bytes if work.dtype_bytes != ADAPTER_BYTES else 0
     return Memory(
-        base=work.base_bytes / (weight_shards(mesh) * mesh.tp),
+        base=work.base_bytes / (weight_shards(mesh) * mesh.tp) + _vision_base(work, mesh),
         adapters=(work.adapters_along_fsdp + work.adapters_along_tp / mesh.tp)
         / weight_shards(mesh)
         * (4 * ADAPTER_BYTES + copy_bytes),
         saved=_saved(work, mesh),
         layer=_layer_workspace(work, mesh),
         head=_head_workspace(work, mesh),
-        data=BATCH_BYTES * tokens_per_device(work, mesh),
+        data=BATCH_BYTES * tokens_per_device(work, mesh) + _picture_bytes(work, mesh),
+        tower=_tower_workspace(work, mesh),
     )
 
 
@@ -86,7 +89,8 @@ def parts_of(work: Work, memory: Memory) -> dict[str, int]:
     """
     copy_bytes = work.dtype_bytes if work.dtype_bytes != ADAPTER_BYTES else 0
     number = memory.adapters / (4 * ADAPTER_BYTES + copy_bytes)
-    peak = memory.layer if memory.layer.total >= memory.head.total else memory.head
+    peak = max(memory.layer, memory.head, memory.tower, key=lambda workspace: workspace.total)
+    activations = "tower's activations" if peak is memory.tower else "layer's activations"
     parts = {
         "frozen weights": memory.base,
         "adapters": number * (ADAPTER_BYTES + copy_bytes),
@@ -94,7 +98,7 @@ def parts_of(work: Work, memory: Memory) -> dict[str, int]:
         "gradients": number * ADAPTER_BYTES,
         "data": memory.data,
         "saved activations": memory.saved,
-        "layer's activations": peak.activations,
+        activations: peak.activations,
         "attention scores": peak.attention,
         "logits": peak.logits,
         "gathered weights": peak.gathered,
@@ -118,6 +122,14 @@ def tokens_per_device(work: Work, mesh: Mesh) -> int:
     return rows_per_device(work, mesh) * -(-work.length // mesh.sequence)
 
 
+def images_per_device(work: Work, mesh: Mesh) -> int:
+    """Pictures of a micro-batch that a device embeds: they are split over all, or with their rows."""
+    assert work.pictures is not None, "of rows with pictures"
+    of_rows = rows_per_device(work, mesh) * work.pictures.images
+    beside = mesh.sequence * mesh.tp
+    return of_rows if of_rows % beside else of_rows // beside
+
+
 def weight_shards(mesh: Mesh) -> int:
     """Devices that the weights' side of the model's width is split over."""
     return mesh.fsdp * mesh.sequence
@@ -132,6 +144,10 @@ def _saved(work: Work, mesh: Mesh) -> float:
     saved = tokens_per_device(work, mesh) * numbers * work.dtype_bytes
     if work.remat == "none":
         saved += variant.layers * _scores(work, mesh) if work.attention == "dense" else 0
+    if work.pictures:
+        saved += images_per_device(work, mesh) * work.pictures.patches * work.pictures.saved_width * work.dtype_bytes
+        features = rows_per_device(work, mesh) * work.pictures.images * work.pictures.soft_tokens * variant.embed_dim
+        saved += features * work.dtype_bytes
     return saved
 
 
@@ -165,10 +181,42 @@ def _head_workspace(work: Work, mesh: Mesh) -> Workspace:
     return Workspace(logits=logits, gathered=gathered)
 
 
+def _vision_base(work: Work, mesh: Mesh) -> float:
+    """What embeds pictures is not split over tp; it stays in the dtype that it is computed in."""
+    return work.pictures.parameters * work.dtype_bytes / weight_shards(mesh) if work.pictures else 0.0
+
+
+def _picture_bytes(work: Work, mesh: Mesh) -> float:
+    rows = -(-work.rows // (mesh.replica * mesh.fsdp))
+    return rows * work.pictures.row_bytes if work.pictures else 0.0
+
+
+def _tower_workspace(work: Work, mesh: Mesh) -> Workspace:
+    """One layer of the tower, with the scores of a block of queries."""
+    if work.pictures is None:
+        return Workspace()
+    pictures, images = work.pictures, images_per_device(work, mesh)
+    scores = min(work.query_block, pictures.patches) * pictures.patches * pictures.scores_width
+    return Workspace(
+        activations=float(images * pictures.patches * pictures.width * work.dtype_bytes),
+        attention=float(4 * images * scores),
+    )
+
+
+def _nearby_scores(work: Work, mesh: Mesh) -> float:
+    """One block's scores in a sliding layer that no kernel computes, though one computes global layers."""
+    if work.nearby_attention == "flash":
+        return 0.0
+    queries = min(work.query_block, work.length)
+    keys = min(work.length, queries + work.variant.sliding_window + 2 * work.query_block + work.ahead)
+    heads = work.variant.heads / mesh.tp
+    return SCORE_BUFFERS * rows_per_device(work, mesh) * heads * queries * keys * 4
+
+
 def _scores(work: Work, mesh: Mesh) -> float:
     """One block's scores in a global layer, where they are largest. Flash keeps them on the chip."""
     if work.attention == "flash":
-        return 0.0
+        return _nearby_scores(work, mesh)
     queries = min(work.query_block, work.length) if work.attention == "blocked" else work.length
     pairs = queries * most_keys(work.length, None, work.attention, block=work.query_block)
     return SCORE_BUFFERS * rows_per_device(work, mesh) * work.variant.heads / mesh.tp * pairs * 4

@@ -20,6 +20,7 @@ from gemsmith.execution import (
     query_block,
 )
 from gemsmith.recipe import Recipe
+from gemsmith.sizing.pictures import Pictures
 from gemsmith.zoo import Tensor, Variant, lora_targets, text_tensors
 from gemsmith.zoo.quantised import held_bytes
 
@@ -79,6 +80,8 @@ class Work:
     """The same, summed over all layers."""
     named_widths: Mapping[str, Widths]
     """The results that train.remat can name, each summed over all layers."""
+    pictures: Pictures | None = None
+    """None where rows are text alone."""
 
     @property
     def dequantises(self) -> bool:
@@ -88,6 +91,22 @@ class Work:
     @property
     def trained_parameters(self) -> int:
         return self.adapters_along_fsdp + self.adapters_along_tp
+
+    @property
+    def text_adapters(self) -> int:
+        """Trained parameters that every token meets."""
+        return self.trained_parameters - (self.pictures.adapters if self.pictures else 0)
+
+    @property
+    def nearby_attention(self) -> Attention:
+        """What computes attention in sliding layers; where pictures are seen in both directions no kernel does."""
+        sees = self.pictures is not None and self.variant.bidirectional_images
+        return "blocked" if sees and self.attention == "flash" else self.attention
+
+    @property
+    def ahead(self) -> int:
+        """Later tokens that a query of a sliding layer may see."""
+        return self.pictures.soft_tokens if self.pictures and self.variant.bidirectional_images else 0
 
     @property
     def layer_matmul_parameters(self) -> int:
@@ -142,7 +161,9 @@ def on_chips(work: Work, kind: str, recipe: Recipe) -> Work:
     )
 
 
-def work_of(recipe: Recipe, variant: Variant, *, attention: Attention = "blocked") -> Work:
+def work_of(
+    recipe: Recipe, variant: Variant, *, attention: Attention = "blocked", pictures: Pictures | None = None
+) -> Work:
     """The work of one step of the recipe, whole layers recomputed where train.remat is auto.
 
     Raises RecipeError for LoRA targets that do not exist.
@@ -184,11 +205,14 @@ def work_of(recipe: Recipe, variant: Variant, *, attention: Attention = "blocked
         widths=tuple(dict.fromkeys(widths)),
         all_widths=_sum(widths),
         named_widths=_named_widths(layers.values(), adapted, recipe.lora.rank),
+        pictures=pictures,
     )
 
 
 @functools.cache
-def attended_pairs(length: int, window: int | None, attention: Attention, *, block: int = OTHER_QUERY_BLOCK) -> int:
+def attended_pairs(
+    length: int, window: int | None, attention: Attention, *, block: int = OTHER_QUERY_BLOCK, ahead: int = 0
+) -> int:
     """Query-key pairs that one head of one row computes.
 
     Flash attention skips what the causal triangle or the window excludes, blocked attention the keys that a loop over
@@ -203,7 +227,7 @@ def attended_pairs(length: int, window: int | None, attention: Attention, *, blo
     if attention == "dense":
         return length * length
     block = min(block, length)
-    loops = attention_loops(-(-length // block) * block, block=block, window=window)
+    loops = attention_loops(-(-length // block) * block, block=block, window=window, ahead=ahead)
     return sum(len(blocks) * block * keys for blocks, keys in loops)
 
 

@@ -10,11 +10,13 @@ from itertools import islice
 import numpy as np
 
 from gemsmith.checkpoint import Checkpoint
+from gemsmith.checkpoint.adapter import Adapter
 from gemsmith.checkpoint.folder import read_config
 from gemsmith.data.batches import open_rows
 from gemsmith.data.pack import Rows
 from gemsmith.pictures.patches import Patches, Patching, fitted_size, read_patching
 from gemsmith.run import Run
+from gemsmith.zoo.tensors import PREFIX
 
 PROMPTS = 3
 PROMPT_TOKENS = 128
@@ -31,6 +33,17 @@ class Prompt:
     tokens: np.ndarray
     picture: Patches | None = None
     image_token: int | None = None
+
+
+def make_prompts(
+    base: Checkpoint, rows: Rows | None, adapter: Adapter, *, image_tokens: int = Patching.budget, seed: int = 0
+) -> list[Prompt]:
+    """Prompts of text, and one with a picture where rows have some, or the adapter lies on what embeds them."""
+    found = text_prompts(rows, base.variant.vocabulary, seed)
+    sees = rows is not None and bool(rows.pictures)
+    if sees or any(not module.startswith(PREFIX) for module in adapter.modules):
+        found.append(picture_prompt(base, rows, image_tokens, seed))
+    return found
 
 
 def text_prompts(rows: Rows | None, vocabulary: int, seed: int) -> list[Prompt]:

@@ -7,6 +7,7 @@ from transformers and PEFT.
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -27,8 +28,7 @@ from gemsmith.records import Check, ExportRecord, Origin, VerifyRecord, read_rec
 from gemsmith.run import Run, make_origin, read_record, write_record
 from gemsmith.terminal import open_console
 from gemsmith.verify.logits import compare_logits
-from gemsmith.verify.prompts import Prompt, picture_prompt, text_prompts, trained_rows
-from gemsmith.zoo.tensors import PREFIX
+from gemsmith.verify.prompts import Prompt, make_prompts, trained_rows
 
 PACKAGES = ("numpy", "peft", "safetensors", "torch", "transformers")
 _COMPARED_BYTES = 32 * 2**20
@@ -100,13 +100,8 @@ def verify(run: Run) -> VerifyRecord:
     clock = start_clock()
     exported: ExportRecord = read_record(run, ExportRecord)
     base = open_checkpoint(run.recipe.checkpoint)
-    rows, recipe = trained_rows(run), run.recipe
-
-    def prompts(adapter: Adapter) -> list[Prompt]:
-        found = text_prompts(rows, base.variant.vocabulary, recipe.seed)
-        sees = _adapts_vision(adapter) or (rows is not None and bool(rows.pictures))
-        return [*found, picture_prompt(base, rows, recipe.data.image_tokens, recipe.seed)] if sees else found
-
+    how = {"image_tokens": run.recipe.data.image_tokens, "seed": run.recipe.seed}
+    prompts = partial(make_prompts, base, trained_rows(run), **how)
     result = _run_checks(
         exported, base, run.adapter, run.merged, prompts, trained=lambda adapter: _check_trained(run, exported, adapter)
     )
@@ -124,12 +119,7 @@ def verify_folder(out: Path, *, base_source: str | None = None) -> VerifyRecord:
     clock = start_clock()
     exported = read_export(out)
     base = open_checkpoint(base_source or exported.base)
-
-    def prompts(adapter: Adapter) -> list[Prompt]:
-        found = text_prompts(None, base.variant.vocabulary, 0)
-        return [*found, picture_prompt(base, None, 0, 0)] if _adapts_vision(adapter) else found
-
-    result = _run_checks(exported, base, out / ADAPTER, out / MERGED, prompts)
+    result = _run_checks(exported, base, out / ADAPTER, out / MERGED, partial(make_prompts, base, None))
     made_from = {RECORD: sha256_file(out / RECORD), "base": base.fingerprint()}
     record = _make_record(make_folder_origin(clock, PACKAGES, made_from), exported, result)
     write_text(out / VERIFIED, record.model_dump_json(indent=1) + "\n")
@@ -260,10 +250,6 @@ def _run_checks(
         difference=logits.max_abs_difference,
         rounding=rounding,
     )
-
-
-def _adapts_vision(adapter: Adapter) -> bool:
-    return any(not module.startswith(PREFIX) for module in adapter.modules)
 
 
 def _make_record(origin: Origin, exported: ExportRecord, result: Result) -> VerifyRecord:

@@ -3,6 +3,9 @@
 import os
 import shutil
 import signal
+import subprocess
+import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,9 +18,11 @@ from gemsmith.checkpoint import open_checkpoint
 from gemsmith.checkpoint.adapter import read_peft_adapter
 from gemsmith.data import load_batches, prepare_data
 from gemsmith.errors import CheckpointError, DataError, Preempted, RecipeError
+from gemsmith.export.adapters import read_run_adapter
 from gemsmith.export.stage import export
 from gemsmith.recipe_file import build_recipe
-from gemsmith.run import is_complete, open_run
+from gemsmith.records import TrainRecord
+from gemsmith.run import is_complete, open_run, read_record
 from gemsmith.testing.pictures import picture_bytes
 from gemsmith.testing.tiny import make_checkpoint, with_vision
 from gemsmith.train.stage import train
@@ -226,3 +231,52 @@ def test_adapters_on_the_tower_need_rows_with_pictures(trained_once, base):
     lora = run.recipe.lora.model_copy(update={"targets": ("q", "vision")})
     with pytest.raises(RecipeError, match=r"^lora\.targets: vision adapts what embeds pictures, and no row"):
         picture_input(open_checkpoint(str(base)), batches, run.recipe.data, lora)
+
+
+def start(run, *, devices=1):
+    """Starts `gemsmith train`."""
+    environment = os.environ | {
+        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+        "JAX_PLATFORMS": "cpu",
+    }
+    command = [sys.executable, "-W", "ignore", "-m", "gemsmith", "train", str(run.path)]
+    return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+
+
+def finish(process):
+    assert process.wait() == 0, process.stderr.read()
+
+
+@pytest.mark.slow
+def test_a_killed_training_ends_with_the_same_adapter_and_leaves_no_decoders(base, photos, tmp_path):
+    sections = {"train": {"optimizer_steps": 400, "keep_checkpoints": 400}, "lora": {"targets": ["q", "vision"]}}
+    whole, killed = (make_run(tmp_path / name, base, photos, **sections) for name in ("whole", "killed"))
+    finish(start(whole))
+    first = start(killed)
+    while not (killed.checkpoints / "6").is_dir():
+        assert first.poll() is None, first.stderr.read()
+        time.sleep(0.01)
+    first.kill()
+    assert first.wait() == -signal.SIGKILL
+    assert first.stderr.read() is not None, "decoders that were left would hold it open"
+    finish(start(killed))
+    assert read_record(killed, TrainRecord).resumed_at
+    one, other = (read_run_adapter(run).modules for run in (whole, killed))
+    assert all((one[name].a == other[name].a).all() and (one[name].b == other[name].b).all() for name in one)
+
+
+@pytest.mark.slow
+def test_two_devices_train_the_adapter_of_one(base, photos, tmp_path):
+    """Rows and their pictures over fsdp 2, with dropout in the tower, too."""
+    lora = {"targets": ["q", "v", "down", "vision"], "dropout": 0.1}
+    runs = [make_run(tmp_path / str(devices), base, photos, lora=lora) for devices in (1, 2)]
+    for run, devices in zip(runs, (1, 2), strict=True):
+        finish(start(run, devices=devices))
+    one, other = (read_record(run, TrainRecord) for run in runs)
+    assert (one.mesh["fsdp"], other.mesh["fsdp"]) == (1, 2) and one.pictures.seen == other.pictures.seen
+    assert [step.loss for step in other.steps] == pytest.approx([step.loss for step in one.steps], rel=1e-5)
+    adapters = [read_run_adapter(run).modules for run in runs]
+    for name, pair in adapters[0].items():
+        for side in "ab":
+            expected, actual = getattr(pair, side), getattr(adapters[1][name], side)
+            assert np.linalg.norm(actual - expected) < 1e-4 * np.linalg.norm(expected), (name, side)

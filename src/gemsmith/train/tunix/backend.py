@@ -23,6 +23,7 @@ from gemsmith.provenance import start_clock
 from gemsmith.recipe import Recipe
 from gemsmith.records import TrainRecord
 from gemsmith.run import Run
+from gemsmith.sizing import Pictures, pictures_of
 from gemsmith.train.adapter_init import read_start_adapter
 from gemsmith.train.attempt import full_disk
 from gemsmith.train.session import Facts, Outcome, Plan, Session, train_session
@@ -70,14 +71,16 @@ def train_with_tunix(run: Run, *, fresh: bool = False) -> TrainRecord:
         return train_session(run, backend, steps=batches.steps, model=name, clock=clock, fresh=fresh)
 
 
-def adapted_model(recipe: Recipe, checkpoint: Checkpoint, mesh: Mesh, *, vision: bool = False) -> Gemma4:
+def adapted_model(
+    recipe: Recipe, checkpoint: Checkpoint, mesh: Mesh, *, vision: bool = False, pictures: Pictures | None = None
+) -> Gemma4:
     """The checkpoint's model on the mesh, with adapters at their start: the recipe's, or one that is new.
 
-    With `vision` it takes images, by a tower that stays as it is.
+    With `vision` it takes images; `pictures`, those of the rows, count towards the memory that train.remat leaves.
     """
     start = read_start_adapter(recipe, checkpoint.variant)
     dtype, quantised = base_kinds(recipe.train.dtype)
-    execution = make_execution(recipe, checkpoint.variant, mesh)
+    execution = make_execution(recipe, checkpoint.variant, mesh, pictures=pictures)
     base = load_model(checkpoint, dtype=dtype, quantised=quantised, execution=execution, vision=vision)
     return add_adapters(base, checkpoint.variant, recipe.lora, seed=recipe.seed, start=start)
 
@@ -105,7 +108,11 @@ class TunixBackend:
 
     @cached_property
     def model(self) -> Gemma4:
-        return adapted_model(self._run.recipe, self._checkpoint, self._mesh, vision=self._pictures is not None)
+        recipe, variant, pictures = self._run.recipe, self._checkpoint.variant, None
+        if self._pictures:
+            shape = self._pictures.shape
+            pictures = pictures_of(recipe, variant, images=shape.images, soft_tokens=shape.soft_tokens)
+        return adapted_model(recipe, self._checkpoint, self._mesh, vision=pictures is not None, pictures=pictures)
 
     @cached_property
     def trainer(self) -> Trainer:

@@ -120,8 +120,9 @@ def _adapt(
 def _started(
     tensors: list[Tensor], sides: dict[str, Any], kernel: Any, first: Callable[[Tensor], LowRank], *, stacked: bool
 ) -> dict[str, Any]:
-    """A (layers, in, R) and B (layers, R, out) of a stack as training begins, without that axis of a module that is
-    none; shapes alone where the kernel is one.
+    """A (layers, in, R) and B (layers, R, out) of a stack as training begins; shapes alone where the kernel is one.
+
+    Of a module that is no stack they have no axis of layers.
     """
     kernel = kernel.qvalue if isinstance(kernel, Quantised) else kernel
     abstract = isinstance(kernel, jax.ShapeDtypeStruct)

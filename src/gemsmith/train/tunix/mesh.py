@@ -12,7 +12,7 @@ from gemsmith.models import Execution
 from gemsmith.models.sharding import AXES
 from gemsmith.recipe import Mesh as MeshSizes
 from gemsmith.recipe import Recipe
-from gemsmith.sizing import Work, choose_remat, micro_batches, on_chips, work_of
+from gemsmith.sizing import Pictures, Work, choose_remat, micro_batches, on_chips, work_of
 from gemsmith.sizing.limits import check_mesh, check_splash, name_mesh
 from gemsmith.train.tunix.xla import compiler_options
 from gemsmith.zoo import Variant
@@ -51,7 +51,14 @@ def mesh_sizes(recipe: Recipe, variant: Variant, *, devices: int, kind: str) -> 
     return sizes
 
 
-def make_execution(recipe: Recipe, variant: Variant, mesh: Mesh, *, device_bytes: float | None = None) -> Execution:
+def make_execution(
+    recipe: Recipe,
+    variant: Variant,
+    mesh: Mesh,
+    *,
+    device_bytes: float | None = None,
+    pictures: Pictures | None = None,
+) -> Execution:
     """How this recipe's forward pass runs on the mesh, whose devices have so much memory; default: what they say.
 
     Raises RecipeError for rows and heads that the splash kernel cannot take, for offloading where there is no other
@@ -70,7 +77,7 @@ def make_execution(recipe: Recipe, variant: Variant, mesh: Mesh, *, device_bytes
         check_splash(recipe, variant, mesh.shape)
     if train.offload and platform == "cpu":
         raise RecipeError("train.offload: the devices here are cpu, whose memory is the host's; leave it out")
-    remat = _remat(recipe, variant, mesh, device_bytes)
+    remat = _remat(recipe, variant, mesh, device_bytes, pictures)
     levers = levers_on(platform, train.tuned)
     return Execution(attention=how, levers=levers, remat=remat, offload=train.offload, mesh=mesh)
 
@@ -80,15 +87,17 @@ def micro_batches_on(recipe: Recipe, variant: Variant, mesh: Mesh) -> int:
     return micro_batches(*_work_on(recipe, variant, mesh))
 
 
-def _remat(recipe: Recipe, variant: Variant, mesh: Mesh, device_bytes: float | None) -> Remat:
+def _remat(
+    recipe: Recipe, variant: Variant, mesh: Mesh, device_bytes: float | None, pictures: Pictures | None
+) -> Remat:
     if recipe.train.remat != "auto":
         return recipe.train.remat
-    work, sizes = _work_on(recipe, variant, mesh)
+    work, sizes = _work_on(recipe, variant, mesh, pictures)
     return choose_remat(work, sizes, device_bytes=device_bytes or memory_bytes(mesh))
 
 
-def _work_on(recipe: Recipe, variant: Variant, mesh: Mesh) -> tuple[Work, MeshSizes]:
-    work = on_chips(work_of(recipe, variant), mesh.devices.flat[0].platform, recipe)
+def _work_on(recipe: Recipe, variant: Variant, mesh: Mesh, pictures: Pictures | None = None) -> tuple[Work, MeshSizes]:
+    work = on_chips(work_of(recipe, variant, pictures=pictures), mesh.devices.flat[0].platform, recipe)
     return work, MeshSizes(**{axis: mesh.shape[axis] for axis in AXES})
 
 
