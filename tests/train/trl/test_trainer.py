@@ -20,13 +20,14 @@ class Steps:
     def batch(self, step):
         segments = np.ones((8, 3), np.int32)
         segments[-1] = 0
-        return SimpleNamespace(loss_mask=segments > 0, segments=segments)
+        return SimpleNamespace(loss_mask=segments > 0, segments=segments, pictures=())
 
 
 def slices(recipe, *, rank, size, done=0):
     trainer = SimpleNamespace(
         _recipe=recipe, _done=done, batches=Steps(), _group=Group(device=CPU, rank=rank, size=size),
-        _tensors=lambda batch, places, dtype: {"places": places.tolist()},
+        _tensors=lambda batch, places, images, dtype: {"places": places.tolist()},
+        feed=None, patches=np.zeros(2, np.int64),
     )  # fmt: skip
     return list(Trainer.micro_batches(trainer))
 
@@ -44,7 +45,7 @@ def test_a_slice_counts_the_targets_of_the_whole_step(small_recipe):
     recipe = small_recipe(train={"rows_per_step": 8, "micro_batches": 2})
     parts = slices(recipe, rank=1, size=2, done=1)
     assert [part["step"] for part in parts] == [2, 2]
-    assert {(part["targets"], part["real_tokens"]) for part in parts} == {(14, 21)}
+    assert {(part["counts"]["targets"], part["counts"]["real_tokens"]) for part in parts} == {(14, 21)}
 
 
 def test_dropout_follows_from_seed_step_and_process_alone():

@@ -95,7 +95,7 @@ def count_patches(batch: Rows, parts: int) -> np.ndarray:
     soft tokens in one part: 8, 9.
     """
     counts = np.zeros(2, np.int64)
-    for rows in np.array_split(np.arange(len(batch)), parts) if batch.pictures else ():
+    for rows in np.array_split(np.arange(len(batch.pictures)), parts):
         images = [picture.soft_tokens for row in rows for picture in batch.pictures[row]]
         counts += sum(images), len(images) * max(images, default=0)
     return counts
