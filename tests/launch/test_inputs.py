@@ -31,3 +31,25 @@ def test_a_file_that_is_not_there_is_named_with_its_key():
         move_inputs(recipe_with(), "gs://b/n", mount=None)
     with pytest.raises(RecipeError, match=r"^data\.train: /gone/x is not there"):
         move_inputs(recipe_with(train=str(Path("/gone/x"))), "gs://b/n", mount=None)
+
+
+@pytest.mark.parametrize(
+    ("row", "refused"),
+    [
+        ('{"image": "a.jpg", "prompt": "p", "response": "r"}', True),
+        ('{"images": ["a.jpg"], "messages": []}', True),
+        ('{"messages": [{"role": "user", "content": [{"type": "image", "path": "a.jpg"}]}]}', True),
+        ('{"image": {"bytes": "YQ=="}, "prompt": "p", "response": "r"}', False),
+        ('{"messages": [{"role": "user", "content": "path"}]}', False),
+        ("not JSON", False),
+    ],
+)
+def test_rows_that_name_pictures_of_this_machine_are_refused(tmp_path, row, refused):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(row + "\n")
+    recipe = recipe_with(train=str(rows))
+    if refused:
+        with pytest.raises(RecipeError, match=r"^data\.train: rows of .* name pictures by their paths on this machine"):
+            move_inputs(recipe, "gs://b/n", mount=None)
+    else:
+        assert move_inputs(recipe, "gs://b/n", mount=None)[1]

@@ -8,7 +8,7 @@ from gemsmith.errors import DataError, EngineError, Preempted
 from gemsmith.records import TrainStep
 from gemsmith.run import Run
 from gemsmith.train import session
-from gemsmith.train.session import Outcome, Session, _real_tokens_per_s
+from gemsmith.train.session import Outcome, Session, _per_s
 
 GOOD = {"grad_norm": 1.0, "real_tokens": 10, "targets": 5, "skipped": False, "told_to_stop": False}
 
@@ -92,5 +92,5 @@ def test_the_speed_leaves_out_the_first_step_of_each_attempt():
         return TrainStep(step=number, loss=1.0, grad_norm=1.0, learning_rate=0.0, real_tokens=10, step_s=step_s)
 
     steps = [step(1, 50.0), step(2, 1.0), step(3, 70.0), step(4, 1.0)]
-    assert _real_tokens_per_s(steps, [2]) == 10
-    assert _real_tokens_per_s(steps[:1], []) == 0.2  # there is no other
+    assert _per_s("real_tokens", steps, [2]) == 10
+    assert _per_s("real_tokens", steps[:1], []) == 0.2  # there is no other

@@ -165,7 +165,7 @@ def test_checkpoints_of_the_other_backend_are_refused(prepare, tmp_path):
     ],
 )
 def test_what_the_libraries_raise_for_want_of_room_is_one_line(prepared_run, monkeypatch, text, expected):
-    monkeypatch.setattr(tunix, "adapted_model", lambda *_: (_ for _ in ()).throw(ValueError(text)))
+    monkeypatch.setattr(tunix, "adapted_model", lambda *_, **__: (_ for _ in ()).throw(ValueError(text)))
     with pytest.raises(MachineError, match=expected) as error:
         train(prepared_run())
     assert "\n" not in str(error.value)
