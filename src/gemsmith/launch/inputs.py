@@ -32,7 +32,7 @@ def move_inputs(recipe: Recipe, root: str, *, mount: str | None) -> tuple[list[D
             if key.startswith("data.") and _names_pictures(Path(value)):
                 raise RecipeError(
                     f"{key}: rows of {value} name pictures by their paths on this machine, which are not copied; "
-                    "give a folder of photos by class (data.format: image-folder), or rows that hold the pictures' bytes"
+                    "give a folder of photos by class (data.format: image-folder), or rows with the pictures' bytes"
                 )
             copies[value] = f"{root}/launched/{where}"
             placed.append(Derived(key, where, f"{value} of the machine that launched it"))
