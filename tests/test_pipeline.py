@@ -245,6 +245,7 @@ def only_cheap_stages(run, stage, servers, **_):
     return record
 
 
+@pytest.mark.slow
 def test_a_run_whose_rows_have_gone_is_served_and_reported(gemsmith, recipe, monkeypatch, engine):
     file = recipe("tiny-31b")
     with monkeypatch.context() as patch:

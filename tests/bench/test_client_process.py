@@ -85,6 +85,7 @@ def test_a_server_that_has_ended_is_told_while_its_cell_runs(
         measure(client, make_ask())
 
 
+@pytest.mark.slow
 def test_a_client_that_does_not_end_its_requests_is_given_up(
     fake_vllm: Callable[..., Path], endpoint: Endpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

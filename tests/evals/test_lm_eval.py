@@ -87,6 +87,7 @@ def test_no_harness_no_task_and_no_folder_are_one_line(
         find_lm_eval()
 
 
+@pytest.mark.slow
 def test_the_command_line_prints_the_record(
     fake: Path, fake_vllm: Callable[..., Path], exported_run: Callable[..., Run], gemsmith: Callable[..., Any]
 ) -> None:

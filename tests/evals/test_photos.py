@@ -73,6 +73,7 @@ def test_photos_are_asked_about_in_the_pixels_that_training_cuts_up_and_classifi
         assert (cut(Image.open(BytesIO(png)), PATCHING) == cut_picture(question.pictures[0], PATCHING)).all()
 
 
+@pytest.mark.slow
 def test_a_retry_asks_for_what_has_changed_and_does_not_evaluate_the_base_again(
     photo_run: Callable[..., Run], fake_vllm: Callable[..., Path], tmp_path: Path
 ) -> None:

@@ -118,6 +118,7 @@ def test_a_second_start_asks_only_for_the_samples_that_are_missing(sampled: Run,
     assert record.tasks[0].tuned.answers == ALL
 
 
+@pytest.mark.slow
 def test_a_task_that_is_added_later_leaves_the_answers_of_the_others(sampled: Run, hostile: Any) -> None:
     hostile.deed = lambda _asked: chat(NONE)
     evaluated(sampled, hostile)

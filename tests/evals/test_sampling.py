@@ -44,6 +44,7 @@ def test_a_refused_request_is_an_error_that_names_the_row(
     assert not run.record_file("eval").exists()
 
 
+@pytest.mark.slow
 def test_a_server_that_dies_again_and_again_is_an_error_with_its_last_lines_and_its_answers_are_there_next_time(
     fake_vllm: Callable[..., Path],
     exported_run: Callable[..., Run],
@@ -89,6 +90,7 @@ def test_a_server_killed_in_the_middle_is_started_again_and_no_answer_is_lost_or
     assert "after 3 of 4 answers, which are kept; it is started again" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_ends_the_command_within_five_seconds_while_requests_hang(
     number: int, code: int, fake_vllm: Callable[..., Path], exported_run: Callable[..., Run]

@@ -48,6 +48,7 @@ def test_vllm_dying_at_start_shows_its_last_lines(fake_vllm: Callable[..., Path]
     assert len(lines) == 16 and str(tmp_path / "log") in lines[0]
 
 
+@pytest.mark.slow
 def test_vllm_that_never_answers_is_given_up_and_stopped(
     fake_vllm: Callable[..., Path],
     model: Path,

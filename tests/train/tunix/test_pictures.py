@@ -121,6 +121,7 @@ def test_an_update_depends_on_what_a_picture_shows(trained_once, base, photos, t
     assert train(run).steps[0].loss != trained_once[1].steps[0].loss
 
 
+@pytest.mark.slow
 def test_a_picture_that_is_gone_ends_training_at_its_step_and_what_was_trained_is_saved(
     trained_once, base, photos, tmp_path, saved_bytes
 ):
