@@ -11,7 +11,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import gemsmith
 from gemsmith.characters import spell_out
 from gemsmith.errors import GemsmithError, MachineError
 from gemsmith.files import write_text
@@ -185,7 +184,7 @@ def _versions() -> dict[str, str]:
 
 def _code() -> str:
     """Of the source files: a version's number stays while its code is worked on."""
-    root, digest = Path(gemsmith.__file__).parent, hashlib.sha256()
+    root, digest = Path(__file__).parents[1], hashlib.sha256()
     for name in SOURCES:
         path = root / name
         for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
