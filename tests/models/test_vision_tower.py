@@ -7,7 +7,7 @@ import pytest
 from flax import nnx
 
 from gemsmith.execution import QUERY_BLOCKS
-from gemsmith.models.vision_tower import ClippedLinear, Tower, attend, pool, rotate_in_plane
+from gemsmith.models.vision_tower import ClippedLinear, Tower, attend, clip, pool, rotate_in_plane
 from gemsmith.zoo import VisionTower
 
 TOWER = VisionTower(layers=2, embed_dim=16, ffn=24, heads=2, head_dim=8, clips=True, patch=2, positions=16)
@@ -102,6 +102,11 @@ def test_the_first_half_of_a_head_turns_with_the_column_and_the_second_with_the_
     x = np.array([1.0, 2.0, 3.0, 4.0], np.float32).reshape(1, 1, 1, 4)
     assert rotate_in_plane(x, (quarter, still)).ravel().tolist() == [-2, 1, 3, 4]
     assert rotate_in_plane(x, (still, quarter)).ravel().tolist() == [1, 2, -4, 3]
+
+
+def test_a_value_on_a_bound_has_the_gradient_that_pytorch_gives_it():
+    gradient = jax.grad(lambda x: clip(x, jnp.float32(-1), jnp.float32(2)).sum())
+    assert gradient(jnp.array([-1.5, -1, 0, 2, 3])).tolist() == [0, 1, 1, 1, 0]
 
 
 def test_inputs_and_outputs_are_clipped_each_to_bounds_of_their_own():

@@ -51,11 +51,11 @@ def quick_compiles():
 class Pair:
     """The same adapted model in both libraries, each at the start that our adapters have."""
 
-    def __init__(self, name, folder, *, targets=LORA_KINDS, data=None):
+    def __init__(self, name, folder, *, targets=LORA_KINDS, data=None, bound=1.6):
         torch.set_num_threads(1)  # on a busy machine two wait for each other by spinning
         self.variant, random = with_vision(find_variant(name)), np.random.default_rng(7)
         tensors = (*text_tensors(self.variant), *vision_tensors(self.variant))
-        weights = {tensor.name: make_weight(tensor, random) for tensor in tensors}
+        weights = {tensor.name: make_weight(tensor, random, bound) for tensor in tensors}
         write_checkpoint(self.variant, weights, folder, dtype="float32")
         make_tokenizer(folder, vision=True)
         self.recipe = build_recipe(
@@ -185,10 +185,10 @@ def pair(request, tmp_path_factory):
     return Pair(name, tmp_path_factory.mktemp("parity") / name, targets=targets)
 
 
-def make_weight(tensor, random):
+def make_weight(tensor, random, bound):
     noise = random.standard_normal(tensor.shape).astype(np.float32)
-    if tensor.role == "vision_bound":  # a tenth of what goes in is beyond
-        return np.asarray((-1 if tensor.name.endswith("_min") else 1) * (1.6 + 0.1 * abs(noise)), np.float32)
+    if tensor.role == "vision_bound":  # a tenth of what goes in is beyond 1.6
+        return np.asarray((-1 if tensor.name.endswith("_min") else 1) * (bound + 0.1 * abs(noise)), np.float32)
     if tensor.name.endswith("bias") or tensor.role == "vision_position":
         return np.float32(0.3) * noise
     if len(tensor.shape) > 1:
@@ -232,8 +232,10 @@ def test_a_training_on_a_folder_of_photos_is_twenty_updates_of_the_reference(nam
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(picture_bytes(12 + 12 * (number % 3), 12 + 24 * (number % 2), seed=number))
     data = {"train": str(tmp_path / "photos"), "format": "image-folder", "prompt": "Which?", "image_tokens": 70}
-    targets = WITH_TOWER if name == "tiny-31b" else LORA_KINDS
-    pair = Pair(name, tmp_path / "base", targets=targets, data=data | {"packing": False})
+    targets = LORA_KINDS if name == "tiny-12b" else WITH_TOWER  # the 12B has no tower
+    # Where a value lies on a bound but for rounding, one of both clips it: its gradient is 0 there and not here. With
+    # bounds of 1.6 that was so for some of these pictures, and adapters of the tower were 1.6e-3 apart.
+    pair = Pair(name, tmp_path / "base", targets=targets, data=data | {"packing": False}, bound=100)
     run = open_run(tmp_path / "run", *resolve(pair.recipe))
     prepare_data(run)
     record, batches = train(run), load_batches(run)
