@@ -76,7 +76,11 @@ class TestInChromium:
 
     def test_a_held_out_row_fills_in_its_prompt_and_shows_its_answer(self, tab, page):
         open_page(tab, page)
-        tab.evaluate("document.querySelector('input[role=listbox], input[aria-haspopup], .wrap input').focus()")
+        # Once more where the page was not ready to open its list yet.
+        tab.wait_for(
+            "(() => { const field = document.querySelector('input[role=listbox], input[aria-haspopup], .wrap input');"
+            " if (document.querySelector('[role=option]')) return true; field.blur(); field.focus(); return false; })()"
+        )
         tab.press("ArrowDown", code=40)
         tab.press("ArrowDown", code=40)
         tab.press(**ENTER)
