@@ -19,7 +19,7 @@ from gemsmith.bench.endpoint import Endpoint
 from gemsmith.bench.steady import Count
 from gemsmith.errors import EngineError
 from gemsmith.grids import BURST, Load
-from gemsmith.serve.pictures import ON_CPU
+from gemsmith.serve.upstream import ON_CPU
 
 
 def make_ask(number: int = 1, *, rate: float = 20.0, at_once: int | None = None, warmup: int = 0) -> Ask:

@@ -13,6 +13,7 @@ from gemsmith.serve.engine import (
     has_chat_template,
     server_environment,
 )
+from gemsmith.serve.upstream import ON_CPU
 
 
 def test_a_missing_serving_environment_names_the_command_that_makes_it(
@@ -45,7 +46,8 @@ def test_what_the_user_set_for_the_cpu_is_kept_and_our_packages_are_not_imported
     monkeypatch.setenv("PYTHONPATH", "/ours")
     environment = server_environment(engine("vllm-cpu"))
     assert environment["OMP_NUM_THREADS"] == "7" and environment["VLLM_CPU_KVCACHE_SPACE"] == "1"
-    assert "PYTHONPATH" not in environment and "VLLM_CPU_KVCACHE_SPACE" not in server_environment(engine("vllm"))
+    assert environment["PYTHONPATH"] == ON_CPU and "PYTHONPATH" not in server_environment(engine("vllm"))
+    assert "VLLM_CPU_KVCACHE_SPACE" not in server_environment(engine("vllm"))
 
 
 def test_a_chat_template_is_found_in_a_file_or_in_the_tokenizers_config(tmp_path: Path) -> None:

@@ -17,9 +17,9 @@ from gemsmith.serve.arguments import server_command
 from gemsmith.serve.deployment import as_command
 from gemsmith.serve.engine import Engine, ServeSettings, server_environment
 from gemsmith.serve.machines import Weights, deploy
-from gemsmith.serve.pictures import ON_CPU, encoder_arguments
+from gemsmith.serve.pictures import encoder_arguments
 from gemsmith.serve.stage import Servers, make_settings
-from gemsmith.serve.upstream import SERVER_MODULE
+from gemsmith.serve.upstream import ON_CPU, SERVER_MODULE
 from gemsmith.zoo import find_variant, read_variant
 
 MACHINES = load_catalogue().machines
@@ -45,7 +45,7 @@ def test_the_command_that_is_printed_for_a_cpu_is_the_one_that_runs_there(seeing
     program = ("/env/bin/python", "-m", SERVER_MODULE)
     printed = deploy(MACHINES["cpu"], weights, replace(SEEING, port=8123), name="m", program=program)
     assert as_command(printed) == server_command(ENGINE, seeing_checkpoint, "m", 8123, SEEING)
-    assert printed.environment["PYTHONPATH"] == ON_CPU == server_environment(ENGINE, ON_CPU)["PYTHONPATH"]
+    assert printed.environment["PYTHONPATH"] == ON_CPU == server_environment(ENGINE)["PYTHONPATH"]
 
 
 @pytest.mark.parametrize("machine", ["v6e-8", "2xh100"])

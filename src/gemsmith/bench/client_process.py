@@ -17,8 +17,8 @@ from gemsmith.errors import EngineError
 from gemsmith.files import write_text
 from gemsmith.grids import BURST
 from gemsmith.serve.engine import clean_environment
-from gemsmith.serve.pictures import ON_CPU
 from gemsmith.serve.process import guarded, last_lines, refuse_full_disk
+from gemsmith.serve.upstream import ON_CPU
 
 CLIENT = Path(__file__).with_name("client.py")
 METRICS = ("ttft", "tpot", "itl", "e2el")

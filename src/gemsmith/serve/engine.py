@@ -99,12 +99,12 @@ def engine_python(given: str | None = None) -> Path:
     return Path(given or os.environ.get(PYTHON_VARIABLE) or beside).expanduser()
 
 
-def server_environment(engine: Engine, path: str | None = None) -> dict[str, str]:
-    """The environment of vLLM's processes; on a CPU, what is set already is kept, and `path` is its PYTHONPATH."""
+def server_environment(engine: Engine) -> dict[str, str]:
+    """The environment of vLLM's processes; on a CPU, what is set already is kept."""
     fixed = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "PYTHONSAFEPATH": "1"}
     if not engine.is_cpu:
         return clean_environment() | fixed
-    return cpu_environment() | clean_environment() | fixed | ({"PYTHONPATH": path} if path else {})
+    return cpu_environment() | clean_environment() | fixed
 
 
 def clean_environment() -> dict[str, str]:

@@ -26,7 +26,7 @@ from gemsmith.serve.known import (
     read_version,
     refuse_image,
 )
-from gemsmith.serve.pictures import ON_CPU, encoder_arguments, refuse_on_cpu
+from gemsmith.serve.pictures import encoder_arguments, refuse_on_cpu
 from gemsmith.serve.split import BATCHED, UTILISATION, Split, choose_split, memory_choice, tensor_parallel_choice
 from gemsmith.serve.upstream import QUICK_START_ON_CPU, SERVER_MODULE, cpu_environment
 from gemsmith.sizing.serving import serving_memory
@@ -124,7 +124,7 @@ def deploy(
         runtime=RUNTIMES.get(machine.chip.name) if kind == "tpu" and image else None,
         program=("serve",) if image else program,
         docker_flags=_docker_flags(kind) if image else (),
-        environment=_environment(kind, weights, settings, in_image=image is not None),
+        environment=_environment(kind, weights, in_image=image is not None),
         passed=(*((KEY_VARIABLE,) if keyed else ()), *(() if weights.is_folder else ("HF_TOKEN",))),
         mounts=(*seen.mounts, *_caches(kind, weights)) if image else (),
         arguments=(
@@ -333,9 +333,9 @@ def _caches(kind: str, weights: Weights) -> tuple[Mount, ...]:
     return tuple(mounts)
 
 
-def _environment(kind: str, weights: Weights, settings: ServeSettings, *, in_image: bool) -> dict[str, str]:
+def _environment(kind: str, weights: Weights, *, in_image: bool) -> dict[str, str]:
     found = {"HF_HUB_OFFLINE": "1"} if weights.is_folder else {}
     found |= {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
     if kind == "cpu":
-        return cpu_environment() | found | ({"PYTHONPATH": ON_CPU} if settings.pictures else {})
+        return cpu_environment() | found
     return found | ({"VLLM_XLA_CACHE_PATH": _XLA_CACHE_INSIDE} if kind == "tpu" and in_image else {})

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from gemsmith.checkpoint.folder import name_variant
@@ -11,7 +10,6 @@ from gemsmith.serve.engine import Engine, ServeSettings
 from gemsmith.serve.upstream import CAUSAL_PICTURES_ON_CPU, text_only
 from gemsmith.zoo import Variant, read_variant
 
-ON_CPU = str(Path(__file__).parent / "on_cpu")
 """Put on vLLM's PYTHONPATH on a CPU, for torchvision."""
 _NO_DOMAIN = "none.invalid"  # RFC 2606: a name that nobody has
 

@@ -20,7 +20,6 @@ from gemsmith.serve.host import remove_container
 from gemsmith.serve.identity import ask_models, describe_answer, has_nonce, new_nonce, with_nonce
 from gemsmith.serve.known import refuse_engine
 from gemsmith.serve.machines import deployed_command, image_engine
-from gemsmith.serve.pictures import ON_CPU
 from gemsmith.serve.process import guarded, last_lines, refuse_full_disk, stop
 from gemsmith.terminal import open_console
 
@@ -113,7 +112,7 @@ def _one_server(
         if settings.machine is None:
             command, environment = (
                 server_command(engine, model_folder, name, port, settings),
-                server_environment(engine, ON_CPU if settings.pictures else None),
+                server_environment(engine),
             )
         else:
             command, environment = deployed_command(engine, model_folder, name, port, settings, container=nonce)

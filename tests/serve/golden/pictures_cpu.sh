@@ -7,9 +7,9 @@ HF_TOKEN="$HF_TOKEN" \
   VLLM_CPU_OMP_THREADS_BIND=nobind \
   OMP_NUM_THREADS=3 \
   VLLM_ENABLE_V1_MULTIPROCESSING=0 \
+  PYTHONPATH=/gemsmith/src/gemsmith/serve/on_cpu \
   VLLM_NO_USAGE_STATS=1 \
   DO_NOT_TRACK=1 \
-  PYTHONPATH=/gemsmith/src/gemsmith/serve/on_cpu \
   .venv-serve/bin/python -m vllm.entrypoints.openai.api_server \
   --model google/gemma-4-E2B-it \
   --served-model-name gemma-4-E2B-it \
