@@ -1,8 +1,7 @@
 """Writes how well a plan that is calibrated on one tiny model predicts the steps of larger ones on this machine, to
 benchmarks/records/plan_calibration.json.
 
-    python benchmarks/plan_calibration.py [rounds, default 3] 2> calibration.log
-    python benchmarks/plan_calibration.py --from calibration.log    # of a run that was cut short, its whole rounds
+    python benchmarks/plan_calibration.py [rounds, default 3]
 
 Models take turns, each in a process of its own on one core, so that what else the machine does meets all alike. What
 counts is CPU-seconds a step: on one core that nobody else uses these are the seconds.
@@ -108,21 +107,8 @@ def measure(rounds: int) -> dict[str, list[float]]:
     return cpu_s
 
 
-def read_log(file: Path) -> dict[str, list[float]]:
-    """The same, of the whole rounds among the lines that `run_child` printed."""
-    steps: dict[str, list[list[float]]] = {name: [] for name in VARIANTS}
-    for line in file.read_text().splitlines():
-        name, _, numbers = line.partition(" [")
-        if name in steps:
-            steps[name].append(json.loads(f"[{numbers}"))
-    rounds = min(map(len, steps.values()))
-    return {name: [second for each in found[:rounds] for second in each] for name, found in steps.items()}
-
-
 def main() -> None:
-    arguments = sys.argv[1:]
-    from_log = arguments[:1] == ["--from"]
-    cpu_s = read_log(Path(arguments[1])) if from_log else measure(int(arguments[0]) if arguments else 3)
+    cpu_s = measure(int(sys.argv[1]) if len(sys.argv) > 1 else 3)
     found = predictions({name: statistics.median(seconds) for name, seconds in cpu_s.items()})
     for name, model in found["models"].items():
         model["cpu_s"] = [round(min(cpu_s[name]), 3), round(max(cpu_s[name]), 3)]
