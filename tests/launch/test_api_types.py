@@ -122,7 +122,7 @@ def kept_bodies():
 def test_bodies_of_every_kind_are_kept():
     kinds = [kind for kind, _ in kept_bodies()]
     assert {kind: kinds.count(kind) for kind in sorted({*kinds})} == {
-        "k8s": 3,
+        "k8s": 4,
         "run_v2.Job": 4,
         "run_v2.Service": 3,
         "tpu_v2.QueuedResource": 4,
