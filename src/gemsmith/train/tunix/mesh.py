@@ -55,10 +55,10 @@ def count_slices(devices: Sequence[Any]) -> int:
 
 
 def mesh_sizes(recipe: Recipe, variant: Variant, *, devices: int, kind: str, slices: int = 1) -> dict[str, int]:
-    """The size of every axis: the recipe's, or replica over slices, fsdp as far as it divides the rows of a slice, and
-    the rest over positions.
+    """The size of every axis, the recipe's or chosen.
 
-    Raises RecipeError where they do not fit the devices, the slices, the rows or the heads.
+    `auto`: replica over slices, fsdp as far as it divides the rows of a slice, the rest over positions. Raises
+    RecipeError where they do not fit the devices, the slices, the rows or the heads.
     """
     wanted, rows, micro_batches = recipe.train.mesh, recipe.train.rows_per_step, recipe.train.micro_batches
     if wanted == "auto":
