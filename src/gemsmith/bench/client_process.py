@@ -1,6 +1,7 @@
 """vLLM's bench client as a process: started once, handed one cell after another, ended with the block."""
 
 import contextlib
+import hashlib
 import itertools
 import json
 import subprocess
@@ -55,19 +56,20 @@ def running_client(python: Path, endpoint: Endpoint, folder: Path) -> Iterator[C
 
 
 def measure(client: Client, ask: Ask, *, heard: Callable[[int], None] = lambda _: None) -> Any:
-    """What the client saved of one cell; `heard` is called with the number of its requests that have ended.
+    """What the client saved of one cell, and `prompts_sha256`; `heard` is called with the number of its requests that have ended.
 
     Raises EngineError where the client or the server ends, or no token comes any more.
     """
     prompts, result = client.folder / ask.prompts_file, client.folder / ask.result_file
     result.unlink(missing_ok=True)
-    write_text(prompts, _prompt_rows(client.endpoint.tokenizer, ask))
+    rows = _prompt_rows(client.endpoint.tokenizer, ask)
+    write_text(prompts, rows)
     line = json.dumps({"arguments": client_arguments(client.endpoint, ask, client.folder), "timeout_s": ask.timeout_s})
     with (client.folder / ASKED).open("a", encoding="utf-8") as file:
         file.write(f"{line}\n")
     found = _wait_for(client, ask, heard)
     prompts.unlink()  # as many bytes as all prompts have, and made again from the seed
-    return found
+    return found | {"prompts_sha256": hashlib.sha256(rows.encode()).hexdigest()} if isinstance(found, dict) else found
 
 
 def client_arguments(endpoint: Endpoint, ask: Ask, folder: Path) -> list[str]:
