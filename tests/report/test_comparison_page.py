@@ -1,14 +1,16 @@
 import re
 from html.parser import HTMLParser
 
+import numpy as np
 import pytest
 
+from gemsmith.bench_records import Requests
 from gemsmith.compare.comparison import compare_sides
 from gemsmith.compare.published import read_published, redraw
 from gemsmith.report import comparison_charts, numbers
 from gemsmith.report.comparison import read_sides
 from gemsmith.report.comparison_page import render_comparison
-from gemsmith.run import read_record
+from gemsmith.run import read_record, write_record
 from gemsmith.stages import STAGES
 
 
@@ -56,6 +58,35 @@ def page_of(runs):
 
 def text_of(page):
     return " ".join(re.sub(r"<[^>]+>", " ", page).split())
+
+
+def with_requests(run, slower, *, prompts="ab"):
+    """The run's load test with its requests one by one, so that their medians are those of the cells."""
+    bench = read_record(run, STAGES["bench"].record)
+    spread = np.exp(np.random.default_rng(0).normal(0, 0.2, 41))
+
+    def requests(cell):
+        ttft_ms = slower * cell.ttft_ms.p50 * spread / np.median(spread)
+        latency_ms = ttft_ms + slower * cell.tpot_ms.p50 * (cell.output_tokens - 1)
+        start_ms = 100.0 * np.arange(len(spread))
+        columns = {"start_ms": start_ms, "ttft_ms": ttft_ms, "latency_ms": latency_ms, "input_tokens": [16] * 41}
+        return Requests(prompts_sha256=prompts, **{name: tuple(column) for name, column in columns.items()})
+
+    cells = tuple(cell.model_copy(update={"requests": requests(cell)}) for cell in bench.cells)
+    write_record(run, bench.model_copy(update={"cells": cells}))
+    return run
+
+
+def test_serving_ratios_stand_with_their_intervals(runs, undrawn_comparison):
+    text = text_of(page_of([with_requests(run, 1.0) for run in runs]))
+    assert "No 95&nbsp;% interval" not in text
+    assert "ms TTFT: paired over 41 prompts, one run each" in text
+    assert "output tokens/s: 50 parts of the time resampled, one run each" in text
+
+
+def test_records_of_percentiles_alone_say_that_they_have_no_intervals(runs, undrawn_comparison):
+    with_requests(runs[0], 1.0)
+    assert "No 95&nbsp;% interval: no single requests recorded" in text_of(page_of(runs))
 
 
 def test_numbers_on_the_page_are_those_of_the_records(runs, undrawn_comparison):

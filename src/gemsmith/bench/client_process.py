@@ -56,9 +56,10 @@ def running_client(python: Path, endpoint: Endpoint, folder: Path) -> Iterator[C
 
 
 def measure(client: Client, ask: Ask, *, heard: Callable[[int], None] = lambda _: None) -> Any:
-    """What the client saved of one cell, and `prompts_sha256`; `heard` is called with the number of its requests that have ended.
+    """What the client saved of one cell, and `prompts_sha256`.
 
-    Raises EngineError where the client or the server ends, or no token comes any more.
+    `heard` is called with the number of its requests that have ended. Raises EngineError where the client or the server
+    ends, or no token comes any more.
     """
     prompts, result = client.folder / ask.prompts_file, client.folder / ask.result_file
     result.unlink(missing_ok=True)
