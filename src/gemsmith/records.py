@@ -130,6 +130,16 @@ class TrainPictures(Part):
     pictures, each as large, as its fullest."""
 
 
+class TrainSaves(Part):
+    """The checkpoints that the last start saved."""
+
+    number: int
+    s: float
+    """That training waited for all of them; what is written beside its steps is not in it."""
+    bytes: int
+    """Of the arrays of all of them."""
+
+
 class AgainstPlan(Part):
     """What plan.json said of a step on the machine that trained, and what its steps took."""
 
@@ -174,6 +184,8 @@ class TrainRecord(Record):
     """None where there was no plan of this recipe, or it did not have this machine."""
     peak_memory_bytes: int
     last_checkpoint: str
+    saves: TrainSaves | None = None
+    """None in records of earlier versions."""
     pictures: TrainPictures | None = None
     """None where the rows are text alone."""
 
