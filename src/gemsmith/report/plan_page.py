@@ -10,8 +10,8 @@ from gemsmith.files import write_text
 from gemsmith.plan_records import MachinePlan, PlanRecord, ServingPlan
 from gemsmith.records import Range
 from gemsmith.report import numbers
-from gemsmith.report.charts import Chart
-from gemsmith.report.drawing import COLOURS, draw_svg
+from gemsmith.report.charts import Chart, make_chart
+from gemsmith.report.drawing import COLOURS
 from gemsmith.report.page import open_environment
 
 PARTS = {
@@ -137,9 +137,17 @@ def _range_chart(name: str, title: str, unit: str, rows: Sequence[tuple[str, Ran
         axes.grid(visible=True, axis="x")
         axes.grid(visible=False, axis="y")
 
-    words = "; ".join(f"{machine} {low:.3g} to {high:.3g}" for machine, (low, high) in rows)
-    svg = draw_svg(name, draw, height=46 + _ROW * len(rows))
-    return Chart(name=name, title=title, unit=unit, svg=svg, alt=f"{title} in {unit}: {words}")
+    words = [f"{machine} {low:.3g} to {high:.3g}" for machine, (low, high) in rows]
+    return make_chart(
+        name,
+        draw,
+        title=title,
+        unit=unit,
+        alt=f"{title} in {unit}: {'; '.join(words)}",
+        # In the middle of its bar on the log scale.
+        points=[((low * high) ** 0.5, place, words[place]) for place, (_, (low, high)) in enumerate(rows)],
+        height=46 + _ROW * len(rows),
+    )
 
 
 def _by_lengths(rows: Sequence[ServingPlan]) -> dict[tuple[int, int], list[ServingPlan]]:
