@@ -62,6 +62,21 @@ class Record(Part):
     """The same, where a result must not be used as it is."""
 
 
+class HeldOut(Part):
+    """The rows that data.eval named, compared with what is trained on: exactly, but for white space.
+
+    Rows that are nearly the same are not looked for.
+    """
+
+    rows: int
+    same_prompt: int
+    """Rows whose prompt, pictures included, is trained on."""
+    same_answer: int
+    """Of these, those whose answer is the trained one."""
+    same_picture: int | None = None
+    """Rows with a picture whose file's bytes are trained on, whatever the prompt; None where no row has pictures."""
+
+
 class DataRecord(Record):
     stage: ClassVar[str] = "data"
     rows: int
@@ -85,6 +100,8 @@ class DataRecord(Record):
     """Array -> SHA-256 of its file; records of earlier versions do not say."""
     held_out_also_trained: int | None = None
     """Rows that data.eval named then whose prompt is also trained on; None where it named none."""
+    held_out: HeldOut | None = None
+    """The same with more of it; None also in records of earlier versions."""
     pictures: int = 0
     """Places of pictures in the documents that are trained on; a picture in two of them counts twice."""
     soft_tokens: int = 0
