@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from gemsmith.bench_records import Requests
-from gemsmith.compare.bootstrap import WINDOWS, bootstrap_medians, bootstrap_ratio, token_windows
+from gemsmith.compare.bootstrap import WINDOWS, bootstrap_medians, bootstrap_ratio, token_windows, written_share
 
 
 def steps(speed, number=200, *, seed=0):
@@ -61,9 +61,10 @@ def test_the_tokens_of_the_windows_are_those_of_the_requests():
     assert len(windows) == WINDOWS
     assert sum(tokens for tokens, _ in windows) == pytest.approx(20)
     assert sum(seconds for _, seconds in windows) == pytest.approx(1.0)
-    # Nothing before the first TTFT; then a token each 100 ms; the other's first at 600 ms, then one each 44 ms.
+    # From 100 ms on: until 640 ms 1 + 5.4 of the first, 1 + 0.9 of the other, whose first comes at 600 ms.
     halves = [sum(tokens for tokens, _ in half) for half in (windows[:30], windows[30:])]
-    assert windows[0][0] == 0 and halves == pytest.approx([1 + 5 + 1, 4 + 9], abs=1e-6)
+    assert halves == pytest.approx([6.4 + 1.9, 3.6 + 8.1], abs=1e-6)
+    assert written_share(requests, windows) == pytest.approx(0.9)
 
 
 def test_the_throughput_of_the_windows_is_the_recorded_one(served):

@@ -23,6 +23,7 @@ def test_every_machine_is_there_in_the_records_order_with_its_numbers(record):
     places = [html.index(f'<th scope="row">{machine.name}<small>') for machine in record.machines]
     assert places == sorted(places) and len(places) == 5
     assert "my &lt;plan&gt;" in html and "my <plan>" not in html
+    assert "fits with train." in html and "{&#39;" not in html
     assert "fits with" in html and "gemma4-31b" in html
     assert html.count("output tokens/s") == len({row.input_tokens for row in record.serving})
 

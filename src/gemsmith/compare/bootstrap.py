@@ -49,20 +49,27 @@ def bootstrap_medians(first: Sequence[float], other: Sequence[float], *, paired:
 
 
 def token_windows(requests: Requests, output_tokens: int) -> list[tuple[float, float]]:
-    """Output tokens and seconds of WINDOWS equal parts of the time from the first start to the last end.
+    """Output tokens and seconds of WINDOWS equal parts of the time from the first token to the last.
 
-    A request's first token comes at its TTFT, the others evenly until its end. All tokens over all seconds is the
-    recorded throughput.
+    A request's first token comes at its TTFT, the others evenly until its end. The time before the first token is added
+    to all parts alike, so that all tokens over all seconds is the recorded throughput.
     """
     starts, latencies = np.asarray(requests.start_ms), np.asarray(requests.latency_ms)
     begins, ends = starts + np.asarray(requests.ttft_ms), starts + latencies
-    edges = np.linspace(0.0, ends.max(), WINDOWS + 1)
+    edges = np.linspace(begins.min(), ends.max(), WINDOWS + 1)
     since = edges[:, None] - begins
     shares = np.clip(since / np.maximum(ends - begins, 1e-9), 0.0, 1.0)
     written = np.where(since >= 0, 1 + (output_tokens - 1) * shares, 0.0).sum(axis=1)
-    written[-1] = output_tokens * len(starts)
+    written[0], written[-1] = 0.0, output_tokens * len(starts)
     seconds = float(ends.max()) / 1000 / WINDOWS
     return [(float(tokens), seconds) for tokens in np.diff(written)]
+
+
+def written_share(requests: Requests, windows: Sequence[tuple[float, float]]) -> float:
+    """The share of the time from the first start on in whose windows tokens came."""
+    first = min(start + ttft for start, ttft in zip(requests.start_ms, requests.ttft_ms, strict=True))
+    last = max(start + latency for start, latency in zip(requests.start_ms, requests.latency_ms, strict=True))
+    return (1 - first / last) * sum(tokens > 0 for tokens, _ in windows) / len(windows) if last else 0.0
 
 
 def _drawn_places(size: int, rows: int, generator: np.random.Generator) -> np.ndarray:

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from gemsmith.bench_records import Requests
-from gemsmith.compare.bootstrap import WINDOWS, bootstrap_medians, bootstrap_ratio, token_windows
+from gemsmith.compare.bootstrap import WINDOWS, bootstrap_medians, bootstrap_ratio, token_windows, written_share
 from gemsmith.compare.rules import Kind
 from gemsmith.compare.side import Cell, Side, SideScore, Way
 from gemsmith.evals.difference import bootstrap_interval
@@ -165,9 +165,10 @@ def throughput_interval(ours: Cell, theirs: Cell) -> tuple[Range | None, str]:
     """The 95 % interval of tokens a second, by resampling how many came when; or why there is none."""
     if ours.each is None or theirs.each is None:
         return None, _requests_words(ours, theirs)
-    windows = [token_windows(cell.each, cell.output_tokens) for cell in (ours, theirs) if cell.each]
-    if min(sum(tokens > 0 for tokens, _ in each) for each in windows) < _WRITTEN_SHARE * WINDOWS:
+    each = [(cell.each, token_windows(cell.each, cell.output_tokens)) for cell in (ours, theirs) if cell.each]
+    if min(written_share(*pair) for pair in each) < _WRITTEN_SHARE:
         return None, "its tokens came in too small a part of the time"
+    windows = [found for _, found in each]
     return bootstrap_ratio(*windows), f"{WINDOWS} parts of the time resampled, one run each"
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from gemsmith.errors import InputError
 from gemsmith.files import write_text
+from gemsmith.plan.machine import describe_changes
 from gemsmith.plan_records import MachinePlan, PlanRecord, ServingPlan
 from gemsmith.records import Range
 from gemsmith.report import numbers
@@ -69,6 +70,7 @@ def render_plan(record: PlanRecord, *, name: str) -> str:
             legend=LEGEND,
             charts=list(_charts(record)),
             serving=_by_lengths(record.serving),
+            describe_changes=describe_changes,
         )
     )
     return str(html).encode("utf-8", "replace").decode()
