@@ -113,6 +113,7 @@ def _bars(both: dict[int, Side], name: str, title: str, unit: str, of: Any, *, l
         unit=f"{unit}, tokens in / out{', log scale' if log else ''}",
         points=points,
         height=36 + _ROW * len(pairs),
+        rows=True,
         alt=f"{title} of {first.name} and {other.name}. {alt}.",
         legend=tuple((colours[at], "block", side.name) for at, side in enumerate((first, other))),
     )

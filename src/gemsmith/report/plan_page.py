@@ -149,6 +149,7 @@ def _range_chart(name: str, title: str, unit: str, rows: Sequence[tuple[str, Ran
         # In the middle of its bar on the log scale.
         points=[((low * high) ** 0.5, place, words[place]) for place, (_, (low, high)) in enumerate(rows)],
         height=46 + _ROW * len(rows),
+        rows=True,
     )
 
 
