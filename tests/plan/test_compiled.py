@@ -28,8 +28,8 @@ def compiler(monkeypatch, tmp_path):
     def make(*, peak_gib: float = 20.0, error: str | None = None) -> list[str]:
         asked: list[str] = []
 
-        def compile_in_child(recipe, folder, *, topology, limit_s, limit_bytes):
-            asked.append(topology)
+        def compile_in_child(recipe, folder, *, topology, pictures, limit_s, limit_bytes):
+            asked.append(topology if pictures is None else f"{topology} {pictures.images} x {pictures.soft_tokens}")
             assert recipe.train.mesh != "auto" and (limit_s, limit_bytes) == (10, 1e9)
             if error:
                 raise MachineError(error)

@@ -49,7 +49,9 @@ def plan_machine(asked: Asked, machine: Machine) -> MachinePlan:
     recipe, train = asked.recipe, asked.recipe.train
     work = on_chips(asked.work, machine.chip.kind, recipe)
     choice = choose_mesh(work, machine, train.mesh, remat=train.remat, backend=train.backend)
-    compiled = None if asked.compile is None else compile_chosen(asked.compile, recipe, choice, machine)
+    compiled = None
+    if asked.compile is not None:
+        compiled = compile_chosen(asked.compile, recipe, choice, machine, work.pictures)
     if compiled is not None:
         choice = with_compiled(choice, compiled, machine)
     fits = not choice.problems
