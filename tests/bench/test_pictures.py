@@ -19,7 +19,9 @@ from gemsmith.bench_records import BenchRecord
 from gemsmith.errors import DataError, MachineError
 from gemsmith.pictures.rgb import make_rgb
 from gemsmith.pictures.sent import sent_rgb
-from gemsmith.run import Run, read_record
+from gemsmith.recipe import Derived
+from gemsmith.recipe_keys import with_values
+from gemsmith.run import Run, read_record, stage_keys
 from gemsmith.serve.engine import find_engine
 from gemsmith.serve.stage import Servers
 
@@ -139,3 +141,12 @@ def test_a_model_that_sees_is_measured_with_pictures(
     longest = max(len(itls) for itls in result["itls"])
     assert longest == SWEEP["output_tokens"] - 1, "a message may hold several tokens"
     assert record.prefix_caching is False and record.pictures is not None and not record.pictures.encoder_cache
+
+
+def test_bench_reads_the_held_out_rows_only_where_it_sends_them(photo_run: Callable[..., Run]) -> None:
+    recipe = photo_run({"bench": SWEEP}).recipe
+    assert {"data.eval", "data.image_tokens", "bench.pictures"} <= stage_keys(recipe, "bench").keys()
+    text = with_values(recipe, [Derived("bench.pictures", False, "")])
+    assert not {"data.eval", "data.prompt", "bench.pictures"} & stage_keys(text, "bench").keys(), (
+        "as before there was it"
+    )
