@@ -92,3 +92,6 @@ def test_a_plan_with_pictures_holds_more_and_takes_longer():
     seen, text = (plan_only(make_recipe(**data), on="v6e-8").machines[0] for data in ({}, rows))
     assert seen.parts["frozen weights"] > text.parts["frozen weights"] and seen.parts["data"] > text.parts["data"]
     assert seen.step_s[1] > text.step_s[1]
+    (note,) = (note for note in seen.notes if note.startswith("pictures, by formula: "))
+    assert "for embedding them and 50 sliding layers without the kernel" in note
+    assert not any(note.startswith("pictures") for note in text.notes)
