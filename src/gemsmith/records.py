@@ -75,6 +75,9 @@ class DataRecord(Record):
     supervised_tokens: int
     packing_efficiency: float
     """Real tokens over all positions of the packed rows."""
+    packing_order: Literal["longest first", "drawn"] | None = None
+    """How documents came to be put into rows; `drawn`, by the recipe's seed: those of a folder of photos, which is read
+    class by class, so that a row has several. None: one a row, or a record from before it was in it."""
     length_percentiles: dict[str, int]
     """p50, p90, p99, p100 of documents' tokens, dropped ones counted."""
     template_sha256: str
