@@ -62,6 +62,18 @@ class Record(Part):
     """The same, where a result must not be used as it is."""
 
 
+class PictureBucket(Part):
+    """Steps of the JAX backend whose rows all have room for as many pictures; one compiled program runs them."""
+
+    images: int
+    """Of a row."""
+    soft_tokens: int
+    """Of each of these at most."""
+    steps: int
+    padded_patches: float | None = None
+    """Of the patches that went through the model in these steps, the share that is padding; None before training."""
+
+
 class DataRecord(Record):
     stage: ClassVar[str] = "data"
     rows: int
@@ -96,6 +108,8 @@ class DataRecord(Record):
     """Patches of a packed row at most."""
     most_pictures: int = 0
     """Pictures of a packed row at most; 0 also in records from before it was in them."""
+    buckets: tuple[PictureBucket, ...] = ()
+    """What the JAX backend pads the pictures of a step's rows to, the smallest first, with the steps of each."""
 
 
 class TrainStep(Part):
@@ -129,8 +143,9 @@ class TrainPictures(Part):
     per_s: float
     """Over the steps but the first, which compiles."""
     padded_patches: float
-    """Of the patches that went through the model, the share that is padding: all rows of a run have room for as many
-    pictures, each as large, as its fullest."""
+    """Of the patches that went through the model, the share that is padding."""
+    buckets: tuple[PictureBucket, ...] = ()
+    """Those of the steps that were run, the smallest first; each is a compiled program. None with another backend."""
 
 
 class AgainstPlan(Part):

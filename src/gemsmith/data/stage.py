@@ -10,7 +10,8 @@ import numpy as np
 
 from gemsmith.checkpoint import Checkpoint, open_checkpoint
 from gemsmith.checkpoint.folder import read_config
-from gemsmith.data.batches import PICTURES, count_steps, rows_sha256
+from gemsmith.data.batches import PICTURES, count_rows, count_steps, rows_sha256, shuffled_order
+from gemsmith.data.buckets import find_buckets
 from gemsmith.data.image_folder import FORMAT, recipe_classes
 from gemsmith.data.overlap import Overlap, find_overlap, overlap_notices, write_answers
 from gemsmith.data.pack import ARRAYS, Rows, assign_rows, drawn_order, pack_rows
@@ -35,7 +36,7 @@ from gemsmith.pictures.kept import drop_others, keep_bytes
 from gemsmith.pictures.patches import Patching, read_patching
 from gemsmith.provenance import Clock, start_clock
 from gemsmith.recipe import Data, Recipe, eval_tasks
-from gemsmith.records import DataRecord
+from gemsmith.records import DataRecord, PictureBucket
 from gemsmith.run import Run, make_origin, read_record, write_record
 from gemsmith.tasks import is_task_file
 from gemsmith.terminal import open_console, track
@@ -76,6 +77,7 @@ def prepare_data(run: Run) -> DataRecord:
     found = {
         "dropped": {**dropped, **seen.dropped},
         "packing_order": _packing_order(data),
+        "buckets": _buckets(kept, rows, run.recipe) if any(patches) else (),
         "most_patches": max(sum(patches[index] for index in members) for members in rows),
         "most_pictures": max(sum(len(kept[index].pictures) for index in members) for members in rows),
         "ignored_columns": dataset.ignored_columns,
@@ -188,6 +190,13 @@ def _keep_fitting(
         if len(kept) < len(before):
             dropped[reason] = len(before) - len(kept)
     return kept, dropped
+
+
+def _buckets(kept: Sequence[Rendered], rows: Sequence[Sequence[int]], recipe: Recipe) -> tuple[PictureBucket, ...]:
+    soft_tokens = [[picture.soft_tokens for index in members for picture in kept[index].pictures] for members in rows]
+    places = {"total_rows": count_rows(recipe.train, len(rows)), "rows_per_step": recipe.train.rows_per_step}
+    steps = find_buckets(soft_tokens, shuffled_order(len(rows), recipe.seed), **places).count_steps()
+    return tuple(PictureBucket(**bucket._asdict(), steps=count) for bucket, count in steps.items())
 
 
 def _earlier(run: Run) -> DataRecord | None:

@@ -1,5 +1,6 @@
 """Trainings on rows with pictures: what a step takes, what they record, and what is refused."""
 
+import json
 import os
 import shutil
 import signal
@@ -16,12 +17,12 @@ from PIL import Image
 
 from gemsmith.checkpoint import open_checkpoint
 from gemsmith.checkpoint.adapter import read_peft_adapter
-from gemsmith.data import load_batches, prepare_data
+from gemsmith.data import buckets, load_batches, prepare_data
 from gemsmith.errors import CheckpointError, DataError, Preempted, RecipeError
 from gemsmith.export.adapters import read_run_adapter
 from gemsmith.export.stage import export
 from gemsmith.recipe_file import build_recipe
-from gemsmith.records import TrainRecord
+from gemsmith.records import DataRecord, TrainRecord
 from gemsmith.run import is_complete, open_run, read_record
 from gemsmith.testing.pictures import picture_bytes
 from gemsmith.testing.tiny import make_checkpoint, with_vision
@@ -107,6 +108,45 @@ def test_a_run_learns_from_pictures_and_records_them(trained_once):
     assert record.pictures.padded_patches == pytest.approx(1 - sum(tokens) / (4 * 2 * most * 64))
     assert record.pictures.per_s > 0
     assert record.steps[-1].loss < record.steps[0].loss
+
+
+@pytest.mark.slow
+def test_steps_with_less_room_for_pictures_train_the_adapter_of_one_size(base, tmp_path, monkeypatch):
+    """Rows have one to four pictures; dropout in the tower, too, whose masks do not depend on the room."""
+    rows = [
+        {"images": [f"{row}{number}.png" for number in range(1 + row // 2 % 4)], "prompt": "Which?", "response": "a"}
+        for row in range(8)
+    ]
+    for name in {name for row in rows for name in row["images"]}:
+        (tmp_path / name).write_bytes(picture_bytes(12, 12, seed=int(name[:2])))
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    sections = {
+        "data": {"train": str(file), "format": "auto", "prompt": None, "max_length": 320, "max_patches": 4096},
+        "lora": {"targets": ["q", "v", "down", "vision"]},
+        "train": {"optimizer_steps": 8, "rows_per_step": 1},
+    }
+    runs, records = [], []
+    for most in (1, 3):
+        monkeypatch.setattr(buckets, "MOST_BUCKETS", most)
+        runs.append(make_run(tmp_path / str(most), base, file, **sections))
+        records.append(train(runs[-1]))
+    one, few = (record.pictures for record in records)
+    assert len(one.buckets) == 1 and 1 < len(few.buckets) <= 3
+    told = [bucket.model_copy(update={"padded_patches": None}) for bucket in few.buckets]
+    assert told == [bucket for bucket in read_record(runs[1], DataRecord).buckets if bucket.steps]
+    sizes = [bucket.images * bucket.soft_tokens * bucket.steps for bucket in few.buckets]
+    assert (
+        few.padded_patches == pytest.approx(1 - few.soft_tokens / sum(sizes))
+        and few.padded_patches < one.padded_patches
+    )
+    losses = [[step.loss for step in record.steps] for record in records]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)  # measured: 4e-6 after eight steps
+    expected, found = (read_run_adapter(run).modules for run in runs)
+    for name, pair in expected.items():
+        for side in "ab":
+            norm = np.linalg.norm(getattr(pair, side))
+            assert np.linalg.norm(getattr(found[name], side) - getattr(pair, side)) < 1e-5 * norm, (name, side)
 
 
 @pytest.mark.slow
@@ -203,7 +243,7 @@ def test_a_fault_is_known_as_many_steps_ahead_as_asked(trained_once, base, tmp_p
     feed = PictureFeed(batches, how, rows=[0, 1], first=1, ahead=2)
     faults = []
     while (arrays := feed.take()) is not None:
-        assert arrays["patches"].shape[:2] == (2, how.shape.images)
+        assert arrays["patches"].shape[:2] == (2, how.shape(1).images)
         faults.append(feed.fault is not None)
     assert faults == [False, True, True]
     feed.close()
