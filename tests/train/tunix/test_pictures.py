@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -274,14 +275,30 @@ def test_adapters_on_the_tower_need_rows_with_pictures(trained_once, base):
         picture_input(open_checkpoint(str(base)), batches, run.recipe.data, lora)
 
 
-def start(run, *, devices=1):
-    """Starts `gemsmith train`."""
+DECODING = """
+import os, sys
+from gemsmith import cli
+from gemsmith.pictures import workers
+cut = workers.Cut
+def decoding(picture, patching):
+    print("DECODED", picture.path)
+    if picture.path == os.environ["GONE"]:
+        os.unlink(picture.path)
+    return cut(picture, patching)
+workers.Cut = decoding
+cli.main(sys.argv[1:])
+"""
+
+
+def start(run, *options, devices=1, gone=""):
+    """Starts `gemsmith train`, which prints the pictures that it decodes; one of them is gone just before."""
     environment = os.environ | {
+        "GONE": str(gone),
         "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
         "JAX_PLATFORMS": "cpu",
     }
-    command = [sys.executable, "-W", "ignore", "-m", "gemsmith", "train", str(run.path)]
-    return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    command = [sys.executable, "-W", "ignore", "-c", DECODING, "train", str(run.path), *map(str, options)]
+    return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
 def finish(process):
@@ -307,6 +324,53 @@ def test_a_killed_training_ends_with_the_same_adapter_and_leaves_no_decoders(bas
     assert all((one[name].a == other[name].a).all() and (one[name].b == other[name].b).all() for name in one)
 
 
+def same_adapters(one, other):
+    expected, found = (read_run_adapter(run).modules for run in (one, other))
+    for name, pair in expected.items():
+        for side in "ab":
+            distance = np.linalg.norm(getattr(found[name], side) - getattr(pair, side))
+            assert distance < 1e-4 * np.linalg.norm(getattr(pair, side)), (name, side)
+
+
+def start_together(run, **options):
+    """The run on two hosts; of each, how it ended, what it decoded and what it said last."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        group = ("--coordinator", f"127.0.0.1:{free.getsockname()[1]}", "--processes", 2, "--process-id")
+    started = [start(run, *group, host, **options) for host in (0, 1)]
+    ended = [process.communicate(timeout=500) for process in started]
+    decoded = [{line.split()[1] for line in out.splitlines() if line.startswith("DECODED")} for out, _ in ended]
+    return [process.returncode for process in started], decoded, [err.strip().splitlines()[-1] for _, err in ended]
+
+
+@pytest.mark.slow
+def test_two_hosts_decode_their_own_pictures_stop_together_and_train_the_adapter_of_one(base, photos, tmp_path):
+    """Of two rows a step the second host has the second; a picture that only it reads is gone, and put back."""
+    own = tmp_path / "photos"
+    shutil.copytree(photos, own)
+    lora = {"targets": ["q", "v", "vision"]}
+    alone, together = (make_run(tmp_path / name, base, own, lora=lora) for name in ("alone", "together"))
+    alone_process = start(alone, devices=2)
+    batches = [load_batches(together).batch(step) for step in range(1, 5)]
+    read = [{batch.pictures[row][0].path for batch in batches} for row in (0, 1)]
+    gone = Path(batches[3].pictures[1][0].path)
+    finish(alone_process)
+    data = gone.read_bytes()
+    codes, decoded, said = start_together(together, gone=gone)
+    assert codes == [2, 2], said
+    assert said[0] == "error: host 1 cannot read its rows, so no host trains; it says why; step 2 is saved"
+    assert said[1].startswith(f"error: step 4 of training: {gone}: is not there") and "step 2 is saved" in said[1]
+    assert decoded == read
+    gone.write_bytes(data)
+    codes, decoded, said = start_together(together)
+    assert codes == [0, 0], said
+    assert decoded == [{batches[step].pictures[row][0].path for step in (2, 3)} for row in (0, 1)]
+    one, two = (read_record(run, TrainRecord) for run in (alone, together))
+    assert (two.hosts, two.resumed_at) == (2, (2,)) and two.pictures.seen == one.pictures.seen
+    assert [step.loss for step in two.steps] == pytest.approx([step.loss for step in one.steps], rel=1e-6)
+    same_adapters(alone, together)
+
+
 @pytest.mark.slow
 def test_two_devices_train_the_adapter_of_one(base, photos, tmp_path):
     """Rows and their pictures over fsdp 2, with dropout in the tower, too."""
@@ -317,8 +381,4 @@ def test_two_devices_train_the_adapter_of_one(base, photos, tmp_path):
     one, other = (read_record(run, TrainRecord) for run in runs)
     assert (one.mesh["fsdp"], other.mesh["fsdp"]) == (1, 2) and one.pictures.seen == other.pictures.seen
     assert [step.loss for step in other.steps] == pytest.approx([step.loss for step in one.steps], rel=1e-5)
-    adapters = [read_run_adapter(run).modules for run in runs]
-    for name, pair in adapters[0].items():
-        for side in "ab":
-            expected, actual = getattr(pair, side), getattr(adapters[1][name], side)
-            assert np.linalg.norm(actual - expected) < 1e-4 * np.linalg.norm(expected), (name, side)
+    same_adapters(*runs)

@@ -221,10 +221,16 @@ class TunixBackend:
         fail_together(self._feed.fault)
 
     def _refuse_fault(self) -> None:
-        fault = self._feed.fault if self._feed else None
+        steps = self._session.log.steps
+        last = steps[-1].step if steps else 0
+        if self._feed is None or last == self._batches.steps:
+            return
+        fault, saved = self._feed.fault, f"; step {last} is saved"
         if fault and not self._session.stopping.is_set():
-            last = self._session.log.steps[-1].step
-            raise type(fault)(f"step {last + 1} of training: {fault}; step {last} is saved")
+            fault = type(fault)(f"step {self._feed.step} of training: {fault}{saved}")
+        else:
+            fault = None
+        fail_together(fault, saved=saved)
 
     def _load(self, step: int) -> tuple[int, Arrays] | None:
         # Several hosts must stop after the same step, so there the step's own sum over all of them decides.
