@@ -2,12 +2,7 @@ import numpy as np
 import pytest
 
 from gemsmith.data import buckets
-from gemsmith.data.buckets import Bucket, choose_buckets, find_buckets, join, room_for, round_up
-
-
-@pytest.mark.parametrize(("soft_tokens", "room"), [(1, 32), (32, 32), (33, 64), (256, 256), (266, 288), (1120, 1120)])
-def test_soft_tokens_are_rounded_up_to_multiples_of_32(soft_tokens, room):
-    assert round_up(soft_tokens) == room
+from gemsmith.data.buckets import Bucket, choose_buckets, find_buckets, join, room_for
 
 
 def test_a_step_takes_the_smallest_bucket_that_has_room_for_its_fullest_row():

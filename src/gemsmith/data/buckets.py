@@ -9,12 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from gemsmith.execution import MAX_IMAGE_TOKENS
+from gemsmith.execution import bucket_of
 
 MOST_BUCKETS = 3
 """Programs of a run."""
 _WORTH = 0.05
-_TOKENS_OF_A_STEP = 32
 
 
 class Bucket(NamedTuple):
@@ -73,17 +72,7 @@ def room_for(pictures: Sequence[int]) -> Bucket:
     >>> room_for([256, 266]), room_for([])
     (Bucket(images=2, soft_tokens=288), Bucket(images=1, soft_tokens=32))
     """
-    return Bucket(max(1, len(pictures)), round_up(max(pictures, default=1)))
-
-
-def round_up(soft_tokens: int) -> int:
-    """Soft tokens that a picture is padded to: the next multiple of 32, up to 1,120.
-
-    That adds at most 31 soft tokens' patches to a picture: none to the 256 of a square one at a budget of 280, 22 to
-    the 266 of one of 3 by 4.
-    """
-    assert 0 < soft_tokens <= MAX_IMAGE_TOKENS, f"{soft_tokens} soft tokens"
-    return -(-soft_tokens // _TOKENS_OF_A_STEP) * _TOKENS_OF_A_STEP
+    return Bucket(max(1, len(pictures)), bucket_of(max(pictures, default=1)))
 
 
 def join(needs: Sequence[Bucket]) -> Bucket:

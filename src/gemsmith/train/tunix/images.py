@@ -11,6 +11,7 @@ import numpy as np
 from gemsmith.data.buckets import Bucket, join, room_for
 from gemsmith.models.vision import Images, patches_of
 from gemsmith.pictures.patches import Patches
+from gemsmith.sizing import Pictures
 from gemsmith.zoo import Vision
 
 
@@ -22,6 +23,16 @@ class ImageShape:
     soft_tokens: int
     patches: int
     patch_dim: int
+
+    @classmethod
+    def of(cls, pictures: Pictures) -> "ImageShape":
+        """That of the pictures that a plan reckons with."""
+        return cls(
+            images=pictures.images,
+            soft_tokens=pictures.soft_tokens,
+            patches=pictures.patches,
+            patch_dim=pictures.vision.patch_dim,
+        )
 
 
 def image_shape(vision: Vision, rows: Sequence[Sequence[int]]) -> ImageShape:
