@@ -169,10 +169,9 @@ def _whole_blocks(tokens: int, block: int) -> int:
 def bucket_of(soft_tokens: int) -> int:
     """Soft tokens that an image is padded to: the next multiple of 32, up to 1,120.
 
-    One bucket, that of the largest image of a run, gives all its steps the same shapes, so that one program runs them
-    all. The bucket itself adds at most 31 soft tokens' patches to an image: nothing to the 256 of a square one at a
-    budget of 280, 22 to the 266 of one of 3 by 4. What smaller images and rows with fewer images leave empty comes on
-    top (gemsmith.train.tunix.images.ImageShape.padding).
+    So that few programs run all steps. It adds at most 31 soft tokens' patches to an image: nothing to the 256 of a
+    square one at a budget of 280, 22 to the 266 of one of 3 by 4. What smaller images and rows with fewer images leave
+    empty comes on top (gemsmith.data.buckets).
     """
     assert 0 < soft_tokens <= MAX_IMAGE_TOKENS, f"{soft_tokens} soft tokens"
     return -(-soft_tokens // TOKENS_OF_A_BUCKET) * TOKENS_OF_A_BUCKET

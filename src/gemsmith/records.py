@@ -77,6 +77,18 @@ class HeldOut(Part):
     """Rows with a picture whose file's bytes are trained on, whatever the prompt; None where no row has pictures."""
 
 
+class PictureBucket(Part):
+    """Steps of the JAX backend whose rows all have room for as many pictures; one compiled program runs them."""
+
+    images: int
+    """Of a row."""
+    soft_tokens: int
+    """Of each of these at most."""
+    steps: int
+    padded_patches: float | None = None
+    """Of the patches that went through the model in these steps, the share that is padding; None before training."""
+
+
 class DataRecord(Record):
     stage: ClassVar[str] = "data"
     rows: int
@@ -90,6 +102,9 @@ class DataRecord(Record):
     supervised_tokens: int
     packing_efficiency: float
     """Real tokens over all positions of the packed rows."""
+    packing_order: Literal["longest first", "drawn"] | None = None
+    """How documents came to be put into rows; `drawn`, by the recipe's seed: those of a folder of photos, which is read
+    class by class, so that a row has several. None: one a row, or a record from before it was in it."""
     length_percentiles: dict[str, int]
     """p50, p90, p99, p100 of documents' tokens, dropped ones counted."""
     template_sha256: str
@@ -110,6 +125,8 @@ class DataRecord(Record):
     """Patches of a packed row at most."""
     most_pictures: int = 0
     """Pictures of a packed row at most; 0 also in records from before it was in them."""
+    buckets: tuple[PictureBucket, ...] = ()
+    """What the JAX backend pads the pictures of a step's rows to, the smallest first, with the steps of each."""
 
 
 class TrainStep(Part):
@@ -143,8 +160,9 @@ class TrainPictures(Part):
     per_s: float
     """Over the steps but the first, which compiles."""
     padded_patches: float
-    """Of the patches that went through the model, the share that is padding: all rows of a run have room for as many
-    pictures, each as large, as its fullest."""
+    """Of the patches that went through the model, the share that is padding."""
+    buckets: tuple[PictureBucket, ...] = ()
+    """Those of the steps that were run, the smallest first; each is a compiled program. None with another backend."""
 
 
 class TrainSaves(Part):

@@ -309,6 +309,28 @@ def test_a_folder_of_photos_is_prepared(prepared, tmp_path):
         pipeline._refuse_changed_rows(run)
 
 
+def test_packed_rows_of_a_folder_of_photos_mix_its_classes(prepared, tmp_path):
+    """They are read class by class, with answers of other lengths, and so are rows that are not packed."""
+    names = ("bag", "boot", "a very long coat")
+    for name in names:
+        (tmp_path / "shop" / name).mkdir(parents=True)
+        for number in range(20):
+            (tmp_path / "shop" / name / f"{number}.png").write_bytes(picture_bytes(9, 9, seed=number))
+    data = {"format": "image-folder", "prompt": "a", "max_length": 512, "max_patches": 100_000}
+
+    def classes(run):
+        return [{Path(picture.path).parent.name for picture in row} for row in open_rows(run).pictures]
+
+    run, record = prepared(tmp_path / "shop", data=data)
+    assert record.packing_order == "drawn" and record.packing_efficiency > 0.9
+    # The longest first, it was one: all of a class have one length.
+    assert sum(len(row) > 1 for row in classes(run)) >= 9
+    other, _ = prepared(tmp_path / "shop", data=data, name="again")
+    assert (run.data / "tokens.npy").read_bytes() == (other.data / "tokens.npy").read_bytes()
+    alone, record = prepared(tmp_path / "shop", data=data | {"packing": False}, name="alone")
+    assert record.packing_order is None and classes(alone) == [{name} for name in sorted(names) for _ in range(20)]
+
+
 def test_rows_of_text_alone_leave_no_trace_of_pictures(prepared):
     run, record = prepared({"prompt": "a", "response": "b"})
     assert [*record.files] == ["tokens", "segments", "positions", "loss_mask"] and not run.pictures.exists()

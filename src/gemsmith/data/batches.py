@@ -55,6 +55,11 @@ def count_steps(train: Train, packed_rows: int) -> int:
     return train.optimizer_steps or math.ceil(train.epochs * packed_rows / train.rows_per_step)
 
 
+def count_rows(train: Train, packed_rows: int) -> int:
+    """Rows of all steps, without the padding that fills up the last."""
+    return train.optimizer_steps * train.rows_per_step if train.optimizer_steps else train.epochs * packed_rows
+
+
 def load_batches(run: Run) -> Batches:
     """The batches of the run's data stage.
 
@@ -75,12 +80,10 @@ def load_batches(run: Run) -> Batches:
             f"{rows.tokens.shape}; write both again "
             f"with: gemsmith data {run.path} --force"
         )
-    steps = count_steps(train, record.packed_rows)
-    total_rows = steps * train.rows_per_step if train.optimizer_steps else train.epochs * record.packed_rows
     return Batches(
-        steps=steps,
+        steps=count_steps(train, record.packed_rows),
         rows_per_step=train.rows_per_step,
-        total_rows=total_rows,
+        total_rows=count_rows(train, record.packed_rows),
         rows=rows,
         order=shuffled_order(record.packed_rows, run.recipe.seed),
     )

@@ -4,16 +4,17 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 from gemsmith.checkpoint import Checkpoint, open_checkpoint
 from gemsmith.checkpoint.folder import read_config
-from gemsmith.data.batches import PICTURES, count_steps, rows_sha256
-from gemsmith.data.image_folder import recipe_classes
+from gemsmith.data.batches import PICTURES, count_rows, count_steps, rows_sha256, shuffled_order
+from gemsmith.data.buckets import find_buckets
+from gemsmith.data.image_folder import FORMAT, recipe_classes
 from gemsmith.data.overlap import Overlap, count_shared_pictures, find_overlap, overlap_notices, write_answers
-from gemsmith.data.pack import ARRAYS, Rows, assign_rows, pack_rows
+from gemsmith.data.pack import ARRAYS, Rows, assign_rows, drawn_order, pack_rows
 from gemsmith.data.pictures import Seen, look_at_pictures, write_pictures
 from gemsmith.data.render import Rendered, open_tokenizer
 from gemsmith.data.rows import (
@@ -35,7 +36,7 @@ from gemsmith.pictures.kept import drop_others, keep_bytes
 from gemsmith.pictures.patches import Patching, read_patching
 from gemsmith.provenance import Clock, start_clock
 from gemsmith.recipe import Data, Recipe, eval_tasks
-from gemsmith.records import DataRecord, HeldOut
+from gemsmith.records import DataRecord, HeldOut, PictureBucket
 from gemsmith.run import Run, make_origin, read_record, write_record
 from gemsmith.tasks import is_task_file
 from gemsmith.terminal import open_console, track
@@ -65,7 +66,7 @@ def prepare_data(run: Run) -> DataRecord:
     rendered = list(render_in_processes(checkpoint.folder, template, progress, count_processes(seen.documents)))
     kept, dropped = _keep_fitting(rendered, data, patching)
     patches = [patching.per_token * document.soft_tokens for document in kept]
-    rows = _assign(kept, patches, data)
+    rows = _assign(kept, patches, run.recipe)
     before = _earlier(run)
     chunks, shape = pack_rows(kept, rows, data.max_length), (len(rows), data.max_length)
     files = _write_rows(run, chunks, shape, with_pictures=any(patches))
@@ -76,6 +77,8 @@ def prepare_data(run: Run) -> DataRecord:
     record = _make_record(run, clock, rendered, kept, len(rows), files, _sources(run, checkpoint, template))
     found = {
         "dropped": {**dropped, **seen.dropped},
+        "packing_order": _packing_order(data),
+        "buckets": _buckets(kept, rows, run.recipe) if any(patches) else (),
         "most_patches": max(sum(patches[index] for index in members) for members in rows),
         "most_pictures": max(sum(len(kept[index].pictures) for index in members) for members in rows),
         "ignored_columns": dataset.ignored_columns,
@@ -110,9 +113,19 @@ def _read_held_out(recipe: Recipe) -> list[Document]:
     return read_held_out(recipe).documents
 
 
-def _assign(kept: Sequence[Rendered], patches: Sequence[int], data: Data) -> list[list[int]]:
-    lengths = [len(document.ids) for document in kept]
-    return assign_rows(lengths, data.max_length, packing=data.packing, patches=patches, max_patches=data.max_patches)
+def _assign(kept: Sequence[Rendered], patches: Sequence[int], recipe: Recipe) -> list[list[int]]:
+    data, lengths = recipe.data, [len(document.ids) for document in kept]
+    order = drawn_order(len(kept), recipe.seed) if _packing_order(data) == "drawn" else None
+    if not data.packing:
+        return assign_rows(lengths, data.max_length, packing=False)
+    return assign_rows(lengths, data.max_length, patches=patches, max_patches=data.max_patches, order=order)
+
+
+def _packing_order(data: Data) -> Literal["longest first", "drawn"] | None:
+    """A folder of photos is read class by class, and one class's documents are of one length: rows of it alone."""
+    if not data.packing:
+        return None
+    return "drawn" if data.format == FORMAT else "longest first"
 
 
 def _look(checkpoint: Checkpoint, documents: Sequence[Document], patching: Patching, *, bad: str, key: str) -> Seen:
@@ -179,6 +192,13 @@ def _keep_fitting(
         if len(kept) < len(before):
             dropped[reason] = len(before) - len(kept)
     return kept, dropped
+
+
+def _buckets(kept: Sequence[Rendered], rows: Sequence[Sequence[int]], recipe: Recipe) -> tuple[PictureBucket, ...]:
+    soft_tokens = [[picture.soft_tokens for index in members for picture in kept[index].pictures] for members in rows]
+    places = {"total_rows": count_rows(recipe.train, len(rows)), "rows_per_step": recipe.train.rows_per_step}
+    steps = find_buckets(soft_tokens, shuffled_order(len(rows), recipe.seed), **places).count_steps()
+    return tuple(PictureBucket(**bucket._asdict(), steps=count) for bucket, count in steps.items())
 
 
 def _earlier(run: Run) -> DataRecord | None:

@@ -15,7 +15,7 @@ from typing import Any, Literal, Protocol
 from gemsmith.checkpoint.saved import has_checksums, no_checksums
 from gemsmith.errors import DamageError
 from gemsmith.provenance import Clock
-from gemsmith.records import Origin, TrainPictures, TrainRecord, TrainSaves, TrainStep
+from gemsmith.records import Origin, PictureBucket, TrainPictures, TrainRecord, TrainSaves, TrainStep
 from gemsmith.run import Run, make_origin, write_record
 from gemsmith.train.adapter_init import start_adapter_hash
 from gemsmith.train.attempt import (
@@ -68,7 +68,7 @@ class Outcome:
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What a record says of the backend; all but `accelerators` and `padded_patches` are fields of TrainRecord."""
+    """What a record says of the backend; all but `accelerators` and the last two are fields of TrainRecord."""
 
     accelerators: tuple[str, ...]
     adapted: dict[str, int]
@@ -82,6 +82,8 @@ class Facts:
     compiled_from_cache: bool = False
     padded_patches: float = 0.0
     """Of the patches that the pictures of all steps took, the share that is padding."""
+    buckets: tuple[PictureBucket, ...] = ()
+    """What pictures were padded to, where that is one of a few sizes."""
 
 
 class Backend(Protocol):
@@ -294,6 +296,7 @@ class Session:
             soft_tokens=sum(step.soft_tokens for step in steps),
             per_s=_per_s("pictures", steps, self.resumed_at),
             padded_patches=facts.padded_patches,
+            buckets=facts.buckets,
         )
 
     def _origin(self, clock: Clock, accelerators: tuple[str, ...]) -> Origin:
