@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from gemsmith.files import sha256_file
-from gemsmith.launch.bucket import Bucket
+from gemsmith.bucket import Bucket
 from gemsmith.launch.mirror import whole_steps
 
 pytestmark = pytest.mark.slow

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from gemsmith.errors import InputError, RunError
-from gemsmith.launch.bucket import Bucket
+from gemsmith.bucket import Bucket
 from gemsmith.launch.here import run_here
 from gemsmith.launch.inputs import move_inputs
 from gemsmith.launch.mirror import whole_steps

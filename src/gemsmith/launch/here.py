@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from gemsmith.errors import GemsmithError, InputError
-from gemsmith.launch.bucket import Bucket
+from gemsmith.bucket import Bucket
 from gemsmith.launch.mirror import LAUNCHED, Mirror
 from gemsmith.lock import locked
 from gemsmith.run import Run, open_source
