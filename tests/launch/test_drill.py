@@ -105,7 +105,7 @@ def test_a_launch_with_pictures_trains_on_the_same_rows_as_here_and_its_scores_c
     rows = {part: tmp_path / "rows" / f"{name}.jsonl" for part, name in (("train", "train"), ("eval", "held_out"))}
     keys = [*(f"data.{part}={file}" for part, file in rows.items()), "data.format=auto", "data.prompt=null"]
     keys += [
-        "train.epochs=16",
+        "train.optimizer_steps=192",
         "train.rows_per_step=4",
         "train.checkpoint_every=8",
         f"checkpoint={ROOT / 'recipes' / 'demo_pictures_base'}",
