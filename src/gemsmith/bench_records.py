@@ -71,6 +71,23 @@ class BenchCell(Part):
     """None where the server has no metrics."""
 
 
+class BenchPictures(Part):
+    """What the requests of a load test with pictures hold; numbers are means of a request."""
+
+    rows: int
+    """Of data.eval, which requests go through in turn; in a cell none comes twice before all have come."""
+    distinct: int
+    """Pictures in them."""
+    pictures_per_request: float
+    soft_tokens: float
+    text_tokens: float
+    """All others of the prompt, those of the chat template among them."""
+    sha256: str
+    """Of the rows' texts and pictures."""
+    encoder_cache: bool | None
+    """Whether the server may have kept what it made of a picture for the next request with it; None: not known."""
+
+
 class Slo(Part):
     """What makes a request good."""
 
@@ -103,3 +120,5 @@ class BenchRecord(Record):
     slo: Slo | None = None
     saturations: tuple[Saturation, ...] = ()
     """For each length of a grid with rates; empty without an SLO."""
+    pictures: BenchPictures | None = None
+    """None where prompts are random text."""

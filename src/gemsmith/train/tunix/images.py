@@ -8,8 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gemsmith.models.vision import Images, bucket_of, patches_of
+from gemsmith.execution import bucket_of
+from gemsmith.models.vision import Images, patches_of
 from gemsmith.pictures.patches import Patches
+from gemsmith.sizing import Pictures
 from gemsmith.zoo import Vision
 
 
@@ -21,6 +23,16 @@ class ImageShape:
     soft_tokens: int
     patches: int
     patch_dim: int
+
+    @classmethod
+    def of(cls, pictures: Pictures) -> "ImageShape":
+        """That of the pictures that a plan reckons with."""
+        return cls(
+            images=pictures.images,
+            soft_tokens=pictures.soft_tokens,
+            patches=pictures.patches,
+            patch_dim=pictures.vision.patch_dim,
+        )
 
     def padding(self, soft_tokens: int, *, rows: int) -> float:
         """The share of the tower's patches that are padding, of so many rows with so many soft tokens in all.
