@@ -62,6 +62,21 @@ class Record(Part):
     """The same, where a result must not be used as it is."""
 
 
+class HeldOut(Part):
+    """The rows that data.eval named, compared with what is trained on: exactly, but for white space.
+
+    Rows that are nearly the same are not looked for.
+    """
+
+    rows: int
+    same_prompt: int
+    """Rows whose prompt, pictures included, is trained on."""
+    same_answer: int
+    """Of these, those whose answer is the trained one."""
+    same_picture: int | None = None
+    """Rows with a picture whose file's bytes are trained on, whatever the prompt; None where no row has pictures."""
+
+
 class DataRecord(Record):
     stage: ClassVar[str] = "data"
     rows: int
@@ -85,6 +100,8 @@ class DataRecord(Record):
     """Array -> SHA-256 of its file; records of earlier versions do not say."""
     held_out_also_trained: int | None = None
     """Rows that data.eval named then whose prompt is also trained on; None where it named none."""
+    held_out: HeldOut | None = None
+    """The same with more of it; None also in records of earlier versions."""
     pictures: int = 0
     """Places of pictures in the documents that are trained on; a picture in two of them counts twice."""
     soft_tokens: int = 0
@@ -128,6 +145,16 @@ class TrainPictures(Part):
     padded_patches: float
     """Of the patches that went through the model, the share that is padding: all rows of a run have room for as many
     pictures, each as large, as its fullest."""
+
+
+class TrainSaves(Part):
+    """The checkpoints that the last start saved."""
+
+    number: int
+    s: float
+    """That training waited for all of them; what is written beside its steps is not in it."""
+    bytes: int
+    """Of the arrays of all of them."""
 
 
 class AgainstPlan(Part):
@@ -174,6 +201,8 @@ class TrainRecord(Record):
     """None where there was no plan of this recipe, or it did not have this machine."""
     peak_memory_bytes: int
     last_checkpoint: str
+    saves: TrainSaves | None = None
+    """None in records of earlier versions."""
     pictures: TrainPictures | None = None
     """None where the rows are text alone."""
 

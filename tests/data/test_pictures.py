@@ -286,6 +286,7 @@ def test_held_out_rows_with_another_picture_are_no_overlap(prepared, photos, wri
     held_out = write_rows(asked("tall"), asked("wide"), name="held.jsonl")
     record = prepared(asked("wide"), asked("square"), data={"eval": str(held_out)})[1]
     assert record.held_out_also_trained == 1
+    assert record.held_out is not None and record.held_out.same_picture == 1
     [notice] = record.notices
     assert "1 of 2 (held.jsonl line 2)" in notice
 

@@ -15,7 +15,7 @@ from gemsmith.bench.endpoint import Endpoint, api_key
 from gemsmith.bench.pictures import PictureRows
 from gemsmith.bench.prompts import make_prompts
 from gemsmith.errors import EngineError
-from gemsmith.files import write_text
+from gemsmith.files import sha256_file, write_text
 from gemsmith.grids import BURST
 from gemsmith.serve.engine import clean_environment
 from gemsmith.serve.process import guarded, last_lines, refuse_full_disk
@@ -62,9 +62,10 @@ def running_client(
 
 
 def measure(client: Client, ask: Ask, *, heard: Callable[[int], None] = lambda _: None) -> Any:
-    """What the client saved of one cell; `heard` is called with the number of its requests that have ended.
+    """What the client saved of one cell, and `prompts_sha256`.
 
-    Raises EngineError where the client or the server ends, or no token comes any more.
+    `heard` is called with the number of its requests that have ended. Raises EngineError where the client or the server
+    ends, or no token comes any more.
     """
     prompts, result = client.folder / ask.prompts_file, client.folder / ask.result_file
     result.unlink(missing_ok=True)
@@ -77,8 +78,9 @@ def measure(client: Client, ask: Ask, *, heard: Callable[[int], None] = lambda _
     with (client.folder / ASKED).open("a", encoding="utf-8") as file:
         file.write(f"{line}\n")
     found = _wait_for(client, ask, heard)
+    digest = sha256_file(prompts)
     prompts.unlink()  # as many bytes as all prompts have, and made again from the seed
-    return found
+    return found | {"prompts_sha256": digest} if isinstance(found, dict) else found
 
 
 def client_arguments(endpoint: Endpoint, ask: Ask, folder: Path, *, pictures: bool = False) -> list[str]:

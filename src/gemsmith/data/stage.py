@@ -12,7 +12,7 @@ from gemsmith.checkpoint import Checkpoint, open_checkpoint
 from gemsmith.checkpoint.folder import read_config
 from gemsmith.data.batches import PICTURES, count_steps, rows_sha256
 from gemsmith.data.image_folder import recipe_classes
-from gemsmith.data.overlap import Overlap, find_overlap, overlap_notices, write_answers
+from gemsmith.data.overlap import Overlap, count_shared_pictures, find_overlap, overlap_notices, write_answers
 from gemsmith.data.pack import ARRAYS, Rows, assign_rows, pack_rows
 from gemsmith.data.pictures import Seen, look_at_pictures, write_pictures
 from gemsmith.data.render import Rendered, open_tokenizer
@@ -35,7 +35,7 @@ from gemsmith.pictures.kept import drop_others, keep_bytes
 from gemsmith.pictures.patches import Patching, read_patching
 from gemsmith.provenance import Clock, start_clock
 from gemsmith.recipe import Data, Recipe, eval_tasks
-from gemsmith.records import DataRecord
+from gemsmith.records import DataRecord, HeldOut
 from gemsmith.run import Run, make_origin, read_record, write_record
 from gemsmith.tasks import is_task_file
 from gemsmith.terminal import open_console, track
@@ -71,7 +71,8 @@ def prepare_data(run: Run) -> DataRecord:
     files = _write_rows(run, chunks, shape, with_pictures=any(patches))
     drop_others(run.pictures, {Path(picture.path).name for document in kept for picture in document.pictures})
     trained = {row.origin for row in kept}
-    answers = write_answers(run.data, (document for document in seen.documents if document.origin in trained))
+    trained_on = [document for document in seen.documents if document.origin in trained]
+    answers = write_answers(run.data, trained_on)
     record = _make_record(run, clock, rendered, kept, len(rows), files, _sources(run, checkpoint, template))
     found = {
         "dropped": {**dropped, **seen.dropped},
@@ -82,7 +83,8 @@ def prepare_data(run: Run) -> DataRecord:
     }
     record = record.model_copy(update=found)
     if held_out:
-        record = _with_overlap(record, find_overlap(answers, held_out))
+        shared = count_shared_pictures(trained_on, held_out)
+        record = _with_overlap(record, find_overlap(answers, held_out), shared)
     record = before if before and _same_rows(before, record) else record
     write_record(run, record)
     console.print(_summary(record, run), soft_wrap=True)
@@ -281,10 +283,15 @@ def _make_record(
     )
 
 
-def _with_overlap(record: DataRecord, overlap: Overlap) -> DataRecord:
-    return record.model_copy(
-        update={"held_out_also_trained": overlap.prompts, "notices": (*record.notices, *overlap_notices(overlap))}
-    )
+def _with_overlap(record: DataRecord, overlap: Overlap, same_picture: int | None) -> DataRecord:
+    found = {
+        "held_out_also_trained": overlap.prompts,
+        "held_out": HeldOut(
+            rows=overlap.rows, same_prompt=overlap.prompts, same_answer=overlap.answers, same_picture=same_picture
+        ),
+        "notices": (*record.notices, *overlap_notices(overlap)),
+    }
+    return record.model_copy(update=found)
 
 
 def _summary(record: DataRecord, run: Run) -> str:

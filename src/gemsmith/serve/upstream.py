@@ -124,13 +124,16 @@ WHOLE_PROMPTS_ON_CPU = ("--no-enable-chunked-prefill",)
 QUICK_START_ON_CPU = ("--enforce-eager", "--distributed-executor-backend", "uni", *WHOLE_PROMPTS_ON_CPU)
 
 SPARE_ADAPTER_ON_CPU = ("--max-loras", "2")
+CPU_KV_GIB = 1
+CPU_KV_BYTES = CPU_KV_GIB * 2**30
+"""Of keys and values, whatever the machine has."""
 
 
 def cpu_environment() -> dict[str, str]:
     """The variables of vLLM on a CPU."""
     threads = max(1, (os.cpu_count() or 1) - 1)  # one core for the API server and its clients
     return {
-        "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
+        "VLLM_CPU_KVCACHE_SPACE": str(CPU_KV_GIB),
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "OMP_NUM_THREADS": str(threads),
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # goes with the executor `uni`

@@ -6,6 +6,7 @@ continues from its last complete checkpoint and ends with the bytes of one that 
 
 import contextlib
 import resource
+import time
 from collections.abc import Iterator
 from functools import cached_property
 from typing import Any
@@ -176,7 +177,9 @@ class TunixBackend:
                 self._feed.close()
             # Also after Ctrl-C: a save that is still being written would otherwise meet the interpreter's end, or the
             # next start.
+            begun_s = time.monotonic()
             self._checkpoints.wait()
+            self._session.waited_for_saves(time.monotonic() - begun_s)
 
     def _make_step(self) -> None:
         """The step as a function of its state, which is that of model and optimizer now."""
@@ -248,8 +251,8 @@ class TunixBackend:
         nnx.update(self.trainer.optimizer, self.moments)
         return self._session.metadata()
 
-    def _after_save(self) -> None:
-        self._session.start_clock()
+    def _after_save(self, seconds: float, size_bytes: int) -> None:
+        self._session.saved(seconds, size_bytes)
 
     def facts(self) -> Facts:
         execution, variant = self.model.execution, self.model.variant
