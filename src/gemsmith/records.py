@@ -110,7 +110,7 @@ class DataRecord(Record):
     template_sha256: str
     steps: int
     rows_sha256: str
-    """Of the SHA-256s of the arrays' files, one after the other."""
+    """Of the SHA-256s of the arrays' files, one after the other, and of the pictures of each row, wherever they lie."""
     files: dict[str, str] = {}
     """Array -> SHA-256 of its file; records of earlier versions do not say."""
     held_out_also_trained: int | None = None

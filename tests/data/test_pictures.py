@@ -266,6 +266,15 @@ def test_damaged_lines_of_pictures_are_told(prepared, photos):
         open_rows(run)
 
 
+def test_the_same_pictures_elsewhere_are_the_same_rows(prepared, photos, tmp_path):
+    """A run goes on from a saved step on another machine, whose folders are others."""
+    here = prepared(asked("wide"))[1]
+    (tmp_path / "elsewhere").mkdir()
+    (photos / "wide.png").rename(tmp_path / "elsewhere" / "wide.png")
+    there = prepared(asked("elsewhere/wide"), name="there")[1]
+    assert here.rows_sha256 == there.rows_sha256 and here.files != there.files
+
+
 def test_the_same_pictures_give_the_same_rows(prepared, photos):
     (run, one), (_, other) = prepared(asked("wide")), prepared(asked("wide"), name="again")
     assert one.rows_sha256 == other.rows_sha256 and is_complete(run, "data")

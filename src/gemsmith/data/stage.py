@@ -296,7 +296,7 @@ def _make_record(
         length_percentiles=dict(zip(("p50", "p90", "p99", "p100"), map(int, levels), strict=True)),
         template_sha256=sources["chat template"],
         steps=count_steps(run.recipe.train, packed_rows),
-        rows_sha256=rows_sha256(files.values()),
+        rows_sha256=rows_sha256(files, run.data / PICTURES),
         files=files,
         pictures=sum(len(document.pictures) for document in kept),
         soft_tokens=sum(document.soft_tokens for document in kept),

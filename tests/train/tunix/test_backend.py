@@ -127,7 +127,7 @@ def test_checkpoints_of_other_rows_are_refused(whole, prepare, tmp_path):
     files = {name: sha256_file(run.data / f"{name}.npy") for name in ARRAYS}
     write_record(
         run,
-        read_record(run, DataRecord).model_copy(update={"files": files, "rows_sha256": rows_sha256(files.values())}),
+        read_record(run, DataRecord).model_copy(update={"files": files, "rows_sha256": rows_sha256(files, run.data)}),
     )
     with pytest.raises(
         RunError,
