@@ -25,7 +25,7 @@ from gemsmith.hardware import Machine, load_catalogue
 from gemsmith.plan.time import share_reached, step_time
 from gemsmith.recipe import Mesh, Recipe
 from gemsmith.recipe_file import build_recipe
-from gemsmith.sizing import Work, memory_of, on_chips, work_of
+from gemsmith.sizing import Work, memory_of, on_chips, pictures_of, work_of
 from gemsmith.zoo import find_variant
 
 RECORDS = Path(__file__).parent / "records"
@@ -104,7 +104,9 @@ def compiled_cases() -> Iterator[tuple[str, dict[str, Any]]]:
         settings = record["settings"]
         train = {"rows_per_step": settings["rows"], **settings["train"], "remat": record["remat"]}
         recipe = _recipe(settings["length"], train, settings["lora"])
-        work = on_chips(work_of(recipe, find_variant(settings["variant"])), "tpu", recipe)
+        variant, seen = find_variant(settings["variant"]), settings.get("pictures")
+        pictures = pictures_of(recipe, variant, **seen) if seen else None
+        work = on_chips(work_of(recipe, variant, pictures=pictures), "tpu", recipe)
         machine, mesh = MACHINES[TOPOLOGIES[settings["topology"]]], recipe.train.mesh
         assert isinstance(mesh, Mesh)
         held, xla = memory_of(work, mesh).total, record["memory_per_chip"]["peak_bytes"]

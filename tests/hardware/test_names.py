@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from gemsmith.errors import RecipeError
@@ -80,6 +82,8 @@ def test_several_slices_have_the_chips_the_hosts_and_the_prices_of_all():
     assert two.prices[0].usd_per_hour == 2 * one.prices[0].usd_per_hour == 86.40
     assert two.prices[0].usd_per_hour_spot == 2 * one.prices[0].usd_per_hour_spot
     assert two.prices[0].source.endswith("times 2 slices")
+    measured = replace(one, measured_low=0.4, measured_high=0.5, measured_source="mine", measured_date="2026")
+    assert measured.times(2) == two, "nothing was measured on both"
 
 
 def test_only_tpus_have_several_slices():
