@@ -112,8 +112,8 @@ def test_slices_exchange_the_adapters_gradients_alone_and_take_as_long_as_one(ca
     both = step_time(work(rows=32), two, Mesh(replica=2, fsdp=16))
     assert alone.dcn_s == 0 and both.interconnect_s == alone.interconnect_s and both.hbm_s == alone.hbm_s
     assert both.flops == 2 * alone.flops and both.ideal_s == alone.ideal_s
-    # A chip has a 16th of the gradients, in float32, and receives half of it twice at its share of 100 Gbit/s.
-    assert both.dcn_s == pytest.approx(work().trained_parameters * 4 / 16 / 12.5e9)
+    # A chip has a 16th of the gradients, in bfloat16, and receives half of it twice at its share of 100 Gbit/s.
+    assert both.dcn_s == pytest.approx(work().trained_parameters * 2 / 16 / 12.5e9)
     assert both.high_s == pytest.approx(alone.high_s + both.dcn_s)
     halves = {"fsdp": 8, "tp": 2}
     assert (
