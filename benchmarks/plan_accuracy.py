@@ -164,7 +164,7 @@ def compiled_cases() -> Iterator[tuple[str, dict[str, Any]]]:
 
 def left_out_errors() -> dict[str, float]:
     """Each step's error with the two counts that suit the others best; held-out steps are neither fitted nor here."""
-    steps = {name: rest for name, *rest in compiled_records() if "held-out" not in name}
+    steps = {name: (record, work, mesh) for name, record, work, mesh in compiled_records() if "held-out" not in name}
     errors: dict[tuple[int, int], dict[str, float]] = {}
     for counts in itertools.product(IN_FLIGHT, WAITING):
         with patch.multiple(memory, LAYERS_IN_FLIGHT=counts[0], WAITING_OF_TP=counts[1]):
