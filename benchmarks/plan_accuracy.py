@@ -28,7 +28,7 @@ from gemsmith.hardware import Machine, load_catalogue
 from gemsmith.plan.time import share_reached, step_time
 from gemsmith.recipe import Mesh, Recipe
 from gemsmith.recipe_file import build_recipe
-from gemsmith.sizing import Work, memory, memory_of, on_chips, work_of
+from gemsmith.sizing import Work, memory, memory_of, on_chips, pictures_of, work_of
 from gemsmith.zoo import Variant, find_variant
 
 RECORDS = Path(__file__).parent / "records"
@@ -136,7 +136,9 @@ def compiled_records() -> Iterator[tuple[str, dict[str, Any], Work, Mesh]]:
         settings = record["settings"]
         train = {"rows_per_step": settings["rows"], **settings["train"], "remat": record["remat"]}
         recipe = _recipe(settings["length"], train, settings["lora"])
-        work = on_chips(work_of(recipe, find_variant(settings["variant"])), "tpu", recipe)
+        variant, seen = find_variant(settings["variant"]), settings.get("pictures")
+        pictures = pictures_of(recipe, variant, **seen) if seen else None
+        work = on_chips(work_of(recipe, variant, pictures=pictures), "tpu", recipe)
         assert isinstance(recipe.train.mesh, Mesh)
         yield file.stem, record, work, recipe.train.mesh
 

@@ -30,7 +30,7 @@ from gemsmith.hardware import Chip, load_catalogue
 from gemsmith.provenance import this_machine
 from gemsmith.recipe import Recipe, Train
 from gemsmith.recipe_file import build_recipe
-from gemsmith.sizing import work_of
+from gemsmith.sizing import Pictures, pictures_of, work_of
 from gemsmith.train.tunix.xla import FUSED_GATHERS, WHOLE_MATMULS, compiler_options
 from gemsmith.zoo import find_variant
 
@@ -58,10 +58,17 @@ class Case:
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
     real_share: float = 1.0
     """Of the positions: packed rows are full."""
+    pictures: dict[str, int] = dataclasses.field(default_factory=dict)
+    """Of rows with pictures, how many `images` of how many `soft_tokens` every row has room for."""
 
     @property
     def chip(self) -> Chip:
         return load_catalogue().chips[self.topology.partition(":")[0]]
+
+    @property
+    def room(self) -> Pictures | None:
+        """What every row has room for; None where rows are text alone."""
+        return pictures_of(self.recipe, find_variant(self.variant), **self.pictures) if self.pictures else None
 
     @property
     def recipe(self) -> Recipe:
@@ -86,6 +93,17 @@ BEST_ON_V6E = Case(
 EXPERTS = Case(
     note="experts", variant="gemma4-26b-a4b", topology="v6e:2x4", rows=8, train=_fsdp(8, remat="auto"), options=ASYNC
 )
+PETS = Case(
+    note="recipes/pets_31b.yaml: a picture in every row",
+    topology="v6e:2x4",
+    rows=16,
+    length=512,
+    lora={"rank": 64, "dropout": 0.05},
+    train=_fsdp(8, remat="auto"),
+    options=ASYNC,
+    pictures={"images": 1, "soft_tokens": 288},
+)
+ALL_BUT_UP = ["lora", "down", "o", "attended", "v", "k", "q", "gate"]  # what auto comes to with rows of 640
 CASES = {
     "31b-v5p": Case(note="the best for v5p", rows=4, train=_fsdp(4, remat="auto"), options=ASYNC),
     "31b-v5p-fused": Case(
@@ -124,6 +142,14 @@ CASES = {
         train=_fsdp(8, remat="auto"),
         options=ASYNC,
     ),
+    "31b-v6e-pictures": PETS,
+    "31b-v6e-pictures-640": dataclasses.replace(
+        PETS, note="rows of 640, which blocks of 512 pad", length=640, train=_fsdp(8, remat=ALL_BUT_UP)
+    ),
+    "31b-v6e-pictures-640-text": dataclasses.replace(
+        PETS, note="rows as long, text alone", length=640, train=_fsdp(8, remat=ALL_BUT_UP), pictures={}
+    ),
+    "e4b-v6e-pictures-640": dataclasses.replace(PETS, note="E4B, rows of 640", variant="gemma4-e4b", length=640),
     "31b-32k": Case(
         note="one row of 32 K, its positions over the chips",
         rows=1,
@@ -183,7 +209,8 @@ def _times(case: Case, costs: Costs, *, chips: int) -> dict[str, Any]:
         "as_scheduled": costs.step_high_s,
         "collectives_exposed": costs.step_serial_s,
     }
-    flops, tokens = model_flops(work_of(case.recipe, find_variant(case.variant))), case.rows * case.length
+    work = work_of(case.recipe, find_variant(case.variant), pictures=case.room)
+    flops, tokens = model_flops(work), case.rows * case.length
     peak = chips * case.chip.flops_per_s
     return {
         "step_s": {name: round(seconds, 4) for name, seconds in steps.items()},
@@ -246,7 +273,9 @@ def run_case(name: str, *, keep: Path | None, err: Console) -> dict[str, Any]:
         folder.mkdir(parents=True, exist_ok=True)
         err.print(f"{name}: {case.note} ...")
         try:
-            built = compile_in_child(case.recipe, folder, topology=case.topology, options=case.options)
+            built = compile_in_child(
+                case.recipe, folder, topology=case.topology, options=case.options, pictures=case.room
+            )
             record = record_of(name, folder, built)
         except MachineError as error:
             record = {"schema_version": 1, "case": name, "settings": dataclasses.asdict(case), "error": str(error)}

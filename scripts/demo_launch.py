@@ -1,13 +1,14 @@
 """A launch to Cloud Run, its job, a lost machine and the way home, all on this machine: make demo-launch.
 
-    python scripts/demo_launch.py [folder, default runs/demo-launch] [stages, default all up to verify, and eval]
+    python scripts/demo_launch.py [--folder runs/demo-launch] [--stages A,B,…] [--recipe recipes/demo.yaml] [-- --set …]
 
-recipes/demo.yaml is launched by `gemsmith launch --on cloud-run --submit` to a gcloud of this machine
+The recipe is launched by `gemsmith launch --on cloud-run --submit` to a gcloud of this machine
 (gemsmith.testing.gcloud) and a bucket of this machine. The first attempt loses its machine once a saved step is in the
 bucket; the second goes on from there, scores base and tuned model, and `gemsmith launch fetch` brings records, adapter
 and report home. Ends with an error where anything was done twice or is not there. Costs nothing, needs no account.
 """
 
+import argparse
 import os
 import shutil
 import subprocess
@@ -23,8 +24,9 @@ BUCKET = "gs://demo-runs"
 STAGES = "plan,data,train,export,verify,eval"
 OPTIONS = (
     *("--on", "cloud-run", "--project", PROJECT, "--bucket", BUCKET, "--image", "local/gemsmith"),
-    *("--set", f"checkpoint={ROOT / 'recipes' / 'demo_base'}", "--set", "train.epochs=1"),
-    *("--set", "train.checkpoint_every=10", "--retries", "1", "--timeout-hours", "1"),
+    # Few steps and rows: it is shown that a launch comes home, not how well the model learns.
+    *("--set", "train.optimizer_steps=60", "--set", "train.checkpoint_every=5", "--set", "eval.limit=50"),
+    *("--retries", "1", "--timeout-hours", "1"),
     *("--max-usd", "10", "--yes", "--submit"),
 )
 
@@ -50,11 +52,11 @@ def follow(execution: Path) -> None:
         time.sleep(0.5)
 
 
-def check(folder: Path, stages: str) -> None:
+def check(folder: Path, name: str, stages: str) -> None:
     """Ends with an error where the launch did not go as it must."""
-    state = read_state(folder / "cloud" / "executions" / "demo-1")
-    log = (folder / "cloud" / "executions" / "demo-1" / "log.txt").read_text(encoding="utf-8")
-    home = folder / "runs" / "demo"
+    state = read_state(folder / "cloud" / "executions" / f"{name}-1")
+    log = (folder / "cloud" / "executions" / f"{name}-1" / "log.txt").read_text(encoding="utf-8")
+    home = folder / "runs" / name
     ends = [(attempt["ended_by"], attempt["code"] == 0) for attempt in state["attempts"]]
     expected = [
         "recipe.yaml",
@@ -75,8 +77,14 @@ def check(folder: Path, stages: str) -> None:
 
 
 def main() -> None:
-    given = [*sys.argv[1:], *("runs/demo-launch", STAGES)[len(sys.argv) - 1 :]]
-    folder, stages = (ROOT / given[0]).resolve(), given[1]
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--folder", default="runs/demo-launch")
+    parser.add_argument("--stages", default=STAGES)
+    parser.add_argument("--recipe", type=Path, default=ROOT / "recipes" / "demo.yaml")
+    parser.add_argument("options", nargs="*", help="of gemsmith launch")
+    given = parser.parse_args()
+    name = given.recipe.stem.replace("_", "-")
+    folder = (ROOT / given.folder).resolve()
     tools = folder / "tools"
     if folder.exists() and not tools.exists():
         sys.exit(f"error: {folder} holds something else; name a folder that is not there")
@@ -84,20 +92,24 @@ def main() -> None:
     tools.mkdir(parents=True)
     (tools / "gcloud").write_text(f'#!/bin/sh\nexec {sys.executable} -m gemsmith.testing.gcloud "$@"\n')
     (tools / "gcloud").chmod(0o755)
+    # What recipes name as seen from the repository.
+    for inner in ("recipes", "build"):
+        (folder / inner).symlink_to(ROOT / inner)
     with bucket_server() as bucket:
         environment = {
             **os.environ,
             **bucket.environment,
             FOLDER: str(folder / "cloud"),
-            INTERRUPT: f"{BUCKET}/demo/checkpoints/*.whole",
+            INTERRUPT: f"{BUCKET}/{name}/checkpoints/*.whole",
             "PATH": f"{tools}:{Path(sys.executable).parent}:{os.environ['PATH']}",
         }
-        gemsmith(folder, environment, "launch", str(ROOT / "recipes" / "demo.yaml"), *OPTIONS, "--stages", stages)
-        follow(folder / "cloud" / "executions" / "demo-1")
-        gemsmith(folder, environment, "launch", "status", "demo")
-        gemsmith(folder, environment, "launch", "fetch", "demo")
-        gemsmith(folder, environment, "launch", "clean", "demo", "--yes")
-    check(folder, stages)
+        options = (*OPTIONS, *given.options, "--stages", given.stages)
+        gemsmith(folder, environment, "launch", str(given.recipe), *options)
+        follow(folder / "cloud" / "executions" / f"{name}-1")
+        gemsmith(folder, environment, "launch", "status", name)
+        gemsmith(folder, environment, "launch", "fetch", name)
+        gemsmith(folder, environment, "launch", "clean", name, "--yes")
+    check(folder, name, given.stages)
 
 
 if __name__ == "__main__":

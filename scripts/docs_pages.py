@@ -223,6 +223,20 @@ def plan_calibration_table() -> str:
     return "\n".join(lines)
 
 
+def serving_calibration_table() -> str:
+    """How many loads lie in the range of plans that were calibrated on others, and how far from its middle."""
+    record = _record("serving_calibration.json")
+    lines = ["| calibrated on | asked for | loads in the range | middle / measured |", "|---|---|--:|--:|"]
+    found: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for each in record["predictions"]:
+        found.setdefault((each["calibrated_on"], each["model"]), []).append(each)
+    for (on, model), loads in found.items():
+        inside = sum(load["within"] for load in loads)
+        middles = [load["middle_over_measured"] for load in loads]
+        lines.append(f"| {on} | {model} | {inside} of {len(loads)} | {min(middles):.2f} to {max(middles):.2f} |")
+    return "\n".join(lines)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "demo": demo_table,
     "demo_pictures": demo_pictures_table,
@@ -230,6 +244,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "plan_calibration": plan_calibration_table,
     "plan_memory": plan_memory_table,
     "plan_time": plan_time_table,
+    "serving_calibration": serving_calibration_table,
     "stages": stage_table,
     "performance": performance_table,
 }

@@ -10,6 +10,7 @@ from gemsmith.execution import (
     TUNED,
     attention_loops,
     attention_on,
+    bucket_of,
     chains_layers,
     goes_row_by_row,
     levers_on,
@@ -59,3 +60,8 @@ def test_tuned_off_leaves_no_lever_on_any_device(kind):
     assert not any(vars(off).values())
     assert auto.fuses_lora == (kind == "tpu")
     assert [goes_row_by_row(kind, backend) for backend in BACKENDS] == [kind == "cpu", False]
+
+
+@pytest.mark.parametrize(("soft_tokens", "bucket"), [(1, 32), (32, 32), (33, 64), (256, 256), (266, 288), (1120, 1120)])
+def test_buckets_are_multiples_of_32(soft_tokens, bucket):
+    assert bucket_of(soft_tokens) == bucket

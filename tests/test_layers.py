@@ -34,7 +34,7 @@ LAYERS = [
     {"execution"},
     {"zoo", "hardware", "tasks", "grids"},
     {"pictures"},
-    {"files"},
+    {"files", "bucket"},
     {"plain_yaml", "lock"},
     {"terminal", "program", "sandbox", "worker_process"},
     {"errors", "characters", "messages", "version"},

@@ -55,6 +55,17 @@ def test_defaults_become_what_there_is_room_for(overrides, inputs, output, serve
     assert derive_lengths(recipe, TINY) == []
 
 
+@pytest.mark.parametrize(
+    ("overrides", "inputs", "served"),
+    [(["data.max_length=640"], (640,), 640 + 512), ([], (1792,), 2048), (["data.max_length=64"], (64,), 64 + 512)],
+)
+def test_requests_that_are_rows_are_no_longer_than_a_row(overrides, inputs, served):
+    recipe, keys = fitted("bench.pictures=true", "data.eval=rows.jsonl", *overrides)
+    assert (recipe.bench.input_tokens, recipe.serve.max_model_len) == (inputs, served)
+    assert "bench.input_tokens" in keys and derive_lengths(recipe, TINY) == []
+    check_all(recipe)
+
+
 def test_a_default_that_fits_is_left_alone():
     assert fitted("data.max_length=256", "bench.input_tokens=[8]", EVAL)[1] == ["serve.max_model_len"]
     big = build_recipe({"checkpoint": "x", "data": {"train": "x"}})

@@ -107,6 +107,32 @@ def test_what_depends_on_a_stage_done_again_is_done_again(gemsmith, recipe, engi
 
 
 @pytest.mark.slow
+def test_two_runs_that_differ_in_one_key_are_compared_by_it(gemsmith, recipe, engine):
+    file = recipe("tiny-31b", steps=12)
+    for name, rank in (("a", 4), ("b", 2)):
+        code, _, err = gemsmith("run", file.name, "--run", f"runs/{name}", "--set", f"lora.rank={rank}")
+        assert code == 0, err
+    code, out, err = gemsmith("report", "runs/a", "runs/b", "--json")
+    assert code == 0, err
+    found = json.loads(out)
+    assert found["about"] == ["lora.rank"]
+    keys = {each["condition"]: each for each in found["differences"] if ":" not in each["condition"]}
+    assert list(keys) == ["lora.rank"], "the one key of the recipe that differs, and no other"
+    assert (keys["lora.rank"]["values"], keys["lora.rank"]["confounds"]) == (["4", "2"], [])
+    main = {ratio["kind"]: ratio for ratio in found["pairs"][0]["ratios"] if ratio["main"]}
+    assert main["training speed"]["confounded_by"] == [], "nothing but the rank differs"
+    assert main["training speed"]["interval"] and main["training speed"]["first"] > 0
+    # The stand-in for vLLM says nothing of its dtypes, and what nobody recorded cannot be said to be alike.
+    unsaid = {each["condition"]: each["values"] for each in found["differences"] if ":" in each["condition"]}
+    assert set(unsaid) >= {"bench:kv_cache_dtype", "eval:quantization"}
+    assert all(values == [None, None] for values in unsaid.values())
+    assert {"bench:kv_cache_dtype"} <= set(main["serving speed"]["confounded_by"]) <= set(unsaid)
+    code, out, err = gemsmith("report", "runs/a", "runs/b", "--html", "both.html")
+    page = Path("both.html").read_text()
+    assert code == 0 and "What is compared is lora.rank." in page and 'aria-label="no headline"' in page
+
+
+@pytest.mark.slow
 def test_a_run_on_several_hosts_ends_after_training(gemsmith, recipe, engine, monkeypatch):
     call = pipeline._call
 

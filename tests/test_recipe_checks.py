@@ -47,3 +47,25 @@ def test_all_linear_is_for_the_backend_that_has_peft():
     ):
         build_recipe(MINIMAL, ["lora.targets=[all-linear]"])
     assert build_recipe(MINIMAL, ["lora.targets=[all-linear]", "train.backend=trl"]).lora.targets == ("all-linear",)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        ([], r"^bench\.pictures: true was given, and data\.eval names no rows with pictures; "),
+        (["data.eval={task: verilog, rows: 3}"], r"^bench\.pictures: true was given, and data\.eval names no rows"),
+        (["data.eval=rows.jsonl", "bench.grid=short"], r"^bench\.pictures: .* bench\.grid short sends random text"),
+        (
+            ["data.eval=rows.jsonl", "bench.input_tokens=[64, 128]"],
+            r"^bench\.input_tokens: 64, 128 was given, and ",
+        ),
+        (
+            ["data.eval=rows.jsonl", "bench.input_tokens=[8192]"],
+            r"^bench\.input_tokens: 8192 was given, and ",
+        ),
+    ],
+)
+def test_requests_with_pictures_are_rows_and_nothing_else(overrides, expected):
+    with pytest.raises(RecipeError, match=expected):
+        build_recipe(MINIMAL, ["bench.pictures=true", *overrides])
+    assert build_recipe(MINIMAL, ["bench.pictures=true", "data.eval=rows.jsonl"]).bench.pictures

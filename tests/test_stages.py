@@ -21,9 +21,9 @@ def test_every_record_is_the_one_of_its_stage():
 
 @pytest.mark.parametrize("name", STAGES)
 def test_every_key_that_a_stage_reads_is_one_of_the_recipe(name):
-    keys = STAGES[name].keys
+    keys = (*STAGES[name].keys, *STAGES[name].where_on)
     assert len(keys) == len(set(keys))
-    for key in keys:
+    for key in (*keys, *(key for more in STAGES[name].where_on.values() for key in more)):
         model = Recipe
         for part in key.split("."):
             assert part in model.model_fields, key

@@ -31,6 +31,30 @@ class ServerLoad(Part):
     """Requests put out of the batch for lack of KV cache."""
 
 
+class Requests(Part):
+    """The completed requests of a cell one by one, in the order in which they were sent.
+
+    A place of each column is one request; each got all output tokens of the cell.
+    """
+
+    prompts_sha256: str | None = None
+    """Of the prompts' texts, warm-up's included: where two cells have the same, a place is the same prompt in both."""
+    start_ms: tuple[float, ...]
+    """After the first one's start."""
+    ttft_ms: tuple[float, ...]
+    latency_ms: tuple[float, ...]
+    """To the last token."""
+    input_tokens: tuple[int, ...]
+    """As the server counted them."""
+
+    def tpot_ms(self, output_tokens: int) -> tuple[float, ...]:
+        """Time per output token after the first, with so many output tokens each."""
+        return tuple(
+            (latency - ttft) / max(1, output_tokens - 1)
+            for latency, ttft in zip(self.latency_ms, self.ttft_ms, strict=True)
+        )
+
+
 class BenchCell(Part):
     # JSON has no infinity; as text it comes back as the number that it was.
     model_config = ConfigDict(ser_json_inf_nan="strings")
@@ -69,6 +93,25 @@ class BenchCell(Part):
     """Of the search for the rate of saturation, not of the grid."""
     server: ServerLoad | None = None
     """None where the server has no metrics."""
+    requests: Requests | None = None
+    """None in records of earlier versions, and where none was completed."""
+
+
+class BenchPictures(Part):
+    """What the requests of a load test with pictures hold; numbers are means of a request."""
+
+    rows: int
+    """Of data.eval, which requests go through in turn; in a cell none comes twice before all have come."""
+    distinct: int
+    """Pictures in them."""
+    pictures_per_request: float
+    soft_tokens: float
+    text_tokens: float
+    """All others of the prompt, those of the chat template among them."""
+    sha256: str
+    """Of the rows' texts and pictures."""
+    encoder_cache: bool | None
+    """Whether the server may have kept what it made of a picture for the next request with it; None: not known."""
 
 
 class Slo(Part):
@@ -103,3 +146,5 @@ class BenchRecord(Record):
     slo: Slo | None = None
     saturations: tuple[Saturation, ...] = ()
     """For each length of a grid with rates; empty without an SLO."""
+    pictures: BenchPictures | None = None
+    """None where prompts are random text."""

@@ -31,6 +31,7 @@ LOGIT_TOKENS = 1024
 """Tokens whose logits a device holds at once: 1.07 GB in fp32 with a vocabulary of 262,144."""
 MAX_IMAGE_TOKENS = 1120
 """Soft tokens of one image at most: Gemma 4's image processor makes 70, 140, 280, 560 or 1120."""
+TOKENS_OF_A_BUCKET = 32
 
 # Scores of one block are B x H x Q x M in fp32: 0.03 GB for a row of 4096 in the 31B on CPU, where all of L x L would
 # be 2.1 GB. On CPU small blocks stay in the cache and waste little on the diagonal. A layer forward and back (2 rows of
@@ -174,6 +175,17 @@ def attention_loops(length: int, *, block: int, window: int | None, ahead: int =
 
 def _whole_blocks(tokens: int, block: int) -> int:
     return -(-tokens // block) * block
+
+
+def bucket_of(soft_tokens: int) -> int:
+    """Soft tokens that an image is padded to: the next multiple of 32, up to 1,120.
+
+    So that few programs run all steps. It adds at most 31 soft tokens' patches to an image: nothing to the 256 of a
+    square one at a budget of 280, 22 to the 266 of one of 3 by 4. What smaller images and rows with fewer images leave
+    empty comes on top (gemsmith.data.buckets).
+    """
+    assert 0 < soft_tokens <= MAX_IMAGE_TOKENS, f"{soft_tokens} soft tokens"
+    return -(-soft_tokens // TOKENS_OF_A_BUCKET) * TOKENS_OF_A_BUCKET
 
 
 def heads_fill_lanes(variant: Variant) -> bool:

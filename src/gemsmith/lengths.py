@@ -21,7 +21,8 @@ def derive_lengths(recipe: Recipe, variant: Variant) -> list[Derived]:
     """
     limit = min(recipe.serve.max_model_len or variant.context, variant.context)
     of_limit = f"{variant.name}'s {limit} tokens" if limit == variant.context else f"serve.max_model_len, {limit}"
-    found = [*_row(recipe, variant), *_cells(recipe, limit, of_limit), *_answer(recipe, limit, of_limit)]
+    found = [*_row(recipe, variant)]
+    found += [*_cells(with_values(recipe, found), limit, of_limit), *_answer(recipe, limit, of_limit)]
     if recipe.serve.max_model_len is None:
         found.append(_served(with_values(recipe, found), variant))
     return found
@@ -100,6 +101,11 @@ def _cells(recipe: Recipe, limit: int, of_limit: str) -> Iterator[Derived]:
     The output, where inputs are given, to what they leave, and else to half of all.
     """
     given, inputs, output = recipe.bench.model_fields_set, recipe.bench.input_tokens, recipe.bench.output_tokens
+    if recipe.bench.pictures:
+        longest = min(recipe.data.max_length, max(1, limit - output))
+        if "input_tokens" not in given and inputs != (longest,):
+            yield Derived("bench.input_tokens", (longest,), "bench.pictures: a request is a row, no longer than this")
+        return
     if recipe.bench.grid != "own" or max(inputs) + output <= limit:
         return
     if "output_tokens" not in given:

@@ -100,7 +100,7 @@ class MachinePlan(Part):
 
 
 class ServingPlan(Part):
-    """Serving on a machine, prompts and answers of such lengths; all modelled. None where the model does not fit."""
+    """Serving on a machine, prompts and answers of such lengths; modelled. None where the model does not fit."""
 
     machine: str
     input_tokens: int
@@ -108,6 +108,8 @@ class ServingPlan(Part):
     fits: bool
     why: str | None = None
     """Why it does not."""
+    measured: str | None = None
+    """The load tests on this machine that its times rest on; None: on none."""
     weight_dtype: str | None = None
     tensor_parallel: int | None = None
     copies: int | None = None
@@ -144,5 +146,6 @@ class PlanRecord(Record):
     """Without padding; None where that is not known."""
     machines: tuple[MachinePlan, ...]
     serving: tuple[ServingPlan, ...] = ()
-    """A row for each machine and length of bench.input_tokens; none for CPUs and for machines of several hosts."""
+    """A row for each machine and length of bench.input_tokens; none for machines of several hosts, nor for CPUs on
+    which no load test was measured."""
     assumptions: tuple[str, ...]

@@ -30,9 +30,9 @@ TASK_KEYS = ("data.train.task", "data.eval.task", "eval.scorer")
 AutoOrOff = Annotated[Tuned, BeforeValidator(lambda value: "off" if value is False else value)]
 
 ADDED_LATER = frozenset(
-    "bench.grid bench.max_concurrency bench.slo_tpot_ms bench.slo_ttft_ms bench.timeout_s data.bad_image data.held_out "
-    "data.image_tokens data.labels data.max_patches data.prompt eval.options eval.tasks serve.image "
-    "serve.kv_cache_dtype serve.pictures serve.weights train.tuned".split()
+    "bench.grid bench.max_concurrency bench.pictures bench.slo_tpot_ms bench.slo_ttft_ms bench.timeout_s "
+    "data.bad_image data.held_out data.image_tokens data.labels data.max_patches data.prompt eval.options eval.tasks "
+    "serve.image serve.kv_cache_dtype serve.pictures serve.weights train.tuned".split()
 )
 """Keys that recipes of earlier versions lack. At its default such a key is left out of what says how a stage was made,
 so that what those versions made stays complete and can be gone on with."""
@@ -250,8 +250,7 @@ class Serve(Section):
 class Bench(Section):
     grid: Literal["own", "paper", "short"] = Field(
         "own",
-        description=f"What is measured: {describe_grids()}; `own` is what the next five keys say, which the others do "
-        "not read.",
+        description=f"What is measured: {describe_grids()}; `own` is what the next six keys say, others read none.",
     )
     input_tokens: tuple[Positive, ...] = Field(
         (512, 4096),
@@ -265,6 +264,7 @@ class Bench(Section):
     max_concurrency: Positive | None = Field(
         None, description="Requests under way at once, where others wait at the client; null: no limit."
     )
+    pictures: bool = Field(False, description="Requests are rows of data.eval with pictures, not random text.")
     prompts: Positive | None = Field(
         128,
         description="Requests that a cell measures, beside those of its warm-up; null: as many as its rate and length "

@@ -5,7 +5,7 @@ from typing import Any
 
 from gemsmith.errors import RecipeError
 from gemsmith.execution import BACKENDS, NAMES
-from gemsmith.recipe import Data, EvalTask, Made, Optimizer, Recipe, Train
+from gemsmith.recipe import Bench, Data, EvalTask, Made, Optimizer, Recipe, Train
 from gemsmith.tasks import SOURCES, find_source
 from gemsmith.zoo import ALL_LINEAR, VISION, find_variant, lora_targets, variant_of_hub_id
 
@@ -13,6 +13,7 @@ from gemsmith.zoo import ALL_LINEAR, VISION, find_variant, lora_targets, variant
 def check_recipe(recipe: Recipe) -> None:
     """Raises RecipeError where keys contradict each other, whatever the model's numbers and the machine."""
     _check_image_folder(recipe.data)
+    _check_bench_pictures(recipe)
     _check_warmup(recipe.optimizer)
     _check_checkpoint_folder(recipe.train)
     _check_offload(recipe.train)
@@ -52,6 +53,28 @@ def _check_image_folder(data: Data) -> None:
         )
     if data.eval == data.train and not data.held_out:
         raise RecipeError("data.eval: is data.train; set data.held_out to the share to hold out, such as 0.1")
+
+
+def _check_bench_pictures(recipe: Recipe) -> None:
+    """Requests that are rows are as long as these, and there must be some."""
+    bench = recipe.bench
+    if not bench.pictures:
+        return
+    if recipe.data.eval is None or isinstance(recipe.data.eval, Made):
+        raise RecipeError(
+            "bench.pictures: true was given, and data.eval names no rows with pictures; name some, or set it to false"
+        )
+    if bench.grid != "own":
+        raise RecipeError(
+            f"bench.pictures: true was given, and bench.grid {bench.grid} sends random text of given lengths; set "
+            "bench.grid to own, or bench.pictures to false"
+        )
+    given, default = bench.input_tokens, Bench.model_fields["input_tokens"].default
+    if given != default and (len(given) > 1 or given[0] > recipe.data.max_length):
+        raise RecipeError(
+            f"bench.input_tokens: {', '.join(map(str, given))} was given, and requests of bench.pictures are as long "
+            f"as their rows, of data.max_length {recipe.data.max_length} at most; leave it out"
+        )
 
 
 def _check_warmup(optimizer: Optimizer) -> None:

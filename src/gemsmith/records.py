@@ -62,6 +62,33 @@ class Record(Part):
     """The same, where a result must not be used as it is."""
 
 
+class HeldOut(Part):
+    """The rows that data.eval named, compared with what is trained on: exactly, but for white space.
+
+    Rows that are nearly the same are not looked for.
+    """
+
+    rows: int
+    same_prompt: int
+    """Rows whose prompt, pictures included, is trained on."""
+    same_answer: int
+    """Of these, those whose answer is the trained one."""
+    same_picture: int | None = None
+    """Rows with a picture whose file's bytes are trained on, whatever the prompt; None where no row has pictures."""
+
+
+class PictureBucket(Part):
+    """Steps of the JAX backend whose rows all have room for as many pictures; one compiled program runs them."""
+
+    images: int
+    """Of a row."""
+    soft_tokens: int
+    """Of each of these at most."""
+    steps: int
+    padded_patches: float | None = None
+    """Of the patches that went through the model in these steps, the share that is padding; None before training."""
+
+
 class DataRecord(Record):
     stage: ClassVar[str] = "data"
     rows: int
@@ -75,16 +102,21 @@ class DataRecord(Record):
     supervised_tokens: int
     packing_efficiency: float
     """Real tokens over all positions of the packed rows."""
+    packing_order: Literal["longest first", "drawn"] | None = None
+    """How documents came to be put into rows; `drawn`, by the recipe's seed: those of a folder of photos, which is read
+    class by class, so that a row has several. None: one a row, or a record from before it was in it."""
     length_percentiles: dict[str, int]
     """p50, p90, p99, p100 of documents' tokens, dropped ones counted."""
     template_sha256: str
     steps: int
     rows_sha256: str
-    """Of the SHA-256s of the arrays' files, one after the other."""
+    """Of the SHA-256s of the arrays' files, one after the other, and of the pictures of each row, wherever they lie."""
     files: dict[str, str] = {}
     """Array -> SHA-256 of its file; records of earlier versions do not say."""
     held_out_also_trained: int | None = None
     """Rows that data.eval named then whose prompt is also trained on; None where it named none."""
+    held_out: HeldOut | None = None
+    """The same with more of it; None also in records of earlier versions."""
     pictures: int = 0
     """Places of pictures in the documents that are trained on; a picture in two of them counts twice."""
     soft_tokens: int = 0
@@ -93,6 +125,8 @@ class DataRecord(Record):
     """Patches of a packed row at most."""
     most_pictures: int = 0
     """Pictures of a packed row at most; 0 also in records from before it was in them."""
+    buckets: tuple[PictureBucket, ...] = ()
+    """What the JAX backend pads the pictures of a step's rows to, the smallest first, with the steps of each."""
 
 
 class TrainStep(Part):
@@ -126,8 +160,19 @@ class TrainPictures(Part):
     per_s: float
     """Over the steps but the first, which compiles."""
     padded_patches: float
-    """Of the patches that went through the model, the share that is padding: all rows of a run have room for as many
-    pictures, each as large, as its fullest."""
+    """Of the patches that went through the model, the share that is padding."""
+    buckets: tuple[PictureBucket, ...] = ()
+    """Those of the steps that were run, the smallest first; each is a compiled program. None with another backend."""
+
+
+class TrainSaves(Part):
+    """The checkpoints that the last start saved."""
+
+    number: int
+    s: float
+    """That training waited for all of them; what is written beside its steps is not in it."""
+    bytes: int
+    """Of the arrays of all of them."""
 
 
 class AgainstPlan(Part):
@@ -174,6 +219,8 @@ class TrainRecord(Record):
     """None where there was no plan of this recipe, or it did not have this machine."""
     peak_memory_bytes: int
     last_checkpoint: str
+    saves: TrainSaves | None = None
+    """None in records of earlier versions."""
     pictures: TrainPictures | None = None
     """None where the rows are text alone."""
 

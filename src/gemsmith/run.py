@@ -11,7 +11,7 @@ import contextlib
 import hashlib
 import json
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -226,10 +226,13 @@ def stage_keys(recipe: Recipe, stage: str) -> dict[str, Any]:
 
     Left out are those that have their default where earlier versions lacked the key, or did not read it there.
     """
-    flat, later = flatten(recipe.model_dump(mode="json")), later_defaults()
+    flat, later = [*flatten(recipe.model_dump(mode="json"))], later_defaults()
     if STAGES[stage].since:
         later |= {key: value for key, value in default_values().items() if key in STAGES[stage].since}
-    return {key: value for key, value in flat if _reads(stage, key) and not (key in later and value == later[key])}
+    switches = {key for key, value in flat if value is True}
+    more = [name for switch, names in STAGES[stage].where_on.items() if switch in switches for name in names]
+    read = {key: value for key, value in flat if _reads(stage, key) or _is_in(key, more)}
+    return {key: value for key, value in read.items() if not (key in later and value == later[key])}
 
 
 def refused_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
@@ -254,7 +257,10 @@ def _next_recipe_file(run: Run) -> Path:
 
 
 def _reads(stage: str, key: str) -> bool:
-    names = (*STAGES[stage].keys, *STAGES[stage].since)
+    return _is_in(key, (*STAGES[stage].keys, *STAGES[stage].since))
+
+
+def _is_in(key: str, names: Iterable[str]) -> bool:
     return any(key == name or key.startswith(f"{name}.") for name in names)
 
 

@@ -1,6 +1,7 @@
 """The stages, in order: what each reads, what it writes, and where it is."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from gemsmith.bench_records import BenchRecord
 from gemsmith.eval_records import EvalRecord
@@ -35,6 +36,8 @@ class Stage:
     """Keys of the recipe, or whole sections of it, that the stage reads."""
     since: tuple[str, ...] = ()
     """Keys that it reads as well, which it did not in earlier versions: at their defaults these are left out."""
+    where_on: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Keys that it reads as well where a switch of the recipe is on: switch -> keys."""
     upstream: tuple[str, ...] = ()
     """The earlier stages whose records it reads."""
     function: tuple[str, str]
@@ -48,7 +51,7 @@ STAGES: dict[str, Stage] = {
         record=PlanRecord,
         keys=(
             *("model", "checkpoint", "data", "lora", "train", "hardware"),
-            *("bench.input_tokens", "bench.output_tokens"),
+            *("bench.input_tokens", "bench.output_tokens", "bench.pictures"),
             *("serve.dtype", "serve.kv_cache_dtype", "serve.max_model_len", "serve.pictures"),
         ),
         function=("gemsmith.plan.stage", "plan"),
@@ -78,6 +81,7 @@ STAGES: dict[str, Stage] = {
     "bench": Stage(
         record=BenchRecord,
         keys=(*_SERVED_AS, "bench"),
+        where_on={"bench.pictures": ("data.eval", *_ASKED)},
         upstream=("export",),
         function=("gemsmith.bench.stage", "bench"),
         needs_server=True,

@@ -1,6 +1,7 @@
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 
 from gemsmith.bench.cells import Ask, describe_load, notices_of, plan_cells, read_cell
@@ -92,6 +93,23 @@ def test_streams_that_ended_early_are_in_no_number_but_their_own(cut_result: dic
     assert read_cell(ASK, cut_result) == cell
 
 
+def test_a_cell_keeps_its_requests_one_by_one_and_its_numbers_are_theirs(result: dict[str, Any]) -> None:
+    result["errors"][3] = "http 500: no"
+    cell = read_cell(make_ask(warmup=2), result | {"prompts_sha256": "ab"})
+    each = cell.requests
+    assert each is not None and each.prompts_sha256 == "ab"
+    kept = [place for place in range(2, 12) if place != 3]
+    assert each.ttft_ms == tuple(round(1000 * result["ttfts"][place], 3) for place in kept)
+    assert each.latency_ms == tuple(round(1000 * result["latencies"][place], 3) for place in kept)
+    assert each.input_tokens == (16,) * 9 == tuple(result["input_lens"][place] for place in kept)
+    assert each.start_ms[0] == 0 and list(each.start_ms) == sorted(each.start_ms)
+    assert cell.ttft_ms.p50 == pytest.approx(float(np.median(each.ttft_ms)), abs=0.001)
+    assert cell.tpot_ms.p50 == pytest.approx(float(np.median(each.tpot_ms(16))), abs=0.001)
+    ends = [start + latency for start, latency in zip(each.start_ms, each.latency_ms, strict=True)]
+    assert cell.duration_s == pytest.approx(max(ends) / 1000, abs=0.001)
+    assert BenchCell.model_validate_json(cell.model_dump_json()) == cell
+
+
 def test_a_stream_of_more_tokens_than_asked_for_is_not_whole_either(result: dict[str, Any]) -> None:
     result["output_lens"][0] = 17
     assert read_cell(ASK, result).cut == 1
@@ -145,6 +163,7 @@ def test_answers_of_one_token_have_no_time_between_tokens(result: dict[str, Any]
 def test_a_cell_of_which_no_request_was_whole_has_counts_and_no_times(result: dict[str, Any]) -> None:
     cell = read_cell(ASK, result | {"errors": ["http 500: no"] * 12}, Slo(ttft_ms=1000))
     assert (cell.completed, cell.failed, cell.goodput, cell.requests_per_s) == (0, 12, 0.0, 0.0)
+    assert cell.requests is None
 
 
 COLUMNS = ["input_lens", "output_lens", "start_times", "ttfts", "latencies", "itls", "errors"]

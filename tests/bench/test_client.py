@@ -116,6 +116,14 @@ def test_a_request_that_hangs_ends_with_the_cells_timeout(client: Any) -> None:
     assert (output.success, output.error, client.CELL.ended) == (False, "timeout: TimeoutError", 1)
 
 
+def test_the_message_that_names_the_role_of_a_chat_is_no_token(client: Any) -> None:
+    async def chat(**_: Any) -> Any:
+        return SimpleNamespace(itl=[0.0001, 0.02, 0.03])
+
+    output = asyncio.run(client.without_role(chat)(request_func_input=None, session=None))
+    assert output.itl == [0.02, 0.03]
+
+
 def test_what_a_stream_says_is_noted_of_its_own_request(client: Any) -> None:
     client.note_messages(threading.Event())
 

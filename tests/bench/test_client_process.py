@@ -37,13 +37,16 @@ def test_one_client_is_handed_cell_after_cell(
 ) -> None:
     python = fake_vllm(results=[result, result], beats=2)
     heard: list[int] = []
+    prompts = set()
     with running_client(python, endpoint, tmp_path) as client:
         for number in (1, 2):
             found = measure(client, make_ask(number, warmup=3), heard=heard.append)
             assert len(found["ttfts"]) == 15
+            prompts.add(found["prompts_sha256"])
         assert client.process.poll() is None
     handed = [json.loads(line) for line in (tmp_path / ASKED).read_text().splitlines()]
     assert [line["timeout_s"] for line in handed] == [5, 5] and heard
+    assert len(prompts) == 1  # of the same load and seed
     assert {file.name for file in tmp_path.glob("0*")} == {"01-16in-20rps.json", "02-16in-20rps.json"}
 
 

@@ -150,6 +150,6 @@ def test_a_client_that_fails_on_a_full_disk_is_one_line(
 
 
 def test_that_times_are_of_text_is_said_where_pictures_are_served() -> None:
-    assert picture_notices(takes_pictures=False) == ()
-    (notice,) = picture_notices(takes_pictures=True)
-    assert "text alone" in notice
+    assert picture_notices(text_alone=False) == ()
+    (notice,) = picture_notices(text_alone=True)
+    assert "text alone" in notice and "bench.pictures: true" in notice

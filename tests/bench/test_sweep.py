@@ -58,7 +58,7 @@ def stand(monkeypatch: pytest.MonkeyPatch) -> Stand:
     stand = Stand()
 
     @contextlib.contextmanager
-    def client(python: Path, endpoint: Endpoint, folder: Path) -> Iterator[Any]:
+    def client(python: Path, endpoint: Endpoint, folder: Path, *, rows: Any = None) -> Iterator[Any]:
         (folder / "client.log").write_text("Error 0: http 500: Internal Server Error\n")
 
         class Running:

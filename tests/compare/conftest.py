@@ -4,8 +4,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from gemsmith.bench_records import Requests
 from gemsmith.compare.run_side import side_of_run
 from gemsmith.compare.side import Cell, Rate, Side
 from gemsmith.plan_records import PlanPrice
@@ -73,5 +75,34 @@ def cell() -> Callable[..., Cell]:
 
     def make(speed: float = 100.0, **values: Any) -> Cell:
         return Cell(**{"input_tokens": 64, "output_tokens": 32, "output_tokens_per_s": speed, **values})
+
+    return make
+
+
+@pytest.fixture
+def served() -> Callable[..., Cell]:
+    """Returns a function that makes a load of 60 requests, kept one by one, of a machine `slower` times slower."""
+
+    def make(slower: float, *, prompts: str | None = None, seed: int = 0) -> Cell:
+        noise = np.random.default_rng(seed)
+        ttft_ms = slower * 40 * noise.lognormal(0, 0.3, 60)
+        latency_ms = ttft_ms + slower * 31 * 10 * noise.lognormal(0, 0.1, 60)
+        start_ms = slower * 120.0 * np.arange(60)
+        each = Requests(
+            prompts_sha256=prompts,
+            start_ms=tuple(map(float, start_ms)),
+            ttft_ms=tuple(map(float, ttft_ms)),
+            latency_ms=tuple(map(float, latency_ms)),
+            input_tokens=(64,) * 60,
+        )
+        return Cell(
+            input_tokens=64,
+            output_tokens=32,
+            requests=60,
+            output_tokens_per_s=60 * 32 / float((start_ms + latency_ms).max() / 1000),
+            ttft_ms=float(np.median(ttft_ms)),
+            tpot_ms=float(np.median(each.tpot_ms(32))),
+            each=each,
+        )
 
     return make

@@ -1,14 +1,14 @@
-import numpy as np
 import pytest
 
 from gemsmith.compare.ratios import (
     asked_notes,
-    bootstrap_ratio,
     common_cells,
     find_ratios,
+    latency_interval,
     own_interval,
     refused_scores,
     score_interval,
+    throughput_interval,
 )
 from gemsmith.compare.side import SideScore
 
@@ -17,38 +17,11 @@ def score(value, *, task="t", name="t, tuned", **values):
     return SideScore(task=task, name=name, value=value, **{"questions": 100, **values})
 
 
-def steps(speed, number=200, *, seed=0):
-    seconds = np.random.default_rng(seed).uniform(0.8, 1.2, number)
-    return tuple((speed, float(each)) for each in seconds)
-
-
 def test_ratios_are_of_the_recorded_numbers(demo_side, demo_records):
     ratios = find_ratios(demo_side("a"), demo_side("b", train={"real_tokens_per_s": 2368.0}), hours=(1,))
     speed = next(ratio for ratio in ratios if ratio.kind == "training speed")
     assert (speed.first, speed.other) == (demo_records["train"].real_tokens_per_s, 2368.0)
     assert speed.value == 2368.0 / demo_records["train"].real_tokens_per_s
-
-
-def test_the_bootstrap_covers_the_true_ratio_about_as_often_as_it_says():
-    hits = 0
-    for seed in range(40):
-        low, high = bootstrap_ratio(steps(100, 25, seed=2 * seed), steps(80, 25, seed=2 * seed + 1))
-        hits += low <= 0.8 <= high
-    assert 34 <= hits <= 39
-
-
-def test_the_interval_narrows_with_steps_and_is_the_same_every_time():
-    few, many = (bootstrap_ratio(steps(100, n), steps(100, n, seed=1)) for n in (20, 500))
-    assert many[1] - many[0] < (few[1] - few[0]) / 2
-    assert few == bootstrap_ratio(steps(100, 20), steps(100, 20, seed=1))
-
-
-def test_steps_that_are_slow_together_widen_the_interval():
-    seconds = [0.5] * 50 + [1.5] * 50
-    together = [(1.0, each) for each in seconds]
-    mixed = [(1.0, each) for pair in zip(seconds[:50], seconds[50:], strict=True) for each in pair]
-    (low, high), (low_mixed, high_mixed) = (bootstrap_ratio(steps(1), pairs) for pairs in (together, mixed))
-    assert high - low > 2 * (high_mixed - low_mixed)
 
 
 def test_a_run_whose_speed_drifted_is_no_headline(plain_side):
@@ -93,6 +66,49 @@ def test_lost_requests_and_other_numbers_of_them_are_said(plain_side, cell):
         "prompts of 64 tokens against 68",
     )
     assert not ratio.is_headline
+
+
+def test_serving_ratios_have_intervals_over_requests_and_pairs_where_the_prompts_are_the_same(plain_side, served):
+    ours, theirs = served(1.0, prompts="ab"), served(1.3, prompts="ab", seed=1)
+    ratios = find_ratios(plain_side("a", cells=(ours,)), plain_side("b", cells=(theirs,)), hours=())
+    assert [ratio.unit for ratio in ratios] == ["output tokens/s", "ms TTFT", "ms TPOT"]
+    assert [ratio.interval_of for ratio in ratios] == [
+        "50 parts of the time resampled, one run each",
+        "paired over 60 prompts, one run each",
+        "paired over 60 prompts, one run each",
+    ]
+    for ratio in ratios:
+        low, high = ratio.interval
+        assert low < ratio.value < high
+    (_, ttft_high), (tpot_low, _) = (ratio.interval for ratio in ratios[1:])
+    assert tpot_low > 1.2 and ttft_high > 1.2
+
+
+def test_pairs_narrow_the_interval_where_the_prompt_is_what_takes_time(served):
+    ours, theirs = served(1.0, prompts="ab"), served(1.1, prompts="ab")  # the same noise: a slower machine
+    paired, of = latency_interval("TTFT", ours, theirs)
+    apart, of_apart = latency_interval("TTFT", ours, served(1.1, prompts="cd"))
+    assert of.startswith("paired") and of_apart == "requests resampled, one run each"
+    assert paired == pytest.approx((1.1, 1.1)) and apart[1] - apart[0] > 0.05
+
+
+@pytest.mark.parametrize("change", [{"unanswered": 1}, {"each": None}])
+def test_lost_requests_are_not_paired_and_records_without_single_ones_have_no_interval(change, served):
+    ours, theirs = served(1.0, prompts="ab"), served(1.1, prompts="ab").model_copy(update=change)
+    interval, of = latency_interval("TPOT", ours, theirs)
+    if theirs.each is None:
+        assert (interval, of) == (None, "no single requests recorded, 60 in all") == throughput_interval(ours, theirs)
+    else:
+        assert interval is not None and of == "requests resampled, one run each"
+
+
+def test_tokens_that_come_all_at_once_have_no_interval(served):
+    at_once = served(1.0)
+    each = at_once.each.model_copy(
+        update={"start_ms": (0.0,) * 60, "ttft_ms": (99.0,) * 60, "latency_ms": (100.0,) * 60}
+    )
+    lump = at_once.model_copy(update={"each": each})
+    assert throughput_interval(at_once, lump) == (None, "its tokens came in too small a part of the time")
 
 
 def test_questions_that_both_answered_are_paired(plain_side):

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gemsmith.data.pack import ARRAYS, assign_rows, pack_rows
+from gemsmith.data.pack import ARRAYS, assign_rows, drawn_order, pack_rows
 from gemsmith.data.render import Rendered
 from gemsmith.pictures.check import Picture
 
@@ -28,6 +28,18 @@ def test_best_fit_decreasing_fills_the_row_with_the_least_room():
     # 6 opens a row with 4 left, 5 another with 5 left; 4 fits the first exactly, 3 the second, 2 the second's rest, 1 a
     # new one.
     assert assign_rows([1, 2, 3, 4, 5, 6], 10) == [[5, 3], [4, 2, 1], [0]]
+
+
+def test_documents_of_one_length_share_rows_as_the_order_has_them():
+    """Class by class, as a folder of photos is read, rows would be of one class."""
+    assert assign_rows([3] * 6, 9) == [[0, 1, 2], [3, 4, 5]]
+    assert assign_rows([3] * 6, 9, order=[5, 0, 3, 1, 4, 2]) == [[5, 0, 3], [1, 4, 2]]
+
+
+def test_an_order_is_drawn_by_the_seed_alone_and_has_every_document_once():
+    first, again, other = (drawn_order(200, seed) for seed in (0, 0, 1))
+    assert first == again != other and sorted(first) == sorted(other) == list(range(200))
+    assert first[:4] == [0, 124, 136, 148]  # on every machine and in every version
 
 
 def test_without_packing_each_document_has_a_row():

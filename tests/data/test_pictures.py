@@ -266,6 +266,15 @@ def test_damaged_lines_of_pictures_are_told(prepared, photos):
         open_rows(run)
 
 
+def test_the_same_pictures_elsewhere_are_the_same_rows(prepared, photos, tmp_path):
+    """A run goes on from a saved step on another machine, whose folders are others."""
+    here = prepared(asked("wide"))[1]
+    (tmp_path / "elsewhere").mkdir()
+    (photos / "wide.png").rename(tmp_path / "elsewhere" / "wide.png")
+    there = prepared(asked("elsewhere/wide"), name="there")[1]
+    assert here.rows_sha256 == there.rows_sha256 and here.files != there.files
+
+
 def test_the_same_pictures_give_the_same_rows(prepared, photos):
     (run, one), (_, other) = prepared(asked("wide")), prepared(asked("wide"), name="again")
     assert one.rows_sha256 == other.rows_sha256 and is_complete(run, "data")
@@ -277,6 +286,7 @@ def test_held_out_rows_with_another_picture_are_no_overlap(prepared, photos, wri
     held_out = write_rows(asked("tall"), asked("wide"), name="held.jsonl")
     record = prepared(asked("wide"), asked("square"), data={"eval": str(held_out)})[1]
     assert record.held_out_also_trained == 1
+    assert record.held_out is not None and record.held_out.same_picture == 1
     [notice] = record.notices
     assert "1 of 2 (held.jsonl line 2)" in notice
 
@@ -306,6 +316,28 @@ def test_a_folder_of_photos_is_prepared(prepared, tmp_path):
     (pets / "cat" / "9.png").write_bytes(write())
     with pytest.raises(RunError, match=r"pets has changed since .*data.json was made from it"):
         pipeline._refuse_changed_rows(run)
+
+
+def test_packed_rows_of_a_folder_of_photos_mix_its_classes(prepared, tmp_path):
+    """They are read class by class, with answers of other lengths, and so are rows that are not packed."""
+    names = ("bag", "boot", "a very long coat")
+    for name in names:
+        (tmp_path / "shop" / name).mkdir(parents=True)
+        for number in range(20):
+            (tmp_path / "shop" / name / f"{number}.png").write_bytes(picture_bytes(9, 9, seed=number))
+    data = {"format": "image-folder", "prompt": "a", "max_length": 512, "max_patches": 100_000}
+
+    def classes(run):
+        return [{Path(picture.path).parent.name for picture in row} for row in open_rows(run).pictures]
+
+    run, record = prepared(tmp_path / "shop", data=data)
+    assert record.packing_order == "drawn" and record.packing_efficiency > 0.9
+    # The longest first, it was one: all of a class have one length.
+    assert sum(len(row) > 1 for row in classes(run)) >= 9
+    other, _ = prepared(tmp_path / "shop", data=data, name="again")
+    assert (run.data / "tokens.npy").read_bytes() == (other.data / "tokens.npy").read_bytes()
+    alone, record = prepared(tmp_path / "shop", data=data | {"packing": False}, name="alone")
+    assert record.packing_order is None and classes(alone) == [{name} for name in sorted(names) for _ in range(20)]
 
 
 def test_rows_of_text_alone_leave_no_trace_of_pictures(prepared):

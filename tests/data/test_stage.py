@@ -10,7 +10,7 @@ import pytest
 from gemsmith.data import prepare_data
 from gemsmith.data.batches import open_rows
 from gemsmith.errors import CheckpointError, DataError, MachineError, RecipeError
-from gemsmith.records import DataRecord
+from gemsmith.records import DataRecord, HeldOut
 from gemsmith.run import is_complete, read_record, write_record
 
 ROWS = [{"prompt": f"add {number}", "response": "wire " * (number + 1)} for number in range(30)]
@@ -184,6 +184,7 @@ def test_held_out_rows_that_are_trained_on_are_counted_and_said(make_run, write_
     run = make_run(write_rows(*ROWS), {"max_length": 64, "eval": str(held_out)})
     record = prepare_data(run)
     assert record.held_out_also_trained == 2
+    assert record.held_out == HeldOut(rows=3, same_prompt=2, same_answer=1)
     (notice,) = record.notices
     assert notice.startswith(
         "data.eval: held-out rows whose prompt is also trained on: 2 of 3 (held.jsonl line 1, held.jsonl line 2), 1 of "

@@ -10,6 +10,7 @@ import pytest
 from gemsmith.errors import MachineError
 from gemsmith.evals.likelihood import ask_likelihoods, read_logprob
 from gemsmith.messages import text_message
+from gemsmith.run import Run
 from gemsmith.serve.chat import Failure, Reply
 from gemsmith.serve.engine import ServeSettings, find_engine
 from gemsmith.serve.server import Server, running_server
@@ -97,25 +98,70 @@ def server(tiny_checkpoint: Callable[..., Path], tmp_path: Path) -> Iterator[Ser
         yield running
 
 
-@pytest.mark.vllm
-def test_vllms_log_likelihoods_are_those_of_transformers_after_the_chat_template(server: Server) -> None:
+def logprob_of(model: Any, tokenizer: Any, user: str, choice: str) -> tuple[float, int]:
+    """A choice's log-probability after the chat's prompt by transformers, and its tokens.
+
+    Tokenised as one text, as training does: the border is where it was.
+    """
+    import torch
+
+    prompt = f"<bos><|turn>user\n{user}<turn|>\n<|turn>model\n"
+    before = len(tokenizer.encode(prompt, add_special_tokens=False).ids)
+    ids = tokenizer.encode(prompt + choice, add_special_tokens=False).ids
+    with torch.no_grad():
+        logits = model(torch.tensor([ids])).logits[0, before - 1 : -1].log_softmax(-1)
+    return logits.gather(1, torch.tensor(ids[before:])[:, None]).sum().item(), len(ids) - before
+
+
+def open_model(folder: Path) -> tuple[Any, Any]:
     import torch
     from tokenizers import Tokenizer
     from transformers import Gemma4ForConditionalGeneration
 
+    model = Gemma4ForConditionalGeneration.from_pretrained(folder, dtype=torch.float32)
+    return model, Tokenizer.from_file(str(folder / "tokenizer.json"))
+
+
+@pytest.mark.vllm
+def test_vllms_log_likelihoods_are_those_of_transformers_after_the_chat_template(server: Server) -> None:
     choices = ("module a;", "yes", "assign y = a & b;", "été 42")
     heard: dict[int, Reply | Failure] = {}
     ask_likelihoods(server, {0: (MESSAGES, choices)}, heard.__setitem__, concurrency=2)
     assert isinstance(heard[0], Reply), heard
-    model = Gemma4ForConditionalGeneration.from_pretrained(server.folder, dtype=torch.float32)
-    tokenizer = Tokenizer.from_file(str(server.folder / "tokenizer.json"))
-    prompt = "<bos><|turn>user\nReally?<turn|>\n<|turn>model\n"
-    before = len(tokenizer.encode(prompt, add_special_tokens=False).ids)
+    model, tokenizer = open_model(server.folder)
     for found, choice in zip(json.loads(heard[0].text), choices, strict=True):
-        # Tokenised as one text, as training does: the border is where it was.
-        ids = tokenizer.encode(prompt + choice, add_special_tokens=False).ids
-        with torch.no_grad():
-            logits = model(torch.tensor([ids])).logits[0, before - 1 : -1].log_softmax(-1)
-        expected = logits.gather(1, torch.tensor(ids[before:])[:, None]).sum().item()
-        assert (found["choice"], found["tokens"]) == (choice, len(ids) - before)
+        expected, tokens = logprob_of(model, tokenizer, "Really?", choice)
+        assert (found["choice"], found["tokens"]) == (choice, tokens)
         assert found["logprob"] == pytest.approx(expected, abs=1e-3)
+
+
+@pytest.mark.vllm
+def test_a_run_of_multiple_choice_is_scored_by_what_transformers_finds_likeliest(
+    exported_run: Callable[..., Run], gemsmith: Callable[..., tuple[int, str, str]], tmp_path: Path
+) -> None:
+    """The expected answer is the likeliest choice in two rows of three, and the least likely in the third."""
+    try:
+        find_engine()
+    except MachineError as error:
+        pytest.skip(str(error))
+    file = tmp_path / "held_out.jsonl"
+    sections = {"data": {"eval": str(file)}, "eval": {"scorer": "multiple-choice"}, "serve": {"dtype": "float32"}}
+    run = exported_run(sections)
+    model, tokenizer = open_model(run.merged)
+    rows = []
+    for number in range(6):
+        user, choices = f"Which gate {number}?", ["and", "a nor gate", "xor it", "assign y = a;"]
+        likeliest = sorted(choices, key=lambda choice: logprob_of(model, tokenizer, user, choice)[0])[::-1]
+        expected = likeliest[-1 if number % 3 == 2 else 0]
+        turns = [{"role": "user", "content": user}, {"role": "assistant", "content": expected}]
+        rows.append({"messages": turns, "choices": choices})
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    code, out, err = gemsmith("eval", run.path, "--json")
+    assert code == 0, err
+    record = json.loads(out)
+    assert (record["scorer"], record["base"]["n"], record["tuned"]["n"]) == ("multiple-choice", 6, 6)
+    # The merged weights are the base's, so that both are asked for the same numbers.
+    assert record["base"]["score"] == record["tuned"]["score"] == pytest.approx(4 / 6, abs=1e-4)
+    found = [json.loads(line) for line in (run.logs / "eval_rows.jsonl").read_text().splitlines()]
+    assert [row["tuned_right"] for row in found] == [True, True, False] * 2

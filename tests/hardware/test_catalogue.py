@@ -141,6 +141,15 @@ def test_own_chips_and_machines_are_added(own):
             "machines: {v5p-8: {measured_low: 0.5, measured_high: 0.4, measured_source: a run, measured_date: d}}",
             "machines.v5p-8: measured_low and measured_high must be in order",
         ),
+        (
+            "machines: {v5p-8: {served_decode_low: 0.3}}",
+            "machines.v5p-8.served_decode_high is missing; it goes with served_decode_low",
+        ),
+        (
+            "machines: {v5p-8: {served_decode_low: 0.3, served_decode_high: 1.2, served_prefill_low: 0.1, "
+            "served_prefill_high: 0.2, served_source: a load test, served_date: d}}",
+            "machines.v5p-8: served_decode_low and served_decode_high must be in order, above 0 and at most 1",
+        ),
     ],
 )
 def test_a_bad_catalogue_is_one_line_that_names_the_place(own, text, message):

@@ -1,5 +1,6 @@
 """A recipe whose launch needs no file of this machine, and a stand-in for gcloud, kubectl and sky."""
 
+import json
 import shlex
 from pathlib import Path
 
@@ -48,21 +49,39 @@ RECIPES = Path(__file__).parents[2] / "recipes"
 MADE = ("data.train={task: verilog, rows: 2400}", "data.eval={task: verilog, rows: 20, split: held-out}")
 SHIPPED = {
     "demo": (f"checkpoint={RECIPES}/demo_base", "train.optimizer_steps=600"),
+    "demo_pictures": (f"checkpoint={RECIPES}/demo_pictures_base", "train.optimizer_steps=250"),
     "own": (*MADE, "train.optimizer_steps=600"),
+    "pets_31b": ("train.optimizer_steps=690",),
     "verilog_31b": (*MADE, "train.optimizer_steps=300", "data.format=auto"),
 }
 """Recipe -> what stands in for files that a user brings, and a number of steps, which the data stage counts."""
 FOR_GPU = ("train.backend=trl",)
+IN_BUCKET = ("checkpoint=gs://weights/gemma-4-31B-it",)
+
+
+def write_pictures(folder: Path) -> None:
+    """What demo_pictures and pets_31b read, two pictures a part: made by `gemsmith prepare` for those who use them."""
+    for part in ("build/fashion_mnist/train", "build/fashion_mnist/held_out", "pets/images"):
+        for name in ("bag", "coat"):
+            file = folder / part / name / "0.png" if part != "pets/images" else folder / part / f"{name}.jpg"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(f"a {name} of {part}".encode())
+    for split, name in (("trainval", "bag"), ("test", "coat")):
+        row = {"image": f"images/{name}.jpg", "prompt": "Which?", "response": name, "labels": ["bag", "coat"]}
+        (folder / "pets" / f"{split}.jsonl").write_text(json.dumps(row) + "\n")
 
 
 @pytest.fixture
-def shipped(launched):
+def shipped(launched, tmp_path):
     """Returns the request of a recipe in the folder recipes: `shipped("gke", "demo")`."""
+    write_pictures(tmp_path)
 
     def make(on: str, recipe: str):
         overrides = SHIPPED[recipe] + (FOR_GPU if on == "cloud-run" else ())
         if (on, recipe) == ("cloud-run", "verilog_31b"):
-            overrides += ("train.dtype=nf4", "train.rows_per_step=4", "checkpoint=gs://weights/gemma-4-31B-it")
+            overrides += ("train.dtype=nf4", "train.rows_per_step=4", *IN_BUCKET)
+        if (on, recipe) == ("cloud-run", "pets_31b"):
+            overrides += IN_BUCKET
         cluster = {"cluster": "c1"} if on == "gke" else {}
         return launched(on, str(RECIPES / f"{recipe}.yaml"), overrides=overrides, timeout_hours=12, **cluster)
 

@@ -57,6 +57,8 @@ def container_of(container: dict) -> dict:
     found = dict(container)
     found["env"] = [
         {"name": item["name"], "valueSource": {"secretKeyRef": secret_of(item["valueFrom"]["secretKeyRef"])}}
+        if "valueFrom" in item
+        else item
         for item in found.get("env", [])
     ]
     if "startupProbe" in found:
@@ -122,10 +124,10 @@ def kept_bodies():
 def test_bodies_of_every_kind_are_kept():
     kinds = [kind for kind, _ in kept_bodies()]
     assert {kind: kinds.count(kind) for kind in sorted({*kinds})} == {
-        "k8s": 3,
-        "run_v2.Job": 4,
-        "run_v2.Service": 3,
-        "tpu_v2.QueuedResource": 4,
+        "k8s": 5,
+        "run_v2.Job": 6,
+        "run_v2.Service": 5,
+        "tpu_v2.QueuedResource": 6,
     }
 
 

@@ -47,3 +47,13 @@ def test_a_price_that_is_not_known_is_an_error_with_those_that_are():
         find_price(MACHINES["v5p-8"], "asia-east1", spot=False)
     with pytest.raises(InputError, match="has no spot price of it at Google"):
         find_price(MACHINES["cloud-run-20"], "us-central1", spot=True)
+
+
+def test_the_price_of_an_area_is_that_of_its_regions_and_names_none_to_go_to():
+    machine = MACHINES["g4-standard-48"]
+    assert find_price(machine, "us-central1", spot=False).region == "us"
+    assert default_region(machine, spot=False) is None
+    with pytest.raises(InputError, match=r"^--region: is missing; .* price of g4-standard-48 is of us \(4\.50 USD/h\)"):
+        find_price(machine, "", spot=False)
+    with pytest.raises(InputError, match=r"^--region europe-west4: the catalogue has no on-demand price"):
+        find_price(machine, "europe-west4", spot=False)

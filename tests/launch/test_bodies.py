@@ -17,7 +17,8 @@ from gemsmith.launch.submit import print_files
 from gemsmith.launch.targets import TARGETS
 
 GOLDEN = Path(__file__).parent / "golden" / "bodies"
-CASES = [(on, recipe) for on in ("cloud-run", "tpu-vm") for recipe in ("demo", "own", "verilog_31b", "options")]
+RECIPES = ("demo", "demo_pictures", "own", "pets_31b", "verilog_31b", "options")
+CASES = [(on, recipe) for on in ("cloud-run", "tpu-vm") for recipe in RECIPES]
 OPTIONS = {
     "cloud-run": {"network": "n", "subnet": "s", "stages": "plan,data,train", "machine": "cloud-run-44"},
     "tpu-vm": {"network": "n", "subnet": "s", "spot": True},

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from gemsmith.bucket import Bucket
 from gemsmith.files import sha256_file
-from gemsmith.launch.bucket import Bucket
 from gemsmith.launch.mirror import whole_steps
+from gemsmith.serve.engine import engine_python
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
@@ -72,12 +73,64 @@ def test_machines_that_die_and_a_bucket_that_fails_change_no_byte(tmp_path):
 def test_a_launch_that_loses_its_machine_comes_home(tmp_path):
     script = ROOT / "scripts" / "demo_launch.py"
     done = subprocess.run(
-        [sys.executable, str(script), str(tmp_path / "demo"), "plan,data,train,export"],
+        [sys.executable, str(script), "--folder", str(tmp_path / "demo"), "--stages", "plan,data,train,export"],
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0 and "the run is home in" in done.stdout, done.stdout + done.stderr
+
+
+NAMES = {"a red one": (200, 30, 30), "a blue one": (30, 30, 200)}
+
+
+def write_pictures(folder: Path) -> None:
+    """Rows that name pictures beside them, 48 to train on and 4 to score."""
+    for part, count in (("train", 48), ("held_out", 4)):
+        rows = []
+        for number in range(count):
+            name, colour = [*NAMES.items()][number % 2]
+            file = folder / "pictures" / part / f"{number}.ppm"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(b"P6 28 28 255\n" + bytes((*colour[:2], (colour[2] + number) % 256)) * 28 * 28)
+            answers = {"response": name, "labels": [*NAMES]}
+            rows.append({"image": str(file.relative_to(folder)), "prompt": "Which is it?"} | answers)
+        (folder / f"{part}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
+def test_a_launch_with_pictures_trains_on_the_same_rows_as_here_and_its_scores_come_home(tmp_path, gemsmith):
+    write_pictures(tmp_path / "rows")
+    rows = {part: tmp_path / "rows" / f"{name}.jsonl" for part, name in (("train", "train"), ("eval", "held_out"))}
+    keys = [*(f"data.{part}={file}" for part, file in rows.items()), "data.format=auto", "data.prompt=null"]
+    keys += [
+        "train.optimizer_steps=192",
+        "train.rows_per_step=4",
+        "train.checkpoint_every=8",
+        f"checkpoint={ROOT / 'recipes' / 'demo_pictures_base'}",
+    ]
+    changes = [word for key in keys for word in ("--set", key)]
+    recipe, stages = ROOT / "recipes" / "demo_pictures.yaml", "plan,data,train,export"
+    stages += ",verify,eval" if engine_python().exists() else ""
+    options = ("--folder", str(tmp_path / "demo"), "--stages", stages, "--recipe", str(recipe), "--", *changes)
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "scripts" / "demo_launch.py"), *options],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "uploads 48 pictures (114 KB) that data.train names" in done.stderr
+    assert gemsmith("data", str(recipe), "--run", str(tmp_path / "here"), *changes)[0] == 0
+    home = tmp_path / "demo" / "runs" / "demo-pictures"
+    here, there = (json.loads((run / "data.json").read_text()) for run in (tmp_path / "here", home))
+    assert here["rows_sha256"] == there["rows_sha256"] and here["pictures"] == there["pictures"] == 48
+    # The recipe's own hash has the path of the rows in it.
+    sources = [{**record["origin"]["made_from"], "recipe": ""} for record in (here, there)]
+    assert sources[0] == sources[1] and len(sources[0]) == 5
+    if "eval" in stages:
+        assert json.loads((home / "eval.json").read_text())
 
 
 def test_the_kept_record_says_that_no_byte_changed():

@@ -1,7 +1,7 @@
 import pytest
 
+from gemsmith.bucket import Bucket
 from gemsmith.errors import RunError
-from gemsmith.launch.bucket import Bucket
 from gemsmith.launch.fetch import fetch_home, fetch_records
 
 NAMES = ("recipe.yaml", "train.json", "adapter/adapter_config.json", "merged/a.json", "data/rows", "logs/l")

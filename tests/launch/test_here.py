@@ -3,10 +3,10 @@ from pathlib import Path
 
 import pytest
 
+from gemsmith.bucket import Bucket
 from gemsmith.errors import InputError, RunError
-from gemsmith.launch.bucket import Bucket
 from gemsmith.launch.here import run_here
-from gemsmith.launch.inputs import move_inputs
+from gemsmith.launch.inputs import find_inputs
 from gemsmith.launch.mirror import whole_steps
 from gemsmith.pipeline import run_stage
 from gemsmith.recipe_file import dump_recipe
@@ -20,10 +20,11 @@ def launched_bucket(recipe, tmp_path):
     """A bucket as submit.sh leaves it, for the recipe of tiny-31b."""
     resolved, _ = resolve_file(recipe)
     root = f"file://{tmp_path}/store/my"
-    keys, copies, _ = move_inputs(resolved, root, mount=None)
-    for local, remote in copies.items():
+    found = find_inputs(resolved, root, mount=None)
+    for local, remote in found.copies.items():
         shutil.copytree(local, remote.removeprefix("file://"))
-    (tmp_path / "store" / "my" / "launched" / "recipe.yaml").write_text(dump_recipe(with_values(resolved, keys), keys))
+    text = dump_recipe(with_values(resolved, found.placed), found.placed)
+    (tmp_path / "store" / "my" / "launched" / "recipe.yaml").write_text(text)
     return root
 
 

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from gemsmith.errors import RecipeError
-from gemsmith.launch.inputs import move_inputs
+from gemsmith.launch.inputs import Inputs, find_inputs
 from gemsmith.recipe_file import build_recipe
 
 
@@ -14,42 +14,48 @@ def recipe_with(**data):
 def test_local_files_go_below_the_launched_recipe(tmp_path):
     rows = tmp_path / "rows.jsonl"
     rows.write_text("{}")
-    keys, copies, _ = move_inputs(recipe_with(train=str(rows)), "gs://b/n", mount=None)
-    assert copies == {str(rows): "gs://b/n/launched/inputs/data-train/rows.jsonl"}
-    assert [(item.key, item.value) for item in keys] == [("data.train", "inputs/data-train/rows.jsonl")]
+    found = find_inputs(recipe_with(train=str(rows)), "gs://b/n", mount=None)
+    assert found.copies == {str(rows): "gs://b/n/launched/inputs/data-train/rows.jsonl"} and not found.pictures
+    assert [(item.key, item.value) for item in found.placed] == [("data.train", "inputs/data-train/rows.jsonl")]
 
 
 def test_a_base_in_a_bucket_is_read_through_the_mount(tmp_path):
     recipe = recipe_with(train={"task": "verilog", "rows": 2})
-    keys, copies, bucket = move_inputs(recipe, "gs://b/n", mount="/mnt/weights")
-    assert (keys[0].value, bucket, copies) == ("/mnt/weights/a/e2b", "w", {})
-    assert move_inputs(recipe, "gs://b/n", mount=None) == ([], {}, None)
+    found = find_inputs(recipe, "gs://b/n", mount="/mnt/weights")
+    assert (found.placed[0].value, found.weights_bucket, found.copies) == ("/mnt/weights/a/e2b", "w", {})
+    assert find_inputs(recipe, "gs://b/n", mount=None) == Inputs(copies={})
 
 
 def test_a_file_that_is_not_there_is_named_with_its_key():
     with pytest.raises(RecipeError, match=r"^data\.train: x is not there"):
-        move_inputs(recipe_with(), "gs://b/n", mount=None)
+        find_inputs(recipe_with(), "gs://b/n", mount=None)
     with pytest.raises(RecipeError, match=r"^data\.train: /gone/x is not there"):
-        move_inputs(recipe_with(train=str(Path("/gone/x"))), "gs://b/n", mount=None)
+        find_inputs(recipe_with(train=str(Path("/gone/x"))), "gs://b/n", mount=None)
 
 
-@pytest.mark.parametrize(
-    ("row", "refused"),
-    [
-        ('{"image": "a.jpg", "prompt": "p", "response": "r"}', True),
-        ('{"images": ["a.jpg"], "messages": []}', True),
-        ('{"messages": [{"role": "user", "content": [{"type": "image", "path": "a.jpg"}]}]}', True),
-        ('{"image": {"bytes": "YQ=="}, "prompt": "p", "response": "r"}', False),
-        ('{"messages": [{"role": "user", "content": "path"}]}', False),
-        ("not JSON", False),
-    ],
-)
-def test_rows_that_name_pictures_of_this_machine_are_refused(tmp_path, row, refused):
-    rows = tmp_path / "rows.jsonl"
-    rows.write_text(row + "\n")
-    recipe = recipe_with(train=str(rows))
-    if refused:
-        with pytest.raises(RecipeError, match=r"^data\.train: rows of .* name pictures by their paths on this machine"):
-            move_inputs(recipe, "gs://b/n", mount=None)
-    else:
-        assert move_inputs(recipe, "gs://b/n", mount=None)[1]
+@pytest.fixture
+def photos(tmp_path):
+    for name in ("sphynx/1.png", "sphynx/2.png", "pug/1.png", "pug/2.png"):
+        (tmp_path / "pets" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "pets" / name).write_bytes(name.encode())
+    return tmp_path / "pets"
+
+
+def test_rows_go_as_they_are_and_their_pictures_beside_them(photos):
+    rows = photos / "rows.jsonl"
+    rows.write_text('{"image": "pug/1.png", "prompt": "p", "response": "r"}\n')
+    found = find_inputs(recipe_with(train=str(rows)), "gs://b/n", mount=None)
+    assert found.copies == {str(rows): "gs://b/n/launched/inputs/data-train/rows.jsonl"}
+    (pictures,) = found.pictures
+    assert (pictures.place, pictures.folder, [*pictures.sums]) == ("data-train", photos, ["pug/1.png"])
+
+
+def test_a_folder_of_photos_that_is_split_is_carried_once_and_stays_one_folder(photos):
+    """At two places its held-out photos would be trained on."""
+    data = {"train": str(photos), "eval": str(photos), "format": "image-folder", "prompt": "?", "held_out": 0.5}
+    found = find_inputs(recipe_with(**data), "gs://b/n", mount=None)
+    assert {item.key: item.value for item in found.placed} == dict.fromkeys(
+        ("data.train", "data.eval"), "inputs/data-train/pets"
+    )
+    assert not found.copies
+    assert [*found.pictures[0].sums] == ["pets/pug/1.png", "pets/pug/2.png", "pets/sphynx/1.png", "pets/sphynx/2.png"]

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from gemsmith.bucket import Bucket
 from gemsmith.errors import RunError
-from gemsmith.launch.bucket import Bucket
 from gemsmith.launch.mirror import Mirror, delete_step, fetch_run, fetch_step, whole_steps
 
 

@@ -153,3 +153,14 @@ def largest_size(jaxpr):
     """The most elements that any value has, those inside loops and checkpoints too."""
     sizes = [variable.aval.size for equation in jaxpr.eqns for variable in equation.outvars]
     return max([*sizes, *(largest_size(inner) for inner in jax.extend.core.subjaxprs(jaxpr))], default=0)
+
+
+@pytest.mark.parametrize(
+    ("platform", "blocks"), [(None, "16,1,1,128,4"), ("cpu", "16,1,1,128,4"), ("tpu", "2,1,1,1024,4")]
+)
+def test_blocks_of_queries_are_those_of_the_platform_that_the_step_is_for(platform, blocks):
+    """A plan compiles for TPUs where there are none: 1,024 positions, 2 heads of 4 numbers, 1 kv head."""
+    query, key = jnp.ones((1, 1024, 2, 4)), jnp.ones((1, 1024, 1, 4))
+    tokens = jnp.arange(1024)[None], jnp.ones((1, 1024), jnp.int32)
+    attend = partial(attention, positions=tokens[0], segments=tokens[1], window=None, platform=platform)
+    assert f"f32[{blocks}]" in str(jax.make_jaxpr(attend)(query, key, key))

@@ -5,7 +5,7 @@ import sys
 import numpy as np
 import pytest
 
-from gemsmith.models.vision import blocks_of, bucket_of, patches_of
+from gemsmith.models.vision import blocks_of, patches_of
 from gemsmith.testing.tiny import make_checkpoint, with_vision
 from gemsmith.zoo import find_variant
 
@@ -13,11 +13,6 @@ from gemsmith.zoo import find_variant
 def test_each_image_of_a_row_is_a_block_of_its_own_even_without_tokens_between():
     places = np.array([[[1, 2], [3, 8]], [[8, 8], [8, 8]]])
     assert blocks_of(places, 8).tolist() == [[0, 1, 1, 2, 0, 0, 0, 0], [0] * 8]
-
-
-@pytest.mark.parametrize(("soft_tokens", "bucket"), [(1, 32), (32, 32), (33, 64), (256, 256), (266, 288), (1120, 1120)])
-def test_buckets_are_multiples_of_32(soft_tokens, bucket):
-    assert bucket_of(soft_tokens) == bucket
 
 
 def test_a_soft_token_takes_nine_patches_of_a_tower_and_one_of_the_12b():

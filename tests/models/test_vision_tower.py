@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from gemsmith.execution import QUERY_BLOCKS
 from gemsmith.models.vision_tower import ClippedLinear, Tower, attend, clip, pool, rotate_in_plane
 from gemsmith.zoo import VisionTower
 
@@ -87,13 +86,12 @@ def test_cells_are_pooled_row_by_row_whatever_the_width():
 
 
 @pytest.mark.parametrize("block", [4, 64])
-def test_attention_in_blocks_of_queries_is_the_plain_sum(monkeypatch, block):
-    monkeypatch.setitem(QUERY_BLOCKS, "cpu", block)
+def test_attention_in_blocks_of_queries_is_the_plain_sum(block):
     query, key, value = np.random.default_rng(0).standard_normal((3, 2, 10, 2, 4)).astype(np.float32)
     real = np.arange(10) < np.array([[10], [7]])
     scores = np.where(real[:, None, None], np.einsum("nqhd,nmhd->nhqm", query, key), -np.inf)
     expected = np.einsum("nhqm,nmhd->nqhd", jax.nn.softmax(scores, axis=-1), value)
-    np.testing.assert_allclose(attend(query, key, value, real), expected, atol=1e-5)
+    np.testing.assert_allclose(attend(query, key, value, real, block), expected, atol=1e-5)
 
 
 def test_the_first_half_of_a_head_turns_with_the_column_and_the_second_with_the_row():

@@ -10,6 +10,8 @@ from gemsmith.hardware import load_catalogue
 from gemsmith.plan import compiled as plan_compiled
 from gemsmith.plan.compiled import SLOWEST, Limits, cache_folder, cache_key
 from gemsmith.plan.stage import plan_only
+from gemsmith.recipe import Derived
+from gemsmith.recipe_keys import with_values
 
 SCAN = Path(__file__).parents[1] / "aot" / "golden" / "scan_v5p.hlo"
 V5P = load_catalogue().machines["v5p-8"]
@@ -28,8 +30,8 @@ def compiler(monkeypatch, tmp_path):
     def make(*, peak_gib: float = 20.0, error: str | None = None) -> list[str]:
         asked: list[str] = []
 
-        def compile_in_child(recipe, folder, *, topology, limit_s, limit_bytes):
-            asked.append(topology)
+        def compile_in_child(recipe, folder, *, topology, pictures, limit_s, limit_bytes):
+            asked.append(topology if pictures is None else f"{topology} {pictures.images} x {pictures.soft_tokens}")
             assert recipe.train.mesh != "auto" and (limit_s, limit_bytes) == (10, 1e9)
             if error:
                 raise MachineError(error)
@@ -72,6 +74,15 @@ def test_a_step_is_compiled_once_and_again_when_it_changes(compiler, recipe):
     assert len(asked) == 1, "how often is saved changes no program"
     plan_only(recipe(machines=("v5p-8",), rows_per_step=4), limits=LIMITS)
     assert len(asked) == 2
+
+
+def test_a_step_with_pictures_is_compiled_with_them(compiler, recipe):
+    asked, rows = compiler(), recipe(machines=("v5p-8",))
+    rows = with_values(rows, [Derived("bench.pictures", True, ""), Derived("data.packing", False, "")])
+    with_pictures = plan_only(rows, limits=LIMITS).machines[0]
+    assert asked == ["v5p:2x2x1 1 x 288"] and with_pictures.compiled.peak_bytes == 20 * GIB
+    plan_only(with_values(rows, [Derived("bench.pictures", False, "")]), limits=LIMITS)
+    assert asked[1:] == ["v5p:2x2x1"], "another program"
 
 
 def test_the_key_knows_versions_and_code(recipe, monkeypatch):

@@ -1,10 +1,14 @@
 """How many pictures a plan reckons with, and what it says of them."""
 
+import json
+
 import pytest
 
 from gemsmith.plan.pictures import count_pictures
 from gemsmith.plan.stage import plan_only
+from gemsmith.recipe import Derived
 from gemsmith.recipe_file import build_recipe
+from gemsmith.recipe_keys import with_values
 from gemsmith.zoo import find_variant
 
 PHOTOS = {"train": "pets", "format": "image-folder", "prompt": "Which?", "max_length": 4096}
@@ -34,7 +38,9 @@ class Counted:
 def test_a_folder_of_photos_fills_its_rows(data, images):
     counted = count_pictures(make_recipe(**data), find_variant("gemma4-31b"))
     assert counted.pictures.images == images
-    assert f"room for {images} pictures" in counted.reasons[0] and "assumed, with 40 tokens" in counted.reasons[0]
+    room = "a picture" if images == 1 else f"{images} pictures"
+    assert f"room for {room} of " in counted.reasons[0] and "assumed, with 40 tokens" in counted.reasons[0]
+    assert counted.pictures.soft_tokens == {280: 288, 70: 96}[data.get("image_tokens", 280)], "whole buckets"
 
 
 def test_the_data_stage_has_counted_them():
@@ -43,6 +49,37 @@ def test_the_data_stage_has_counted_them():
     assert counted.pictures.images == 4 and "counted by the data stage" in counted.reasons[0]
     assert count_pictures(recipe, variant, Counted(9, 0, 9000)).pictures.images == 4, "of an earlier version's record"
     assert count_pictures(recipe, variant, Counted(0, 0, 0)).pictures is None
+
+
+ROWS = {"format": "auto", "prompt": None, "packing": False}
+PART, WORDS = {"type": "image", "path": "a.jpg"}, {"type": "text", "text": "Which?"}
+
+
+@pytest.mark.parametrize(
+    ("row", "images"),
+    [
+        ({"image": "a.jpg", "prompt": "p", "response": "r"}, 1),
+        ({"images": ["a.jpg", "b.jpg", "c.jpg"], "prompt": "p", "response": "r"}, 3),
+        ({"prompt": [PART, PART, WORDS], "response": "r"}, 2),
+        ({"images": ["a.jpg"], "messages": [{"role": "user", "content": [{"type": "image"}, WORDS]}]}, 1),
+        ({"messages": [{"role": "user", "content": "hi"}, 3], "image": None}, 0),
+    ],
+)
+def test_before_the_data_stage_the_first_rows_of_a_file_tell(row, images, tmp_path):
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps(each) + "\n" for each in ({"prompt": "p", "response": "r"}, row, 5)) + "{half")
+    counted = count_pictures(make_recipe(train=str(file), **ROWS), find_variant("gemma4-31b"))
+    assert (counted.pictures.images if counted.pictures else 0) == images
+    assert not images or "as in the first rows of rows.jsonl" in counted.reasons[0]
+
+
+def test_rows_that_are_not_here_have_pictures_where_bench_says_so():
+    recipe, variant = make_recipe(train="absent.jsonl", eval="held_out.jsonl", **ROWS), find_variant("gemma4-31b")
+    text = count_pictures(recipe, variant)
+    assert text.pictures is None and "Rows are taken for text alone" in text.reasons[0]
+    seen = count_pictures(with_values(recipe, [Derived("bench.pictures", True, "")]), variant)
+    assert seen.pictures.images == 1 and "bench.pictures says that rows have some" in seen.reasons[0]
+    assert count_pictures(make_recipe(train={"task": "verilog", "rows": 4}, **ROWS), variant) == (None, ())
 
 
 def test_what_pictures_do_to_splash_attention_is_said_where_they_do_it():
@@ -55,4 +92,6 @@ def test_a_plan_with_pictures_holds_more_and_takes_longer():
     seen, text = (plan_only(make_recipe(**data), on="v6e-8").machines[0] for data in ({}, rows))
     assert seen.parts["frozen weights"] > text.parts["frozen weights"] and seen.parts["data"] > text.parts["data"]
     assert seen.step_s[1] > text.step_s[1]
-    assert not count_pictures(make_recipe(**rows), find_variant("gemma4-31b")).reasons
+    (note,) = (note for note in seen.notes if note.startswith("pictures, by formula: "))
+    assert "for embedding them and 50 sliding layers without the kernel" in note
+    assert not any(note.startswith("pictures") for note in text.notes)

@@ -1,9 +1,13 @@
+import json
+
 import pytest
 
 from gemsmith.compare.comparison import compare_sides
 from gemsmith.compare.curve import Curve
+from gemsmith.compare.ratios import common_cells
 from gemsmith.report import comparison_charts as charts
 from gemsmith.report.comparison import read_sides
+from gemsmith.report.numbers import decimal
 
 
 @pytest.fixture
@@ -12,8 +16,8 @@ def comparison(make_run):
 
 
 @pytest.fixture(autouse=True)
-def drawn_nowhere(monkeypatch):
-    monkeypatch.setattr(charts, "draw_svg", lambda *_, **__: "<svg></svg>")
+def drawn_nowhere(undrawn):
+    pass
 
 
 def test_losses_say_whether_they_are_of_the_same_tokens(comparison, make_run):
@@ -29,6 +33,26 @@ def test_bars_say_the_recorded_numbers(comparison):
     first = comparison.sides[0].cells[0]
     assert f"{first.load}: {first.output_tokens_per_s:.0f}" in charts.speed_chart(comparison, pair).alt
     assert charts.latency_chart(comparison, pair).unit.startswith("ms")
+
+
+def test_the_values_under_the_pointer_are_the_records(comparison):
+    pair, (first, other) = comparison.pairs[0], comparison.sides
+    words = [words for *_, words in json.loads(charts.speed_chart(comparison, pair).points)]
+    cells = [
+        (side, cell) for pair in common_cells(first, other) for side, cell in zip((first, other), pair, strict=True)
+    ]
+    assert words == [
+        f"{side.name}, {cell.load}: {decimal(cell.output_tokens_per_s)} output tokens/s" for side, cell in cells
+    ]
+    losses = [words for *_, words in json.loads(charts.loss_chart(comparison).points)]
+    assert len(losses) == len(first.losses) + len(other.losses) and losses[0].startswith("a, step 1: ")
+
+
+def test_a_cost_has_values_at_its_ends_and_at_the_break_even():
+    curve = Curve(way="spot", trained_usd=(1, 2), usd_per_hour=(2, 1), machines=("", ""), break_even_hours=1.0)
+    words = [words for *_, words in json.loads(charts.cost_chart(curve, ("a", "b")).points)]
+    assert words[0] == "a, training and 0 h of serving: $1.00" and words[-1].endswith("24.0 h of serving: $26.00")
+    assert {f"{name}, training and 1.00 h of serving: $3.00" for name in "ab"} <= set(words)
 
 
 def test_without_a_common_load_there_are_no_bars(make_run):

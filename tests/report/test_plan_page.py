@@ -1,6 +1,8 @@
 """The page of a plan: self-contained, from the record alone, the same bytes each time."""
 
+import json
 import re
+from html import unescape
 
 import pytest
 
@@ -21,6 +23,7 @@ def test_every_machine_is_there_in_the_records_order_with_its_numbers(record):
     places = [html.index(f'<th scope="row">{machine.name}<small>') for machine in record.machines]
     assert places == sorted(places) and len(places) == 5
     assert "my &lt;plan&gt;" in html and "my <plan>" not in html
+    assert "fits with train." in html and "{&#39;" not in html
     assert "fits with" in html and "gemma4-31b" in html
     assert html.count("output tokens/s") == len({row.input_tokens for row in record.serving})
 
@@ -28,8 +31,19 @@ def test_every_machine_is_there_in_the_records_order_with_its_numbers(record):
 def test_the_page_needs_nothing_else_and_has_the_same_bytes_twice(record):
     html = render_plan(record, name="plan")
     assert html == render_plan(record, name="plan") and len(html) < 200_000
-    assert not re.search(r"<script|https?://(?!www\.w3\.org)|<link[^>]+stylesheet|@import|url\((?!#)", html)
+    assert html.count("<script>") == 1 and "script-src 'sha256-" in html
+    assert not re.search(r"<script [^>]*|https?://(?!www\.w3\.org)|<link[^>]+stylesheet|@import|url\((?!#)", html)
     assert "prefers-color-scheme: dark" in html and 'content="width=device-width' in html
+
+
+def test_the_values_under_the_pointer_are_the_plans(record):
+    html = render_plan(record, name="plan")
+    found = [json.loads(unescape(points)) for points in re.findall(r'data-points="([^"]*)"', html)]
+    said = [words for points in found for *_, words in points]
+    dollars = [machine for machine in record.machines if machine.usd and machine.usd[0] > 0]
+    assert said[: len(dollars)] == [f"{each.name} {each.usd[0]:.3g} to {each.usd[1]:.3g}" for each in dollars]
+    hours = [machine for machine in record.machines if machine.hours]
+    assert said[len(dollars) :] == [f"{each.name} {each.hours[0]:.3g} to {each.hours[1]:.3g}" for each in hours]
 
 
 def test_bars_add_up_to_what_is_held_and_show_where_the_chip_ends(record):

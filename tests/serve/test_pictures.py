@@ -39,6 +39,13 @@ def test_a_picture_has_as_many_soft_tokens_as_in_training_and_comes_in_the_reque
     assert dict(itertools.pairwise(text))["--chat-template-content-format"] == "string"
 
 
+def test_where_requests_are_measured_a_picture_is_embedded_anew(seeing_checkpoint: Path) -> None:
+    told = dict(itertools.pairwise(server_command(ENGINE, seeing_checkpoint, "m", 8000, SEEING)))
+    assert told["--mm-processor-cache-gb"] == "0" and not SEEING.prefix_caching
+    for other in (replace(SEEING, prefix_caching=True), replace(SEEING, pictures=False)):
+        assert "--mm-processor-cache-gb" not in server_command(ENGINE, seeing_checkpoint, "m", 8000, other)
+
+
 def test_the_command_that_is_printed_for_a_cpu_is_the_one_that_runs_there(seeing_checkpoint: Path) -> None:
     config = read_config(seeing_checkpoint)
     weights = Weights(source=str(seeing_checkpoint), is_folder=True, variant=read_variant(config), config=config)

@@ -91,5 +91,18 @@ def test_the_load_test_waits_six_hours(source: Callable[[str], str]) -> None:
     assert "timeout=aiohttp.ClientTimeout(total=6 * 60 * 60)" in source("benchmarks/serve.py")
 
 
+def test_a_picture_is_known_by_its_request_where_both_caches_are_off(source: Callable[[str], str]) -> None:
+    text = source("renderers/base.py")
+    assert "mm_processor_cache_gb == 0" in text and "and not self.config.cache_config.enable_prefix_caching" in text
+    assert "mm_processor_cache_gb: float = Field(default=4" in source("config/multimodal.py")
+
+
+def test_the_load_test_counts_the_message_of_the_role(source: Callable[[str], str]) -> None:
+    text = source("benchmarks/lib/endpoint_request_func.py").partition("def async_request_openai_chat_completions")[2]
+    text = text.partition("\nasync def ")[0]
+    assert 'choices[0]["delta"].get("content")' in text and "first_chunk_received = True" in text
+    assert "if content" not in text.partition("# First token")[0]
+
+
 def test_random_prompts_are_decoded_from_random_tokens(source: Callable[[str], str]) -> None:
     assert "prompt = tokenizer.decode(token_sequence)" in source("benchmarks/datasets/datasets.py")

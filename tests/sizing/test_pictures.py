@@ -1,6 +1,8 @@
 """What pictures add to a step's work and memory."""
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -44,7 +46,9 @@ def test_a_frozen_tower_is_not_walked_back_and_an_adapted_one_is():
 def test_memory_holds_the_tower_its_patches_and_its_workspace():
     text, seen, mesh = make_work(images=0), make_work(), Mesh(fsdp=4)
     one, other = memory_of(text, mesh), memory_of(seen, mesh)
-    assert other.base - one.base == pytest.approx(2 * seen.pictures.parameters / 4)
+    whole = 2 * 10_240 * 1152  # the table of positions, which is not split
+    assert seen.pictures.whole_parameters == whole
+    assert other.base - one.base == pytest.approx(2 * ((seen.pictures.parameters - whole) / 4 + whole))
     rows = -(-seen.rows // 4)
     assert other.data - one.data == rows * seen.pictures.row_bytes
     assert one.tower.total == 0 and other.tower.total > 0
@@ -64,3 +68,35 @@ def test_the_12b_projects_patches_without_a_tower():
     pictures = make_work("gemma4-12b").pictures
     assert pictures.patches == 288 and pictures.scores_width == 0
     assert pictures.row_flops == 3 * 2 * 288 * 3840 * (6912 + 3840)
+
+
+RECORDS = Path(__file__).parents[2] / "benchmarks" / "records" / "tpu_compile"
+
+
+def read_case(name):
+    """The bytes of a compiled step, and the formula's memory of it."""
+    record = json.loads((RECORDS / f"{name}.json").read_text())
+    settings = record["settings"]
+    train = {"rows_per_step": settings["rows"], **settings["train"], "remat": record["remat"]}
+    data = {"train": "x", "max_length": settings["length"]}
+    recipe = build_recipe({"checkpoint": "x", "data": data, "lora": settings["lora"], "train": train})
+    variant = find_variant(settings["variant"])
+    pictures = pictures_of(recipe, variant, **settings["pictures"]) if settings["pictures"] else None
+    work = on_chips(work_of(recipe, variant, pictures=pictures), "tpu", recipe)
+    return record["memory_per_chip"], memory_of(work, recipe.train.mesh)
+
+
+def test_what_pictures_add_is_near_what_xla_adds():
+    """The same rows of 640 with a picture each and as text alone, both compiled for a v6e-8."""
+    (xla, ours), (xla_text, ours_text) = (read_case(f"31b-v6e-pictures-640{end}") for end in ("", "-text"))
+    added = xla["peak_bytes"] - xla_text["peak_bytes"]
+    assert ours.total - ours_text.total == pytest.approx(added, rel=0.15)
+    given = xla["argument_bytes"] - xla_text["argument_bytes"]
+    assert ours.base + ours.data - ours_text.base - ours_text.data == pytest.approx(given, rel=0.1)
+
+
+@pytest.mark.parametrize("case", ["31b-v6e-pictures", "31b-v6e-pictures-640"])
+def test_memory_with_pictures_is_near_what_xla_reserves(case):
+    """Ratios 0.953 and 0.998."""
+    xla, ours = read_case(case)
+    assert 0.95 < ours.total / xla["peak_bytes"] < 1.05

@@ -65,6 +65,16 @@ def test_files_and_folders_are_copied_below_what_is_named(local, tmp_path):
     assert found == {"base/config.json", "config.json"}
 
 
+def test_rsync_leaves_what_the_folder_has_and_nothing_else(local, tmp_path):
+    for name in ("here/0.tar", "store/b/old.tar", "store/c/other"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(name)
+    exactly = ("--recursive", "--checksums-only", "--delete-unmatched-destination-objects")
+    local("storage", "rsync", *exactly, str(tmp_path / "here"), f"file://{tmp_path}/store/b")
+    found = {str(file.relative_to(tmp_path / "store")) for file in (tmp_path / "store").rglob("*") if file.is_file()}
+    assert found == {"b/0.tar", "c/other"}
+
+
 def test_what_is_only_asked_for_is_there(local):
     assert local("storage", "buckets", "describe", "gs://b") == (0, ["US-CENTRAL1"])
     policy = json.loads(" ".join(local("storage", "buckets", "get-iam-policy", "gs://b")[1]))

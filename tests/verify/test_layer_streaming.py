@@ -11,7 +11,7 @@ from gemsmith.testing.tiny import make_checkpoint, with_vision
 from gemsmith.verify import logits
 from gemsmith.verify.prompts import picture_prompt, text_prompts
 from gemsmith.verify.stage import verify
-from gemsmith.zoo import VisionTower, find_variant, lora_targets
+from gemsmith.zoo import class_names, find_variant, lora_targets
 
 TINY = ("tiny-31b", "tiny-e2b", "tiny-26b-a4b", "tiny-12b")
 
@@ -31,20 +31,20 @@ def test_layer_by_layer_logits_are_those_of_the_whole_model(tiny_checkpoint, ada
     assert logits._distance(streamed[0], streamed[1]) > 0.1 and logits._distance(streamed[1], streamed[2]) > 1e-3
 
 
-@pytest.mark.parametrize("variant", ["tiny-31b", "tiny-e2b", "tiny-12b"])
+@pytest.mark.parametrize("variant", TINY)
 def test_pictures_are_seen_layer_by_layer_as_by_the_whole_model(adapter_of, tmp_path, variant):
-    """With adapters on the tower, where there is one."""
+    """With adapters on every linear layer, those that embed pictures, per-layer inputs and routers among them."""
     sees = with_vision(find_variant(variant))
     base = open_checkpoint(str(make_checkpoint(sees, tmp_path / "base")))
     adapter = adapter_of(variant)
     random = np.random.default_rng(0)
     modules = dict(adapter.modules)
-    for target in lora_targets(sees, ["vision"]) if isinstance(sees.vision, VisionTower) else ():
+    for target in lora_targets(sees, ["all-linear"]):
         out, inner = target.shape
         a, b = (random.standard_normal(shape).astype(np.float32) / 4 for shape in ((4, inner), (out, 4)))
         modules[target.module] = LowRank(a=a, b=b)
     adapter = replace(adapter, modules=modules)
-    write_peft_adapter(adapter, tmp_path / "adapter", "base")
+    write_peft_adapter(adapter, tmp_path / "adapter", "base", class_names=class_names(sees))
     prompts = [picture_prompt(base, None, 0, 0)]
     with logits._quiet():
         whole, streamed = (

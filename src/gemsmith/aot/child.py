@@ -18,6 +18,8 @@ from gemsmith.aot.compiled import ENVIRONMENT, compile_step
 from gemsmith.errors import GemsmithError, MachineError
 from gemsmith.recipe import Recipe
 from gemsmith.recipe_file import build_recipe
+from gemsmith.sizing import Pictures, pictures_of
+from gemsmith.zoo import find_variant
 
 _POLL_S = 0.2
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -29,15 +31,18 @@ def compile_in_child(
     *,
     topology: str,
     options: Mapping[str, Any] | None = None,
+    pictures: Pictures | None = None,
     limit_s: float | None = None,
     limit_bytes: float | None = None,
 ) -> dict[str, Any]:
     """The facts of gemsmith.aot.compiled.CompiledStep but its text, which is in folder/step.hlo.
 
-    Options: XLA's flags; None: those that `gemsmith train` sets. Raises MachineError with XLA's own words where it
-    refuses the step, and where a limit is reached.
+    `options`: XLA's flags; None: those that `gemsmith train` sets. `pictures`: what every row has room for. Raises
+    MachineError with XLA's own words where it refuses the step, and where a limit is reached.
     """
-    request = {"recipe": recipe.model_dump(mode="json"), "topology": topology, "options": options}
+    request: dict[str, Any] = {"recipe": recipe.model_dump(mode="json"), "topology": topology, "options": options}
+    if pictures is not None:
+        request["pictures"] = {"images": pictures.images, "soft_tokens": pictures.soft_tokens}
     (folder / "request.json").write_text(json.dumps(request))
     command = [sys.executable, "-m", "gemsmith.aot.child", str(folder)]
     with tempfile.TemporaryFile() as errors:
@@ -85,7 +90,11 @@ def main(folder: Path) -> None:
         from gemsmith.train.tunix.xla import compiler_options
 
         options = compiler_options("tpu", recipe.train)
-    step = dataclasses.asdict(compile_step(recipe, topology=request["topology"], options=options))
+    pictures = None
+    if "pictures" in request:
+        pictures = pictures_of(recipe, find_variant(str(recipe.model)), **request["pictures"])
+    compiled = compile_step(recipe, topology=request["topology"], options=options, pictures=pictures)
+    step = dataclasses.asdict(compiled)
     (folder / "step.hlo").write_text(step.pop("text"))
     (folder / "step.json").write_text(json.dumps(step | {"options": options}, indent=1) + "\n")
 

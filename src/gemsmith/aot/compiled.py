@@ -15,7 +15,7 @@ from typing import Any
 from gemsmith.errors import MachineError, first_line
 from gemsmith.hardware import load_catalogue
 from gemsmith.recipe import Recipe
-from gemsmith.sizing import Work, attended_pairs
+from gemsmith.sizing import Pictures, Work, attended_pairs
 from gemsmith.zoo import find_variant
 
 # Without them libtpu asks the cloud's metadata server what machine this is, and two processes at once fight for a lock
@@ -83,20 +83,24 @@ def open_topology(name: str) -> Any:
         raise MachineError(f"topology {name}: libtpu does not know it ({first_line(error)})") from None
 
 
-def compile_step(recipe: Recipe, *, topology: str, options: Mapping[str, Any]) -> CompiledStep:
-    """The step that `gemsmith train` runs for a recipe, compiled for a slice such as v5p:2x2x1.
+def compile_step(
+    recipe: Recipe, *, topology: str, options: Mapping[str, Any], pictures: Pictures | None = None
+) -> CompiledStep:
+    """The step that `gemsmith train` runs for a recipe, its rows with room for so many pictures, compiled for a slice.
 
     Raises InputError for what cannot be laid out on it or does not fit.
     """
     devices = open_topology(topology)
     begin = _cpu_s()
     chip = load_catalogue().chips[topology.partition(":")[0]]
-    lowered, how = lower_step(recipe, devices, device_bytes=chip.hbm_bytes / chip.devices)
+    lowered, how = lower_step(recipe, devices, device_bytes=chip.hbm_bytes / chip.devices, pictures=pictures)
     coordinates = [device.coords for device in how.mesh.devices.flat]
     return compile_for(lowered, options, coordinates=coordinates, trace_cpu_s=_cpu_s() - begin, remat=how.remat)
 
 
-def lower_step(recipe: Recipe, devices: Any, *, device_bytes: float | None = None) -> tuple[Any, Any]:
+def lower_step(
+    recipe: Recipe, devices: Any, *, device_bytes: float | None = None, pictures: Pictures | None = None
+) -> tuple[Any, Any]:
     """The recipe's step on arrays with shapes and places but no values, and how it runs (gemsmith.models.Execution)."""
     from functools import partial
 
@@ -105,6 +109,7 @@ def lower_step(recipe: Recipe, devices: Any, *, device_bytes: float | None = Non
     from jax.sharding import AxisType
 
     from gemsmith.models import abstract_model, base_kinds
+    from gemsmith.train.tunix.images import ImageShape
     from gemsmith.train.tunix.lora import add_adapters
     from gemsmith.train.tunix.mesh import make_execution, mesh_sizes, micro_batches_on
     from gemsmith.train.tunix.optimizer import make_optimizer
@@ -114,14 +119,15 @@ def lower_step(recipe: Recipe, devices: Any, *, device_bytes: float | None = Non
     sizes = mesh_sizes(recipe, variant, devices=len(devices), kind=devices[0].device_kind)
     mesh = jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes), devices=devices)
     dtype, quantised = base_kinds(recipe.train.dtype)
-    how = make_execution(recipe, variant, mesh, device_bytes=device_bytes)
-    base = abstract_model(variant, dtype=dtype, quantised=quantised, execution=how)
+    how = make_execution(recipe, variant, mesh, device_bytes=device_bytes, pictures=pictures)
+    base = abstract_model(variant, dtype=dtype, quantised=quantised, execution=how, vision=pictures is not None)
     model = add_adapters(base, variant, recipe.lora, seed=recipe.seed)
     optimizer = nnx.eval_shape(partial(nnx.Optimizer, tx=make_optimizer(recipe.optimizer), wrt=nnx.LoRAParam), model)
     nnx.update(optimizer, place_moments(nnx.state(optimizer), model))
     micro_batches = micro_batches_on(recipe, variant, mesh)
     step = make_step(model, optimizer, lora=recipe.lora, seed=recipe.seed, micro_batches=micro_batches)
-    inputs = input_shapes(mesh, rows=recipe.train.rows_per_step, length=recipe.data.max_length)
+    images = None if pictures is None else ImageShape.of(pictures)
+    inputs = input_shapes(mesh, rows=recipe.train.rows_per_step, length=recipe.data.max_length, images=images)
     return step.update.lower(step.trained, step.moments, step.frozen, inputs), how
 
 
@@ -167,14 +173,16 @@ def model_flops(work: Work) -> float:
     """FLOPs that one step needs whatever it recomputes, for MFU: nothing is spent on gradients of the frozen base.
 
     A token and frozen weight 2 forward and 2 backward, an adapter's 2 more; a pair of query and key 4 forward and 8
-    backward for each of the head's dimensions. Rows are taken as one document each.
+    backward for each of the head's dimensions. Rows are taken as one document each, their pictures embedded as often as
+    they are.
     """
-    per_token = 4 * (work.layer_matmul_parameters + work.head_parameters) + 6 * work.trained_parameters
+    per_token = 4 * (work.layer_matmul_parameters + work.head_parameters) + 6 * work.text_adapters
     variant, attention = work.variant, 0
     for layer in range(variant.layers):
         window = None if variant.is_global(layer) else variant.sliding_window
         attention += 12 * variant.heads * variant.head_dim_of(layer) * attended_pairs(work.length, window, "flash")
-    return float(work.tokens * per_token + work.rows * attention)
+    embedding = work.pictures.row_flops if work.pictures else 0.0
+    return float(work.tokens * per_token + work.rows * (attention + embedding))
 
 
 def _cpu_s() -> float:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from gemsmith.bench.steady import Count, count_requests
-from gemsmith.bench_records import BenchCell, Percentiles, Slo
+from gemsmith.bench_records import BenchCell, Percentiles, Requests, Slo
 from gemsmith.errors import EngineError
 from gemsmith.grids import BURST, Load
 from gemsmith.recipe import Bench
@@ -147,6 +147,7 @@ def read_cell(ask: Ask, result: Any, slo: Slo | None = None) -> BenchCell:
         goodput=None if slo is None else round(len(good) / len(measured), 4),
         good_requests_per_s=None if slo is None else round(len(good) / duration_s, 3) if whole else 0.0,
         probe=ask.probe,
+        requests=_one_by_one(whole, result.get("prompts_sha256")),
     )
 
 
@@ -238,6 +239,20 @@ def _span_s(requests: Sequence[_Request]) -> float:
         return 0.0
     begin_s = min(request.start_s for request in requests)
     return max(max(request.start_s + request.latency_s for request in requests) - begin_s, 1e-6)
+
+
+def _one_by_one(whole: Sequence[_Request], prompts_sha256: str | None) -> Requests | None:
+    """To a microsecond."""
+    if not whole:
+        return None
+    begin_s = min(request.start_s for request in whole)
+    return Requests(
+        prompts_sha256=prompts_sha256,
+        start_ms=tuple(round(1000 * (request.start_s - begin_s), 3) for request in whole),
+        ttft_ms=tuple(round(1000 * request.ttft_s, 3) for request in whole),
+        latency_ms=tuple(round(1000 * request.latency_s, 3) for request in whole),
+        input_tokens=tuple(request.input_tokens for request in whole),
+    )
 
 
 def _tpot_s(request: _Request) -> float:

@@ -12,9 +12,10 @@ from typing import Any
 
 from gemsmith.bench.cells import Ask
 from gemsmith.bench.endpoint import Endpoint, api_key
+from gemsmith.bench.pictures import PictureRows
 from gemsmith.bench.prompts import make_prompts
 from gemsmith.errors import EngineError
-from gemsmith.files import write_text
+from gemsmith.files import sha256_file, write_text
 from gemsmith.grids import BURST
 from gemsmith.serve.engine import clean_environment
 from gemsmith.serve.process import guarded, last_lines, refuse_full_disk
@@ -26,6 +27,8 @@ METRICS = ("ttft", "tpot", "itl", "e2el")
 WARMUP_REQUESTS = 2
 POLL_S = 0.2
 ASKED, HEARD, LOG = "asked.jsonl", "heard", "client.log"
+_TEXTS = {"backend": "openai", "dataset-name": "custom"}
+_CHATS = {"backend": "openai-chat", "endpoint": "/v1/chat/completions", "dataset-name": "custom_image"}
 # The client has nothing to save when it is told to end.
 GRACE_S = 1.0
 
@@ -37,6 +40,8 @@ class Client:
     endpoint: Endpoint
     folder: Path
     process: subprocess.Popen[bytes]
+    rows: PictureRows | None = None
+    """What requests are made of; None: of random text."""
 
     @property
     def log(self) -> Path:
@@ -44,42 +49,49 @@ class Client:
 
 
 @contextlib.contextmanager
-def running_client(python: Path, endpoint: Endpoint, folder: Path) -> Iterator[Client]:
+def running_client(
+    python: Path, endpoint: Endpoint, folder: Path, *, rows: PictureRows | None = None
+) -> Iterator[Client]:
     """A client that waits for cells."""
     asked, heard = folder / ASKED, folder / HEARD
     write_text(asked, "")
     heard.unlink(missing_ok=True)
     command = [str(python), str(CLIENT), str(asked), str(heard)]
     with guarded(command, environment=_environment(), log=folder / LOG, grace_s=GRACE_S) as process:
-        yield Client(endpoint=endpoint, folder=folder, process=process)
+        yield Client(endpoint=endpoint, folder=folder, process=process, rows=rows)
 
 
 def measure(client: Client, ask: Ask, *, heard: Callable[[int], None] = lambda _: None) -> Any:
-    """What the client saved of one cell; `heard` is called with the number of its requests that have ended.
+    """What the client saved of one cell, and `prompts_sha256`.
 
-    Raises EngineError where the client or the server ends, or no token comes any more.
+    `heard` is called with the number of its requests that have ended. Raises EngineError where the client or the server
+    ends, or no token comes any more.
     """
     prompts, result = client.folder / ask.prompts_file, client.folder / ask.result_file
     result.unlink(missing_ok=True)
-    write_text(prompts, _prompt_rows(client.endpoint.tokenizer, ask))
-    line = json.dumps({"arguments": client_arguments(client.endpoint, ask, client.folder), "timeout_s": ask.timeout_s})
+    if client.rows is None:
+        write_text(prompts, _prompt_rows(client.endpoint.tokenizer, ask))
+    else:
+        client.rows.write_requests(prompts, requests=ask.requests, seed=ask.seed)
+    arguments = client_arguments(client.endpoint, ask, client.folder, pictures=client.rows is not None)
+    line = json.dumps({"arguments": arguments, "timeout_s": ask.timeout_s})
     with (client.folder / ASKED).open("a", encoding="utf-8") as file:
         file.write(f"{line}\n")
     found = _wait_for(client, ask, heard)
+    digest = sha256_file(prompts)
     prompts.unlink()  # as many bytes as all prompts have, and made again from the seed
-    return found
+    return found | {"prompts_sha256": digest} if isinstance(found, dict) else found
 
 
-def client_arguments(endpoint: Endpoint, ask: Ask, folder: Path) -> list[str]:
-    """The arguments of `vllm bench serve` for one cell."""
+def client_arguments(endpoint: Endpoint, ask: Ask, folder: Path, *, pictures: bool = False) -> list[str]:
+    """The arguments of `vllm bench serve` for one cell; prompts with pictures are chats, which take them in parts."""
     load = ask.load
     asked = {
-        "backend": "openai",
+        **(_CHATS if pictures else _TEXTS),
         "base-url": endpoint.url,
         "model": endpoint.model,
         "served-model-name": endpoint.model,
         "tokenizer": endpoint.tokenizer,
-        "dataset-name": "custom",
         "dataset-path": folder / ask.prompts_file,
         "custom-output-len": load.output_tokens,
         "num-prompts": ask.requests,

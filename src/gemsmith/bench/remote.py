@@ -8,18 +8,23 @@ from pathlib import Path
 
 from gemsmith.bench.endpoint import Endpoint, find_endpoint
 from gemsmith.bench.kept import forget_cells
+from gemsmith.bench.pictures import most_requests, read_picture_rows
 from gemsmith.bench.sweep import CELLS, make_slo, run_sweep
 from gemsmith.bench_records import BenchRecord
 from gemsmith.errors import InputError, RecipeError
 from gemsmith.files import write_text
 from gemsmith.provenance import Clock, start_clock, this_machine
-from gemsmith.recipe import Bench
+from gemsmith.recipe import Bench, Recipe
 from gemsmith.recipe_file import build_recipe, load_recipe
 from gemsmith.records import Origin
 from gemsmith.serve.engine import Engine, find_engine
 from gemsmith.version import __version__
 
 _KEYS = ("bench.", "seed=")
+_MAY_BE_KEPT = (
+    "Whether the server keeps what it made of a picture for the next request with it is not known; pictures that come "
+    "again in another cell may have cost it less."
+)
 
 
 def bench_url(
@@ -39,15 +44,17 @@ def bench_url(
     clock = start_clock()
     if out is not None and (out.is_dir() or not out.parent.is_dir()):
         raise InputError(f"--out {out}: must be a file in a folder that is there")
-    bench_, seed, python = _read_settings(source, overrides)
-    engine = find_engine(python)
+    recipe = _read_settings(source, overrides)
+    bench_, seed = recipe.bench, recipe.seed
+    engine = find_engine(recipe.serve.python)
     endpoint = find_endpoint(url, model, tokenizer)
-    _refuse_too_long(bench_, endpoint)
+    rows = read_picture_rows(recipe, most=most_requests(recipe)) if bench_.pictures else None
+    _refuse_too_long(bench_ if rows is None else bench_.model_copy(update={"input_tokens": rows.lengths}), endpoint)
     with _working_folder(out) as folder:
-        measured = run_sweep(endpoint, engine, bench_, seed=seed, folder=folder)
+        measured = run_sweep(endpoint, engine, bench_, seed=seed, folder=folder, rows=rows)
         record = BenchRecord(
             origin=_make_origin(clock, engine, seed),
-            notices=measured.notices,
+            notices=(*measured.notices, *([_MAY_BE_KEPT] if rows is not None else [])),
             cells=measured.cells,
             prefix_caching=measured.prefix_caching,
             command=measured.command,
@@ -55,6 +62,7 @@ def bench_url(
             endpoint=dict(endpoint.facts),
             slo=make_slo(bench_),
             saturations=measured.saturations,
+            pictures=None if rows is None else rows.describe(encoder_cache=None),
         )
         if out is not None:
             write_text(out, record.model_dump_json(indent=1) + "\n")
@@ -62,8 +70,8 @@ def bench_url(
     return record
 
 
-def _read_settings(source: Path | None, overrides: Sequence[str]) -> tuple[Bench, int, str | None]:
-    """The section bench, the seed, and the Python that has vLLM's bench client."""
+def _read_settings(source: Path | None, overrides: Sequence[str]) -> Recipe:
+    """A recipe whose section bench, seed and Python that has vLLM's bench client are read, and rows with pictures."""
     if source is None:
         if other := [each for each in overrides if not each.strip().startswith((*_KEYS, "serve.python="))]:
             raise RecipeError(
@@ -71,10 +79,8 @@ def _read_settings(source: Path | None, overrides: Sequence[str]) -> tuple[Bench
                 "have"
             )
         # No key but those of bench is read; these two must be given in every recipe.
-        recipe = build_recipe({"checkpoint": "none", "data": {"train": "none"}}, overrides, source="--set")
-    else:
-        recipe = load_recipe(source / "recipe.yaml" if source.is_dir() else source, overrides)
-    return recipe.bench, recipe.seed, recipe.serve.python
+        return build_recipe({"checkpoint": "none", "data": {"train": "none"}}, overrides, source="--set")
+    return load_recipe(source / "recipe.yaml" if source.is_dir() else source, overrides)
 
 
 def _make_origin(clock: Clock, engine: Engine, seed: int) -> Origin:

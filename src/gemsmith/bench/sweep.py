@@ -12,6 +12,7 @@ from gemsmith.bench.cells import Ask, describe_failures, describe_load, make_ask
 from gemsmith.bench.client_process import Client, client_arguments, failure_lines, measure, running_client
 from gemsmith.bench.endpoint import Endpoint, key_headers
 from gemsmith.bench.kept import digest_cell, find_cell, keep_cell
+from gemsmith.bench.pictures import PictureRows
 from gemsmith.bench.progress import expected_s, say_left
 from gemsmith.bench.saturation import describe_saturation, next_rate, read_saturation
 from gemsmith.bench.server_load import fetch_metrics, open_metrics, read_prefix_caching, sampling, summarise
@@ -53,19 +54,24 @@ class _Sweep:
     """Why cells have no numbers of the server itself."""
     reused: int = 0
     client: Client | None = None
+    rows: PictureRows | None = None
 
 
-def run_sweep(endpoint: Endpoint, engine: Engine, bench_: Bench, *, seed: int, folder: Path) -> Measured:
+def run_sweep(
+    endpoint: Endpoint, engine: Engine, bench_: Bench, *, seed: int, folder: Path, rows: PictureRows | None = None
+) -> Measured:
     """Measures every cell of the grid that `folder` does not keep from an earlier start, and searches saturation.
 
-    `engine` is where vLLM's bench client is. Raises EngineError where server or client end, a cell stalls, or no
-    request at all is answered; the cells before stay.
+    `engine` is where vLLM's bench client is; `rows` are what requests are made of, in place of random text. Raises
+    EngineError where server or client end, a cell stalls, or no request at all is answered; the cells before stay.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for file in folder.iterdir():
         if file.is_file():  # of an earlier start; what it has measured is in a folder
             file.unlink()
     slo = make_slo(bench_)
+    if rows is not None:
+        bench_ = bench_.model_copy(update={"input_tokens": (rows.mean_tokens,)})
     asks = plan_cells(bench_, seed)
     with contextlib.ExitStack() as stack:
         sweep = _Sweep(
@@ -76,6 +82,7 @@ def run_sweep(endpoint: Endpoint, engine: Engine, bench_: Bench, *, seed: int, f
             folder=folder,
             slo=slo,
             console=open_console(),
+            rows=rows,
         )
         saturations = list(_run_grid(sweep, asks, stack))
     with open_metrics(endpoint.url, key_headers()) as client:
@@ -87,7 +94,7 @@ def run_sweep(endpoint: Endpoint, engine: Engine, bench_: Bench, *, seed: int, f
         saturations=tuple(saturations),
         prefix_caching=caching,
         notices=(*notices_of(sweep.cells), *_notices(sweep, caching), *map(_as_notice, saturations)),
-        command=("vllm", "bench", "serve", *client_arguments(endpoint, asks[0], folder)),
+        command=("vllm", "bench", "serve", *client_arguments(endpoint, asks[0], folder, pictures=rows is not None)),
     )
 
 
@@ -129,11 +136,12 @@ def _probe(sweep: _Sweep, load: Load, rate: float, left: Sequence[Ask], stack: c
 
 def _run_cell(sweep: _Sweep, ask: Ask, left: Sequence[Ask], stack: contextlib.ExitStack) -> BenchCell:
     """The cell, from an earlier start or measured now."""
-    digest = digest_cell(ask, sweep.slo, sweep.endpoint.facts, f"{sweep.engine.package} {sweep.engine.version}")
+    facts = {**sweep.endpoint.facts, **({"rows": sweep.rows.sha256} if sweep.rows else {})}
+    digest = digest_cell(ask, sweep.slo, facts, f"{sweep.engine.package} {sweep.engine.version}")
     kept = find_cell(sweep.folder / CELLS, digest)
     if kept is None:
         if sweep.client is None:
-            client = running_client(sweep.engine.python, sweep.endpoint, sweep.folder)
+            client = running_client(sweep.engine.python, sweep.endpoint, sweep.folder, rows=sweep.rows)
             sweep.client = stack.enter_context(client)
         cell = _measure(sweep, sweep.client, ask, left)
         keep_cell(sweep.folder / CELLS, digest, cell)
@@ -191,13 +199,13 @@ def _notices(sweep: _Sweep, caching: bool | None) -> Iterator[str]:
             f"{len(sweep.problems)} of {len(sweep.cells)} cells have no numbers of the server's own: "
             f"{sweep.endpoint.url}/metrics {sweep.problems[0]}."
         )
+    cached = "prompts are random and each is measured once, so little of them can be cached"
+    if sweep.rows is not None:
+        cached = "what prompts begin with is shared, and rows that come again are known: times may flatter"
     if caching is None:
-        yield (
-            "Whether prefix caching was on is not known; prompts are random and each is measured once, so little of "
-            "them can be cached."
-        )
+        yield (f"Whether prefix caching was on is not known; {cached}.")
     elif caching:
-        yield ("Prefix caching was on; prompts are random and each is measured once, so little of them can be cached.")
+        yield f"Prefix caching was on; {cached}."
     if sweep.reused:
         yield f"{sweep.reused} of {len(sweep.cells)} cells were measured by an earlier start that was stopped."
 

@@ -16,7 +16,7 @@ from gemsmith.checkpoint.peft_config import CONFIG, PeftConfig, read_peft_config
 from gemsmith.checkpoint.safetensors import TensorPlace, Written, check_digest, read_header, write_tensors
 from gemsmith.errors import CheckpointError
 from gemsmith.recipe import lora_scale
-from gemsmith.zoo import Tensor, Variant
+from gemsmith.zoo import Tensor, Variant, name_in_files
 from gemsmith.zoo.tensors import PREFIX
 
 WEIGHTS = "adapter_model.safetensors"
@@ -152,6 +152,7 @@ def write_peft_adapter(
     dropout: float = 0.0,
     prefix: str = PREFIX,
     v_of_k: Mapping[str, str] | None = None,
+    class_names: Mapping[str, str] | None = None,
 ) -> dict[str, Written]:
     """Sizes and checksums of adapter_config.json and adapter_model.safetensors, written for PEFT and vLLM.
 
@@ -161,14 +162,15 @@ def write_peft_adapter(
 
     Where V is K's projection, vLLM 0.32 computes V from a copy of K's weight, which it gives no adapter unless the file
     has one for v_proj. `v_of_k` names those: v_proj -> k_proj. PEFT leaves them out, since its model has no such
-    module.
+    module. `class_names`: see zoo.class_names.
     """
     folder.mkdir(parents=True, exist_ok=True)
     copies = {v: k for v, k in (v_of_k or {}).items() if k in adapter.modules}
     sources = {name: name for name in adapter.modules} | copies
-    config = _peft_config(adapter, base_name, targets=target_pattern(sources), dropout=dropout)
+    in_class = {(class_names or {}).get(name, name): source for name, source in sources.items()}
+    config = _peft_config(adapter, base_name, targets=target_pattern(in_class), dropout=dropout)
     shapes = adapter.shapes
-    stems = {_PEFT_PREFIX + _with_prefix(name, prefix): source for name, source in sources.items()}
+    stems = {_PEFT_PREFIX + _with_prefix(name, prefix): source for name, source in in_class.items()}
     entries = {
         f"{stem}.lora_{side}.weight": shapes[name]["AB".index(side)] for stem, name in stems.items() for side in "AB"
     }
@@ -263,7 +265,7 @@ def _with_prefix(module: str, prefix: str) -> str:
 
 def _full_name(module: str) -> str:
     inner = module.removeprefix(_TEXT_ONLY_PREFIX)
-    return PREFIX + inner if inner != module and inner.startswith(_IN_TEXT_MODEL) else module
+    return PREFIX + inner if inner != module and inner.startswith(_IN_TEXT_MODEL) else name_in_files(module)
 
 
 class _Pairs(Mapping[str, LowRank]):

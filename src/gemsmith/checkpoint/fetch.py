@@ -1,17 +1,14 @@
 """Checkpoints from where they live to a local folder: a folder as it is, a Hugging Face hub id, gs://."""
 
 import hashlib
-import json
 import os
 import re
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-from gemsmith.errors import CheckpointError, first_line
+from gemsmith.bucket import Bucket
+from gemsmith.errors import CheckpointError, MachineError, first_line
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
-_PIECE_BYTES = 64 * 2**20
 _WANTED = ("*.safetensors", "*.json", "*.jinja", "*.model", "LICENSE*", "NOTICE*", "README.md")
 
 
@@ -68,49 +65,26 @@ def _fetch_bucket(url: str) -> Path:
 
     tensorstore reads gs:// with the machine's own credentials, and file:// in the same way.
     """
-    import tensorstore
-
     cache = Path(os.environ.get("GEMSMITH_CACHE", "~/.cache/gemsmith")).expanduser()
     folder = cache / "checkpoints" / hashlib.sha256(url.encode()).hexdigest()[:16]
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        store = tensorstore.KvStore.open(url.rstrip("/") + "/").result()
-        names = [key.decode() for key in store.list().result()]
-        wanted = [name for name in names if "/" not in name and any(Path(name).match(pattern) for pattern in _WANTED)]
+        bucket = Bucket(url)
+        names = [name for name in bucket.names() if "/" not in name]
+        wanted = [name for name in names if any(Path(name).match(pattern) for pattern in _WANTED)]
         for name in wanted:
-            _copy_key(store, name, folder / name)
-    except (ValueError, OSError) as error:
-        raise CheckpointError(
-            f"checkpoint {url}: cannot be read ({first_line(error)}); check the address and your credentials"
-        ) from None
+            _copy(bucket, name, folder / name)
+    except (MachineError, OSError) as error:
+        raise CheckpointError(f"checkpoint {url}: cannot be read: {error}") from None
     if "config.json" not in wanted:
         raise CheckpointError(f"checkpoint {url}: holds no config.json; give the folder of a Hugging Face checkpoint")
     return folder
 
 
-def _copy_key(store: Any, name: str, target: Path) -> None:
-    """Copies one file piece by piece, and notes the version that was copied."""
-    mark = target.with_name(f".{target.name}.generation")
-    generation = store.read(name, byte_range=slice(0, 1)).result().stamp.generation.hex()
+def _copy(bucket: Bucket, name: str, target: Path) -> None:
+    """Copies one file, and notes the version that was copied."""
+    mark, generation = target.with_name(f".{target.name}.generation"), bucket.generation(name)
     if target.exists() and mark.exists() and mark.read_text() == generation:
         return
-    partial = target.with_name(f".{target.name}.partial")
-    with partial.open("wb") as file:
-        for begin, end in byte_ranges(store, name):
-            file.write(store.read(name, byte_range=slice(begin, end)).result().value)
-    partial.replace(target)
+    bucket.download(name, target)
     mark.write_text(generation)
-
-
-def byte_ranges(store: Any, name: str) -> Iterator[tuple[int, int | None]]:
-    """Byte ranges that cover a file: one for small files; several for weights, whose header tells how long they are.
-
-    tensorstore has no call for a file's size, and refuses a range beyond its end.
-    """
-    if not name.endswith(".safetensors"):
-        yield 0, None
-        return
-    header_bytes = int.from_bytes(store.read(name, byte_range=slice(0, 8)).result().value, "little")
-    header = json.loads(store.read(name, byte_range=slice(8, 8 + header_bytes)).result().value)
-    end = 8 + header_bytes + max(entry["data_offsets"][1] for key, entry in header.items() if key != "__metadata__")
-    yield from ((begin, min(begin + _PIECE_BYTES, end)) for begin in range(0, end, _PIECE_BYTES))

@@ -81,12 +81,14 @@ def start(
     console = part("terminal").open_console()
     target = part("launch.targets").TARGETS[on]
     asked = part("launch.request")
-    request = asked.make_request(recipe, target, on, asked.Options(**options))
+    with naming_extra():
+        request = asked.make_request(recipe, target, on, asked.Options(**options))
     submitting = part("launch.submit")
     if folder is not None:
         for file in submitting.print_files(request, target, folder):
             click.echo(str(file))
-        for line in part("launch.steps").cost_lines(request):
+        steps = part("launch.steps")
+        for line in (*steps.cost_lines(request), *steps.upload_lines(request)):
             console.print(line)
         return
     submitting.submit(request, target, on, max_usd=max_usd, agreed=yes, console=console)
@@ -147,6 +149,15 @@ def stop(name: str, yes: bool) -> None:
 def clean(name: str, yes: bool) -> None:
     """Remove what a launch created, and say what outlives it."""
     part("launch.follow").clean(*_opened(name), agreed=yes, console=part("terminal").open_console())
+
+
+@launch.command(hidden=True)
+@click.argument("listed", type=FOLDER)
+@click.argument("folder", type=FOLDER)
+@click.argument("out", type=FOLDER)
+def pack(listed: Path, folder: Path, out: Path) -> None:
+    """What submit.sh runs: the listed pictures of a folder as a few files, if each is still what the list says."""
+    part("launch.pictures").pack(listed, folder, out)
 
 
 @launch.command(hidden=True)

@@ -43,7 +43,9 @@ from gemsmith.errors import InputError
     help="What compiling may hold of memory.",
 )
 @click.option(
-    "--calibrate", is_flag=True, help="SOURCE are run directories: keep what their steps took as rows of the catalogue."
+    "--calibrate",
+    is_flag=True,
+    help="SOURCE are run directories: keep what their steps and load tests took as rows of the catalogue.",
 )
 @click.option(
     "--catalogue",
@@ -56,7 +58,7 @@ def plan(source: Sequence[Path], calibrate: bool, catalogue: Path | None, **opti
 
     SOURCE is a recipe (YAML) or a run directory. A recipe without --run is planned and nothing is written; nor is a
     run's plan.json with --on, which asks about other machines. --fix goes with the name of one machine. With
-    --calibrate plans of the machine that runs were trained on say what these measured, within 15 %.
+    --calibrate plans of the machine that runs were trained and load-tested on say what these measured, within 15 %.
 
     \b
     gemsmith plan recipes/verilog_31b.yaml --on all --by hours
@@ -127,10 +129,5 @@ def _calibrate(folders: Sequence[Path], catalogue: Path | None, options: dict[st
         raise InputError(f"--{names.get(given[0], given[0])}: does not go with --calibrate, which plans nothing")
     file = catalogue or part("hardware").own_catalogue()
     for found in part("plan.calibrate").calibrate(folders, file):
-        click.echo(
-            spell_out(
-                f"{found.machine}: matmuls reached {100 * found.low:.3g} to {100 * found.high:.3g} % of the peak "
-                f"({found.source}, {found.date})"
-            )
-        )
+        click.echo(spell_out(found.say()))
     click.echo(spell_out(f"{file} written"), err=True)

@@ -4,22 +4,24 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
-import numpy as np
-
+from gemsmith.bench_records import Requests
+from gemsmith.compare.bootstrap import WINDOWS, bootstrap_medians, bootstrap_ratio, token_windows, written_share
 from gemsmith.compare.rules import Kind
 from gemsmith.compare.side import Cell, Side, SideScore, Way
 from gemsmith.evals.difference import bootstrap_interval
 from gemsmith.evals.scoring import wilson_interval
 from gemsmith.records import Part, Range
 
-RESAMPLES, SEED = 10_000, 0
-_CHUNK = 2_000_000
 DRIFT = 0.25
 """Relative: halves of a training that differ by more say that something else took part, such as another load."""
 _FEWEST_HALF = 5
 _PROMPTS_APART = 0.02
+_WRITTEN_SHARE = 0.75
 ASKED_SHARE = 0.9
 """A server that gives this share of the tokens that its requests ask for is limited by them."""
+
+
+Latency = Literal["TTFT", "TPOT"]
 
 
 class Ratio(Part):
@@ -96,36 +98,6 @@ def _drift_notes(side: Side) -> Iterator[str]:
         yield f"{side.name} was not steady: {early:,.0f} real tokens/s in its first half, {late:,.0f} in its second"
 
 
-def bootstrap_ratio(first: Sequence[tuple[float, float]], other: Sequence[tuple[float, float]]) -> Range:
-    """The 95 % interval of (Σa/Σb of other) / (Σa/Σb of first) for pairs (a, b): 10,000 resamples of each, seeded.
-
-    Circular blocks of n^⅓ neighbours are drawn, since steps one after the other are slow together (Politis and Romano
-    1992, in Exploring the Limits of Bootstrap).
-
-    >>> bootstrap_ratio([(10, 1)] * 5, [(30, 2)] * 5)
-    (1.5, 1.5)
-    """
-    generator = np.random.default_rng(SEED)
-    speeds = [_resampled(np.asarray(pairs, dtype=float), generator) for pairs in (first, other)]
-    low, high = np.quantile(speeds[1] / speeds[0], (0.025, 0.975))
-    return float(low), float(high)
-
-
-def _resampled(pairs: np.ndarray, generator: np.random.Generator) -> np.ndarray:
-    """Σa/Σb of RESAMPLES draws of about as many pairs as there are, shape (RESAMPLES,)."""
-    block = max(1, round(len(pairs) ** (1 / 3)))
-    # Sums of the blocks from each place on: a draw is then of blocks alone.
-    circle = np.concatenate((np.zeros((1, 2)), np.cumsum(np.concatenate((pairs, pairs[:block])), axis=0)))
-    blocks = circle[block : block + len(pairs)] - circle[: len(pairs)]
-    number = math.ceil(len(pairs) / block)
-    rows = max(1, _CHUNK // number)
-    totals = np.concatenate([
-        blocks[generator.integers(len(blocks), size=(min(rows, RESAMPLES - start), number))].sum(axis=1)
-        for start in range(0, RESAMPLES, rows)
-    ])  # fmt: skip
-    return totals[:, 0] / totals[:, 1]
-
-
 def speed_drift(side: Side) -> tuple[float, float] | None:
     """Real tokens/s of the first and the second half of the steps, where they differ by more than DRIFT."""
     middle = len(side.timed_steps) // 2
@@ -154,6 +126,7 @@ def _serving(first: Side, other: Side) -> Iterator[Ratio]:
     heaviest = max(loaded, key=lambda cell: (*_heaviness(cell), cell.input_tokens), default=None)
     for ours, theirs in pairs:
         lost = _request_notes(first, ours, other, theirs)
+        interval, of = throughput_interval(ours, theirs)
         yield Ratio(
             kind="serving speed",
             what=ours.load,
@@ -162,12 +135,18 @@ def _serving(first: Side, other: Side) -> Iterator[Ratio]:
             other=theirs.output_tokens_per_s,
             value=_divided(theirs.output_tokens_per_s, ours.output_tokens_per_s),
             better="higher",
-            interval_of=_requests_words(ours),
+            interval=interval,
+            interval_of=of,
             main=ours == heaviest,
             notes=(*limited[ours.load], *lost),
         )
-        for name, mine, yours in (("TTFT", ours.ttft_ms, theirs.ttft_ms), ("TPOT", ours.tpot_ms, theirs.tpot_ms)):
+        latencies: tuple[tuple[Latency, float | None, float | None], ...] = (
+            ("TTFT", ours.ttft_ms, theirs.ttft_ms),
+            ("TPOT", ours.tpot_ms, theirs.tpot_ms),
+        )
+        for name, mine, yours in latencies:
             if mine and yours:
+                interval, of = latency_interval(name, ours, theirs)
                 yield Ratio(
                     kind="serving speed",
                     what=ours.load,
@@ -176,14 +155,44 @@ def _serving(first: Side, other: Side) -> Iterator[Ratio]:
                     other=yours,
                     value=yours / mine,
                     better="lower",
-                    interval_of=_requests_words(ours),
+                    interval=interval,
+                    interval_of=of,
                     notes=lost,
                 )
 
 
-def _requests_words(cell: Cell) -> str:
+def throughput_interval(ours: Cell, theirs: Cell) -> tuple[Range | None, str]:
+    """The 95 % interval of tokens a second, by resampling how many came when; or why there is none."""
+    if ours.each is None or theirs.each is None:
+        return None, _requests_words(ours, theirs)
+    each = [(cell.each, token_windows(cell.each, cell.output_tokens)) for cell in (ours, theirs) if cell.each]
+    if min(written_share(*pair) for pair in each) < _WRITTEN_SHARE:
+        return None, "its tokens came in too small a part of the time"
+    windows = [found for _, found in each]
+    return bootstrap_ratio(*windows), f"{WINDOWS} parts of the time resampled, one run each"
+
+
+def latency_interval(name: Latency, ours: Cell, theirs: Cell) -> tuple[Range | None, str]:
+    """The 95 % interval of the medians' ratio, by resampling requests: in pairs where both had the same prompts."""
+    if ours.each is None or theirs.each is None:
+        return None, _requests_words(ours, theirs)
+    values = [_latencies(name, cell.each, cell.output_tokens) for cell in (ours, theirs) if cell.each]
+    if min(map(min, values)) <= 0:
+        return None, "some of its times are zero"
+    alike = ours.each.prompts_sha256 is not None and ours.each.prompts_sha256 == theirs.each.prompts_sha256
+    paired = alike and not ours.unanswered and not theirs.unanswered
+    of = f"paired over {len(values[0]):,} prompts" if paired else "requests resampled"
+    return bootstrap_medians(*values, paired=paired), f"{of}, one run each"
+
+
+def _latencies(name: Latency, each: Requests, output_tokens: int) -> tuple[float, ...]:
+    return each.ttft_ms if name == "TTFT" else each.tpot_ms(output_tokens)
+
+
+def _requests_words(*cells: Cell) -> str:
     """Why a load's ratio has no interval."""
-    return "no single requests recorded" + (f", {cell.requests} in all" if cell.requests is not None else "")
+    bare = next(cell for cell in cells if cell.each is None)
+    return "no single requests recorded" + (f", {bare.requests} in all" if bare.requests is not None else "")
 
 
 def _request_notes(first: Side, ours: Cell, other: Side, theirs: Cell) -> tuple[str, ...]:

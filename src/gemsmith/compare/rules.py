@@ -78,6 +78,7 @@ RULES = (
     Rule("serve.*", _S, "how the server runs"),
     Rule("bench.timeout_s", (), "when a request counts as lost; those are counted"),
     Rule("bench.slo_*", (), "what counts as good, not how fast it is"),
+    Rule("bench.pictures", _S, "requests with pictures are embedded too, and are chats"),
     Rule("bench.prompts", (), "each load says how many requests it had"),
     Rule("bench.*", (), "loads are compared one by one, each with its like"),
     Rule("eval.limit", _Q, "other questions"),

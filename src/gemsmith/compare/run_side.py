@@ -205,6 +205,7 @@ def _cells(bench: BenchRecord | None) -> tuple[Cell, ...]:
             output_tokens_per_s=cell.output_tokens_per_s,
             ttft_ms=finite(cell.ttft_ms.p50),
             tpot_ms=finite(cell.tpot_ms.p50),
+            each=cell.requests if cell.requests and len(cell.requests.ttft_ms) > 1 else None,
         )
         for cell in (bench.cells if bench else ())
         if cell.completed and not cell.probe and finite(cell.output_tokens_per_s) is not None

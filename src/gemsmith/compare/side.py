@@ -9,6 +9,7 @@ from typing import Literal
 
 from pydantic import ConfigDict, Field
 
+from gemsmith.bench_records import Requests
 from gemsmith.records import Part
 
 Way = Literal["on demand", "spot"]
@@ -37,6 +38,8 @@ class Cell(Part):
     ttft_ms: float | None = None
     """The median for runs; of published numbers what they give."""
     tpot_ms: float | None = None
+    each: Requests | None = Field(default=None, exclude=True)
+    """The answered requests one by one; None: not recorded."""
 
     @property
     def load(self) -> str:

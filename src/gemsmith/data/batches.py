@@ -3,7 +3,7 @@
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -55,6 +55,11 @@ def count_steps(train: Train, packed_rows: int) -> int:
     return train.optimizer_steps or math.ceil(train.epochs * packed_rows / train.rows_per_step)
 
 
+def count_rows(train: Train, packed_rows: int) -> int:
+    """Rows of all steps, without the padding that fills up the last."""
+    return train.optimizer_steps * train.rows_per_step if train.optimizer_steps else train.epochs * packed_rows
+
+
 def load_batches(run: Run) -> Batches:
     """The batches of the run's data stage.
 
@@ -75,12 +80,10 @@ def load_batches(run: Run) -> Batches:
             f"{rows.tokens.shape}; write both again "
             f"with: gemsmith data {run.path} --force"
         )
-    steps = count_steps(train, record.packed_rows)
-    total_rows = steps * train.rows_per_step if train.optimizer_steps else train.epochs * record.packed_rows
     return Batches(
-        steps=steps,
+        steps=count_steps(train, record.packed_rows),
         rows_per_step=train.rows_per_step,
-        total_rows=total_rows,
+        total_rows=count_rows(train, record.packed_rows),
         rows=rows,
         order=shuffled_order(record.packed_rows, run.recipe.seed),
     )
@@ -114,7 +117,7 @@ def open_rows(run: Run) -> Rows:
             raise RunError(f"{file}: is missing; {remedy}") from None
         if record.files and found[name] != record.files.get(name):
             raise RunError(f"{file}: is damaged: its SHA-256 is not the one in {run.record_file('data')}; {remedy}")
-    if rows_sha256(found.values()) != record.rows_sha256:
+    if rows_sha256(found, run.data / PICTURES) != record.rows_sha256:
         raise RunError(
             f"{run.data}: is damaged: its arrays are not those that {run.record_file('data')} was written with; "
             f"{remedy}"
@@ -141,9 +144,22 @@ class StoredPictures:
         return tuple(replace(picture, path=str(self.base / picture.path)) for picture in pictures)
 
 
-def rows_sha256(files: Iterable[str]) -> str:
-    """One SHA-256 for those of the arrays' files, in the order of ARRAYS, and of PICTURES where there are any."""
-    return hashlib.sha256("".join(files).encode()).hexdigest()
+def rows_sha256(files: Mapping[str, str], pictures: Path) -> str:
+    """One SHA-256 for what the rows are: of the arrays' files, and of what `pictures` says of each row's, if any.
+
+    Where pictures lie is no part of it, so that the same rows have the same one on every machine. `files`: name ->
+    SHA-256, in the order of ARRAYS, and PICTURES where there are any.
+    """
+    digests = [_pictures_sha256(pictures) if name == PICTURES else digest for name, digest in files.items()]
+    return hashlib.sha256("".join(digests).encode()).hexdigest()
+
+
+def _pictures_sha256(file: Path) -> str:
+    total = hashlib.sha256()
+    for line in _lines(file):
+        placeless = [{**picture, "path": ""} for picture in json.loads(line)]
+        total.update(json.dumps(placeless).encode() + b"\n")
+    return total.hexdigest()
 
 
 def _lines(file: Path) -> list[bytes]:

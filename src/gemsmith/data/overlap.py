@@ -82,6 +82,14 @@ def find_overlap(trained: np.ndarray, held_out: Sequence[Document]) -> Overlap:
     return Overlap(rows=len(held_out), prompts=int(prompts.sum()), answers=int(answers.sum()), first=first)
 
 
+def count_shared_pictures(trained: Iterable[Document], held_out: Sequence[Document]) -> int | None:
+    """Held-out rows with a picture that is trained on, by the SHA-256 of its file; None where they have no picture."""
+    if not any(document.pictures for document in held_out):
+        return None
+    known = {picture.sha256 for document in trained for picture in document.pictures}
+    return sum(any(picture.sha256 in known for picture in document.pictures) for document in held_out)
+
+
 def overlap_notices(overlap: Overlap | None) -> tuple[str, ...]:
     """What a reader must know of held-out rows that are trained on, if any are; or that it is not known."""
     if overlap is None:

@@ -1,5 +1,6 @@
 """Documents to rows of one length: several in a row, kept apart by segments; never a document over two rows."""
 
+import hashlib
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -70,14 +71,18 @@ def assign_rows(
     packing: bool = True,
     patches: Sequence[int] = (),
     max_patches: int = 0,
+    order: Sequence[int] | None = None,
 ) -> list[list[int]]:
-    """The documents of each row, by index: best-fit decreasing, or one document a row.
+    """The documents of each row, by index: best fit, or one document a row.
 
-    Each document, the longest first, goes into the row where it leaves the least room; ties go to the earlier document
-    and the row that was changed last. `patches` are those of each document's pictures; a row holds max_patches.
+    Each document goes into the row where it leaves the least room; ties go to the row that was changed last. They come
+    in `order`, or the longest first and of equal ones the earlier. `patches` are those of each document's pictures; a
+    row holds max_patches.
 
     >>> assign_rows([2, 5, 4, 3], 6), assign_rows([2, 2, 2], 6, patches=[4, 4, 0], max_patches=4)
     ([[1], [2, 0], [3]], [[0, 2], [1]])
+    >>> assign_rows([3, 3, 3, 3], 6, order=[2, 0, 3, 1])
+    [[2, 0], [3, 1]]
     """
     patches = patches or [0] * len(lengths)
     assert all(0 < length <= max_length for length in lengths) and max(patches, default=0) <= max_patches
@@ -88,7 +93,7 @@ def assign_rows(
     fewest = min((count for count in patches if count), default=1)
     # Rows that may take another picture are apart from those that may not, through which none need look.
     taking, full = _Rooms(), _Rooms()
-    for index in sorted(range(len(lengths)), key=lambda index: (-lengths[index], index)):
+    for index in sorted(range(len(lengths)), key=lambda index: (-lengths[index], index)) if order is None else order:
         length, count = lengths[index], patches[index]
         fits = [
             (*found, rooms)
@@ -107,6 +112,12 @@ def assign_rows(
         if room > length:
             (taking if patch_rooms[row] >= fewest else full).add(room - length, row)
     return rows
+
+
+def drawn_order(documents: int, seed: int) -> list[int]:
+    """The documents in an order that the recipe's seed draws: the same on every machine."""
+    drawn = [hashlib.sha256(f"documents {seed} {index}".encode()).digest() for index in range(documents)]
+    return sorted(range(documents), key=drawn.__getitem__)
 
 
 @dataclass(frozen=True, kw_only=True)

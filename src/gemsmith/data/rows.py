@@ -91,7 +91,8 @@ def read_train(recipe: Recipe, keep: Callable[[bytes], str]) -> Dataset:
     """The rows of data.train; `keep` makes files of pictures that come as bytes."""
     data = recipe.data
     classes = recipe_classes(data, "train")
-    return read_dataset(data.train, format=data.format, seed=recipe.seed, classes=classes, keep=keep)
+    pictures = PictureSource(folder=_folder_of(data.train), keep=keep)
+    return read_dataset(data.train, format=data.format, seed=recipe.seed, classes=classes, pictures=pictures)
 
 
 def read_held_out(recipe: Recipe) -> Dataset:
@@ -136,16 +137,16 @@ def read_dataset(
     seed: int = 0,
     columns: Columns = NO_COLUMNS,
     classes: Classes | None = None,
-    keep: Callable[[bytes], str] | None = None,
+    pictures: PictureSource | None = None,
 ) -> Dataset:
     """Every row of the source; `seed` is for rows that are made, `columns` are read beside the messages.
 
-    `classes` are those of a folder of photos; `keep` makes files of pictures that come as bytes, and gives their paths.
+    `classes` are those of a folder of photos; by default `pictures` count from the folder that holds the rows.
     Raises DataError naming the file and the line for whatever cannot be used.
     """
     name = "data" if isinstance(source, Made) else source
     rows = _source_rows(source, seed, columns, classes)
-    pictures = PictureSource(folder=_folder_of(source), keep=keep)
+    pictures = pictures or PictureSource(folder=_folder_of(source))
     documents: list[Document] = []
     ignored: Counter[str] = Counter()
     form = None if format in ("auto", FORMAT) else format

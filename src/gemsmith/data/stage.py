@@ -4,16 +4,17 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 from gemsmith.checkpoint import Checkpoint, open_checkpoint
 from gemsmith.checkpoint.folder import read_config
-from gemsmith.data.batches import PICTURES, count_steps, rows_sha256
-from gemsmith.data.image_folder import recipe_classes
-from gemsmith.data.overlap import Overlap, find_overlap, overlap_notices, write_answers
-from gemsmith.data.pack import ARRAYS, Rows, assign_rows, pack_rows
+from gemsmith.data.batches import PICTURES, count_rows, count_steps, rows_sha256, shuffled_order
+from gemsmith.data.buckets import find_buckets
+from gemsmith.data.image_folder import FORMAT, recipe_classes
+from gemsmith.data.overlap import Overlap, count_shared_pictures, find_overlap, overlap_notices, write_answers
+from gemsmith.data.pack import ARRAYS, Rows, assign_rows, drawn_order, pack_rows
 from gemsmith.data.pictures import Seen, look_at_pictures, write_pictures
 from gemsmith.data.render import Rendered, open_tokenizer
 from gemsmith.data.rows import (
@@ -35,7 +36,7 @@ from gemsmith.pictures.kept import drop_others, keep_bytes
 from gemsmith.pictures.patches import Patching, read_patching
 from gemsmith.provenance import Clock, start_clock
 from gemsmith.recipe import Data, Recipe, eval_tasks
-from gemsmith.records import DataRecord
+from gemsmith.records import DataRecord, HeldOut, PictureBucket
 from gemsmith.run import Run, make_origin, read_record, write_record
 from gemsmith.tasks import is_task_file
 from gemsmith.terminal import open_console, track
@@ -65,16 +66,19 @@ def prepare_data(run: Run) -> DataRecord:
     rendered = list(render_in_processes(checkpoint.folder, template, progress, count_processes(seen.documents)))
     kept, dropped = _keep_fitting(rendered, data, patching)
     patches = [patching.per_token * document.soft_tokens for document in kept]
-    rows = _assign(kept, patches, data)
+    rows = _assign(kept, patches, run.recipe)
     before = _earlier(run)
     chunks, shape = pack_rows(kept, rows, data.max_length), (len(rows), data.max_length)
     files = _write_rows(run, chunks, shape, with_pictures=any(patches))
     drop_others(run.pictures, {Path(picture.path).name for document in kept for picture in document.pictures})
     trained = {row.origin for row in kept}
-    answers = write_answers(run.data, (document for document in seen.documents if document.origin in trained))
+    trained_on = [document for document in seen.documents if document.origin in trained]
+    answers = write_answers(run.data, trained_on)
     record = _make_record(run, clock, rendered, kept, len(rows), files, _sources(run, checkpoint, template))
     found = {
         "dropped": {**dropped, **seen.dropped},
+        "packing_order": _packing_order(data),
+        "buckets": _buckets(kept, rows, run.recipe) if any(patches) else (),
         "most_patches": max(sum(patches[index] for index in members) for members in rows),
         "most_pictures": max(sum(len(kept[index].pictures) for index in members) for members in rows),
         "ignored_columns": dataset.ignored_columns,
@@ -82,7 +86,8 @@ def prepare_data(run: Run) -> DataRecord:
     }
     record = record.model_copy(update=found)
     if held_out:
-        record = _with_overlap(record, find_overlap(answers, held_out))
+        shared = count_shared_pictures(trained_on, held_out)
+        record = _with_overlap(record, find_overlap(answers, held_out), shared)
     record = before if before and _same_rows(before, record) else record
     write_record(run, record)
     console.print(_summary(record, run), soft_wrap=True)
@@ -108,9 +113,19 @@ def _read_held_out(recipe: Recipe) -> list[Document]:
     return read_held_out(recipe).documents
 
 
-def _assign(kept: Sequence[Rendered], patches: Sequence[int], data: Data) -> list[list[int]]:
-    lengths = [len(document.ids) for document in kept]
-    return assign_rows(lengths, data.max_length, packing=data.packing, patches=patches, max_patches=data.max_patches)
+def _assign(kept: Sequence[Rendered], patches: Sequence[int], recipe: Recipe) -> list[list[int]]:
+    data, lengths = recipe.data, [len(document.ids) for document in kept]
+    order = drawn_order(len(kept), recipe.seed) if _packing_order(data) == "drawn" else None
+    if not data.packing:
+        return assign_rows(lengths, data.max_length, packing=False)
+    return assign_rows(lengths, data.max_length, patches=patches, max_patches=data.max_patches, order=order)
+
+
+def _packing_order(data: Data) -> Literal["longest first", "drawn"] | None:
+    """A folder of photos is read class by class, and one class's documents are of one length: rows of it alone."""
+    if not data.packing:
+        return None
+    return "drawn" if data.format == FORMAT else "longest first"
 
 
 def _look(checkpoint: Checkpoint, documents: Sequence[Document], patching: Patching, *, bad: str, key: str) -> Seen:
@@ -177,6 +192,13 @@ def _keep_fitting(
         if len(kept) < len(before):
             dropped[reason] = len(before) - len(kept)
     return kept, dropped
+
+
+def _buckets(kept: Sequence[Rendered], rows: Sequence[Sequence[int]], recipe: Recipe) -> tuple[PictureBucket, ...]:
+    soft_tokens = [[picture.soft_tokens for index in members for picture in kept[index].pictures] for members in rows]
+    places = {"total_rows": count_rows(recipe.train, len(rows)), "rows_per_step": recipe.train.rows_per_step}
+    steps = find_buckets(soft_tokens, shuffled_order(len(rows), recipe.seed), **places).count_steps()
+    return tuple(PictureBucket(**bucket._asdict(), steps=count) for bucket, count in steps.items())
 
 
 def _earlier(run: Run) -> DataRecord | None:
@@ -274,17 +296,22 @@ def _make_record(
         length_percentiles=dict(zip(("p50", "p90", "p99", "p100"), map(int, levels), strict=True)),
         template_sha256=sources["chat template"],
         steps=count_steps(run.recipe.train, packed_rows),
-        rows_sha256=rows_sha256(files.values()),
+        rows_sha256=rows_sha256(files, run.data / PICTURES),
         files=files,
         pictures=sum(len(document.pictures) for document in kept),
         soft_tokens=sum(document.soft_tokens for document in kept),
     )
 
 
-def _with_overlap(record: DataRecord, overlap: Overlap) -> DataRecord:
-    return record.model_copy(
-        update={"held_out_also_trained": overlap.prompts, "notices": (*record.notices, *overlap_notices(overlap))}
-    )
+def _with_overlap(record: DataRecord, overlap: Overlap, same_picture: int | None) -> DataRecord:
+    found = {
+        "held_out_also_trained": overlap.prompts,
+        "held_out": HeldOut(
+            rows=overlap.rows, same_prompt=overlap.prompts, same_answer=overlap.answers, same_picture=same_picture
+        ),
+        "notices": (*record.notices, *overlap_notices(overlap)),
+    }
+    return record.model_copy(update=found)
 
 
 def _summary(record: DataRecord, run: Run) -> str:

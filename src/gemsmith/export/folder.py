@@ -41,7 +41,7 @@ from gemsmith.provenance import Clock, start_clock, this_machine
 from gemsmith.records import ExportRecord, FileSum, Origin
 from gemsmith.terminal import open_console
 from gemsmith.version import __version__
-from gemsmith.zoo import text_tensors
+from gemsmith.zoo import class_names, text_tensors
 from gemsmith.zoo.tensors import PREFIX
 
 RECORD, VERIFIED, ADAPTER, MERGED, LOGS = "export.json", "verify.json", "adapter", "merged", "logs"
@@ -233,8 +233,15 @@ def _write(
     with no_space_named(out), replacing_folder(out) as beside, unchanged(read), ThreadPoolExecutor(1) as aside:
         check_target()
         known = dataclasses.replace(adapter, base_sha256=fingerprint)
-        copies = shared_projections(base.variant)
-        writing = aside.submit(write_peft_adapter, known, beside / ADAPTER, base.source, dropout=dropout, v_of_k=copies)
+        writing = aside.submit(
+            write_peft_adapter,
+            known,
+            beside / ADAPTER,
+            base.source,
+            dropout=dropout,
+            v_of_k=shared_projections(base.variant),
+            class_names=class_names(base.variant),
+        )
         hashing = aside.submit(lambda: {str(file): sha256_file(file) for file in read})
         (beside / MERGED).mkdir()
         merged = write_merged(base, known, beside / MERGED)

@@ -11,7 +11,7 @@ from gemsmith.errors import CheckpointError, RunError
 from gemsmith.export.folder import check_base
 from gemsmith.files import write_text
 from gemsmith.recipe_file import build_recipe, load_recipe
-from gemsmith.zoo import Variant, kinds_of, lora_targets
+from gemsmith.zoo import ALL_LINEAR, Variant, kinds_of, lora_targets
 
 _FILL_IN = "FILL-IN.jsonl"
 
@@ -63,4 +63,5 @@ def _targets(adapter: Adapter, variant: Variant, folder: Path) -> tuple[str, ...
         raise CheckpointError(
             f"adapter {folder}: none of its modules is one that can be trained here; is it another model's adapter?"
         )
-    return kinds
+    every = {target.module for target in lora_targets(variant, [ALL_LINEAR])}
+    return (ALL_LINEAR,) if adapter.modules.keys() == every and every - by_module.keys() else kinds

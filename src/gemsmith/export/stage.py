@@ -13,6 +13,7 @@ from gemsmith.provenance import start_clock
 from gemsmith.records import DataRecord, ExportRecord, FileSum
 from gemsmith.run import Run, make_origin, read_record, write_record
 from gemsmith.terminal import open_console
+from gemsmith.zoo import class_names
 
 PACKAGES = ("ml_dtypes", "numpy")
 _ORBAX = "orbax-checkpoint"
@@ -36,8 +37,11 @@ def export(run: Run) -> ExportRecord:
         replacing_folder(run.merged) as merged_beside,
     ):
         adapter = replace(_read_saved(run, step), base_sha256=fingerprint)
-        copies, dropout = shared_projections(base.variant), run.recipe.lora.dropout
-        written = write_peft_adapter(adapter, beside, run.recipe.checkpoint, dropout=dropout, v_of_k=copies)
+        copies, names = shared_projections(base.variant), class_names(base.variant)
+        dropout = run.recipe.lora.dropout
+        written = write_peft_adapter(
+            adapter, beside, run.recipe.checkpoint, dropout=dropout, v_of_k=copies, class_names=names
+        )
         del adapter
         # From the file, one module at a time, so that all of them need not lie in memory.
         adapter = read_peft_adapter(beside)

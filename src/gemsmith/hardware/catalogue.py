@@ -16,6 +16,11 @@ SHIPPED = Path(__file__).with_name("catalogue.yaml")
 KINDS = ("tpu", "gpu", "cpu")
 MEASURED = ("measured_low", "measured_high", "measured_source", "measured_date")
 """What a machine's row says of trainings that were measured on it: all of these, or none."""
+SERVED = (
+    *("served_decode_low", "served_decode_high", "served_prefill_low", "served_prefill_high"),
+    *("served_source", "served_date"),
+)
+"""The same of load tests."""
 RowT = TypeVar("RowT")
 # Parsing is most of the time that a catalogue costs, and LibYAML is ten times faster; not every PyYAML is built with
 # it.
@@ -92,6 +97,15 @@ class Machine:
     """The same of the fastest."""
     measured_source: str = ""
     measured_date: str = ""
+    served_decode_low: float | None = None
+    """Share of the roofline that a decode step came to in the slowest of the load tests on it; None: there was none. On
+    a CPU, whose row has no peak of its memory, it may be above 1."""
+    served_decode_high: float | None = None
+    served_prefill_low: float | None = None
+    """The same of a prompt's prefill."""
+    served_prefill_high: float | None = None
+    served_source: str = ""
+    served_date: str = ""
 
     @property
     def devices(self) -> int:
@@ -165,7 +179,7 @@ def read_rows(path: Path) -> dict[str, dict[str, dict[str, Any]]]:
 
 def _refuse_without_source(row: Mapping[str, Any], where: str) -> None:
     """A changed number must not pass under the shipped row's source. Prices and what was measured carry their own."""
-    numbers = sorted(str(key) for key in row if key not in ("prices", *MEASURED))
+    numbers = sorted(str(key) for key in row if key not in ("prices", *MEASURED, *SERVED))
     if numbers and not {"source", "date"} <= set(row):
         raise RecipeError(f"{where}: must say source and date, since it gives {', '.join(numbers)}")
 
@@ -208,16 +222,22 @@ def _machine(name: str, row: Mapping[str, Any], chips: Mapping[str, Chip], where
         raise RecipeError(
             f"{where}.interconnect_bytes_per_s is missing; a machine of {machine.devices} devices must have it"
         )
-    _check_measured(machine, row, where)
+    _check_shares(machine, row, where, MEASURED, most=1)
+    _check_shares(machine, row, where, SERVED, most=math.inf if machine.chip.kind == "cpu" else 1)
     return machine
 
 
-def _check_measured(machine: Machine, row: Mapping[str, Any], where: str) -> None:
-    if (given := [key for key in MEASURED if key in row]) and len(given) < len(MEASURED):
-        missing = next(key for key in MEASURED if key not in row)
+def _check_shares(machine: Machine, row: Mapping[str, Any], where: str, keys: tuple[str, ...], *, most: float) -> None:
+    """All keys or none; each pair of low and high in order."""
+    given = [key for key in keys if key in row]
+    if given and len(given) < len(keys):
+        missing = next(key for key in keys if key not in row)
         raise RecipeError(f"{where}.{missing} is missing; it goes with {given[0]}")
-    if given and not 0 < (machine.measured_low or 0) <= (machine.measured_high or 0) <= 1:
-        raise RecipeError(f"{where}: measured_low and measured_high must be in order, above 0 and at most 1")
+    for low in (key for key in given if key.endswith("_low")):
+        high = low.replace("_low", "_high")
+        if not 0 < (getattr(machine, low) or 0) <= (getattr(machine, high) or 0) <= most:
+            limit = " and at most 1" if most == 1 else ""
+            raise RecipeError(f"{where}: {low} and {high} must be in order, above 0{limit}")
 
 
 def _build(kind: type[RowT], values: Mapping[str, Any], where: str) -> RowT:

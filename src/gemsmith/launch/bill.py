@@ -39,26 +39,30 @@ def make_bill(
 
 
 def find_price(machine: Machine, region: str, *, spot: bool) -> Price:
-    """The machine's price in a region. Raises InputError with the regions that have one."""
+    """The machine's price in a region, or in all of its area (us). Raises InputError with those that have one."""
     kind = "spot" if spot else "on-demand"
     there = {price.region: price for price in machine.prices if price.provider == GCP and _rate(price, spot=spot)}
-    if region in there:
-        return there[region]
+    area = region.partition("-")[0]
+    if found := there.get(region) or there.get(area):
+        return found
     if not there:
         raise InputError(
             f"--machine {machine.name}: the catalogue has no {kind} price of it at Google, so its greatest bill is not "
             "known; add one in hardware.catalogue"
         )
+    has = ", ".join(f"{name} ({_rate(price, spot=spot):.2f} USD/h)" for name, price in there.items())
+    if not region:
+        raise InputError(f"--region: is missing; the catalogue's {kind} price of {machine.name} is of {has}; name one")
     raise InputError(
-        f"--region {region}: the catalogue has no {kind} price of {machine.name} there; it has "
-        f"{', '.join(f'{name} ({_rate(price, spot=spot):.2f} USD/h)' for name, price in there.items())}; choose one, "
+        f"--region {region}: the catalogue has no {kind} price of {machine.name} there; it has {has}; choose one, "
         "or add the region in hardware.catalogue"
     )
 
 
 def default_region(machine: Machine, *, spot: bool) -> str | None:
-    """The cheapest region that the catalogue has a price for."""
-    priced = [price for price in machine.prices if price.provider == GCP and _rate(price, spot=spot)]
+    """The cheapest region that the catalogue has a price for; None where it knows prices of whole areas alone."""
+    known = (price for price in machine.prices if price.provider == GCP and "-" in price.region)
+    priced = [price for price in known if _rate(price, spot=spot)]
     return min(priced, key=lambda price: _rate(price, spot=spot) or 0).region if priced else None
 
 

@@ -17,10 +17,7 @@ from gemsmith.launch.held import GB, downloads_base, held_bytes, say_held
 from gemsmith.launch.record import LaunchRecord
 from gemsmith.launch.steps import cost_lines, here_command, upload_steps
 from gemsmith.launch.target import LABEL, MOUNT, Check, Chosen, Command, Request, Resource
-from gemsmith.serve.engine import ServeSettings
-from gemsmith.serve.machines import GPU_IMAGE
-from gemsmith.serve.split import BATCHED, UTILISATION, choose_split
-from gemsmith.zoo import find_variant
+from gemsmith.launch.vllm import deploy_service, service_arguments
 
 MOUNTS_WEIGHTS = True
 TAKES_ANY = False
@@ -218,9 +215,9 @@ def _service(request: Request) -> dict[str, Any]:
 
 
 def _service_container(request: Request) -> dict[str, Any]:
-    weights_gb = 2 * request.parameters / GB
+    weights_gb, deployment = 2 * request.parameters / GB, deploy_service(request)
     probe = {
-        "httpGet": {"path": "/health", "port": 8000},
+        "httpGet": {"path": "/health", "port": deployment.port},
         "periodSeconds": 10,
         "timeoutSeconds": 5,
         "failureThreshold": Chosen(
@@ -228,9 +225,11 @@ def _service_container(request: Request) -> dict[str, Any]:
         ),
     }
     return {
-        "image": Chosen(GPU_IMAGE, "the version of requirements/serve.lock, for CUDA; the tag was not looked up"),
-        "args": [*_vllm_arguments(request)],
-        "ports": [{"containerPort": 8000}],
+        "image": Chosen(deployment.image or "", "serve.image, or else vLLM's own; its tag was not looked up"),
+        "command": ["vllm", *deployment.program],
+        "args": service_arguments(deployment),
+        "env": [{"name": name, "value": value} for name, value in deployment.environment.items()],
+        "ports": [{"containerPort": deployment.port}],
         "resources": {"limits": _service_limits()},
         "volumeMounts": [{"name": "weights", "mountPath": MOUNT}],
         "startupProbe": probe,
@@ -241,32 +240,6 @@ def _load_tries(weights_gb: float) -> int:
     """Probes of 10 s until vLLM must be up."""
     seconds = 2 * weights_gb * 8 + 300
     return -(-int(seconds) // 10)
-
-
-def _vllm_arguments(request: Request) -> list[str | Chosen]:
-    """As `gemsmith serve` would have it on this GPU: fp8 where bfloat16 does not fit by the formula."""
-    folder, serve = request.root.removeprefix(f"gs://{request.bucket}/"), request.recipe.serve
-    length = serve.max_model_len or request.recipe.data.max_length
-    assert request.recipe.model is not None
-    settings = ServeSettings(max_model_len=length, dtype=serve.dtype)
-    split = choose_split(request.machine, find_variant(request.recipe.model), settings, length)
-    held = f"{split.memory.total / GB:.2g} GB of {request.machine.chip.hbm_bytes / GB:.0f}, modelled"
-    arguments: list[str | Chosen] = [
-        f"--model={MOUNT}/{folder}/run/merged",
-        f"--served-model-name={request.name}",
-        Chosen(f"--max-model-len={length}", "serve.max_model_len, or else data.max_length"),
-        Chosen(f"--gpu-memory-utilization={UTILISATION:.2f}", "vLLM gives what is left to keys and values"),
-    ]
-    if split.weight_dtype == "fp8":
-        arguments.append(Chosen("--quantization=fp8", f"as they are loaded; in bfloat16 they do not fit; {held}"))
-    else:
-        arguments.append(Chosen(f"--dtype={serve.dtype}", f"serve.dtype; {held}"))
-    if split.batched_tokens != BATCHED[0]:
-        batched = f"--max-num-batched-tokens={split.batched_tokens}"
-        arguments.append(Chosen(batched, f"{BATCHED[0]} would not fit beside the weights"))
-    if serve.kv_cache_dtype != "auto":
-        arguments.append(Chosen(f"--kv-cache-dtype={serve.kv_cache_dtype}", "serve.kv_cache_dtype"))
-    return arguments
 
 
 def _service_limits() -> Mapping[str, Any]:

@@ -26,10 +26,10 @@ def render_yaml(value: Mapping[str, Any], *, heading: Iterable[str] = ()) -> str
 
 
 def render_script(steps: Iterable[tuple[str, Command]], *, heading: Iterable[str] = ()) -> str:
-    """A bash script that runs the commands in order and stops at the first that fails; each has a comment above it."""
+    """A bash script that runs the commands in order and stops at the first that fails; each has its reason above it."""
     lines = ["#!/usr/bin/env bash", *(f"# {line}" for line in heading), "set -euo pipefail", 'cd "$(dirname "$0")"']
     for reason, command in steps:
-        lines += ["", *(f"# {line}" for line in reason.splitlines()), shlex.join(command)]
+        lines += [*([""] if reason else []), *(f"# {line}" for line in reason.splitlines()), shlex.join(command)]
     return "\n".join(lines) + "\n"
 
 

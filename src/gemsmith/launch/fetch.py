@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
+from gemsmith.bucket import Bucket, files_below
 from gemsmith.errors import RunError
-from gemsmith.launch.bucket import Bucket, files_below
 from gemsmith.launch.mirror import RECORDS, RUN, fetch_run
 
 _LARGE = ("merged", "data")

@@ -7,9 +7,10 @@ from gemsmith.launch.target import Request
 
 GB = 10**9
 PROGRAM_BYTES = 16 * GB
-"""Python and its libraries, rows, and a layer at a time of what is loaded or merged; assumed."""
+"""Python and its libraries, rows, a few pictures, and a layer at a time of what is loaded or merged; assumed."""
 WEIGHT_BYTES = 2
 """A parameter, in bfloat16."""
+_WORTH_SAYING_BYTES = GB // 10
 SAVED_BYTES = 12
 """A trained parameter and its two moments, in float32."""
 ADAPTER_BYTES = 4
@@ -19,6 +20,8 @@ def held_bytes(request: Request, *, with_weights: bool) -> dict[str, int]:
     """What -> bytes. `with_weights`: the base is copied to the machine rather than read in place."""
     train, weights = request.recipe.train, WEIGHT_BYTES * request.parameters
     held = {"the program": PROGRAM_BYTES}
+    if (pictures := sum(each.total_bytes for each in request.pictures)) >= _WORTH_SAYING_BYTES:
+        held["pictures"] = pictures
     if with_weights:
         held["the base"] = weights
     if "train" in request.stages:

@@ -4,19 +4,24 @@ import contextlib
 import importlib
 import os
 from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from rich.console import Console
 
+from gemsmith.bucket import Bucket
 from gemsmith.errors import GemsmithError, InputError
-from gemsmith.launch.bucket import Bucket
+from gemsmith.launch.inputs import FOLDER
 from gemsmith.launch.mirror import LAUNCHED, Mirror
+from gemsmith.launch.pictures import PACKED, unpack
 from gemsmith.lock import locked
 from gemsmith.run import Run, open_source
 from gemsmith.stages import SERVED
 from gemsmith.train.first_host import is_later_host
 
 RunStage = Callable[[Run, str], object]
+_AT_ONCE = 8
+"""Objects that are fetched at the same time."""
 _READERS_OF_MERGED = {"verify", *SERVED}
 
 
@@ -78,9 +83,11 @@ def _fetch_launched(bucket: Bucket, folder: Path) -> None:
     names = bucket.names(LAUNCHED)
     if f"{LAUNCHED}recipe.yaml" not in names:
         raise InputError(f"{bucket.url}: holds no {LAUNCHED}recipe.yaml; launch with: gemsmith launch RECIPE --submit")
-    for name in names:
-        if ".." not in name.split("/"):
-            bucket.download(name, folder / name.removeprefix(LAUNCHED))
+    with ThreadPoolExecutor(_AT_ONCE) as threads:
+        mine = [name for name in names if ".." not in name.split("/")]
+        [*threads.map(lambda name: bucket.download(name, folder / name.removeprefix(LAUNCHED)), mine)]
+    for packed in sorted((folder / PACKED).glob("*")):
+        unpack(packed, folder / FOLDER / packed.name)
 
 
 def _unneeded(bucket: Bucket, stages: Sequence[str]) -> Collection[str]:

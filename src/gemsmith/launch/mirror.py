@@ -17,10 +17,10 @@ import threading
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
+from gemsmith.bucket import Bucket, files_below
 from gemsmith.checkpoint.saved import saved_steps
 from gemsmith.errors import GemsmithError, RunError
 from gemsmith.files import sha256_file
-from gemsmith.launch.bucket import Bucket, files_below
 from gemsmith.stages import STAGES
 
 RUN, CHECKPOINTS, LAUNCHED = "run/", "checkpoints/", "launched/"

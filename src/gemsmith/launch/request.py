@@ -9,14 +9,14 @@ from gemsmith.errors import InputError, RecipeError, nearest
 from gemsmith.execution import BACKENDS
 from gemsmith.hardware import Catalogue, Machine, find_machine, load_catalogue
 from gemsmith.launch.bill import default_region, find_price, make_bill
-from gemsmith.launch.inputs import move_inputs
+from gemsmith.launch.inputs import Inputs, find_inputs
 from gemsmith.launch.target import MOUNT, Bill, Chosen, Request, Target
 from gemsmith.plan import plan_only
 from gemsmith.plan_records import PlanRecord
 from gemsmith.recipe import Derived, Recipe
 from gemsmith.recipe_file import dump_recipe
 from gemsmith.recipe_keys import with_values
-from gemsmith.resolve import resolve_file
+from gemsmith.resolve import recipe_variant, resolve_file
 from gemsmith.stages import SERVED, STAGES
 from gemsmith.version import __version__
 
@@ -63,11 +63,13 @@ def make_request(source: Path, target: Target, on: str, options: Options) -> Req
     name = _name(options.name or re.sub(r"[^a-z0-9]+", "-", source.stem.lower()).strip("-"))
     stages = _stages(options)
     catalogue = load_catalogue(recipe.hardware.catalogue)
+    root = f"{_bucket(options.bucket)}/{name}"
+    inputs = find_inputs(recipe, root, mount=MOUNT if target.MOUNTS_WEIGHTS else None)
     problems: list[InputError] = []
     found: list[Request] = []
     for machine in _machines(recipe, catalogue, target, on, options.machine):
         try:
-            request = _request(name, machine, recipe, derived, target=target, on=on, stages=stages, options=options)
+            request = _request(root, machine, recipe, derived, inputs=inputs, on=on, stages=stages, options=options)
             target.check(request)
             found.append(request)
             if not target.TAKES_ANY:
@@ -96,12 +98,12 @@ def _joined(found: Sequence[Request]) -> Request:
 
 
 def _request(
-    name: str,
+    root: str,
     machine: Machine,
     recipe: Recipe,
     derived: Sequence[Derived],
     *,
-    target: Target,
+    inputs: Inputs,
     on: str,
     stages: tuple[str, ...],
     options: Options,
@@ -110,18 +112,18 @@ def _request(
     plan = plan_only(with_values(recipe, [Derived("hardware.machines", (machine.name,), "")]))
     _refuse_unfit(plan)
     region = _region(machine, options)
-    root = f"{_bucket(options.bucket)}/{name}"
-    placed, inputs, weights = move_inputs(recipe, root, mount=MOUNT if target.MOUNTS_WEIGHTS else None)
-    placed += _machine_keys(recipe, machine, root)
+    placed = [*inputs.placed, *_machine_keys(recipe, machine, root)]
     moved = with_values(recipe, placed)
     return Request(
-        name=name,
+        name=root.rpartition("/")[2],
         recipe=moved,
         recipe_text=dump_recipe(moved, [*(item for item in derived if item.key not in _keys(placed)), *placed]),
-        inputs=inputs,
+        inputs=inputs.copies,
+        pictures=inputs.pictures,
         stages=stages,
         machine=machine,
         plan=plan.machines[0],
+        variant=recipe_variant(recipe),
         parameters=plan.parameters,
         trained_parameters=plan.trained_parameters,
         bill=_bill(plan, machine, region, on, options),
@@ -137,7 +139,7 @@ def _request(
         subnet=options.subnet,
         queue=options.queue,
         cluster=options.cluster,
-        weights_bucket=weights,
+        weights_bucket=inputs.weights_bucket,
     )
 
 
@@ -241,8 +243,9 @@ def _nothing_fits(on: str, problems: Sequence[InputError]) -> InputError:
 def _region(machine: Machine, options: Options) -> str:
     if options.zone is not None:
         return options.zone.rpartition("-")[0]
-    region = options.region or default_region(machine, spot=options.spot)
-    return find_price(machine, region or "", spot=options.spot).region
+    region = options.region or default_region(machine, spot=options.spot) or ""
+    find_price(machine, region, spot=options.spot)
+    return region
 
 
 def _machine_keys(recipe: Recipe, machine: Machine, root: str) -> list[Derived]:

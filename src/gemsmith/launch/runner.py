@@ -1,7 +1,9 @@
 """External commands, each run by one function, so that tests put a stand-in on PATH that records what it was asked."""
 
+import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,10 +44,15 @@ def show(command: Command) -> None:
 
 
 def run_script(script: Path, *, needs: Sequence[str]) -> None:
-    """Runs a rendered script. Raises MachineError where a program is missing, EngineError where the script fails."""
+    """Runs a rendered script. Raises MachineError where a program is missing, EngineError where the script fails.
+
+    It finds this Gemsmith, also where the environment that it is in is not on PATH.
+    """
     for program in ("bash", *needs):
         _refuse_missing(program)
-    if code := subprocess.run(["bash", str(script)], check=False, stdin=subprocess.DEVNULL).returncode:
+    ours = {"PATH": f"{os.environ.get('PATH', '')}{os.pathsep}{Path(sys.executable).parent}"}
+    command, environment = ["bash", str(script)], os.environ | ours
+    if code := subprocess.run(command, check=False, stdin=subprocess.DEVNULL, env=environment).returncode:
         raise EngineError(f"{script} ended with {code}; its own lines are above")
 
 

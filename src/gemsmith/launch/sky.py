@@ -68,7 +68,8 @@ def _task(request: Request) -> dict[str, Any]:
 
 
 def _machine(request: Request, machine: Machine) -> dict[str, Any]:
-    region = request.region if machine is request.machine else default_region(machine, spot=request.spot)
+    own = None if machine is request.machine else default_region(machine, spot=request.spot)
+    region = own or request.region
     row: dict[str, Any] = {"infra": f"gcp/{region}", "accelerators": _accelerators(machine)}
     if machine.chip.kind == "tpu":
         row["accelerator_args"] = {"runtime_version": TPUS[machine.chip.name], "tpu_vm": True}

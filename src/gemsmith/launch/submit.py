@@ -8,10 +8,11 @@ from rich.text import Text
 
 from gemsmith.errors import GemsmithError, InputError
 from gemsmith.files import sha256_file, write_text
+from gemsmith.launch.pictures import PACKED
 from gemsmith.launch.preflight import run_preflight
 from gemsmith.launch.record import LaunchRecord, launch_folder, read_launch, write_launch
 from gemsmith.launch.runner import run_script
-from gemsmith.launch.steps import cost_lines
+from gemsmith.launch.steps import cost_lines, rendered_lists, upload_lines
 from gemsmith.launch.target import Request, Target
 from gemsmith.provenance import start_clock
 from gemsmith.version import __version__
@@ -19,8 +20,9 @@ from gemsmith.version import __version__
 
 def print_files(request: Request, target: Target, folder: Path) -> list[Path]:
     """Writes the rendered files into a folder, which must not hold others; returns them in order."""
-    files = target.render(request)
-    if folder.exists() and (others := sorted({path.name for path in folder.iterdir()} - {*files, "launch.json"})):
+    files = {**target.render(request), **rendered_lists(request)}
+    known = {*files, "launch.json", PACKED}
+    if folder.exists() and (others := sorted({path.name for path in folder.iterdir()} - known)):
         raise InputError(f"{folder}: holds {others[0]}, which this launch does not render; name another folder")
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
@@ -39,7 +41,7 @@ def submit(
     not given; MachineError where the preflight fails. Until then nothing is created.
     """
     _refuse_taken(request.name)
-    for line in cost_lines(request):
+    for line in (*cost_lines(request), *upload_lines(request)):
         console.print(line)
     _refuse_bill(request, max_usd)
     run_preflight(target.preflight(request), console)

@@ -5,9 +5,11 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from gemsmith.hardware import Machine
+from gemsmith.launch.pictures import Pictures
 from gemsmith.launch.record import LaunchRecord
 from gemsmith.plan_records import MachinePlan
 from gemsmith.recipe import Recipe
+from gemsmith.zoo import Variant
 
 Command = tuple[str, ...]
 LABEL = "gemsmith-run"
@@ -58,11 +60,14 @@ class Request:
     recipe_text: str
     inputs: Mapping[str, str]
     """A local file or folder -> where it goes, below the run's folder in the bucket."""
+    pictures: tuple[Pictures, ...] = ()
+    """Those that rows name, which are packed for the way."""
     stages: tuple[str, ...]
     machine: Machine
     others: tuple[Machine, ...] = ()
     """Further machines of its kind that fit, for a target that takes whichever it gets; the bill is the dearest's."""
     plan: MachinePlan
+    variant: Variant
     parameters: int
     trained_parameters: int
     bill: Bill

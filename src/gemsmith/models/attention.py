@@ -27,6 +27,7 @@ class DenseAttention:
     window: int | None
     image_blocks: jax.Array | None = None
     max_image_tokens: int = MAX_IMAGE_TOKENS
+    platform: str | None = None
 
     def heads(
         self, x: jax.Array, head_dim: int, *, eps: float, weight: jax.Array | None = None, rotated: bool = True
@@ -38,7 +39,7 @@ class DenseAttention:
         """The attended values, (B, L, H·D)."""
         mask: dict[str, Any] = {"positions": self.positions, "segments": self.segments, "window": self.window}
         images: dict[str, Any] = {"image_blocks": self.image_blocks, "max_image_tokens": self.max_image_tokens}
-        attended = attention(query, key, value, **mask, **images)  # (B, L, H, D)
+        attended = attention(query, key, value, **mask, **images, platform=self.platform)  # (B, L, H, D)
         return attended.reshape(*attended.shape[:2], -1)  # (B, L, H·D)
 
 
@@ -52,6 +53,7 @@ def attention(
     window: int | None,
     image_blocks: jax.Array | None = None,
     max_image_tokens: int = MAX_IMAGE_TOKENS,
+    platform: str | None = None,
 ) -> jax.Array:
     """The attended values, (B, L, H, D), of query (B, L, H, D) over key and value (B, L, K, D).
 
@@ -67,10 +69,11 @@ def attention(
     With `image_blocks` (B, L), tokens also see those after them that are of the same segment and block, other than 0; a
     block is the soft tokens of one image, up to `max_image_tokens` in a row. The window holds for these, too: it is as
     wide backwards, and has no end forwards. Scores are not scaled: Gemma 4 norms q and k instead. Within a segment,
-    positions must count up by one: each block of queries reads only the keys that can lie in its reach.
+    positions must count up by one: each block of queries reads only the keys that can lie in its reach. The platform,
+    such as "tpu", decides how many queries a block has; default: what JAX runs on.
     """
     length = query.shape[1]
-    block = min(query_block(jax.default_backend()), length)
+    block = min(query_block(platform or jax.default_backend()), length)
     reach = _Reach(block=block, window=window, max_image_tokens=1 if image_blocks is None else max_image_tokens)
     pad = partial(_pad_length, length=-(-length // block) * block)
     tokens = (positions, segments) if image_blocks is None else (positions, segments, image_blocks)

@@ -20,7 +20,7 @@ from gemsmith.models.heads import inverse_frequencies, rope
 from gemsmith.models.layer import Engine, KeyValue, Layer, RMSNorm, linear, stacked
 from gemsmith.models.quantised import dequantise_state, holds_quantised
 from gemsmith.models.remat import rematerialised
-from gemsmith.models.sharding import BATCH, EVERY, axis_size, constrain, gathered, gathered_specs
+from gemsmith.models.sharding import BATCH, EVERY, axis_size, constrain, gathered, gathered_specs, platform_of
 from gemsmith.models.splash import SplashAttention, make_kernel
 from gemsmith.models.vision import Images, ImageTokens, blocks_of
 from gemsmith.models.vision_embedder import FeatureProjector, PatchProjector
@@ -173,6 +173,7 @@ class Gemma4(nnx.Module):
         ) -> Engine:
             angles = rope(positions, inverse_frequencies(head_dim, theta, fraction))  # 2 x (B, L, D/2)
             dense: dict[str, Any] = {"angles": angles, "positions": positions, "segments": segments, "window": window}
+            dense |= {"platform": platform_of(self.execution.mesh)}
             if images is not None:  # the kernel's mask cannot depend on the rows
                 return DenseAttention(**dense, image_blocks=images.blocks, max_image_tokens=images.longest)
             if how == "dense":

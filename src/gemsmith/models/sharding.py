@@ -33,6 +33,11 @@ def axis_size(mesh: Mesh | AbstractMesh, axes: Axes) -> int:
     return size
 
 
+def platform_of(mesh: Mesh | None) -> str:
+    """What the mesh's devices are, such as "tpu", also where they are absent; without a mesh, what JAX runs on."""
+    return jax.default_backend() if mesh is None else str(mesh.devices.flat[0].platform)
+
+
 def partition(variant: Variant, tensor: Tensor, *, mesh: Mesh) -> PartitionSpec:
     """How the mesh splits a tensor as the model holds it, matrices as (in, out), without the axis of the stack.
 

@@ -12,8 +12,6 @@ import jax.numpy as jnp
 from gemsmith.execution import MAX_IMAGE_TOKENS
 from gemsmith.zoo import Vision
 
-TOKENS_OF_A_BUCKET = 32
-
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, kw_only=True)
@@ -58,18 +56,6 @@ def blocks_of(places: jax.Array, length: int) -> jax.Array:
     numbers = jnp.broadcast_to(jnp.arange(1, images + 1)[:, None], (rows, images, tokens))
     row = jnp.arange(rows)[:, None, None]
     return jnp.zeros((rows, length), jnp.int32).at[row, places].set(numbers, mode="drop")
-
-
-def bucket_of(soft_tokens: int) -> int:
-    """Soft tokens that an image is padded to: the next multiple of 32, up to 1,120.
-
-    One bucket, that of the largest image of a run, gives all its steps the same shapes, so that one program runs them
-    all. The bucket itself adds at most 31 soft tokens' patches to an image: nothing to the 256 of a square one at a
-    budget of 280, 22 to the 266 of one of 3 by 4. What smaller images and rows with fewer images leave empty comes on
-    top (train.tunix.images.ImageShape.padding).
-    """
-    assert 0 < soft_tokens <= MAX_IMAGE_TOKENS, f"{soft_tokens} soft tokens"
-    return -(-soft_tokens // TOKENS_OF_A_BUCKET) * TOKENS_OF_A_BUCKET
 
 
 def patches_of(vision: Vision, soft_tokens: int) -> int:

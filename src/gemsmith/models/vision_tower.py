@@ -15,7 +15,7 @@ from jax.sharding import Mesh, PartitionSpec
 from gemsmith.execution import query_block
 from gemsmith.models.heads import Rope, inverse_frequencies, rms_norm, rope, rotate
 from gemsmith.models.layer import RMSNorm, linear, stacked
-from gemsmith.models.sharding import gathered
+from gemsmith.models.sharding import gathered, platform_of
 from gemsmith.zoo import VisionTower
 from gemsmith.zoo.vision_tensors import CLIP_BOUNDS
 
@@ -70,12 +70,12 @@ class Encoder(nnx.Module):
     def __call__(self, hidden: jax.Array, positions: jax.Array, *, mesh: Mesh | None) -> jax.Array:
         graph, states = nnx.split(self.layers)
         whole = {path: PartitionSpec(None, None) for path, leaf in nnx.to_flat_state(states) if leaf[...].ndim == 3}
-        angles, real = plane_rope(positions, self.tower), is_patch(positions)
+        angles, real, block = plane_rope(positions, self.tower), is_patch(positions), query_block(platform_of(mesh))
 
         @jax.checkpoint
         def run(hidden: jax.Array, state: Any) -> tuple[jax.Array, None]:
             layer = nnx.merge(graph, gathered(state, whole, mesh))
-            return layer(hidden, angles=angles, real=real), None
+            return layer(hidden, angles=angles, real=real, block=block), None
 
         return jax.lax.scan(run, hidden, states)[0]
 
@@ -90,8 +90,8 @@ class TowerLayer(nnx.Module):
         self.pre_feedforward_layernorm, self.post_feedforward_layernorm = norm(), norm()
         self.mlp = TowerMLP(tower, dtype=dtype)
 
-    def __call__(self, hidden: jax.Array, *, angles: tuple[Rope, Rope], real: jax.Array) -> jax.Array:
-        attended = self.self_attn(self.input_layernorm(hidden), angles=angles, real=real)  # (N, P, W)
+    def __call__(self, hidden: jax.Array, *, angles: tuple[Rope, Rope], real: jax.Array, block: int) -> jax.Array:
+        attended = self.self_attn(self.input_layernorm(hidden), angles=angles, real=real, block=block)  # (N, P, W)
         hidden = hidden + self.post_attention_layernorm(attended)
         fed = self.mlp(self.pre_feedforward_layernorm(hidden))  # (N, P, W)
         return hidden + self.post_feedforward_layernorm(fed)
@@ -109,12 +109,12 @@ class TowerAttention(nnx.Module):
         self.o_proj = ClippedLinear(heads, tower.embed_dim, clips=tower.clips, dtype=dtype)
         self.q_norm, self.k_norm = (RMSNorm(tower.head_dim, eps=tower.rms_eps, dtype=dtype) for _ in range(2))
 
-    def __call__(self, x: jax.Array, *, angles: tuple[Rope, Rope], real: jax.Array) -> jax.Array:
+    def __call__(self, x: jax.Array, *, angles: tuple[Rope, Rope], real: jax.Array, block: int) -> jax.Array:
         query, key, value = (
             project(x).reshape(*x.shape[:2], -1, self.head_dim) for project in (self.q_proj, self.k_proj, self.v_proj)
         )  # (N, P, H, D)
         query, key = (rotate_in_plane(norm(y), angles) for norm, y in ((self.q_norm, query), (self.k_norm, key)))
-        attended = attend(query, key, rms_norm(value, self.eps).astype(x.dtype), real)  # (N, P, H, D)
+        attended = attend(query, key, rms_norm(value, self.eps).astype(x.dtype), real, block)
         return self.o_proj(attended.reshape(*x.shape[:2], -1))
 
 
@@ -177,13 +177,13 @@ def rotate_in_plane(x: jax.Array, angles: tuple[Rope, Rope]) -> jax.Array:
     return jnp.concatenate(list(turned), axis=-1)
 
 
-def attend(query: jax.Array, key: jax.Array, value: jax.Array, real: jax.Array) -> jax.Array:
-    """The attended values, (N, P, H, D): each query over all keys that are `real` (N, P), a block of queries at a time.
+def attend(query: jax.Array, key: jax.Array, value: jax.Array, real: jax.Array, block: int) -> jax.Array:
+    """The attended values, (N, P, H, D): each query over all keys that are `real` (N, P), `block` queries at a time.
 
     Scores are not scaled, since q and k are normed.
     """
     images, patches, heads, head_dim = query.shape
-    block = min(query_block(jax.default_backend()), patches)
+    block = min(block, patches)
     blocks = -(-patches // block)
     padded = jnp.pad(query, ((0, 0), (0, blocks * block - patches), (0, 0), (0, 0)))
     queries = jnp.swapaxes(padded.reshape(images, blocks, block, heads, head_dim), 0, 1)  # (blocks, N, Q, H, D)

@@ -1,22 +1,25 @@
-"""What trainings measured on a machine say of it, as rows of the user's own catalogue."""
+"""What trainings and load tests measured on a machine say of it, as rows of the user's own catalogue."""
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import yaml
 
+from gemsmith.bench_records import BenchRecord
 from gemsmith.errors import RunError
 from gemsmith.execution import Remat
 from gemsmith.files import write_text
 from gemsmith.hardware import Machine, load_catalogue, machines_with
 from gemsmith.hardware.catalogue import read_rows
+from gemsmith.plan.served import read_shares
 from gemsmith.plan.time import share_reached
 from gemsmith.provenance import this_machine
 from gemsmith.recipe import Mesh, Recipe
-from gemsmith.records import Origin, TrainRecord
+from gemsmith.records import Machine as Computer
+from gemsmith.records import TrainRecord
 from gemsmith.resolve import recipe_variant
 from gemsmith.run import Run, find_run, read_record
 from gemsmith.sizing import on_chips, work_of
@@ -24,90 +27,175 @@ from gemsmith.train.timed import timed_steps
 
 LEAST_STEPS = 10
 """Beside the first, which warms up."""
+WHAT = {"matmuls": "measured", "decode": "served_decode", "prefill": "served_prefill"}
+"""What reaches a share -> how the catalogue's keys of it begin."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """What one run says of one machine."""
+
+    machine: str
+    stage: str
+    """train or bench."""
+    shares: Mapping[str, Sequence[float]]
+    """By WHAT: of the peak for matmuls, of the roofline for the others."""
+    source: str
+    date: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Calibration:
-    """What the runs on one machine came to."""
+    """What the runs on one machine came to, of training or of serving."""
 
     machine: str
-    low: float
-    """Share of the chips' peak that matmuls reached in the slowest run."""
-    high: float
+    shares: Mapping[str, tuple[float, float]]
+    """Low and high over all runs."""
     source: str
     date: str
+
+    def row(self) -> dict[str, Any]:
+        """The keys of the machine's row in the catalogue."""
+        ends = {
+            f"{WHAT[what]}_{end}": share
+            for what, pair in self.shares.items()
+            for end, share in zip(("low", "high"), pair, strict=True)
+        }
+        about = "measured" if "matmuls" in self.shares else "served"
+        return ends | {f"{about}_source": self.source, f"{about}_date": self.date}
+
+    def say(self) -> str:
+        """The line on the terminal."""
+        of = {"matmuls": "of the peak"}
+        reached = ", ".join(
+            f"{what} reached {100 * low:.3g} to {100 * high:.3g} % {of.get(what, 'of the roofline')}"
+            for what, (low, high) in self.shares.items()
+        )
+        return f"{self.machine}: {reached} ({self.source}, {self.date})"
 
 
 def calibrate(folders: Sequence[Path], file: Path) -> list[Calibration]:
     """Writes what the runs in these folders measured to the catalogue `file`, beside the rows that are there.
 
-    A machine that is calibrated again has its new values only. Raises RunError for a run that says nothing of a machine
-    of the catalogue; then nothing is written.
+    Trainings and load tests, of each run what it has. A machine that is calibrated again has its new values only.
+    Raises RunError for a run that says nothing of a machine of the catalogue; then nothing is written.
     """
-    reached: dict[str, list[tuple[float, str, str]]] = {}
+    reached: dict[tuple[str, str], list[Measured]] = {}
     for folder in folders:
-        for name, *said in _measured(folder):
-            reached.setdefault(name, []).append(tuple(said))  # type: ignore[arg-type]
-    found = [_calibration(name, runs) for name, runs in reached.items()]
+        for said in _measured(folder):
+            reached.setdefault((said.machine, said.stage), []).append(said)
+    found = [_calibration(runs) for runs in reached.values()]
     rows = {section: named for section, named in (read_rows(file) if file.exists() else {}).items() if named}
     for each in found:
         machines = rows.setdefault("machines", {})
-        machines[each.machine] = machines.get(each.machine, {}) | {
-            "measured_low": each.low,
-            "measured_high": each.high,
-            "measured_source": each.source,
-            "measured_date": each.date,
-        }
+        machines[each.machine] = machines.get(each.machine, {}) | each.row()
     file.parent.mkdir(parents=True, exist_ok=True)
     write_text(file, yaml.safe_dump(rows, sort_keys=False, width=120))
     return found
 
 
-def _calibration(machine: str, runs: Sequence[tuple[float, str, str]]) -> Calibration:
-    shares = [share for share, _, _ in runs]
+def _calibration(runs: Sequence[Measured]) -> Calibration:
+    every = {what: [share for run in runs for share in run.shares[what]] for what in runs[0].shares}
     return Calibration(
-        machine=machine,
-        low=round(min(shares), 4),
-        high=round(max(shares), 4),
-        source="; ".join(source for _, source, _ in runs),
-        date=max(date for _, _, date in runs),
+        machine=runs[0].machine,
+        shares={what: (round(min(shares), 4), round(max(shares), 4)) for what, shares in every.items()},
+        source="; ".join(run.source for run in runs),
+        date=max(run.date for run in runs),
     )
 
 
-def _measured(folder: Path) -> list[tuple[str, float, str, str]]:
-    """Machine, share of the peak, source and date, for each row of the catalogue that the run's machine is."""
+def _measured(folder: Path) -> list[Measured]:
+    """What the run says, for each row of the catalogue that its machines are."""
     run = Run(path=folder, recipe=find_run(folder))
-    record = read_record(run, TrainRecord)
+    there = [kind for kind in (TrainRecord, BenchRecord) if run.record_file(kind.stage).exists()]
+    if not there:
+        raise RunError(f"--calibrate {folder}: has no train.json and no bench.json; run first: gemsmith run {folder}")
+    train = read_record(run, TrainRecord) if TrainRecord in there else None
+    bench = read_record(run, BenchRecord) if BenchRecord in there else None
+    if bench is None or bench.pictures is None:
+        return [*(_trained(run, train) if train else []), *(_served(run, bench, train) if bench else [])]
+    if train is None:
+        raise RunError(
+            f"--calibrate {folder}: bench.json is of requests with pictures, of which the serving plan has no formula; "
+            "run with text: gemsmith bench --force --set bench.pictures=false"
+        )
+    left_out = "; its load test, of requests with pictures, is left out"
+    return [replace(each, source=each.source + left_out) for each in _trained(run, train)]
+
+
+def _trained(run: Run, record: TrainRecord) -> list[Measured]:
     seconds = [step.step_s for step in timed_steps(record.steps, record.resumed_at)]
     if len(seconds) < LEAST_STEPS:
         raise RunError(
-            f"--calibrate {folder}: has {len(seconds)} steps beside the first of each start; train at least "
+            f"--calibrate {run.path}: has {len(seconds)} steps beside the first of each start; train at least "
             f"{LEAST_STEPS}"
         )
-    machines = machines_with(load_catalogue(run.recipe.hardware.catalogue), record.origin.machine.accelerators)
-    _refuse_unknown(folder, record.origin, machines)
     step_s = statistics.median(seconds)
-    source = f"median of {len(seconds):,} steps of {folder.resolve().name} ({record.model}): {step_s:.4g} s"
+    source = f"median of {len(seconds):,} steps of {run.path.resolve().name} ({record.model}): {step_s:.4g} s"
     return [
-        (machine.name, _share(folder, run.recipe, record, machine, step_s), source, record.origin.started[:10])
-        for machine in machines
+        Measured(
+            machine=machine.name,
+            stage="train",
+            shares={"matmuls": [_share(run.path, run.recipe, record, machine, step_s)]},
+            source=source,
+            date=record.origin.started[:10],
+        )
+        for machine in _machines(run, record.origin.machine, "was trained")
     ]
 
 
-def _refuse_unknown(folder: Path, origin: Origin, machines: Sequence[Machine]) -> None:
-    """Raises RunError unless the run's machine is in the catalogue, where `cpu` is this computer."""
-    there, here = origin.machine, this_machine()
-    devices = there.accelerators
+def _served(run: Run, record: BenchRecord, train: TrainRecord | None) -> list[Measured]:
+    found = []
+    for machine in _machines(run, _served_on(run, record, train), "was load-tested"):
+        shares = read_shares(run.path, run.recipe, record, machine)
+        model = recipe_variant(run.recipe).name
+        source = f"{len(shares.decode)} loads of {run.path.resolve().name} ({model}, vLLM {_vllm(record)})"
+        found.append(
+            Measured(
+                machine=machine.name,
+                stage="bench",
+                shares={"decode": shares.decode, "prefill": shares.prefill},
+                source=source,
+                date=record.origin.started[:10],
+            )
+        )
+    return found
+
+
+def _served_on(run: Run, record: BenchRecord, train: TrainRecord | None) -> Computer:
+    """The computer of a load test, with the accelerators of the training there: its own record does not have them."""
+    tested = record.origin.machine
+    if any("cpu" in f"{package} {version}" for package, version in record.origin.versions.items() if "vllm" in package):
+        return tested
+    trained = train.origin.machine if train else tested
+    if trained.accelerators and trained.model_copy(update={"accelerators": ()}) == tested:
+        return trained
+    raise RunError(
+        f"--calibrate {run.path}: bench.json does not tell which accelerators served, and train.json is of no training "
+        "with accelerators on the same computer; calibrate with a run that was trained where it was load-tested"
+    )
+
+
+def _vllm(record: BenchRecord) -> str:
+    version = record.server.version if record.server else None
+    return version or record.endpoint.get("vllm", "of no known version")
+
+
+def _machines(run: Run, there: Computer, what: str) -> list[Machine]:
+    """Those of the catalogue with the devices of the run; `cpu` is this computer. Raises RunError of none."""
+    here, devices = this_machine(), there.accelerators
+    machines = machines_with(load_catalogue(run.recipe.hardware.catalogue), devices)
     if not machines:
         raise RunError(
-            f"--calibrate {folder}: was trained on {len(devices)} x {devices[0]}, which no machine of the catalogue "
+            f"--calibrate {run.path}: {what} on {len(devices)} x {devices[0]}, which no machine of the catalogue "
             "is; add it, its chip with device_kinds, in hardware.catalogue"
         )
     if not devices and (there.processor, there.cores) != (here.processor, here.cores):
         raise RunError(
-            f"--calibrate {folder}: was trained on another computer ({there.processor}, {there.cores} cores; this one: "
+            f"--calibrate {run.path}: {what} on another computer ({there.processor}, {there.cores} cores; this one: "
             f"{here.processor}, {here.cores}); calibrate there"
         )
+    return machines
 
 
 def _share(folder: Path, recipe: Recipe, record: TrainRecord, machine: Machine, step_s: float) -> float:

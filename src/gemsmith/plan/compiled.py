@@ -20,6 +20,7 @@ from gemsmith.plan.mesh import GIB, Choice
 from gemsmith.plan_records import CompiledStep
 from gemsmith.recipe import Derived, Recipe
 from gemsmith.recipe_keys import with_values
+from gemsmith.sizing import Pictures
 
 SLOWEST = 1.84
 """What the only published run on a TPU took over what its compiled step says (arXiv 2605.25645: 1.21 s a row of
@@ -42,8 +43,9 @@ class Limits:
     memory_bytes: float
 
 
-Compile = Callable[[Recipe, Machine], CompiledStep | None]
-"""What the compiler says of the recipe, its mesh chosen, on a machine; None where nothing is compiled for that."""
+Compile = Callable[[Recipe, Machine, Pictures | None], CompiledStep | None]
+"""What the compiler says of the recipe, its mesh chosen, on a machine, with rows that have room for such pictures; None
+where nothing is compiled for that."""
 
 
 def compiles_for(recipe: Recipe, machine: Machine) -> bool:
@@ -57,8 +59,8 @@ def compiler(limits: Limits) -> Compile:
 
     check_compiler()
 
-    def compiled(recipe: Recipe, machine: Machine) -> CompiledStep | None:
-        return _compiled(recipe, machine, limits) if compiles_for(recipe, machine) else None
+    def compiled(recipe: Recipe, machine: Machine, pictures: Pictures | None) -> CompiledStep | None:
+        return _compiled(recipe, machine, pictures, limits) if compiles_for(recipe, machine) else None
 
     return compiled
 
@@ -94,11 +96,13 @@ def compiled_note(step: CompiledStep) -> str:
     )
 
 
-def compile_chosen(compile_step: Compile, recipe: Recipe, choice: Choice, machine: Machine) -> CompiledStep | None:
+def compile_chosen(
+    compile_step: Compile, recipe: Recipe, choice: Choice, machine: Machine, pictures: Pictures | None
+) -> CompiledStep | None:
     """The recipe compiled with the mesh that was chosen, beside what the formula said of it."""
     if any(not problem.startswith("needs ") for problem in choice.problems):
         return None  # it cannot be laid out there
-    step = compile_step(with_values(recipe, [Derived("train.mesh", choice.mesh, "")]), machine)
+    step = compile_step(with_values(recipe, [Derived("train.mesh", choice.mesh, "")]), machine, pictures)
     if step is None:
         return None
     formula_step_s = (rounded(choice.time.low_s), rounded(choice.time.high_s))
@@ -111,7 +115,7 @@ def cache_folder() -> Path:
     return Path(folder) / "gemsmith" / "compiled"
 
 
-def cache_key(recipe: Recipe, machine: Machine) -> str:
+def cache_key(recipe: Recipe, machine: Machine, pictures: Pictures | None = None) -> str:
     """The SHA-256 of all that a compiled step's numbers depend on: recipe, chip, versions, Gemsmith's own code."""
     values = recipe.model_dump(mode="json")
     chip = machine.chip
@@ -123,19 +127,20 @@ def cache_key(recipe: Recipe, machine: Machine) -> str:
         "speeds": [chip.clock_hz, chip.link_bytes_per_s, SLOWEST],
         "versions": _versions(),
         "code": _code(),
+        "pictures": None if pictures is None else [pictures.images, pictures.soft_tokens],
     }
     return hashlib.sha256(json.dumps(depends, sort_keys=True).encode()).hexdigest()
 
 
-def _compiled(recipe: Recipe, machine: Machine, limits: Limits) -> CompiledStep:
-    file = cache_folder() / f"{cache_key(recipe, machine)}.json"
+def _compiled(recipe: Recipe, machine: Machine, pictures: Pictures | None, limits: Limits) -> CompiledStep:
+    file = cache_folder() / f"{cache_key(recipe, machine, pictures)}.json"
     try:
         return CompiledStep.model_validate_json(file.read_bytes()).model_copy(update={"cached": True})
     except (FileNotFoundError, ValueError):  # not compiled yet, or not kept whole
         pass
     print(spell_out(f"{machine.name}: compiling for {machine.topology}, which takes minutes ..."), file=sys.stderr)
     try:
-        step = _compile(recipe, machine, limits)
+        step = _compile(recipe, machine, pictures, limits)
     except MachineError as error:
         refused = CompiledStep(topology=machine.topology, versions=_versions(), error=str(error))
         if "XLA:" not in str(error):  # a limit of today; what XLA refuses it refuses again
@@ -146,14 +151,19 @@ def _compiled(recipe: Recipe, machine: Machine, limits: Limits) -> CompiledStep:
     return step
 
 
-def _compile(recipe: Recipe, machine: Machine, limits: Limits) -> CompiledStep:
+def _compile(recipe: Recipe, machine: Machine, pictures: Pictures | None, limits: Limits) -> CompiledStep:
     from gemsmith.aot.child import compile_in_child
     from gemsmith.aot.timeline import walk
 
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         facts: dict[str, Any] = compile_in_child(
-            recipe, folder, topology=machine.topology, limit_s=limits.seconds, limit_bytes=limits.memory_bytes
+            recipe,
+            folder,
+            topology=machine.topology,
+            pictures=pictures,
+            limit_s=limits.seconds,
+            limit_bytes=limits.memory_bytes,
         )
         places = [tuple(each) for each in facts["coordinates"]]
         try:

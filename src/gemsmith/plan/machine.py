@@ -11,11 +11,11 @@ from gemsmith.plan.compiled import Compile, compile_chosen, compiled_note, with_
 from gemsmith.plan.cost import Cost, cheapest_spot, cost_of, on_demand, plan_price, rounded
 from gemsmith.plan.fix import Fix, find_fix
 from gemsmith.plan.mesh import GIB, USABLE_SHARE, Choice, choose_mesh
-from gemsmith.plan.time import MEASURED_WITHIN
+from gemsmith.plan.time import MEASURED_WITHIN, step_time
 from gemsmith.plan_records import MachinePlan, PlanFix
 from gemsmith.recipe import Recipe
 from gemsmith.records import Range
-from gemsmith.sizing import Work, on_chips, parts_of
+from gemsmith.sizing import Work, memory_of, on_chips, parts_of
 from gemsmith.zoo import Variant
 
 RUNTIME = "runtime"
@@ -49,7 +49,9 @@ def plan_machine(asked: Asked, machine: Machine) -> MachinePlan:
     recipe, train = asked.recipe, asked.recipe.train
     work = on_chips(asked.work, machine.chip.kind, recipe)
     choice = choose_mesh(work, machine, train.mesh, remat=train.remat, backend=train.backend)
-    compiled = None if asked.compile is None else compile_chosen(asked.compile, recipe, choice, machine)
+    compiled = None
+    if asked.compile is not None:
+        compiled = compile_chosen(asked.compile, recipe, choice, machine, work.pictures)
     if compiled is not None:
         choice = with_compiled(choice, compiled, machine)
     fits = not choice.problems
@@ -83,6 +85,7 @@ def plan_machine(asked: Asked, machine: Machine) -> MachinePlan:
             *(() if fits else (_exceeded_note(parts, exceeded_by),)),
             *(() if compiled is None else (compiled_note(compiled),)),
             *_rows_note(work),
+            *_pictures_note(work, choice, machine),
             *_remat_note(choice, recipe),
             *_mesh_note(choice, recipe),
             *(_start_note(cost),) * fits,
@@ -161,6 +164,23 @@ def _rows_note(work: Work) -> tuple[str, ...]:
         ("rows are trained one after the other there, with or without train.micro_batches",)
         if work.one_by_one and work.rows > 1
         else ()
+    )
+
+
+def _pictures_note(work: Work, choice: Choice, machine: Machine) -> tuple[str, ...]:
+    """What rows with pictures cost more than as long ones of text, by formula."""
+    if work.pictures is None or choice.problems:
+        return ()
+    seen = replace(work, remat=choice.remat)
+    text = replace(seen, pictures=None)
+    one, other = (step_time(each, machine, choice.mesh) for each in (seen, text))
+    held = machine.chip.devices * (memory_of(seen, choice.mesh).total - memory_of(text, choice.mesh).total)
+    layers = work.blocked_sliding_layers
+    blocks = f" and {layers} sliding layers without the kernel" if layers else ""
+    seconds = f"{max(0, one.low_s - other.low_s):.2g} to {one.high_s - other.high_s:.2g} s"
+    return (
+        f"pictures, by formula: {seconds} of the step, for embedding them{blocks}; {held / GIB:.1f} GiB a chip of the "
+        "peak",
     )
 
 

@@ -1,12 +1,18 @@
 """How many pictures a row has room for, as far as that can be told before training, and how it was told."""
 
-from typing import NamedTuple
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
 
+from gemsmith.execution import bucket_of
+from gemsmith.plan.steps import SAMPLE_BYTES
 from gemsmith.recipe import Recipe
 from gemsmith.records import DataRecord
 from gemsmith.sizing import Pictures, pictures_of
 from gemsmith.zoo import Variant
 
+_COLUMNS = ("image", "images")
 _TEXT_TOKENS = 40
 """Of a row of a folder of photos, beside its picture: the template's, the prompt and the class; assumed."""
 
@@ -19,33 +25,84 @@ class PictureCount(NamedTuple):
 
 
 def count_pictures(recipe: Recipe, variant: Variant, data: DataRecord | None = None) -> PictureCount:
-    """The pictures of a row by the data stage's record, else those that a row of a folder of photos has room for.
+    """The pictures of a row by the data stage's record, else by the recipe and the first rows of its file.
 
-    Other rows are taken for text before the data stage.
+    A picture takes the bucket of patches that training would make of `data.image_tokens`.
     """
-    if variant.vision is None or (not data.pictures if data else recipe.data.format != "image-folder"):
+    if variant.vision is None:
         return PictureCount(None)
-    soft_tokens = recipe.data.image_tokens
     if data is not None:
-        patches = soft_tokens * variant.vision.patches_per_token
-        images, how = data.most_pictures or -(-data.most_patches // patches), "counted by the data stage"
+        most = data.most_pictures or -(
+            -data.most_patches // (recipe.data.image_tokens * variant.vision.patches_per_token)
+        )
+        images, how = (most if data.pictures else 0), "counted by the data stage"
     else:
-        by_length = recipe.data.max_length // (soft_tokens + _TEXT_TOKENS) if recipe.data.packing else 1
-        by_patches = recipe.data.max_patches // (soft_tokens * variant.vision.patches_per_token)
-        images, how = max(1, min(by_length, by_patches)), f"assumed, with {_TEXT_TOKENS} tokens of text for each"
+        images, how = _expected(recipe, variant.vision.patches_per_token)
+    if not images:
+        return PictureCount(None, () if data is not None or not how else (how,))
+    soft_tokens = bucket_of(recipe.data.image_tokens)
     pictures = pictures_of(recipe, variant, images=images, soft_tokens=soft_tokens)
     return PictureCount(pictures, _reasons(recipe, variant, pictures, how))
 
 
+def _expected(recipe: Recipe, patches_per_token: int) -> tuple[int, str]:
+    """Pictures of the fullest row before the data stage, and how that is told; 0, and why, for text alone."""
+    source, soft_tokens = recipe.data.train, recipe.data.image_tokens
+    if recipe.data.format == "image-folder":
+        in_row, how = 1, f"assumed, with {_TEXT_TOKENS} tokens of text for each"
+    elif not isinstance(source, str) or (seen := _seen(Path(source).expanduser())) == 0:
+        return 0, ""
+    elif seen is not None:
+        in_row, how = seen, f"as in the first rows of {Path(source).name}"
+    elif recipe.bench.pictures:
+        in_row, how = 1, "assumed: data.train cannot be looked at here, and bench.pictures says that rows have some"
+    else:
+        return 0, "Rows are taken for text alone: data.train cannot be looked at here; the data stage counts pictures."
+    if recipe.data.packing:
+        in_row = max(in_row, recipe.data.max_length // (soft_tokens + _TEXT_TOKENS))
+    return max(1, min(in_row, recipe.data.max_patches // (soft_tokens * patches_per_token))), how
+
+
+def _seen(file: Path) -> int | None:
+    """The most pictures of one of the first rows of a JSONL file; None where it cannot be read here."""
+    if file.suffix != ".jsonl" or not file.is_file():
+        return None
+    with file.open("rb") as lines:
+        sample = lines.read(SAMPLE_BYTES).rpartition(b"\n")[0].splitlines()
+    return max((_pictures(row) for row in _rows(sample)), default=0)
+
+
+def _rows(lines: list[bytes]) -> Iterator[dict[str, Any]]:
+    """Those that can be read: what is wrong with others the data stage says."""
+    for line in lines:
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(row, dict):
+            yield row
+
+
+def _pictures(row: dict[str, Any]) -> int:
+    """Those of its columns or of its parts, which may only name the places of the others."""
+    columns = [row.get(column) for column in _COLUMNS]
+    of_columns = sum(len(value) if isinstance(value, list) else value is not None for value in columns)
+    messages = row.get("messages")
+    contents = [row.get("prompt"), *(one.get("content") for one in messages or [] if isinstance(one, dict))]
+    parts = [part for content in contents if isinstance(content, list) for part in content]
+    return max(of_columns, sum(isinstance(part, dict) and part.get("type") == "image" for part in parts))
+
+
 def _reasons(recipe: Recipe, variant: Variant, pictures: Pictures, how: str) -> tuple[str, ...]:
     walked = "forward and back" if pictures.adapters else "forward"
+    images = "a picture" if pictures.images == 1 else f"{pictures.images:,} pictures"
     sentences = [
-        f"Every row has room for {pictures.images:,} pictures of {pictures.soft_tokens:,} soft tokens "
-        f"({pictures.patches:,} patches), {how}; what a row leaves empty costs as much. They are embedded {walked}."
+        f"Every row has room for {images} of {pictures.soft_tokens:,} soft tokens ({pictures.patches:,} patches), "
+        f"{how}; what a row leaves empty costs as much. They are embedded {walked}."
     ]
     if variant.bidirectional_images and recipe.train.backend == "tunix":
         sentences.append(
             "Sliding layers see a picture's tokens in both directions, which the splash kernel cannot: on TPU they run "
-            "as blocks of queries, the global layers by the kernel."
+            "as blocks of queries, whose scores go through the chips' memory; the global layers by the kernel."
         )
     return tuple(sentences)

@@ -3,11 +3,13 @@
 from gemsmith.errors import MachineError
 from gemsmith.hardware import Machine
 from gemsmith.plan.cost import on_demand, rounded
+from gemsmith.plan.time import MEASURED_WITHIN
 from gemsmith.plan_records import ServingPlan
 from gemsmith.recipe import Recipe
 from gemsmith.records import Range
 from gemsmith.serve.engine import ServeSettings
 from gemsmith.serve.split import UTILISATION, Split, choose_split
+from gemsmith.serve.upstream import CPU_KV_BYTES
 from gemsmith.sizing.generation import Roofline, Served, decode_step, prefill
 from gemsmith.sizing.serving import kv_bytes
 from gemsmith.zoo import Variant
@@ -20,11 +22,11 @@ and 0.52 to 0.66 on 2xH100, and 24 requests at 548 output tokens/s on an RTX PRO
 
 
 def plan_serving(recipe: Recipe, variant: Variant, machine: Machine) -> list[ServingPlan]:
-    """A row for each length of prompts in bench.input_tokens; none for CPUs, and for several hosts.
+    """A row for each length of prompts in bench.input_tokens; none for several hosts.
 
-    One server does not span hosts, and of CPUs no speed is known.
+    One server does not span hosts. Of a CPU no speed is known but what load tests measured on it: else it has no row.
     """
-    if machine.chip.kind not in DECODE_SHARE or machine.hosts > 1:
+    if machine.hosts > 1 or (machine.chip.kind not in DECODE_SHARE and machine.served_decode_low is None):
         return []
     lengths = [(tokens, recipe.bench.output_tokens) for tokens in recipe.bench.input_tokens]
     return [plan_lengths(recipe, variant, machine, *each) for each in lengths]
@@ -57,6 +59,7 @@ def plan_lengths(
         input_tokens=input_tokens,
         output_tokens=output_tokens,
         fits=True,
+        measured=f"{machine.served_source}, {machine.served_date}" if machine.served_source else None,
         weight_dtype=split.weight_dtype,
         tensor_parallel=split.tp,
         copies=split.copies,
@@ -80,20 +83,34 @@ def output_tokens_per_s(served: Served, *, requests: float, input_tokens: int, o
 
 
 def decode_s(served: Served, *, requests: float, context: float) -> Range:
-    """A token for each request: DECODE_SHARE of the roofline."""
-    roofline = decode_step(served, requests=requests, context=context)
-    low, high = DECODE_SHARE[served.machine.chip.kind]
+    """A token for each request: DECODE_SHARE of the roofline, or what load tests on the machine measured."""
+    roofline, machine = decode_step(served, requests=requests, context=context), served.machine
+    if machine.served_decode_low is not None and machine.served_decode_high is not None:
+        return _measured(roofline, machine.served_decode_low, machine.served_decode_high)
+    low, high = DECODE_SHARE[machine.chip.kind]
     least = max(roofline.hbm_s, roofline.matmul_s)
     return max(least, roofline.interconnect_s) / high, (least + roofline.interconnect_s) / low
 
 
 def prefill_s(served: Served, tokens: int) -> Range:
-    """A prompt alone, matmuls at what training is taken to reach."""
-    roofline, chip = prefill(served, tokens), served.machine.chip
+    """A prompt alone, matmuls at what training is taken to reach, or as load tests on the machine measured."""
+    roofline, machine, chip = prefill(served, tokens), served.machine, served.machine.chip
+    if machine.served_prefill_low is not None and machine.served_prefill_high is not None:
+        return _measured(roofline, machine.served_prefill_low, machine.served_prefill_high)
     return (
         max(roofline.matmul_s / chip.efficiency_high, roofline.hbm_s, roofline.interconnect_s),
         _slowest(roofline, chip.efficiency_low),
     )
+
+
+def least_s(roofline: Roofline) -> float:
+    """The seconds that a share of the roofline is of: nothing but what devices send each other is added."""
+    return max(roofline.hbm_s, roofline.matmul_s) + roofline.interconnect_s
+
+
+def _measured(roofline: Roofline, low: float, high: float) -> Range:
+    """MEASURED_WITHIN around the shares of the roofline that were measured."""
+    return least_s(roofline) / high / MEASURED_WITHIN, least_s(roofline) / low * MEASURED_WITHIN
 
 
 def _slowest(roofline: Roofline, share: float) -> float:
@@ -102,6 +119,8 @@ def _slowest(roofline: Roofline, share: float) -> float:
 
 def _room_bytes(machine: Machine, split: Split) -> float:
     """For keys and values on one device, beside the weights and one forward pass."""
+    if machine.chip.kind == "cpu":
+        return CPU_KV_BYTES
     limit = UTILISATION * machine.chip.hbm_bytes / machine.chip.devices
     return limit - split.memory.weights - split.memory.workspace
 

@@ -85,10 +85,17 @@ def serving_lines(record: PlanRecord) -> list[str]:
         lines += ["", f"{lengths[0]:,} tokens in, {lengths[1]:,} out", ""]
         lines += ["  ".join(_aligned(row, widths)).rstrip() for row in table]
         lines += [f"{row.machine}: {row.why}" for row in rows if row.why]
+    measured = {row.machine: row.measured for row in record.serving if row.measured}
     return [
         *lines,
         "",
+        *(f"- {name}: within 15 % of what load tests measured there: {tests}" for name, tests in measured.items()),
         "- memory: GiB a chip of weights, and left for keys and values; tp is tensor parallel x copies.",
+        *(
+            ["- no machine has a row: of a CPU no speed is known before --calibrate with a run that has bench.json"]
+            if not record.serving
+            else []
+        ),
         "- Prefill as training's matmuls, decode at 25-60 % of the roofline on TPU, 50-80 % on GPU, as in a",
         "  published load test of the 31B (docs/how-to/plan.md). The batch is taken to be always full.",
     ]

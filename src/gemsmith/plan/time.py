@@ -19,10 +19,11 @@ hidden to exposed), and against what was measured:
 from collections import Counter
 from dataclasses import dataclass, replace
 
+from gemsmith.execution import OTHER_QUERY_BLOCK
 from gemsmith.hardware import Machine
 from gemsmith.recipe import Mesh
 from gemsmith.sizing import Work, attended_pairs, micro_batches, rows_per_device, tokens_per_device, weight_shards
-from gemsmith.sizing.memory import ADAPTER_BYTES
+from gemsmith.sizing.memory import ADAPTER_BYTES, images_per_device
 
 ATTENTION_SHARE = 0.7
 """Attention kernels reach this much of the share that matmuls reach; 50 % of the peak is what splash is assumed to
@@ -141,8 +142,24 @@ def _hbm_bytes(work: Work, mesh: Mesh) -> float:
     return (
         weights
         + activations
+        + _score_bytes(work, mesh)
         + OPTIMIZER_PASSES * work.trained_parameters * ADAPTER_BYTES / (weight_shards(mesh) * mesh.tp)
     )
+
+
+def _score_bytes(work: Work, mesh: Mesh) -> float:
+    """On one device: scores that pictures put into memory, in float32.
+
+    The tower's, and those of sliding layers that no kernel computes: each block's are written and read forward, and
+    scores, their gradient and its product with them backward. On a CPU small blocks stay in the cache.
+    """
+    if work.pictures is None or work.query_block != OTHER_QUERY_BLOCK:
+        return 0.0
+    times = micro_batches(work, mesh)
+    of_tower = times * images_per_device(work, mesh) / work.pictures.images * work.pictures.row_score_bytes
+    passes = 4 + work.recomputes_attention
+    heads = times * rows_per_device(work, mesh) * work.blocked_sliding_layers * work.variant.heads / mesh.tp
+    return of_tower + 2 * passes * 4 * heads * work.sliding_pairs
 
 
 def _received_bytes(work: Work, mesh: Mesh) -> float:

@@ -24,6 +24,8 @@ class Chart:
     """What the chart shows, for those who cannot see it."""
     legend: tuple[tuple[str, str, str], ...] = ()
     """Name of the colour's variable, kind of mark (line, thin, dash, dots, range, ring), words."""
+    rows: bool = False
+    """Whether the pointer chooses a point by its height first, as where each row is something else."""
     points: str = "[]"
     """JSON of [x, y, words] in units of the SVG, in the order in which the arrow keys go through them."""
 
@@ -38,6 +40,7 @@ def make_chart(
     legend: Iterable[tuple[str, str, str]] = (),
     points: Iterable[Point] = (),
     height: int = drawing.HEIGHT,
+    rows: bool = False,
 ) -> Chart:
     """The chart that `draw` draws on its axes; points that are not finite are nowhere on it."""
     points = [point for point in points if math.isfinite(point[0]) and math.isfinite(point[1])]
@@ -50,6 +53,7 @@ def make_chart(
         svg=drawn.svg,
         alt=alt,
         legend=tuple(legend),
+        rows=rows,
         points=json.dumps(placed, ensure_ascii=False, separators=(",", ":")),
     )
 

@@ -7,15 +7,17 @@ from gemsmith.compare.comparison import Comparison, Pair
 from gemsmith.compare.curve import Curve
 from gemsmith.compare.ratios import common_cells
 from gemsmith.compare.side import Cell, Side
-from gemsmith.report.charts import Chart
+from gemsmith.report.charts import Chart, make_chart
 from gemsmith.report.curves import running_mean
-from gemsmith.report.drawing import COLOURS, MARKERS, SERIES, draw_svg, write_ticks
-from gemsmith.report.numbers import decimal, usd
+from gemsmith.report.drawing import COLOURS, MARKERS, SERIES, write_ticks
+from gemsmith.report.numbers import count, decimal, usd
 
 _LEAST_HOURS, _MOST_HOURS = 24.0, 24.0 * 30
 _ROW = 34
 """Height of a load's bars, in units of the SVG."""
 _MOST_SMOOTHED = 400
+_COST_POINTS = 24
+"""Of a line that is straight; its ends and the break-even are among them."""
 
 
 def loss_chart(comparison: Comparison) -> Chart | None:
@@ -38,11 +40,17 @@ def loss_chart(comparison: Comparison) -> Chart | None:
     }
     alike = "same rows and mask" if not unlike else f"not of the same tokens: {', '.join(sorted(unlike))} differ"
     ends = "; ".join(f"{side.name} {decimal(_smoothed(side)[1][-1])} at the end" for side in sides)
-    return Chart(
-        name="compared-loss",
+    points = [
+        (step, loss, f"{side.name}, step {count(step)}: {decimal(loss)}")
+        for side in sides
+        for step, loss in zip(*_smoothed(side), strict=True)
+    ]
+    return make_chart(
+        "compared-loss",
+        draw,
         title="Training loss",
         unit=f"running mean; {alike}",
-        svg=draw_svg("compared-loss", draw),
+        points=points,
         alt=f"Training loss by step: {ends}.",
         legend=tuple((SERIES[comparison.sides.index(side) % 6], "line", side.name) for side in sides),
     )
@@ -78,8 +86,7 @@ def _bars(both: dict[int, Side], name: str, title: str, unit: str, of: Any, *, l
             axes.set_xscale("log")
         for place, cells in enumerate(pairs):
             for side, cell in enumerate(cells):
-                value = of(cell)
-                at = -place - 0.19 + (0.38 if side == 0 else 0)
+                value, at = of(cell), _bar_place(place, side)
                 axes.barh(at, value, height=0.34, color=COLOURS[colours[side]])
                 beside: Any = {"xytext": (4, 0), "textcoords": "offset points", "va": "center", "fontsize": 9.5}
                 axes.annotate(decimal(value), (value, at), **beside)
@@ -94,11 +101,19 @@ def _bars(both: dict[int, Side], name: str, title: str, unit: str, of: Any, *, l
 
     alt = "; ".join(f"{ours.load}: {decimal(of(ours))} and {decimal(of(theirs))}" for ours, theirs in pairs)
     key = f"{name}-{first.name}-{other.name}"
-    return Chart(
-        name=key,
+    points = [
+        (of(cell), _bar_place(place, at), f"{side.name}, {cell.load}: {decimal(of(cell))} {unit}")
+        for place, cells in enumerate(pairs)
+        for at, (side, cell) in enumerate(zip((first, other), cells, strict=True))
+    ]
+    return make_chart(
+        key,
+        draw,
         title=title,
         unit=f"{unit}, tokens in / out{', log scale' if log else ''}",
-        svg=draw_svg(key, draw, height=36 + _ROW * len(pairs)),
+        points=points,
+        height=36 + _ROW * len(pairs),
+        rows=True,
         alt=f"{title} of {first.name} and {other.name}. {alt}.",
         legend=tuple((colours[at], "block", side.name) for at, side in enumerate((first, other))),
     )
@@ -134,14 +149,27 @@ def cost_chart(curve: Curve, names: tuple[str, str], basis: str = "", *, place: 
     start, end = (
         ", ".join(f"{name} {usd(value)}" for name, value in zip(names, curve.usd(at), strict=True)) for at in (0, last)
     )
-    return Chart(
-        name=key,
+    crossing = [even] if shown and even is not None else []
+    hours = sorted({*(last * step / _COST_POINTS for step in range(_COST_POINTS + 1)), *crossing})
+    points = [
+        (at, curve.usd(at)[side], f"{name}, training and {decimal(at)} h of serving: {usd(curve.usd(at)[side])}")
+        for side, name in enumerate(names)
+        for at in hours
+    ]
+    return make_chart(
+        key,
+        draw,
         title=f"Training and serving, {curve.way}",
         unit=f"USD{f', {basis}' if basis else ''}",
-        svg=draw_svg(key, draw),
+        points=points,
         alt=f"Cost against hours of serving: at the start {start}; after {last:g} h {end}. {curve.say(*names)}",
         legend=legend,
     )
+
+
+def _bar_place(row: int, side: int) -> float:
+    """The height of a side's bar: the first above the other."""
+    return -row - 0.19 + (0.38 if side == 0 else 0)
 
 
 def _short(cell: Cell) -> str:

@@ -39,8 +39,14 @@ class Group:
 
     @property
     def intervals(self) -> list[str]:
-        """Why they have no interval, each reason once."""
-        return list(dict.fromkeys(ratio.interval_of for ratio in self.ratios))
+        """How their intervals were found, with the unit, each once."""
+        found = dict.fromkeys((ratio.unit, ratio.interval_of) for ratio in self.ratios if ratio.interval)
+        return [f"{unit}: {of}" for unit, of in found]
+
+    @property
+    def no_intervals(self) -> list[str]:
+        """Why others have none, each reason once."""
+        return list(dict.fromkeys(ratio.interval_of for ratio in self.ratios if not ratio.interval))
 
 
 def condition_value(value: str | None) -> str:
@@ -116,12 +122,16 @@ def column(ratio: Ratio) -> str:
 
 def interval_words(ratio: Ratio) -> str:
     """Its 95 % interval, or why there is none."""
-    if ratio.interval is None:
-        return ratio.interval_of
+    return ratio.interval_of if ratio.interval is None else f"{bounds(ratio)}, {ratio.interval_of}"
+
+
+def bounds(ratio: Ratio) -> str:
+    """The two ends of its interval, which it has."""
+    assert ratio.interval is not None
     low, high = ratio.interval
     if ratio.is_difference:
-        return f"{100 * low:+.1f} to {_points(high)}, {ratio.interval_of}"
-    return f"{numbers.span(numbers.decimal(low), numbers.decimal(high))}, {ratio.interval_of}"
+        return f"{100 * low:+.1f} to {_points(high)}"
+    return numbers.span(numbers.decimal(low), numbers.decimal(high))
 
 
 def confound_words(confounds: Sequence[str], *, most: int | None = None) -> str:

@@ -92,15 +92,13 @@ def _tick(value: float) -> str:
     return f"{float(mantissa):g}e{int(exponent)}" if exponent else text
 
 
-def draw_svg(name: str, draw: Callable[[Any], None], *, height: int = HEIGHT) -> str:
-    """One axes, drawn by `draw`, as an <svg> element to put into a page."""
-    return draw_chart(name, draw, height=height).svg
-
-
 def draw_chart(
     name: str, draw: Callable[[Any], None], *, height: int = HEIGHT, points: Sequence[tuple[float, float]] = ()
 ) -> Drawing:
-    """The same, and where in it the points are, which are given in units of the axes."""
+    """One axes, drawn by `draw`, as an <svg> element to put into a page, and where in it the points are.
+
+    These are given in units of the axes.
+    """
     import matplotlib
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine

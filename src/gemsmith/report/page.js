@@ -32,8 +32,9 @@ for (const figure of document.querySelectorAll("figure[data-points]")) {
   reader.addEventListener("pointermove", (event) => {
     const box = reader.getBoundingClientRect();
     const x = (event.clientX - box.left) / box.width * width, y = (event.clientY - box.top) / box.height * height;
-    // Along a curve the step counts; points above each other are told apart by their height.
-    const far = ([px, py]) => (px - x) ** 2 + 0.06 * (py - y) ** 2;
+    // Along a curve the step counts; points above each other are told apart by their height. Of rows the height counts.
+    const [across, up] = "rows" in figure.dataset ? [0.001, 1] : [1, 0.06];
+    const far = ([px, py]) => across * (px - x) ** 2 + up * (py - y) ** 2;
     show(points.reduce((best, point, index) => far(point) < far(points[best]) ? index : best, 0));
   });
   reader.addEventListener("pointerleave", () => show(-1));

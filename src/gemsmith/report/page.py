@@ -68,14 +68,16 @@ def open_environment() -> Any:
         finalize=_printable,
     )
     environment.filters |= {function.__name__: function for function in _FILTERS}
-    environment.globals["span"] = numbers.span
+    script = (_FOLDER / "page.js").read_text(encoding="utf-8")
+    # What a browser runs of a page is this one text, whatever the records hold.
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    environment.globals |= {"span": numbers.span, "script": script, "script_sha256": digest}
     return environment
 
 
 def _frame(run: Run, findings: Findings) -> dict[str, Any]:
     """What stands around the sections."""
     records = findings.records()
-    script = (_FOLDER / "page.js").read_text(encoding="utf-8")
     return {
         "run_name": run.path.resolve().name,
         "model": findings.model(run.recipe),
@@ -84,9 +86,6 @@ def _frame(run: Run, findings: Findings) -> dict[str, Any]:
         "total_s": total_s(findings),
         "notices": find_notices(findings),
         "headlines": headlines(findings),
-        "script": script,
-        # What a browser runs of the page is this one text, whatever the records hold.
-        "script_sha256": base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
     }
 
 

@@ -7,11 +7,12 @@ from typing import Any
 
 from gemsmith.errors import InputError
 from gemsmith.files import write_text
+from gemsmith.plan.machine import describe_changes
 from gemsmith.plan_records import MachinePlan, PlanRecord, ServingPlan
 from gemsmith.records import Range
 from gemsmith.report import numbers
-from gemsmith.report.charts import Chart
-from gemsmith.report.drawing import COLOURS, draw_svg
+from gemsmith.report.charts import Chart, make_chart
+from gemsmith.report.drawing import COLOURS
 from gemsmith.report.page import open_environment
 
 PARTS = {
@@ -69,6 +70,7 @@ def render_plan(record: PlanRecord, *, name: str) -> str:
             legend=LEGEND,
             charts=list(_charts(record)),
             serving=_by_lengths(record.serving),
+            describe_changes=describe_changes,
         )
     )
     return str(html).encode("utf-8", "replace").decode()
@@ -137,9 +139,18 @@ def _range_chart(name: str, title: str, unit: str, rows: Sequence[tuple[str, Ran
         axes.grid(visible=True, axis="x")
         axes.grid(visible=False, axis="y")
 
-    words = "; ".join(f"{machine} {low:.3g} to {high:.3g}" for machine, (low, high) in rows)
-    svg = draw_svg(name, draw, height=46 + _ROW * len(rows))
-    return Chart(name=name, title=title, unit=unit, svg=svg, alt=f"{title} in {unit}: {words}")
+    words = [f"{machine} {low:.3g} to {high:.3g}" for machine, (low, high) in rows]
+    return make_chart(
+        name,
+        draw,
+        title=title,
+        unit=unit,
+        alt=f"{title} in {unit}: {'; '.join(words)}",
+        # In the middle of its bar on the log scale.
+        points=[((low * high) ** 0.5, place, words[place]) for place, (_, (low, high)) in enumerate(rows)],
+        height=46 + _ROW * len(rows),
+        rows=True,
+    )
 
 
 def _by_lengths(rows: Sequence[ServingPlan]) -> dict[tuple[int, int], list[ServingPlan]]:

@@ -132,6 +132,11 @@ def _bench_lines(findings: Findings) -> Iterator[tuple[str, str, str]]:
     yield "TPOT p50", f"{numbers.decimal(middle.tpot_ms.p50)} ms {where}", ""
     where = f"({numbers.count(fastest.input_tokens)} in, {numbers.rate(fastest.request_rate, fastest.max_concurrency)})"
     yield "output tokens/s", f"{numbers.decimal(fastest.output_tokens_per_s)} {where}", ""
+    if seen := findings.bench.pictures:
+        asked = (
+            f"{numbers.decimal(seen.pictures_per_request)} a request, {numbers.decimal(seen.soft_tokens)} soft tokens"
+        )
+        yield "pictures", asked, ""
     for line in saturation_lines(findings.bench):
         yield "saturates with", line, ""
     if failed := sum(cell.failed for cell in findings.bench.cells):

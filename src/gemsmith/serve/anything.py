@@ -19,7 +19,7 @@ from gemsmith.serve.adapter import ServedAdapter
 from gemsmith.serve.deployment import Deployment, as_shell
 from gemsmith.serve.engine import ServeSettings, engine_python, has_chat_template, has_key
 from gemsmith.serve.host import docker_answers, machine_named, refuse_other_host
-from gemsmith.serve.machines import PROMPT_AND_OUTPUT, Weights, deploy
+from gemsmith.serve.machines import PROMPT_AND_OUTPUT, Weights, deploy, published_config
 from gemsmith.serve.server import running_server
 from gemsmith.serve.stage import ask_first, keep_serving, make_settings, wait_for_the_end
 from gemsmith.serve.upstream import SERVER_MODULE
@@ -157,7 +157,7 @@ def _checkpoint(source: str, overrides: Sequence[str]) -> Named:
             raise RecipeError(
                 f"{source}: is not here to read what model it is; add --set model=gemma4-31b, or another that it is"
             )
-        variant, config = known, _published_config(known)
+        variant, config = known, published_config(known)
     weights = Weights(source=str(folder or source), is_folder=folder is not None, variant=variant, config=config)
     settings = make_settings(Run(path=Path(source), recipe=recipe))
     return Named(weights=weights, recipe=recipe, settings=settings, name=_name_of(source))
@@ -202,10 +202,4 @@ def _name_of(source: str) -> str:
 
 
 def _config(folder: Path, variant: Variant) -> Mapping[str, Any]:
-    return read_config(folder) if (folder / "config.json").is_file() else _published_config(variant)
-
-
-def _published_config(variant: Variant) -> Mapping[str, Any]:
-    """As much of the published checkpoints' config.json as decides how they are served."""
-    unified = "Unified" if variant.model_type == "gemma4_unified" else ""
-    return {"architectures": [f"Gemma4{unified}ForConditionalGeneration"], "vision_config": {"model_type": "vision"}}
+    return read_config(folder) if (folder / "config.json").is_file() else published_config(variant)

@@ -6,7 +6,13 @@ from gemsmith.checkpoint import read_config
 from gemsmith.serve.adapter import lora_arguments, served_name
 from gemsmith.serve.engine import Engine, ServeSettings
 from gemsmith.serve.pictures import encoder_arguments, refuse_engine_without_torchvision
-from gemsmith.serve.upstream import CONTENT_AS_TEXT, CONTENT_IN_PARTS, QUICK_START_ON_CPU, SERVER_MODULE
+from gemsmith.serve.upstream import (
+    CONTENT_AS_TEXT,
+    CONTENT_IN_PARTS,
+    PICTURES_EMBEDDED_ANEW,
+    QUICK_START_ON_CPU,
+    SERVER_MODULE,
+)
 
 
 def server_command(engine: Engine, folder: Path, name: str, port: int, settings: ServeSettings) -> list[str]:
@@ -41,4 +47,7 @@ def common_arguments(name: str, settings: ServeSettings, *, port: int, length: i
     ]
     arguments += ["--uvicorn-log-level", "warning"]
     arguments += [f"--{'' if settings.prefix_caching else 'no-'}enable-prefix-caching"]
+    if settings.pictures and not settings.prefix_caching:
+        # Without either cache vLLM knows a picture by its request alone, and embeds it anew.
+        arguments += PICTURES_EMBEDDED_ANEW
     return arguments if length is None else [*arguments, "--max-model-len", str(length)]

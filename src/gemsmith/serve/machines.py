@@ -66,6 +66,13 @@ class Weights:
 _Arguments = tuple[list[str], tuple[Choice, ...]]
 
 
+def published_config(variant: Variant) -> dict[str, Any]:
+    """As much of the published checkpoints' config.json as decides how they are served."""
+    unified = "Unified" if variant.model_type == "gemma4_unified" else ""
+    seeing = {"vision_config": {"model_type": "vision"}} if variant.vision else {}
+    return {"architectures": [f"Gemma4{unified}ForConditionalGeneration"], **seeing}
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Seen:
     """Where the server finds what it loads: here, or in a container."""

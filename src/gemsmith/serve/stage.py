@@ -214,7 +214,7 @@ def takes_pictures(run: Run) -> bool:
 
     Rows are known by the recipe, or by what the data stage has read.
     """
-    if run.recipe.serve.pictures or run.recipe.data.format == IMAGE_FOLDER:
+    if run.recipe.serve.pictures or run.recipe.bench.pictures or run.recipe.data.format == IMAGE_FOLDER:
         return True
     try:
         record: DataRecord = read_record(run, DataRecord)

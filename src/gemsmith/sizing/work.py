@@ -109,6 +109,25 @@ class Work:
         return self.pictures.soft_tokens if self.pictures and self.variant.bidirectional_images else 0
 
     @property
+    def blocked_sliding_layers(self) -> int:
+        """Sliding layers that run as blocks of queries for their pictures' sake, though a kernel runs the others."""
+        variant = self.variant
+        apart = self.nearby_attention != self.attention
+        return sum(not variant.is_global(layer) for layer in range(variant.layers)) if apart else 0
+
+    @property
+    def sliding_pairs(self) -> int:
+        """Pairs of query and key that one head of a row computes in a sliding layer, padding to whole blocks too."""
+        window, how = self.variant.sliding_window, self.nearby_attention
+        return attended_pairs(self.length, window, how, block=self.query_block, ahead=self.ahead)
+
+    @property
+    def block_length(self) -> int:
+        """The row's positions, padded to whole blocks of queries."""
+        block = min(self.query_block, self.length)
+        return -(-self.length // block) * block
+
+    @property
     def layer_matmul_parameters(self) -> int:
         return self.projection_parameters + sum(self.layer_parameters.values())
 

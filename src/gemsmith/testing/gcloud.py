@@ -57,6 +57,16 @@ def _copy(words: list[str], _arguments: list[str]) -> None:
         store.write(str(file.relative_to(local.parent)), file.read_bytes()).result()
 
 
+def _rsync(words: list[str], _arguments: list[str]) -> None:
+    """Storage rsync --recursive … FOLDER gs://…: afterwards there is what the folder has, and nothing else."""
+    local, store = Path(words[0]), _open(f"{words[1]}/")
+    files = {str(path.relative_to(local)): path for path in local.rglob("*") if path.is_file()}
+    for name in {key.decode() for key in store.list().result()} - files.keys():
+        store.write(name, None).result()
+    for name, path in files.items():
+        store.write(name, path.read_bytes()).result()
+
+
 def _open(url: str) -> Any:
     import tensorstore
 
@@ -180,6 +190,7 @@ def _policy(_words: list[str], _arguments: list[str]) -> str:
 ANSWERS: dict[str, str | Callable[[list[str], list[str]], str | None]] = {
     "execution": _run,
     "storage cp": _copy,
+    "storage rsync": _rsync,
     "run jobs replace": _replace,
     "run jobs executions list": _executions,
     "run jobs executions cancel": _cancel,

@@ -15,7 +15,7 @@ from typing import Any, Literal, Protocol
 from gemsmith.checkpoint.saved import has_checksums, no_checksums
 from gemsmith.errors import DamageError
 from gemsmith.provenance import Clock
-from gemsmith.records import Origin, TrainPictures, TrainRecord, TrainStep
+from gemsmith.records import Origin, PictureBucket, TrainPictures, TrainRecord, TrainSaves, TrainStep
 from gemsmith.run import Run, make_origin, write_record
 from gemsmith.train.adapter_init import start_adapter_hash
 from gemsmith.train.attempt import (
@@ -68,7 +68,7 @@ class Outcome:
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What a record says of the backend; all but `accelerators` and `padded_patches` are fields of TrainRecord."""
+    """What a record says of the backend; all but `accelerators` and the last two are fields of TrainRecord."""
 
     accelerators: tuple[str, ...]
     adapted: dict[str, int]
@@ -82,6 +82,8 @@ class Facts:
     compiled_from_cache: bool = False
     padded_patches: float = 0.0
     """Of the patches that the pictures of all steps took, the share that is padding."""
+    buckets: tuple[PictureBucket, ...] = ()
+    """What pictures were padded to, where that is one of a few sizes."""
 
 
 class Backend(Protocol):
@@ -130,6 +132,7 @@ class Session:
         self._backend, self._mark_s = backend, 0.0
         self._start_adapter_sha256 = start_adapter_hash(run.recipe)
         self._notices: tuple[str, ...] = ()
+        self._saves = TrainSaves(number=0, s=0.0, bytes=0)
         self.done, earlier, self._resumed_at = (0, [], []) if fresh else self._resume()
         backend.prepare(self)
         if self.done:
@@ -224,6 +227,18 @@ class Session:
         """What a saved step says of itself, beside its arrays."""
         return checkpoint_metadata(self.run, self.log.steps, self.resumed_at, self._start_adapter_sha256)
 
+    def saved(self, seconds: float, size_bytes: int) -> None:
+        """Counts a save that training has waited for, of 0 bytes none; the next step's time counts from here."""
+        found = self._saves
+        self._saves = TrainSaves(
+            number=found.number + (size_bytes > 0), s=round(found.s + seconds, 3), bytes=found.bytes + size_bytes
+        )
+        self.start_clock()
+
+    def waited_for_saves(self, seconds: float) -> None:
+        """Adds the time until those begun were complete."""
+        self._saves = self._saves.model_copy(update={"s": round(self._saves.s + seconds, 3)})
+
     def start_clock(self) -> None:
         """The next step's time counts from here."""
         self._mark_s = time.monotonic()
@@ -263,6 +278,7 @@ class Session:
             against_plan=against_plan(run, facts.accelerators, timed_steps(steps, self.resumed_at)),
             peak_memory_bytes=facts.peak_memory_bytes,
             last_checkpoint=f"{'checkpoints' if inside else run.checkpoints}/{self._last_saved()}",
+            saves=self._saves,
             notices=(
                 *self._notices,
                 *schedule_notices(run.recipe.optimizer, self.steps),
@@ -280,6 +296,7 @@ class Session:
             soft_tokens=sum(step.soft_tokens for step in steps),
             per_s=_per_s("pictures", steps, self.resumed_at),
             padded_patches=facts.padded_patches,
+            buckets=facts.buckets,
         )
 
     def _origin(self, clock: Clock, accelerators: tuple[str, ...]) -> Origin:

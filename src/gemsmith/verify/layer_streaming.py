@@ -15,6 +15,7 @@ import numpy as np
 from gemsmith.checkpoint import Checkpoint, TensorPlace
 from gemsmith.checkpoint.adapter import Adapter, LowRank
 from gemsmith.errors import CheckpointError
+from gemsmith.zoo import name_in_files
 from gemsmith.zoo.tensors import PREFIX
 
 _LAYERS = f"{PREFIX}layers."
@@ -75,10 +76,8 @@ def read_adapters(model: Any, adapter: Adapter) -> None:
     """
     for prefix, layer in _layers(model):
         layer.register_forward_pre_hook(_adapter_reader(prefix, adapter))
-    base = model.get_base_model()
-    for name in adapter.modules:
-        if name.startswith(_VISION):
-            _put_pair(base.get_submodule(name), adapter.modules[name])
+    for name, module in _adapted_outside(model):
+        _put_pair(module, adapter.modules[name])
 
 
 def round_merged(model: Any, round_weight: Callable[[str, Any], Any]) -> None:
@@ -88,9 +87,15 @@ def round_merged(model: Any, round_weight: Callable[[str, Any], Any]) -> None:
     """
     for name, layer in _layers(model):
         layer.register_forward_pre_hook(_merger(name, round_weight))
+    for name, module in _adapted_outside(model):
+        _merge(module, partial(round_weight, name))
+
+
+def _adapted_outside(model: Any) -> Iterator[tuple[str, Any]]:
+    """The modules with an adapter that are in no layer of the text model, by their names in the files."""
     for name, module in model.get_base_model().named_modules():
-        if name.startswith(_VISION) and hasattr(module, "merged_adapters"):
-            _merge(module, partial(round_weight, name))
+        if hasattr(module, "merged_adapters") and not name.startswith(_LAYERS):
+            yield name_in_files(name), module
 
 
 def _layers(model: Any) -> Iterator[tuple[str, Any]]:
@@ -167,10 +172,11 @@ def _name_in_file(name: str, places: Mapping[str, TensorPlace]) -> str:
     """The 12B's files name what embeds patches otherwise than its class does."""
     if name in places:
         return name
-    inside = name.removeprefix("model.embed_vision.")
-    if (projection := inside.removeprefix("multimodal_embedder.")) != inside:
-        return f"model.embed_vision.{projection}"
-    return f"model.vision_embedder.{inside}"
+    module, _, last = name.rpartition(".")
+    inside = name_in_files(module)
+    if inside != module:
+        return f"{inside}.{last}"
+    return f"model.vision_embedder.{name.removeprefix('model.embed_vision.')}"
 
 
 def _put(module: Any, name: str, value: Any) -> None:

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from gemsmith.errors import CheckpointError, first_line
 from gemsmith.records import Check
 from gemsmith.verify.layer_streaming import read_adapters, round_merged, vision_bytes, window_bytes, windowed_model
 from gemsmith.verify.prompts import Prompt
+from gemsmith.zoo import name_in_files
 
 # Float32's noise through a whole model, for each unit of the largest logit; measured on the tiny variants: 1e-6.
 TOLERANCE = 1e-4
@@ -151,11 +153,11 @@ def load_peft(model: Any, folder: Path, adapter: Adapter) -> Any:
     from peft import PeftModel
 
     tuned = _put_on(adapter, folder, lambda: PeftModel.from_pretrained(model, folder, torch_device="cpu"))
-    matrices = dict(tuned.named_parameters())
+    matrices = _peft_matrices(tuned)
     for module, pair in adapter.modules.items():
-        for name, value in zip(_peft_names(module), (pair.a, pair.b), strict=True):
-            if not np.array_equal(matrices[name].detach().numpy(), value):
-                raise CheckpointError(f"{folder}: PEFT's {name} is not the file's")
+        for side, value in (("A", pair.a), ("B", pair.b)):
+            if not np.array_equal(matrices[module, side].detach().numpy(), value):
+                raise CheckpointError(f"{folder}: PEFT's {module}.lora_{side} is not the file's")
     return tuned
 
 
@@ -173,19 +175,23 @@ def _put_on(adapter: Adapter, folder: Path, load: Callable[[], Any]) -> Any:
         tuned = load().eval()
     except (OSError, ValueError, RuntimeError, KeyError) as error:
         raise CheckpointError(f"{folder}: PEFT cannot load it ({first_line(error)})") from None
-    found = {name for name, _ in tuned.named_parameters() if ".lora_A." in name or ".lora_B." in name}
-    expected = {name for module in adapter.modules for name in _peft_names(module)}
+    found = _peft_matrices(tuned).keys()
+    expected = {(module, side) for module in adapter.modules for side in "AB"}
     if odd := sorted(found ^ expected):
         raise CheckpointError(
             f"{folder}: PEFT has {len(found)} adapter matrices on the model, {len(expected)} are in it; such as "
-            f"{odd[0]}"
+            f"{odd[0][0]}"
         )
     return tuned
 
 
-def _peft_names(module: str) -> tuple[str, str]:
-    stem = f"base_model.model.{module}"
-    return f"{stem}.lora_A.default.weight", f"{stem}.lora_B.default.weight"
+def _peft_matrices(tuned: Any) -> dict[tuple[str, str], Any]:
+    """What PEFT put on the model, by the module's name in a checkpoint's files, and A or B."""
+    matrices = {}
+    for name, parameter in tuned.named_parameters():
+        if match := re.fullmatch(r"base_model\.model\.(.+)\.lora_(A|B)\.default\.weight", name):
+            matrices[name_in_files(match[1]), match[2]] = parameter
+    return matrices
 
 
 def _base_logits(
@@ -204,9 +210,9 @@ def _base_logits(
     tuned = load_peft(model, folder, adapter)
     unmerged = _run(tuned, prompts)
     merged = tuned.merge_and_unload()
-    for module in adapter.modules:
-        weight = merged.get_submodule(module).weight
-        weight.data = _rounded(weight.data, base.places[f"{module}.weight"].dtype)
+    for name, module in merged.named_modules():
+        if (in_files := name_in_files(name)) in adapter.modules:
+            module.weight.data = _rounded(module.weight.data, base.places[f"{in_files}.weight"].dtype)
     return plain, unmerged, _run(merged, prompts)
 
 

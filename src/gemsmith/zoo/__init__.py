@@ -5,7 +5,7 @@ from gemsmith.zoo.targets import ALL_LINEAR, VISION, kinds_of, lora_targets
 from gemsmith.zoo.tensors import LORA_KINDS, Tensor, parameter_count, text_tensors
 from gemsmith.zoo.variant import ScanBlocks, Variant, read_variant
 from gemsmith.zoo.vision import PatchProjection, Vision, VisionTower
-from gemsmith.zoo.vision_tensors import vision_tensors
+from gemsmith.zoo.vision_tensors import class_names, name_in_files, vision_tensors
 
 __all__ = [
     "ALL_LINEAR",
@@ -18,9 +18,11 @@ __all__ = [
     "Variant",
     "Vision",
     "VisionTower",
+    "class_names",
     "find_variant",
     "kinds_of",
     "lora_targets",
+    "name_in_files",
     "parameter_count",
     "read_variant",
     "text_tensors",

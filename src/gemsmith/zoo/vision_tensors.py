@@ -6,6 +6,24 @@ from gemsmith.zoo.vision import PatchProjection, VisionTower
 
 TOWER_LAYERS = "model.vision_tower.encoder.layers."
 CLIP_BOUNDS = ("input_min", "input_max", "output_min", "output_max")
+_UNIFIED_CLASS_NAMES = {
+    "model.vision_embedder.patch_dense": "model.embed_vision.patch_dense",
+    "model.embed_vision.embedding_projection": "model.embed_vision.multimodal_embedder.embedding_projection",
+}
+_NAMES_IN_FILES = {ours: theirs for theirs, ours in _UNIFIED_CLASS_NAMES.items()}
+
+
+def class_names(variant: Variant) -> dict[str, str]:
+    """Linear layers by their name in a checkpoint's files -> their name in transformers' class, where it is another.
+
+    Those of the 12B, whose class Gemma4UnifiedForConditionalGeneration renames what embeds patches as it loads.
+    """
+    return _UNIFIED_CLASS_NAMES if isinstance(variant.vision, PatchProjection) else {}
+
+
+def name_in_files(module: str) -> str:
+    """The name in a checkpoint's files of a module of transformers' class."""
+    return _NAMES_IN_FILES.get(module, module)
 
 
 def vision_tensors(variant: Variant) -> list[Tensor]:

@@ -3,7 +3,7 @@
 import html
 import math
 
-from gemsmith.bench_records import BenchRecord, Saturation, Slo
+from gemsmith.bench_records import BenchPictures, BenchRecord, Saturation, Slo
 from gemsmith.report.findings import read_findings
 from gemsmith.report.numbers import decimal
 from gemsmith.report.page import render_page
@@ -31,6 +31,18 @@ def test_goodput_saturation_and_loads_without_a_rate_are_shown(make_run, undrawn
     assert "Whether prefix caching was on is not known." in text
     for words in ("<td>a burst</td>", "<td>64 at once</td>", "<td>2.5<small>probe</small></td>", "12.5\u00a0%"):
         assert words in text, words
+
+
+def test_what_requests_with_pictures_held_is_said(make_run, undrawn):
+    run = make_run(steps=2)
+    record = read_record(run, BenchRecord)
+    values = {"rows": 136, "distinct": 135, "pictures_per_request": 1.0, "soft_tokens": 261.5, "text_tokens": 231.0}
+    for encoder_cache, words in ((None, "was on is not known."), (False, "was off: it embeds"), (True, "was on.")):
+        pictures = BenchPictures(**values, sha256="0", encoder_cache=encoder_cache)
+        write_record(run, record.model_copy(update={"pictures": pictures}))
+        text = html.unescape(render_page(run))
+        assert "136 rows of <code>data.eval</code> in turn, with 135 different pictures: 1 a request, of 262" in text
+        assert f"encoder cache {words}" in text
 
 
 def test_each_length_has_its_fastest_load_its_lightest_and_its_saturation(large_run, undrawn):

@@ -1,7 +1,7 @@
 """The data's facts: rows, tokens, what was dropped, pictures, and what is held out too."""
 
 from gemsmith.eval_records import EvalRecord
-from gemsmith.records import DataRecord
+from gemsmith.records import DataRecord, HeldOut
 from gemsmith.report.findings import read_findings
 from gemsmith.report.sections import data
 from gemsmith.run import read_record, write_record
@@ -20,6 +20,17 @@ def test_rows_are_counted_with_those_that_were_dropped_and_why(large_run, sectio
 def test_pictures_are_left_out_where_there_are_none(make_run, section_words):
     words = section_words(make_run(steps=2), "data")
     assert "Pictures" not in words and "Soft tokens" not in words
+
+
+def test_what_was_compared_of_held_out_rows_is_said_and_what_was_not(make_run, section_words):
+    run = make_run(steps=2)
+    assert "nearly trained on" not in section_words(run, "data")
+    held_out = HeldOut(rows=200, same_prompt=7, same_answer=3, same_picture=11)
+    write_record(run, read_record(run, DataRecord).model_copy(update={"held_out": held_out}))
+    words = section_words(run, "data")
+    assert "Held out, prompt and answer trained on 3 of 200 rows" in words
+    assert "Held out, a picture of it trained on 11 of 200 rows" in words
+    assert "Held out and nearly trained on not looked for" in words
 
 
 def test_contamination_is_what_eval_saw_or_else_what_data_saw_or_not_told(make_run):

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from gemsmith.records import Origin, TrainRecord, TrainStep
+from gemsmith.records import Origin, TrainRecord, TrainSaves, TrainStep
 from gemsmith.report.findings import read_findings
 from gemsmith.report.sections.time import make, stage_spans, training_spans
 
@@ -13,9 +13,10 @@ def step(number, seconds):
     return TrainStep.model_construct(step=number, step_s=seconds)
 
 
-def train(steps, *, duration_s, compile_s=0.0, resumed_at=()):
+def train(steps, *, duration_s, compile_s=0.0, resumed_at=(), saves=None):
     origin = Origin.model_construct(duration_s=duration_s)
     fields = {"steps": steps, "compile_s": compile_s, "resumed_at": resumed_at, "compiled_from_cache": False}
+    fields["saves"] = saves
     return TrainRecord.model_construct(origin=origin, **fields)
 
 
@@ -26,6 +27,16 @@ def test_training_is_compile_steps_saves_and_the_rest():
     assert (compiled.start_s, compiled.seconds, compiled.reckoned) == (109.0, 10.0, False)
     assert (steps.name, steps.start_s, steps.seconds) == ("20 steps", 119.0, 28.0)
     assert (saves.start_s, saves.seconds, saves.reckoned) == (147.0, 3.0, True)
+
+
+def test_saves_that_the_record_tells_of_stand_with_their_own_time():
+    saves = TrainSaves(number=2, s=3.0, bytes=5_000_000)
+    slow = [step(n, 9.0 if n == 1 else 4.0 if n == 11 else 1.0) for n in range(1, 21)]
+    rest, compiled, steps, saved = training_spans(train(slow, duration_s=50.0, compile_s=5.0, saves=saves), 0.0, 10)
+    assert (rest.name, rest.seconds) == ("load and start: the rest", 11.0)
+    assert (steps.seconds, compiled.seconds) == (31.0, 5.0), "no part of the steps is taken for a save"
+    assert (saved.name, saved.start_s, saved.seconds) == ("2 saves of 5.00\u00a0MB in all, waited for", 47.0, 3.0)
+    assert not saved.reckoned
 
 
 def test_of_a_continued_training_only_the_last_start_has_its_time_told():

@@ -43,6 +43,8 @@ def test_a_run_records_every_step_and_counts_its_adapters(whole, read_events, re
     }
     adapter = read_peft_adapter(run.checkpoints / "6")
     assert record.trained_parameters == sum(pair.a.size + pair.b.size for pair in adapter.modules.values())
+    assert record.saves is not None and record.saves.number == 3 and record.saves.s > 0
+    assert 3 * 12 * record.trained_parameters <= record.saves.bytes < 3 * 12 * record.trained_parameters + 1000
     assert record.peak_memory_bytes > 1e8 and record.real_tokens_per_s > 0
     assert sorted(path.name for path in run.checkpoints.iterdir()) == ["2", "4", "6"]
     events = read_events(run)

@@ -8,6 +8,7 @@ import time
 import numpy as np
 import pytest
 
+from gemsmith.data import load_batches
 from gemsmith.errors import Preempted
 from gemsmith.export.adapters import read_run_adapter
 from gemsmith.train.stage import train
@@ -56,3 +57,31 @@ def test_two_processes_train_stop_and_go_on_like_one(prepare, tmp_path, capfd):
         for side in ("a", "b"):  # between processes sums are taken in another order
             assert np.abs(getattr(found[name], side) - getattr(expected[name], side)).max() <= 1e-6, (name, side)
     assert len(list(together.tensorboard.iterdir())) == 2  # one for each start of the first process
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "targets"),
+    [("tiny-31b", ["q", "v"]), ("tiny-31b", ["q", "vision"]), ("tiny-e2b", ["q", "vision"]), ("tiny-12b", ["q", "v"])],
+)
+def test_two_processes_learn_from_pictures_like_one(prepare_pictures, name, targets):
+    """Each has one row of a step, and in one step a process has text alone: its tower, too, takes part in the sums."""
+    train_keys = {"micro_batches": 1, "optimizer_steps": 4, "remat": "layer"}
+    keys = KEYS | {"lora": {"dropout": 0.0, "targets": targets}, "data": {"packing": False}}
+    alone = prepare_pictures("alone", name=name, train=train_keys, **keys)
+    together = prepare_pictures("together", name=name, train=train_keys | {"mesh": {"fsdp": 2}}, **keys)
+    one, two = train(alone), train(together)
+    batches = load_batches(alone)
+    assert any(
+        0 < [len(pictures) > 0 for pictures in batches.batch(step).pictures].count(True) < 2 for step in range(1, 5)
+    )
+    assert two.mesh["fsdp"] == 2
+    assert [step.loss for step in two.steps] == pytest.approx([step.loss for step in one.steps], rel=1e-6)
+    assert [step.grad_norm for step in two.steps] == pytest.approx([step.grad_norm for step in one.steps], rel=1e-5)
+    assert [step.pictures for step in two.steps] == [step.pictures for step in one.steps]
+    assert two.pictures.soft_tokens == one.pictures.soft_tokens
+    expected, found = (read_run_adapter(run, 4).modules for run in (alone, together))
+    assert expected.keys() == found.keys()
+    for module in expected:
+        for side in ("a", "b"):
+            assert np.abs(getattr(found[module], side) - getattr(expected[module], side)).max() <= 2e-6, (module, side)

@@ -30,6 +30,10 @@ def test_a_run_records_every_step_and_counts_its_adapters(whole, read_arrays, re
     assert record.trained_parameters == sum(
         array.size for array in read_arrays(run.checkpoints / "6" / "model_params").values()
     )
+    # Two float32 moments beside every adapter, and the optimizer's counters.
+    # Orbax saves the first step, too, which is deleted once there are three others.
+    assert record.saves is not None and record.saves.number == 4 and record.saves.s > 0
+    assert 4 * 12 * record.trained_parameters <= record.saves.bytes < 4 * 12 * record.trained_parameters + 1000
     assert record.peak_memory_bytes > 1e8 and record.real_tokens_per_s > 0
     assert sorted(path.name for path in run.checkpoints.iterdir()) == ["2", "4", "6"]
     events = read_events(run)
@@ -123,7 +127,7 @@ def test_checkpoints_of_other_rows_are_refused(whole, prepare, tmp_path):
     files = {name: sha256_file(run.data / f"{name}.npy") for name in ARRAYS}
     write_record(
         run,
-        read_record(run, DataRecord).model_copy(update={"files": files, "rows_sha256": rows_sha256(files.values())}),
+        read_record(run, DataRecord).model_copy(update={"files": files, "rows_sha256": rows_sha256(files, run.data)}),
     )
     with pytest.raises(
         RunError,

@@ -104,7 +104,7 @@ def test_damage_to_a_step_is_found_or_the_adapter_is_the_same(trained):
 
 @pytest.mark.slow
 def test_damage_to_a_step_is_found_or_training_goes_on_from_the_same_state(trained, trainer):
-    checkpoints = Checkpoints(trained.checkpoints, every=2, keep=3, before_save=dict, after_save=lambda: None)
+    checkpoints = Checkpoints(trained.checkpoints, every=2, keep=3, before_save=dict, after_save=lambda *_: None)
     good, metadata = checkpoints.read(6, trainer.model, trainer.optimizer), checkpoints.read_metadata(6)
     found = 0
     for what in damages(trained.checkpoints / "6"):

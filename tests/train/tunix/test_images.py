@@ -35,8 +35,7 @@ def test_a_row_whose_soft_tokens_are_not_its_pictures_is_our_own_mistake():
         batch_images(np.array([[9, 9]]), [[make_picture(0, patches=1, soft_tokens=3)]], image_token=9, shape=SHAPE)
 
 
-def test_one_shape_has_room_for_every_row_and_says_what_it_pads():
+def test_one_shape_has_room_for_every_row():
     rows = [[256, 266], [121], []]
     shape = image_shape(find_variant("gemma4-31b").vision, rows)
     assert shape == ImageShape(images=2, soft_tokens=288, patches=2592, patch_dim=768)
-    assert shape.padding(256 + 266 + 121, rows=3) == pytest.approx(1 - (256 + 266 + 121) / (3 * 2 * 288))

@@ -12,13 +12,14 @@ def make(_run: Run, findings: Findings) -> dict[str, Any]:
     """Shares of the positions, the longest document, rows that were read, and the contamination in words."""
     data = findings.data
     if data is None:
-        return {"positions": [], "longest_tokens": 1, "rows_read": 0, "pictures": [], "shared": ""}
+        return {"positions": [], "longest_tokens": 1, "rows_read": 0, "pictures": [], "shared": "", "shared_more": []}
     return {
         "positions": _positions(data),
         "longest_tokens": max((1, *data.length_percentiles.values())),
         "rows_read": data.rows + sum(data.dropped.values()),
         "pictures": _pictures(data),
         "shared": _shared(findings),
+        "shared_more": _shared_more(data),
     }
 
 
@@ -56,3 +57,23 @@ def _shared(findings: Findings) -> str:
     which = "that data.eval named" if scored is None else "that were scored"
     have = "has" if number <= 1 else "have"
     return f"{numbers.count(number) if number else 'none'} of the rows {which} {have} a prompt that is trained on"
+
+
+def _shared_more(data: DataRecord) -> list[tuple[str, str]]:
+    """What the data stage has compared of the held-out rows, and what nobody has."""
+    found = data.held_out
+    if found is None:
+        return []
+    rows = [
+        (
+            "Held out, prompt and answer trained on",
+            f"{numbers.count(found.same_answer)} of {numbers.count(found.rows)} rows",
+        )
+    ]
+    if found.same_picture is not None:
+        picture = f"{numbers.count(found.same_picture)} of {numbers.count(found.rows)} rows"
+        rows.append(("Held out, a picture of it trained on", picture))
+    return [
+        *rows,
+        ("Held out and nearly trained on", "not looked for: prompts are compared whole, but for white space"),
+    ]

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from gemsmith.bench_records import BenchCell
-from gemsmith.records import TrainRecord, TrainStep
+from gemsmith.records import TrainRecord, TrainSaves, TrainStep
 from gemsmith.report.cost import Price, Spent, spent
 from gemsmith.report.findings import Findings, total_s
+from gemsmith.report.numbers import size
 from gemsmith.run import Run
 from gemsmith.stages import STAGES
 
@@ -63,22 +64,26 @@ def stage_spans(findings: Findings, checkpoint_every: int) -> list[Span]:
 
 
 def training_spans(train: TrainRecord, start_s: float, checkpoint_every: int) -> list[Span]:
-    """Compile, steps, what steps next to saves took above the others, and the rest of the last start.
+    """Compile, steps, saves and the rest of the last start.
 
-    The time of earlier starts is in no record, so neither are their steps here.
+    The time of earlier starts is in no record, so neither are their steps here. A record from before it told of saves
+    has what steps next to them took above the others instead.
     """
     begun = max(train.resumed_at, default=0)
     steps = [step for step in train.steps if step.step > begun and math.isfinite(step.step_s)]
     if not steps:
         return []
-    saves_s = _above_others(steps, begun, checkpoint_every)
+    saves = train.saves
+    beside_s = 0.0 if saves else _above_others(steps, begun, checkpoint_every)
+    saves_s = saves.s if saves else 0.0
     steps_s = sum(step.step_s for step in steps)
-    rest_s = max(0.0, train.origin.duration_s - train.compile_s - steps_s)
+    rest_s = max(0.0, train.origin.duration_s - train.compile_s - steps_s - saves_s)
     parts = [
-        ("load, start and last save: the rest", rest_s, True),
+        ("load and start: the rest" if saves else "load, start and last save: the rest", rest_s, True),
         ("compile, from the cache" if train.compiled_from_cache else "compile", train.compile_s, False),
-        (f"{len(steps):,} steps", steps_s - saves_s, False),
-        ("what steps next to saves took above the others", saves_s, True),
+        (f"{len(steps):,} steps", steps_s - beside_s, False),
+        ("what steps next to saves took above the others", beside_s, True),
+        (_save_words(saves) if saves else "", saves_s, False),
     ]
     spans, at = [], start_s
     for name, seconds, reckoned in parts:
@@ -86,6 +91,10 @@ def training_spans(train: TrainRecord, start_s: float, checkpoint_every: int) ->
             spans.append(Span(name=name, start_s=at, seconds=seconds, inner=True, reckoned=reckoned))
         at += seconds
     return spans
+
+
+def _save_words(saves: TrainSaves) -> str:
+    return f"{saves.number:,} save{'s' if saves.number != 1 else ''} of {size(saves.bytes)} in all, waited for"
 
 
 def _above_others(steps: list[TrainStep], begun: int, every: int) -> float:

@@ -8,6 +8,7 @@ import contextlib
 import errno
 import os
 import resource
+import time
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -194,12 +195,14 @@ class TrlBackend:
     def _save(self, step: int) -> None:
         """Every process gives its part, the first writes."""
         matrices: dict[str, Arrays] = {}
+        begun_s = time.monotonic()
         for module, side, weight in matrices_of(self._model):
             matrices.setdefault(module, {})[side] = whole_array(weight)
         moments = whole_moments(self._trainer.adamw, self._model)
         if self.writes:
             self._checkpoints.save(step, matrices, moments, self._session.metadata())
-        self._session.start_clock()
+        arrays = (*moments.values(), *(array for sides in matrices.values() for array in sides.values()))
+        self._session.saved(time.monotonic() - begun_s, sum(array.nbytes for array in arrays))
 
     def facts(self) -> Facts:
         train, group, variant = self._run.recipe.train, self._group, self._checkpoint.variant

@@ -24,7 +24,9 @@ from gemsmith.checkpoint.saved import TRAINING, check_files, is_peft_step, read_
 from gemsmith.errors import CheckpointError, DamageError
 from gemsmith.lock import LOCK
 from gemsmith.recipe import Recipe
+from gemsmith.resolve import recipe_variant
 from gemsmith.run import Run
+from gemsmith.zoo import class_names
 
 MOMENTS = "moments.safetensors"
 Arrays = dict[str, np.ndarray]
@@ -54,7 +56,10 @@ class Checkpoints:
         beside, place = self.folder / f".{step}.partial", self.folder / str(step)
         try:
             adapter, recipe = _adapter(self._recipe, matrices), self._recipe
-            written = write_peft_adapter(adapter, beside, recipe.checkpoint, dropout=recipe.lora.dropout)
+            names = class_names(recipe_variant(recipe))
+            written = write_peft_adapter(
+                adapter, beside, recipe.checkpoint, dropout=recipe.lora.dropout, class_names=names
+            )
             # On a full disk safetensors' own raises no OSError.
             shapes = {name: value.shape for name, value in moments.items()}
             written[MOMENTS] = write_tensors(

@@ -27,17 +27,12 @@ from gemsmith.train.pictures import adapted_for_pictures
 from gemsmith.train.trl.attention import FULL, SLIDING, attend_documents
 from gemsmith.train.trl.loss import token_nll
 from gemsmith.train.trl.upstream import adapted, adapted_by_itself, check_readable, normed
-from gemsmith.zoo import Variant, lora_targets, text_tensors
+from gemsmith.zoo import Variant, class_names, lora_targets, name_in_files, text_tensors
 from gemsmith.zoo.quantised import is_quantised
 
 _DOCUMENTS = "gemsmith_documents"
 _AUDIO = ("audio_tower", "embed_audio")
 _VISION = ("vision_tower", "embed_vision")
-_UNIFIED_MODULES = {
-    "model.vision_embedder.patch_dense": "model.embed_vision.patch_dense",
-    "model.embed_vision.embedding_projection": "model.embed_vision.multimodal_embedder.embedding_projection",
-}
-"""Linear layers of `gemma4_unified` that have one name in its files and another in its class."""
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
@@ -50,7 +45,7 @@ def adapted_model(
     """
     base = load_base(recipe, checkpoint, attention, device, vision=vision)
     targets = lora_targets(checkpoint.variant, recipe.lora.targets)
-    renamed = _UNIFIED_MODULES if checkpoint.variant.model_type == "gemma4_unified" else {}
+    renamed = class_names(checkpoint.variant)
     config = peft.LoraConfig(
         r=recipe.lora.rank,
         lora_alpha=recipe.lora.alpha,  # type: ignore[arg-type]  # PEFT only divides by it
@@ -137,8 +132,7 @@ def shard(model: peft.PeftModel, mesh: DeviceMesh) -> None:
 def adapters_of(model: peft.PeftModel) -> dict[str, Any]:
     """Every adapted module by its name in the checkpoint."""
     base = model.get_base_model()
-    on_disk = {module: name for name, module in _UNIFIED_MODULES.items()}
-    return {on_disk.get(name, name): module for name, module in base.named_modules() if isinstance(module, LoraLayer)}
+    return {name_in_files(name): module for name, module in base.named_modules() if isinstance(module, LoraLayer)}
 
 
 def matrices_of(model: peft.PeftModel) -> Iterator[tuple[str, str, nn.Parameter]]:

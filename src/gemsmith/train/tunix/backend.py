@@ -6,6 +6,7 @@ continues from its last complete checkpoint and ends with the bytes of one that 
 
 import contextlib
 import resource
+import time
 from collections.abc import Iterator
 from functools import cached_property
 from typing import Any
@@ -17,6 +18,7 @@ from jax.sharding import Mesh
 from gemsmith.checkpoint import Checkpoint, open_checkpoint
 from gemsmith.checkpoint.saved import is_peft_step
 from gemsmith.data import Batches, load_batches
+from gemsmith.data.buckets import Bucket
 from gemsmith.errors import DamageError, MachineError, RunError, first_line
 from gemsmith.models import Execution, Gemma4, base_kinds, load_model
 from gemsmith.provenance import start_clock
@@ -43,7 +45,7 @@ from gemsmith.train.tunix.hosts import (
 from gemsmith.train.tunix.lora import add_adapters, count_adapted
 from gemsmith.train.tunix.mesh import make_execution, make_mesh, micro_batches_on
 from gemsmith.train.tunix.optimizer import make_optimizer
-from gemsmith.train.tunix.pictures import Arrays, PictureFeed, picture_input
+from gemsmith.train.tunix.pictures import Arrays, PictureFeed, count_buckets, padded_share, picture_input
 from gemsmith.train.tunix.step import Step, input_shapes, make_step, place_moments
 from gemsmith.train.tunix.upstream import Trainer
 from gemsmith.zoo import VARIANTS, Variant, find_variant
@@ -97,7 +99,7 @@ class TunixBackend:
         self._session: Session
         self._pictures = picture_input(checkpoint, batches, run.recipe.data, run.recipe.lora)
         self._feed: PictureFeed | None = None
-        self._compiled = Compiled(update=None, seconds=0.0, from_cache=False)
+        self._compiled: dict[Bucket | None, Compiled] = {}
         self._checkpoints = Checkpoints(
             run.checkpoints,
             every=run.recipe.train.checkpoint_every,
@@ -110,8 +112,7 @@ class TunixBackend:
     def model(self) -> Gemma4:
         recipe, variant, pictures = self._run.recipe, self._checkpoint.variant, None
         if self._pictures:
-            shape = self._pictures.shape
-            pictures = pictures_of(recipe, variant, images=shape.images, soft_tokens=shape.soft_tokens)
+            pictures = pictures_of(recipe, variant, **self._pictures.buckets.buckets[-1]._asdict())
         return adapted_model(recipe, self._checkpoint, self._mesh, vision=pictures is not None, pictures=pictures)
 
     @cached_property
@@ -165,9 +166,7 @@ class TunixBackend:
         try:
             self._make_step()
             self._open_feed()
-            stopping, train = self._session.stopping, self._run.recipe.train
-            if compiled := compile_step(self._step, self._inputs, stopping, train):
-                self._compiled = compiled
+            if self._compile():
                 self._session.start_clock()
                 self.trainer.run()
                 self._refuse_fault()
@@ -176,7 +175,9 @@ class TunixBackend:
                 self._feed.close()
             # Also after Ctrl-C: a save that is still being written would otherwise meet the interpreter's end, or the
             # next start.
+            begun_s = time.monotonic()
             self._checkpoints.wait()
+            self._session.waited_for_saves(time.monotonic() - begun_s)
 
     def _make_step(self) -> None:
         """The step as a function of its state, which is that of model and optimizer now."""
@@ -186,10 +187,32 @@ class TunixBackend:
             self.model, self.trainer.optimizer, lora=recipe.lora, seed=recipe.seed, micro_batches=micro_batches
         )
         self.trained, self.moments = self._step.trained, self._step.moments
-        images, length = self._pictures.shape if self._pictures else None, recipe.data.max_length
-        self._inputs = input_shapes(self._mesh, rows=recipe.train.rows_per_step, length=length, images=images)
-        self._rows = local_rows(self._inputs["tokens"])
+        how, rows, length = self._pictures, recipe.train.rows_per_step, recipe.data.max_length
+        self._inputs = {
+            self._bucket(step): input_shapes(
+                self._mesh, rows=rows, length=length, images=how.shape(step) if how else None
+            )
+            for step in self._first_of_each_bucket()
+        }
+        self._rows = local_rows(next(iter(self._inputs.values()))["tokens"])
         self.trainer.attach(update=self._update, finish=self._finish, load=self._load, checkpoints=self._checkpoints)
+
+    def _compile(self) -> bool:
+        """Compiles the step for every bucket that is still to come; False where SIGTERM came first."""
+        for bucket, inputs in self._inputs.items():
+            compiled = compile_step(self._step, inputs, self._session.stopping, self._run.recipe.train)
+            if compiled is None:
+                return False
+            self._compiled[bucket] = compiled
+        return True
+
+    def _bucket(self, step: int) -> Bucket | None:
+        return self._pictures.buckets.of(step) if self._pictures else None
+
+    def _first_of_each_bucket(self) -> list[int]:
+        """Of the steps that are left."""
+        steps = range(self._session.done + 1, self._batches.steps + 1)
+        return [*{self._bucket(step): step for step in reversed(steps)}.values()]
 
     def _open_feed(self) -> None:
         """Begins to decode pictures; one that cannot be read for the first step is found before that is compiled."""
@@ -201,10 +224,16 @@ class TunixBackend:
         fail_together(self._feed.fault)
 
     def _refuse_fault(self) -> None:
-        fault = self._feed.fault if self._feed else None
+        steps = self._session.log.steps
+        last = steps[-1].step if steps else 0
+        if self._feed is None or last == self._batches.steps:
+            return
+        fault, saved = self._feed.fault, f"; step {last} is saved"
         if fault and not self._session.stopping.is_set():
-            last = self._session.log.steps[-1].step
-            raise type(fault)(f"step {last + 1} of training: {fault}; step {last} is saved")
+            fault = type(fault)(f"step {self._feed.step} of training: {fault}{saved}")
+        else:
+            fault = None
+        fail_together(fault, saved=saved)
 
     def _load(self, step: int) -> tuple[int, Arrays] | None:
         # Several hosts must stop after the same step, so there the step's own sum over all of them decides.
@@ -224,10 +253,11 @@ class TunixBackend:
             "loss_limit": plan.skip_above,
             "stop": self._session.stopping.is_set() or bool(self._feed and self._feed.fault),
         }
-        inputs = place_batch(arrays, self._rows, self._inputs) | {
-            name: place(numbers[name], self._inputs[name]) for name in numbers
+        bucket = self._bucket(step)
+        shapes, update, frozen = self._inputs[bucket], self._compiled[bucket].update, self._step.frozen
+        inputs = place_batch(arrays, self._rows, shapes) | {
+            name: place(numbers[name], shapes[name]) for name in numbers
         }
-        update, frozen = self._compiled.update, self._step.frozen
         self.trained, self.moments, metrics = update(self.trained, self.moments, frozen, inputs)
         if self._session.fresh:
             # Before the step is over for Tunix: Orbax saves none that lies before one that is there.
@@ -248,25 +278,26 @@ class TunixBackend:
         nnx.update(self.trainer.optimizer, self.moments)
         return self._session.metadata()
 
-    def _after_save(self) -> None:
-        self._session.start_clock()
+    def _after_save(self, seconds: float, size_bytes: int) -> None:
+        self._session.saved(seconds, size_bytes)
 
     def facts(self) -> Facts:
         execution, variant = self.model.execution, self.model.variant
-        steps, images = self._session.log.steps, self._pictures.shape if self._pictures else None
-        rows = len(steps) * self._run.recipe.train.rows_per_step
+        steps, how, compiled = self._session.log.steps, self._pictures, self._compiled.values()
+        buckets = count_buckets(how, steps, self._batches.rows_per_step) if how else ()
         return Facts(
             accelerators=tuple(device.device_kind for device in jax.devices() if device.platform != "cpu"),
             adapted=count_adapted(self.model, variant),
             trained_parameters=sum(leaf.size for leaf in jax.tree.leaves(nnx.state(self.model, nnx.LoRAParam))),
             mesh=dict(self._mesh.shape),
-            attention=attention_facts(execution, variant, pictures=images is not None),
+            attention=attention_facts(execution, variant, pictures=how is not None),
             remat=execution.remat,
             hosts=jax.process_count(),
             peak_memory_bytes=peak_memory_bytes(),
-            compile_s=round(self._compiled.seconds, 3),
-            compiled_from_cache=self._compiled.from_cache,
-            padded_patches=images.padding(sum(step.soft_tokens for step in steps), rows=rows) if images else 0.0,
+            compile_s=round(sum(one.seconds for one in compiled), 3),
+            compiled_from_cache=bool(compiled) and all(one.from_cache for one in compiled),
+            padded_patches=padded_share(buckets) if buckets else 0.0,
+            buckets=buckets,
         )
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,9 @@ from gemsmith.train.tunix.checksums import checksums
 class Checkpoints(CheckpointManager):
     """Tunix's checkpoints, saved with what `before_save` returns once it has agreed.
 
-    They are `<root>/<step>/{model_params,optimizer_state}`. A step's metadata holds checksums of its arrays, too, and a
-    step that does not match them is not restored.
+    `after_save` is told the seconds since then, and the bytes of the arrays: 0 where the step was there already. They
+    are `<root>/<step>/{model_params,optimizer_state}`. A step's metadata holds checksums of its arrays, too, and a step
+    that does not match them is not restored.
     """
 
     def __init__(
@@ -34,7 +36,7 @@ class Checkpoints(CheckpointManager):
         every: int,
         keep: int,
         before_save: Callable[[], dict[str, Any]],
-        after_save: Callable[[], None],
+        after_save: Callable[[float, int], None],
     ) -> None:
         # Lightweight: it would read every step's metadata, and end at one that is damaged.
         options = ocp.CheckpointManagerOptions(
@@ -50,12 +52,14 @@ class Checkpoints(CheckpointManager):
         """Whether the step was saved; nothing is, before the first step."""
         if step == 0 or not (force or self._checkpoint_manager.should_save(step)):
             return False
-        metadata = self._before_save()
-        sums = {name: checksums(state) for name, state in _states(model, optimizer).items()}
+        metadata, begun_s = self._before_save(), time.monotonic()
+        states = _states(model, optimizer)
+        sums = {name: checksums(state) for name, state in states.items()}
         options["custom_metadata"] = seal(metadata, sums)
         with _later_interrupt():
             saved = super().save(step, model, optimizer, *args, force=True, **options)
-        self._after_save()
+        size_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(states)) if saved else 0
+        self._after_save(time.monotonic() - begun_s, size_bytes)
         return saved
 
     def steps(self) -> list[int]:

@@ -76,8 +76,8 @@ def check_hosts(run: Run) -> None:
     _check_folder(run)
 
 
-def fail_together(fault: InputError | None) -> None:
-    """Raises the fault that this host has met, or RunError where another has met one."""
+def fail_together(fault: InputError | None, *, saved: str = "") -> None:
+    """Raises the fault that this host has met, or RunError where another has met one; `saved`: what is left of it."""
     if jax.process_count() == 1:
         faults = np.array([fault is not None])
     else:
@@ -85,7 +85,7 @@ def fail_together(fault: InputError | None) -> None:
     if fault is not None:
         raise fault
     if faults.any():
-        raise RunError(f"host {int(np.argmax(faults))} cannot read its rows, so no host trains; it says why")
+        raise RunError(f"host {int(np.argmax(faults))} cannot read its rows, so no host trains; it says why{saved}")
 
 
 def is_first_host() -> bool:

@@ -1,4 +1,4 @@
-"""Images of a batch as a step takes them: padded to one shape for the whole run, with the places of their soft tokens.
+"""Images of a batch as a step takes them: padded to the shape of the step's bucket, with the places of soft tokens.
 
 Axes: B rows, N images of a row, P patches, C values of a patch, S soft tokens of an image, L positions of a row.
 """
@@ -8,38 +8,42 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gemsmith.models.vision import Images, bucket_of, patches_of
+from gemsmith.data.buckets import Bucket, join, room_for
+from gemsmith.models.vision import Images, patches_of
 from gemsmith.pictures.patches import Patches
+from gemsmith.sizing import Pictures
 from gemsmith.zoo import Vision
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImageShape:
-    """What every row of a run has room for: N images of S soft tokens, each of P patches of C values."""
+    """What every row of a step has room for: N images of S soft tokens, each of P patches of C values."""
 
     images: int
     soft_tokens: int
     patches: int
     patch_dim: int
 
-    def padding(self, soft_tokens: int, *, rows: int) -> float:
-        """The share of the tower's patches that are padding, of so many rows with so many soft tokens in all.
-
-        >>> ImageShape(images=2, soft_tokens=64, patches=576, patch_dim=768).padding(64 + 64 + 32, rows=2)
-        0.375
-        """
-        return 1 - soft_tokens / (rows * self.images * self.soft_tokens)
+    @classmethod
+    def of(cls, pictures: Pictures) -> "ImageShape":
+        """That of the pictures that a plan reckons with."""
+        return cls(
+            images=pictures.images,
+            soft_tokens=pictures.soft_tokens,
+            patches=pictures.patches,
+            patch_dim=pictures.vision.patch_dim,
+        )
 
 
 def image_shape(vision: Vision, rows: Sequence[Sequence[int]]) -> ImageShape:
     """The one shape for rows whose images have so many soft tokens each: room for the most images and the largest."""
-    largest = bucket_of(max(count for row in rows for count in row))
-    return ImageShape(
-        images=max(map(len, rows)),
-        soft_tokens=largest,
-        patches=patches_of(vision, largest),
-        patch_dim=vision.patch_dim,
-    )
+    return bucket_shape(vision, join([room_for(row) for row in rows]))
+
+
+def bucket_shape(vision: Vision, bucket: Bucket) -> ImageShape:
+    """The shape of rows that have as much room."""
+    patches = patches_of(vision, bucket.soft_tokens)
+    return ImageShape(images=bucket.images, soft_tokens=bucket.soft_tokens, patches=patches, patch_dim=vision.patch_dim)
 
 
 def batch_images(

@@ -183,7 +183,7 @@ def _probe_layer(variant: Variant, layer: Layer) -> tuple[tuple[Any, ...], dict[
 def _probe_tower_layer(tower: VisionTower, layer: TowerLayer) -> tuple[tuple[Any, ...], dict[str, Any]]:
     hidden = jnp.ones((1, 8, tower.embed_dim), layer.input_layernorm.weight[...].dtype)
     angles = plane_rope(jnp.ones((1, 8, 2), jnp.int32), tower)
-    return (hidden,), {"angles": angles, "real": jnp.ones((1, 8), bool)}
+    return (hidden,), {"angles": angles, "real": jnp.ones((1, 8), bool), "block": 8}
 
 
 def _probe_projector(tower: VisionTower, projector: FeatureProjector) -> tuple[tuple[Any, ...], dict[str, Any]]:

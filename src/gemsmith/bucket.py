@@ -10,17 +10,18 @@ order: what it consists of first, then the object that says that it is there (se
 """
 
 import contextlib
+import json
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
-from gemsmith.checkpoint.fetch import byte_ranges
 from gemsmith.errors import MachineError, RunError, first_line
 
+_PIECE_BYTES = 64 * 2**20
 _PAUSES_S = (0.2, 0.5, 1.0, 2.0, 4.0)
 """Before a request is made again whose answer was broken."""
-_BROKEN = ("Failed to parse", "OUT_OF_RANGE", "Expecting value")
+_BROKEN = ("Failed to parse", "OUT_OF_RANGE", "Expecting value", "Content-Range header")
 """tensorstore itself asks again after most failures, but takes an answer whose connection was cut within its head for a
 whole one without a body: then it finds no JSON in it, or not the range that it asked for, or no byte."""
 _EMPTY_READS = 3
@@ -60,12 +61,31 @@ class Bucket:
         target.parent.mkdir(parents=True, exist_ok=True)
         partial = target.with_name(f".{target.name}.partial")
         with partial.open("wb") as file:
-            for begin, end in self._ask(lambda: list(byte_ranges(self._store, name))):
+            for begin, end in self._byte_ranges(name):
                 content = self._read(name, slice(begin, end))
                 if content is None:
                     raise RunError(f"{self.url}/{name}: was deleted while it was read; run the same command again")
                 file.write(content)
         partial.replace(target)
+
+    def generation(self, name: str) -> str:
+        """The version of an object, which another write changes. Raises MachineError where there is none."""
+        return str(self._ask(lambda: self._store.read(name, byte_range=slice(0, 1)).result()).stamp.generation.hex())
+
+    def _byte_ranges(self, name: str) -> Iterator[tuple[int, int | None]]:
+        """Byte ranges that cover an object: one, or several of weights, whose header tells how long they are.
+
+        tensorstore has no call for an object's size, and refuses a range beyond its end.
+        """
+        if not name.endswith(".safetensors"):
+            yield 0, None
+            return
+        header_bytes = int.from_bytes(self._read(name, slice(0, 8)) or b"", "little")
+        with _reaching(f"{self.url}/{name}"):
+            header = json.loads(self._read(name, slice(8, 8 + header_bytes)) or b"{}")
+        entries = [entry for key, entry in header.items() if key != "__metadata__"]
+        end = 8 + header_bytes + max((entry["data_offsets"][1] for entry in entries), default=0)
+        yield from ((begin, min(begin + _PIECE_BYTES, end)) for begin in range(0, end, _PIECE_BYTES))
 
     def _read(self, name: str, byte_range: slice) -> bytes | None:
         content = b""

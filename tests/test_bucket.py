@@ -3,8 +3,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from gemsmith.bucket import Bucket, files_below
 from gemsmith.errors import MachineError
-from gemsmith.launch.bucket import Bucket, files_below
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ def test_an_empty_answer_is_asked_for_again_before_it_is_believed(bucket):
 
 
 def test_an_answer_that_cannot_be_read_is_asked_for_again(bucket, monkeypatch):
-    monkeypatch.setattr("gemsmith.launch.bucket._PAUSES_S", (0.0,) * 2)
+    monkeypatch.setattr("gemsmith.bucket._PAUSES_S", (0.0,) * 2)
     broken = ValueError("Failed to parse object metadata: ")
     bucket._store = cut = Cut(bucket._store, [broken, broken])
     bucket.write("a", b"whole")

@@ -1,0 +1,32 @@
+#!/usr/bin/env bash
+# demo-pictures: plan, data, train, export, verify of custom on v5p-8 in us-central1; 16.80 USD/h (skypilot-catalog, gcp/vms.csv, commit 006059e0, 2026).
+# Modelled: HOURS
+# At most 806.40 USD for the machine: 12 h x 4 attempts; bucket, image and network come on top.
+set -euo pipefail
+cd "$(dirname "$0")"
+
+# What the recipe reads of this machine: RECIPES/demo_pictures_base
+gcloud storage cp --recursive RECIPES/demo_pictures_base gs://runs/team/demo-pictures/launched/inputs/checkpoint/
+
+# 2 pictures (69 bytes) that data.train names, of HERE/build/fashion_mnist, as a few files; each must still be what the list says.
+gemsmith launch pack data-train.sha256 HERE/build/fashion_mnist pictures/data-train
+
+# Sends those that are not there yet; then they are no longer needed here.
+gcloud storage rsync --recursive --checksums-only --delete-unmatched-destination-objects pictures/data-train gs://runs/team/demo-pictures/launched/pictures/data-train
+rm -r pictures/data-train
+
+# 2 pictures (75 bytes) that data.eval names, of HERE/build/fashion_mnist, as a few files; each must still be what the list says.
+gemsmith launch pack data-eval.sha256 HERE/build/fashion_mnist pictures/data-eval
+
+# Sends those that are not there yet; then they are no longer needed here.
+gcloud storage rsync --recursive --checksums-only --delete-unmatched-destination-objects pictures/data-eval gs://runs/team/demo-pictures/launched/pictures/data-eval
+rm -r pictures/data-eval
+
+# The recipe, as the machine reads it.
+gcloud storage cp --recursive recipe.yaml gs://runs/team/demo-pictures/launched/
+
+# Credentials of the cluster, into kubectl's own file.
+gcloud container clusters get-credentials c1 --region us-central1 --project demo-project
+
+# Creates the job set, or says that it is there as it is.
+kubectl --context gke_demo-project_us-central1_c1 apply --filename jobset.yaml

@@ -1,0 +1,33 @@
+#!/usr/bin/env bash
+# pets-31b: plan, data, train, export, verify of gemma4-31b on v6e-8 in us-central1; 21.60 USD/h (skypilot-catalog, gcp/vms.csv, commit 006059e0, 2026).
+# Modelled: HOURS
+# At most 1,036.80 USD for the machine: 12 h x 4 attempts; a preemption begins an attempt that is not counted; bucket, image and network come on top.
+set -euo pipefail
+cd "$(dirname "$0")"
+
+# What the recipe reads of this machine: HERE/pets/trainval.jsonl
+gcloud storage cp --recursive HERE/pets/trainval.jsonl gs://runs/team/pets-31b/launched/inputs/data-train/
+
+# What the recipe reads of this machine: HERE/pets/test.jsonl
+gcloud storage cp --recursive HERE/pets/test.jsonl gs://runs/team/pets-31b/launched/inputs/data-eval/
+
+# 1 picture (20 bytes) that data.train names, of HERE/pets, as a few files; each must still be what the list says.
+gemsmith launch pack data-train.sha256 HERE/pets pictures/data-train
+
+# Sends those that are not there yet; then they are no longer needed here.
+gcloud storage rsync --recursive --checksums-only --delete-unmatched-destination-objects pictures/data-train gs://runs/team/pets-31b/launched/pictures/data-train
+rm -r pictures/data-train
+
+# 1 picture (21 bytes) that data.eval names, of HERE/pets, as a few files; each must still be what the list says.
+gemsmith launch pack data-eval.sha256 HERE/pets pictures/data-eval
+
+# Sends those that are not there yet; then they are no longer needed here.
+gcloud storage rsync --recursive --checksums-only --delete-unmatched-destination-objects pictures/data-eval gs://runs/team/pets-31b/launched/pictures/data-eval
+rm -r pictures/data-eval
+
+# The recipe, as the machine reads it.
+gcloud storage cp --recursive recipe.yaml gs://runs/team/pets-31b/launched/
+
+# A managed job; SkyPilot's own controller, a small machine, starts it again after a preemption.
+# HF_TOKEN is taken from this shell's environment.
+sky jobs launch --name pets-31b --detach-run --yes --secret HF_TOKEN task.yaml

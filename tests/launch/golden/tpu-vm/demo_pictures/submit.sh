@@ -1,0 +1,30 @@
+#!/usr/bin/env bash
+# demo-pictures: plan, data, train, export, verify of custom on v5p-8 in us-east5-a; 16.80 USD/h (skypilot-catalog, gcp/vms.csv, commit 006059e0, 2026).
+# Modelled: HOURS
+# At most 201.60 USD for the machine: 12 h x 1 attempt; bucket, image and network come on top.
+set -euo pipefail
+cd "$(dirname "$0")"
+
+# What the recipe reads of this machine: RECIPES/demo_pictures_base
+gcloud storage cp --recursive RECIPES/demo_pictures_base gs://runs/team/demo-pictures/launched/inputs/checkpoint/
+
+# 2 pictures (69 bytes) that data.train names, of HERE/build/fashion_mnist, as a few files; each must still be what the list says.
+gemsmith launch pack data-train.sha256 HERE/build/fashion_mnist pictures/data-train
+
+# Sends those that are not there yet; then they are no longer needed here.
+gcloud storage rsync --recursive --checksums-only --delete-unmatched-destination-objects pictures/data-train gs://runs/team/demo-pictures/launched/pictures/data-train
+rm -r pictures/data-train
+
+# 2 pictures (75 bytes) that data.eval names, of HERE/build/fashion_mnist, as a few files; each must still be what the list says.
+gemsmith launch pack data-eval.sha256 HERE/build/fashion_mnist pictures/data-eval
+
+# Sends those that are not there yet; then they are no longer needed here.
+gcloud storage rsync --recursive --checksums-only --delete-unmatched-destination-objects pictures/data-eval gs://runs/team/demo-pictures/launched/pictures/data-eval
+rm -r pictures/data-eval
+
+# The recipe, as the machine reads it.
+gcloud storage cp --recursive recipe.yaml gs://runs/team/demo-pictures/launched/
+
+# Waits 24h for 4 chips on 1 host, unpaid until then.
+# The script deletes the node when the stages have ended, have failed, or have taken too long.
+gcloud compute tpus queued-resources create demo-pictures --project demo-project --zone us-east5-a --node-id demo-pictures --accelerator-type v5p-8 --runtime-version v2-alpha-tpuv5 --labels gemsmith-run=demo-pictures --service-account gemsmith@demo-project.iam.gserviceaccount.com --scopes https://www.googleapis.com/auth/cloud-platform --metadata-from-file startup-script=startup.sh --valid-until-duration 24h --async --quiet
