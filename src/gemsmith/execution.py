@@ -134,6 +134,17 @@ def levers_on(kind: str, tuned: Tuned) -> Levers:
     return PLAIN if tuned == "off" else Levers(fuses_lora=kind == "tpu")
 
 
+def splits_vocabulary(*, tokens: int, vocabulary: int, dtype_bytes: int, shards: int, tp: int) -> bool:
+    """Whether to gather hidden states and scatter their float32 gradients moves fewer bytes than the embedding matrix.
+
+    Tokens are those of a replica. Never in float32, where the other order of the sum over the vocabulary would show:
+    1.2e-6 of a matrix' gradient.
+    """
+    if dtype_bytes == 4 or shards == 1 or vocabulary % (shards * tp):
+        return False
+    return tokens * (dtype_bytes + 4) < vocabulary * dtype_bytes
+
+
 def query_block(kind: str) -> int:
     """Queries of one block of attention on devices of a kind, such as "cpu"."""
     return QUERY_BLOCKS.get(kind, OTHER_QUERY_BLOCK)

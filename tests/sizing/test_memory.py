@@ -84,16 +84,16 @@ def test_rows_that_do_not_fill_the_mesh_are_rounded_up():
 RECORDS = Path(__file__).parents[2] / "benchmarks" / "records" / "tpu_compile"
 
 
-CASES = (
-    "31b-v5p", "31b-v5p-plain", "31b-v6e", "31b-v5p-published", "31b-v5p-published-splash", "31b-v5p-fsdp-dense",
-    "31b-v5p-fsdp", "31b-v5p-async-8", "31b-v5p-8192", "31b-v6e-tp", "26b-a4b-v6e", "26b-a4b-v6e-32", "e4b-v6e",
-    "31b-32k", "31b-128k",
-)  # fmt: skip
+CASES = sorted(file.stem for file in RECORDS.glob("*.json") if "pictures" not in file.stem)
+
+
+def test_there_are_compiled_cases():
+    assert len(CASES) >= 20
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_memory_is_near_what_xla_reserves_for_the_step_that_training_runs(case):
-    """Ratios 0.95 to 1.17."""
+    """Ratios 0.957 to 1.045, of the one that was compiled after the formula was set 1.051."""
     record = json.loads((RECORDS / f"{case}.json").read_text())
     settings = record["settings"]
     train = {"rows_per_step": settings["rows"], **settings["train"], "remat": record["remat"]}
@@ -105,4 +105,5 @@ def test_memory_is_near_what_xla_reserves_for_the_step_that_training_runs(case):
     }
     recipe = build_recipe(values)
     ours = on_chips(work_of(recipe, find_variant(settings["variant"])), "tpu", recipe)
-    assert 0.93 < memory_of(ours, recipe.train.mesh).total / record["memory_per_chip"]["peak_bytes"] < 1.19
+    most = 1.06 if "held-out" in case else 1.05
+    assert 0.95 < memory_of(ours, recipe.train.mesh).total / record["memory_per_chip"]["peak_bytes"] < most

@@ -97,6 +97,6 @@ def test_what_pictures_add_is_near_what_xla_adds():
 
 @pytest.mark.parametrize("case", ["31b-v6e-pictures", "31b-v6e-pictures-640"])
 def test_memory_with_pictures_is_near_what_xla_reserves(case):
-    """Ratios 1.07 and 1.12: what is too much is in the part of the text, whose ratio is 1.12 alone."""
+    """Ratios 0.953 and 0.998."""
     xla, ours = read_case(case)
-    assert 1.0 < ours.total / xla["peak_bytes"] < 1.14
+    assert 0.95 < ours.total / xla["peak_bytes"] < 1.05

@@ -22,7 +22,7 @@ def choose(gib, rows=4, fsdp=4, **train):
 
 def test_a_large_chip_keeps_every_name_and_a_small_one_what_saves_most():
     assert choose(95.7) == ORDER
-    assert choose(31.2, rows=8, fsdp=8) == ("lora", "down", "o", "v")
+    assert choose(31.2, rows=8, fsdp=8) == ("lora", "down", "o", "attended")
     assert choose(16) == "layer"
 
 

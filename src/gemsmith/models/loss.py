@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from gemsmith.execution import LOGIT_TOKENS
+from gemsmith.execution import LOGIT_TOKENS, splits_vocabulary
 from gemsmith.models.gemma4 import Gemma4
 from gemsmith.models.sharding import BATCH, WEIGHTS, Axes, axis_size, constrain
 
@@ -61,19 +61,13 @@ class _Head:
 
 
 def _splits_vocabulary(embedding: jax.Array, hidden: jax.Array, mesh: Mesh | None) -> bool:
-    """Whether to gather hidden states and scatter their float32 gradients moves fewer bytes than the embedding matrix.
-
-    Never in float32, where the other order of the sum over the vocabulary would show: 1.2e-6 of a matrix' gradient.
-    """
-    if (
-        mesh is None
-        or hidden.dtype == jnp.float32
-        or axis_size(mesh, WEIGHTS) == 1
-        or embedding.shape[0] % axis_size(mesh, _VOCABULARY)
-    ):
-        return False
-    tokens = hidden.shape[0] * hidden.shape[1] // axis_size(mesh, "replica")  # B·L of a replica
-    return tokens * (hidden.dtype.itemsize + 4) < embedding.shape[0] * embedding.dtype.itemsize
+    return mesh is not None and splits_vocabulary(
+        tokens=hidden.shape[0] * hidden.shape[1] // axis_size(mesh, "replica"),
+        vocabulary=embedding.shape[0],
+        dtype_bytes=hidden.dtype.itemsize,
+        shards=axis_size(mesh, WEIGHTS),
+        tp=axis_size(mesh, "tp"),
+    )
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))

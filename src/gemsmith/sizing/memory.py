@@ -1,13 +1,14 @@
 """Bytes that one device needs at the peak of a training step, by formula.
 
-Of what XLA reserves for the steps of benchmarks/records/tpu_compile it gives 0.95 to 1.17 (tests/sizing/test_memory.py
+Of what XLA reserves for the steps of benchmarks/records/tpu_compile it gives 0.95 to 1.06 (tests/sizing/test_memory.py
 holds it to that). Without remat XLA's nearest build of the 31B on four chips of v5p, which saved every matmul's output,
 came to 102.4 GiB a chip; the formula, which saves all that the backward pass reads, to 130.3.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gemsmith.execution import ATTENDED, LOGIT_TOKENS
+from gemsmith.execution import ATTENDED, LOGIT_TOKENS, splits_vocabulary
 from gemsmith.recipe import Mesh
 from gemsmith.sizing.work import Work, most_keys
 
@@ -16,8 +17,12 @@ ADAPTER_BYTES = 4
 SCORE_BUFFERS = 3
 """Of blocked or dense attention, in float32: scores, probabilities, and the gradient of one of them."""
 
-SCHEDULED = 1.15
-"""What XLA holds for one layer's backward pass, of what that reads: fitted to benchmarks/records/tpu_compile."""
+LAYERS_IN_FLIGHT = 3
+"""Of those that XLA's scheduler works on at once where their weights come from other devices: it gathers the next ones'
+before it needs them, and where nothing keeps the order, computes these layers ahead, too."""
+WAITING_OF_TP = 6
+"""Results as wide as the model that wait in each layer of a block for its adapters' gradients, which XLA's scheduler
+leaves to the block's end: the outputs of o and down, and four gradients, each summed over tp's devices."""
 BATCH_BYTES = 16
 """Of a position of a batch: its token, its place, its segment and whether it is trained on."""
 
@@ -162,31 +167,51 @@ def _block_padding(work: Work, mesh: Mesh) -> float:
 def _layer_workspace(work: Work, mesh: Mesh) -> Workspace:
     """One layer recomputed and walked back; its dequantised weights beside quantised ones.
 
-    Under fsdp also gathered weights of layers that repeat.
+    Under fsdp the gathered weights of all layers in flight, and where nothing keeps the order their activations.
     """
-    tokens = tokens_per_device(work, mesh)
-    widest = max(width.split / mesh.tp + width.whole for width in work.widths)
+    shards = weight_shards(mesh)
+    in_flight = LAYERS_IN_FLIGHT if shards > 1 else 1
+    in_order = not work.recomputes or (work.levers.in_turn and not work.chains)
+    widths = [width.split / mesh.tp + width.whole for width in work.walked_widths]
     period = max(blocks.period for blocks in work.variant.scan_blocks)
-    # XLA gathers ahead as far as that goes, experts twice; where layers are recomputed in turn, no further than the
-    # next but one. (31B on v5p with train.tuned off: 59.9 GiB, by this 63.7.)
-    held = period * (2 if work.variant.experts else 1)
-    if work.recomputes and work.levers.in_turn and not work.chains:
-        held = min(held, 3)
-    gathered = held * work.largest_layer_bytes / mesh.tp if weight_shards(mesh) > 1 else 0.0
+    waiting = WAITING_OF_TP * work.variant.embed_dim * (period - 1) if mesh.tp > 1 else 0
+    gathered = _heaviest(work.layer_bytes, in_flight) / mesh.tp if shards > 1 else 0.0
     plain = work.largest_layer_parameters * work.dtype_bytes / mesh.tp if work.dequantises else 0.0
     return Workspace(
-        activations=SCHEDULED * tokens * widest * work.dtype_bytes,
+        activations=tokens_per_device(work, mesh)
+        * work.dtype_bytes
+        * (_heaviest(widths, 1 if in_order else in_flight) + waiting),
         attention=_scores(work, mesh),
         gathered=gathered,
         dequantised=plain,
     )
 
 
+def _heaviest(layers: Sequence[float], count: int) -> float:
+    """The sum of as many layers in a row, where that is largest."""
+    return max(sum(layers[first : first + count]) for first in range(max(1, len(layers) - count + 1)))
+
+
 def _head_workspace(work: Work, mesh: Mesh) -> Workspace:
-    """A chunk's logits and their gradient in float32, and under fsdp the head, gathered, as where tokens are many."""
-    logits = 2 * min(LOGIT_TOKENS, tokens_per_device(work, mesh)) * work.variant.vocabulary * 4 / mesh.tp
-    gathered = work.head_parameters * work.dtype_bytes / mesh.tp if weight_shards(mesh) > 1 else 0.0
-    return Workspace(logits=logits, gathered=gathered)
+    """A chunk's logits and their gradient in float32; hidden states, in chunks, and their gradient.
+
+    Under fsdp also the embedding matrix: gathered, or where the vocabulary is split, laid out anew.
+    """
+    tokens, shards = tokens_per_device(work, mesh), weight_shards(mesh)
+    logits = 2 * min(LOGIT_TOKENS, tokens) * work.variant.vocabulary * 4 / mesh.tp
+    splits = work.levers.splits_vocabulary and splits_vocabulary(
+        tokens=tokens * mesh.fsdp * mesh.sequence,
+        vocabulary=work.variant.vocabulary,
+        dtype_bytes=work.dtype_bytes,
+        shards=shards,
+        tp=mesh.tp,
+    )
+    matrix = work.head_parameters * work.dtype_bytes / mesh.tp if shards > 1 else 0.0
+    return Workspace(
+        activations=3.0 * tokens * work.variant.embed_dim * work.dtype_bytes,
+        logits=logits,
+        gathered=matrix / shards if splits else matrix,
+    )
 
 
 def _vision_base(work: Work, mesh: Mesh) -> float:

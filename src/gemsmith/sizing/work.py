@@ -72,12 +72,12 @@ class Work:
     """The same, of per-layer inputs, before the layers."""
     head_parameters: int
     largest_layer_parameters: int
-    largest_layer_bytes: float
-    """As it is held."""
-    widths: tuple[Widths, ...]
-    """Of each kind of layer, all that its backward pass reads."""
+    layer_bytes: tuple[float, ...]
+    """Of each layer, as it is held."""
+    walked_widths: tuple[Widths, ...]
+    """Of each layer, what is there while it is walked back."""
     all_widths: Widths
-    """The same, summed over all layers."""
+    """What the backward passes of all layers read, which without remat is saved."""
     named_widths: Mapping[str, Widths]
     """The results that train.remat can name, each summed over all layers."""
     pictures: Pictures | None = None
@@ -199,7 +199,6 @@ def work_of(
     for tensor in (tensor for group in layers.values() for tensor in group):
         met[tensor.role] = met.get(tensor.role, 0) + _met_by_a_token(variant, tensor)
     adapted, remat, dtype = recipe.lora.targets, recipe.train.remat, recipe.train.dtype
-    widths = tuple(_widths(variant, tensors, adapted) for tensors in layers.values())
     return Work(
         variant=variant,
         rows=recipe.train.rows_per_step,
@@ -220,9 +219,13 @@ def work_of(
         projection_parameters=sum(tensor.size for tensor in outside if tensor.role == "per_layer_projection"),
         head_parameters=variant.vocabulary * variant.embed_dim,
         largest_layer_parameters=max(sizes.values()),
-        largest_layer_bytes=max(sum(held_bytes(tensor, dtype) for tensor in group) for group in layers.values()),
-        widths=tuple(dict.fromkeys(widths)),
-        all_widths=_sum(widths),
+        layer_bytes=tuple(sum(held_bytes(tensor, dtype) for tensor in group) for group in layers.values()),
+        walked_widths=tuple(
+            # PyTorch, unlike XLA, keeps all that the layer's backward pass reads until it has read it.
+            _walked_widths(variant, group) if recipe.train.backend == "tunix" else _widths(variant, group, adapted)
+            for group in layers.values()
+        ),
+        all_widths=_sum(_widths(variant, group, adapted) for group in layers.values()),
         named_widths=_named_widths(layers.values(), adapted, recipe.lora.rank),
         pictures=pictures,
     )
@@ -284,6 +287,22 @@ def _widths(variant: Variant, tensors: list[Tensor], adapted: tuple[str, ...]) -
         6 * variant.embed_dim + 2 * variant.experts_per_token * variant.embed_dim
     )  # norms and residuals; what goes to experts and back
     return Widths(split=split, whole=whole)
+
+
+def _walked_widths(variant: Variant, tensors: list[Tensor]) -> Widths:
+    """What a layer's backward pass holds at its widest, in the walk back through the MLP.
+
+    Of attention projections, heads and the result, of the MLP gate, up, their product and two gradients, of the layer
+    its input and its output's gradient; experts likewise, with what goes to them, comes back, and a gradient of these.
+    Adapters add to their projections' outputs in place.
+    """
+    outputs = {tensor.role: tensor.shape[0] for tensor in tensors if tensor.role in _COLUMN}
+    key = outputs.get("k", 0)
+    heads = 3 * outputs["q"] + 2 * (key + outputs.get("v", 0)) + (key if "v" not in outputs else 0)
+    sent = variant.experts_per_token
+    return Widths(
+        split=heads + 5 * (outputs["gate"] + sent * variant.expert_ffn), whole=(2 + 3 * sent) * variant.embed_dim
+    )
 
 
 def _named_widths(layers: Iterable[list[Tensor]], adapted: tuple[str, ...], rank: int) -> dict[str, Widths]:
