@@ -100,6 +100,7 @@ def test_own_chips_and_machines_are_added(own):
         ),
         ("machines: {v5p-8: {host: 4, source: me, date: d}}", "unknown key host (did you mean hosts?)"),
         ("machines: {new: {chip: v5p, source: me, date: d}}", "machines.new.chips is missing"),
+        ("machines: {v5p-8: {slices: 2, source: me, date: d}}", "machines.v5p-8: unknown key slices"),
         (
             "machines: {new: {chip: v5p, chips: 2, source: me, date: d}}",
             "interconnect_bytes_per_s is missing; a machine of 2 devices",

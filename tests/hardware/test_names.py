@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from gemsmith.errors import RecipeError
@@ -31,8 +33,27 @@ MEANT = {
     "rtx-pro-6000": "g4-standard-48",
     "NVIDIA RTX PRO 6000": "g4-standard-48",
     "1xrtx-pro-6000": "g4-standard-48",
+    "2xv6e-16": "2xv6e-16",
+    "2 × v5p-8": "2xv5p-8",
+    "4xtpu-v6e-16": "4xv6e-16",
+    "2xct6e-standard-8t": "2xv6e-8",
+    "1xv6e-16": "v6e-16",
 }
-UNKNOWN = ("a100", "3xh100", "v5p:4", "v5p-4", "8", "", "x", "tpu7x-16", "h100x0", "8xh100x2")
+UNKNOWN = (
+    "a100",
+    "3xh100",
+    "v5p:4",
+    "v5p-4",
+    "8",
+    "",
+    "x",
+    "tpu7x-16",
+    "h100x0",
+    "8xh100x2",
+    "0xv6e-16",
+    "2xv6e",
+    "2xv6e-17",
+)
 
 
 @pytest.mark.parametrize(("name", "machine"), MEANT.items())
@@ -52,6 +73,33 @@ def test_every_machine_is_found_by_its_own_and_its_other_names():
     assert len(others) > 40 and len(set(others)) == len(others)
     for machine in catalogue.machines.values():
         assert all(find_machine(catalogue, name) is machine for name in (machine.name, *machine.also)), machine.name
+
+
+def test_several_slices_have_the_chips_the_hosts_and_the_prices_of_all():
+    one, two = (find_machine(load_catalogue(), name) for name in ("v6e-16", "2xv6e-16"))
+    assert (two.slices, two.chips, two.hosts, two.devices) == (2, 2 * one.chips, 2 * one.hosts, 2 * one.devices)
+    assert two.interconnect_bytes_per_s == one.interconnect_bytes_per_s and two.topology == ""
+    assert two.prices[0].usd_per_hour == 2 * one.prices[0].usd_per_hour == 86.40
+    assert two.prices[0].usd_per_hour_spot == 2 * one.prices[0].usd_per_hour_spot
+    assert two.prices[0].source.endswith("times 2 slices")
+    measured = replace(one, measured_low=0.4, measured_high=0.5, measured_source="mine", measured_date="2026")
+    assert measured.times(2) == two, "nothing was measured on both"
+
+
+def test_only_tpus_have_several_slices():
+    with pytest.raises(RecipeError, match=r"^--on: '2x8xh100' was given; only TPUs have several slices, name one"):
+        find_machine(load_catalogue(), "2x8xh100", "--on")
+
+
+def test_slices_need_the_speed_of_what_joins_them(tmp_path):
+    own = tmp_path / "own.yaml"
+    row = "kind: tpu, hbm_bytes: 8, flops_per_s: 1, hbm_bytes_per_s: 1, efficiency_low: 1, efficiency_high: 1"
+    dated = "source: me, date: '2026'"
+    own.write_text(
+        f"chips: {{t1: {{{row}, efficiency_source: me, {dated}}}}}\nmachines: {{t1-1: {{chip: t1, chips: 1, {dated}}}}}"
+    )
+    with pytest.raises(RecipeError, match=r"chips\.t1\.dcn_bytes_per_s is missing; '2xt1-1' needs it"):
+        find_machine(load_catalogue(own), "2xt1-1")
 
 
 def test_an_unknown_machine_names_the_key_and_near_ones_in_one_line():

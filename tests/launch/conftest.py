@@ -76,14 +76,14 @@ def shipped(launched, tmp_path):
     """Returns the request of a recipe in the folder recipes: `shipped("gke", "demo")`."""
     write_pictures(tmp_path)
 
-    def make(on: str, recipe: str):
+    def make(on: str, recipe: str, **options):
         overrides = SHIPPED[recipe] + (FOR_GPU if on == "cloud-run" else ())
         if (on, recipe) == ("cloud-run", "verilog_31b"):
             overrides += ("train.dtype=nf4", "train.rows_per_step=4", *IN_BUCKET)
         if (on, recipe) == ("cloud-run", "pets_31b"):
             overrides += IN_BUCKET
         cluster = {"cluster": "c1"} if on == "gke" else {}
-        return launched(on, str(RECIPES / f"{recipe}.yaml"), overrides=overrides, timeout_hours=12, **cluster)
+        return launched(on, str(RECIPES / f"{recipe}.yaml"), overrides=overrides, timeout_hours=12, **cluster | options)
 
     return make
 

@@ -43,6 +43,36 @@ def test_several_hosts_are_pods_that_start_again_together(launched, tmp_path):
     assert found["spec"]["failurePolicy"]["maxRestarts"] == 3
 
 
+def test_several_slices_are_jobs_of_one_job_set(launched):
+    rows = ("train.rows_per_step=32",)
+    one, two = (launched("gke", machine=name, overrides=rows, cluster="c1") for name in ("v6e-16", "2xv6e-16"))
+    (alone,), (both,) = (job_set(request)["spec"]["replicatedJobs"] for request in (one, two))
+    assert (alone["replicas"], both["replicas"]) == (1, 2)
+    job = both["template"]["spec"]
+    assert (job["parallelism"], job["completions"], job["backoffLimit"]) == (4, 4, 0), "a pod a host of one slice"
+    pod = pod_of(job_set(two))
+    assert pod["nodeSelector"] == pod_of(job_set(one))["nodeSelector"]
+    assert pod["nodeSelector"]["cloud.google.com/gke-tpu-topology"] == "4x4"
+    assert pod["containers"][0]["resources"]["limits"] == {"google.com/tpu": 4}
+    exclusive = {"alpha.jobset.sigs.k8s.io/exclusive-topology": "cloud.google.com/gke-nodepool"}
+    assert job_set(two)["metadata"]["annotations"] == exclusive, "no two slices of one node pool"
+    assert two.bill.usd_per_hour == 2 * one.bill.usd_per_hour
+    assert two.plan.mesh["replica"] == 2 and two.recipe.train.checkpoint_folder == "gs://runs/team/big/checkpoints"
+
+
+def test_slices_of_the_recipe_are_taken_without_an_option(launched):
+    own = ("train.rows_per_step=32", "hardware.machines=[2xv6e-16]")
+    assert launched("gke", overrides=own, cluster="c1").machine.name == "2xv6e-16"
+
+
+@pytest.mark.parametrize(("on", "machine"), [("gke", "2xv6e-8"), ("tpu-vm", "2xv6e-16"), ("sky", "2xv6e-8")])
+def test_slices_that_a_target_cannot_join_are_refused_in_one_line(launched, on, machine):
+    line = rf"^--machine {machine}: --on {on} does not have it; several slices are launched by --on gke, each of two"
+    with pytest.raises(InputError, match=line) as error:
+        launched(on, machine=machine)
+    assert "\n" not in str(error.value)
+
+
 def test_a_gpu_and_a_spot_node_are_asked_for_by_their_labels(launched):
     trl = ("train.backend=trl", "train.dtype=nf4")
     options = {"machine": "1xh100", "cluster": "c1", "region": "us-east4", "overrides": trl}

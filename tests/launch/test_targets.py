@@ -14,8 +14,8 @@ RECIPES = Path(__file__).parents[2] / "recipes"
 SHIPPED = ("demo", "demo_pictures", "own", "pets_31b", "verilog_31b")
 
 
-def rendered(shipped, on: str, recipe: str) -> dict[str, str]:
-    request = shipped(on, recipe)
+def rendered(shipped, on: str, recipe: str, **options) -> dict[str, str]:
+    request = shipped(on, recipe, **options)
     files = TARGETS[on].render(request) | rendered_lists(request)
     del files["recipe.yaml"]  # it has every key of recipes, whose changes are no launch's
     return {name: without_versions(text) for name, text in files.items()}
@@ -35,8 +35,14 @@ def test_all_recipes_that_are_shipped_are_rendered():
 @pytest.mark.parametrize("on", TARGETS)
 def test_shipped_recipes_are_rendered_as_they_were(shipped, on, recipe):
     """Wanted changes: delete the folder, run this test twice, and read the difference."""
-    folder = GOLDEN / on / recipe
-    files = rendered(shipped, on, recipe)
+    compare(GOLDEN / on / recipe, rendered(shipped, on, recipe))
+
+
+def test_two_slices_are_rendered_as_they_were(shipped):
+    compare(GOLDEN / "gke" / "two_slices", rendered(shipped, "gke", "verilog_31b", machine="2xv6e-16"))
+
+
+def compare(folder, files):
     if not folder.exists():
         folder.mkdir(parents=True)
         for name, text in files.items():

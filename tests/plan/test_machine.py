@@ -41,6 +41,14 @@ def test_an_old_price_is_marked_in_the_plan(recipe):
     assert any("not checked, older than 90 days" in note for note in machine.notes)
 
 
+def test_slices_and_what_goes_between_them_are_named(recipe):
+    one, two = plan_only(recipe(), "v6e-16,2xv6e-16").machines
+    (note,) = (note for note in two.notes if "slices" in note and "each" in note)
+    assert note.startswith("2 slices, each with whole weights") and "400 Gbit/s a host" in note
+    assert not any("whole weights" in note for note in one.notes)
+    assert two.price.usd_per_hour == 2 * one.price.usd_per_hour and two.compiled is None
+
+
 def test_a_plan_of_an_earlier_version_still_opens():
     old = {"name": "v5p-8", "chips": 4, "fits": True, "hbm_bytes_per_chip": 1, "hbm_limit_bytes_per_chip": 2}
     old |= {"step_s": [1, 2], "hours": [1, 2], "usd": None, "mesh": {"fsdp": 4}}

@@ -107,6 +107,19 @@ def test_a_wanted_mesh_is_taken_and_its_faults_are_said():
     assert "gemma4-31b's heads allow 1, 2, 4, 8, 16, 32" in choose("v6e-8", mesh=Mesh(fsdp=1, tp=3)).problems[1]
 
 
+def test_auto_puts_whole_weights_on_every_slice_and_holds_what_one_slice_holds():
+    one, two = choose("v6e-16", rows=16), choose("2xv6e-16", rows=32)
+    assert two.mesh == one.mesh.model_copy(update={"replica": 2}) and not two.problems
+    assert two.hbm_bytes_per_chip == one.hbm_bytes_per_chip and two.memory == one.memory
+
+
+def test_weights_are_not_split_over_slices():
+    problems = choose("2xv6e-16", rows=32, mesh=Mesh(fsdp=32)).problems
+    assert problems == ("train.mesh.replica is 1; for 2 slices it is a multiple of 2",)
+    assert "replica x fsdp = 2 needs a multiple of it" in choose("2xv6e-16", rows=1).problems[0]
+    assert choose("2xv6e-16", backend="trl").problems[0].startswith("train.backend trl runs on GPU")
+
+
 def test_keeping_every_activation_does_not_fit_v5p():
     assert choose("v5p-8", remat="layer").problems == ()
     assert choose("v5p-8", remat="none").problems

@@ -106,6 +106,30 @@ def test_a_single_chip_has_no_traffic_between_chips(catalogue):
     assert step_time(work("gemma4-e2b"), find_machine(catalogue, "1xh100"), Mesh()).interconnect_s == 0
 
 
+def test_slices_exchange_the_adapters_gradients_alone_and_take_as_long_as_one(catalogue):
+    one, two = find_machine(catalogue, "v6e-16"), find_machine(catalogue, "2xv6e-16")
+    alone = step_time(work(rows=16), one, Mesh(fsdp=16))
+    both = step_time(work(rows=32), two, Mesh(replica=2, fsdp=16))
+    assert alone.dcn_s == 0 and both.interconnect_s == alone.interconnect_s and both.hbm_s == alone.hbm_s
+    assert both.flops == 2 * alone.flops and both.ideal_s == alone.ideal_s
+    # A chip has a 16th of the gradients, in bfloat16, and receives half of it twice at its share of 100 Gbit/s.
+    assert both.dcn_s == pytest.approx(work().trained_parameters * 2 / 16 / 12.5e9)
+    assert both.high_s == pytest.approx(alone.high_s + both.dcn_s)
+    halves = {"fsdp": 8, "tp": 2}
+    assert (
+        step_time(work(rows=32), two, Mesh(replica=2, **halves)).interconnect_s
+        == step_time(work(rows=16), one, Mesh(**halves)).interconnect_s
+    )
+    more = step_time(work(rows=64), find_machine(catalogue, "4xv6e-16"), Mesh(replica=4, fsdp=16))
+    assert more.dcn_s == pytest.approx(1.5 * both.dcn_s)
+
+
+def test_replicas_within_a_slice_use_its_own_links(catalogue):
+    machine = find_machine(catalogue, "2xv6e-8")
+    copies, none = (step_time(work(), machine, mesh) for mesh in (Mesh(replica=8, fsdp=2), Mesh(replica=2, fsdp=2)))
+    assert copies.interconnect_s > none.interconnect_s and copies.dcn_s == none.dcn_s
+
+
 def test_float32_takes_longer_on_an_accelerator(catalogue):
     machine = find_machine(catalogue, "8xh100")
     half, whole = (step_time(work(dtype=dtype), machine, Mesh(fsdp=8)) for dtype in ("bfloat16", "float32"))

@@ -3,7 +3,7 @@
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -42,6 +42,8 @@ class Chip:
     """What turns a compiler's cycles into seconds; None where no plan reads cycles."""
     link_bytes_per_s: float | None = None
     """What one chip can receive over one link to a neighbour."""
+    dcn_bytes_per_s: float | None = None
+    """One chip's share of what its host can receive over the data center network; None where slices are not joined."""
     devices: int = 1
     """What JAX calls devices, in one chip."""
     efficiency_low: float
@@ -71,17 +73,28 @@ class Price:
     date: str
     checked: bool = True
 
+    def times(self, count: int) -> "Price":
+        """Of so many machines."""
+        hour, spot = self.usd_per_hour, self.usd_per_hour_spot
+        return replace(
+            self,
+            usd_per_hour=None if hour is None else count * hour,
+            usd_per_hour_spot=None if spot is None else count * spot,
+            source=f"{self.source}, times {count} slices",
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """A slice or a server that can be rented whole."""
+    """A slice or a server that can be rented whole, or several slices of one kind."""
 
     name: str
     chip: Chip
     chips: int
+    """Of all slices; so are hosts."""
     hosts: int = 1
     interconnect_bytes_per_s: float | None = None
-    """What one chip can receive from the others; None for a single chip."""
+    """What one chip can receive from the others of its slice; None for a single chip."""
     source: str
     date: str
     checked: bool = True
@@ -106,10 +119,30 @@ class Machine:
     served_prefill_high: float | None = None
     served_source: str = ""
     served_date: str = ""
+    slices: int = field(default=1, metadata={"row": False})
+    """Joined by the data center network; within one, chips are joined by their own links."""
 
     @property
     def devices(self) -> int:
         return self.chips * self.chip.devices
+
+    def times(self, slices: int) -> "Machine":
+        """So many of it: chips, hosts and prices of all; nothing is compiled for them or was measured on them."""
+        if slices == 1:
+            return self
+        prices = tuple(price.times(slices) for price in self.prices)
+        of_one: dict[str, Any] = {
+            item.name: item.default for item in fields(Machine) if item.name in ("also", "topology", *MEASURED, *SERVED)
+        }
+        return replace(
+            self,
+            **of_one,
+            name=f"{slices}x{self.name}",
+            chips=slices * self.chips,
+            hosts=slices * self.hosts,
+            slices=slices,
+            prices=prices,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -242,13 +275,13 @@ def _check_shares(machine: Machine, row: Mapping[str, Any], where: str, keys: tu
 
 def _build(kind: type[RowT], values: Mapping[str, Any], where: str) -> RowT:
     """A row as its dataclass, each key and type checked; numbers must be above zero, prices not below."""
-    known = {field.name: field for field in fields(kind)}  # type: ignore[arg-type]
+    known = {item.name: item for item in fields(kind) if item.metadata.get("row", True)}  # type: ignore[arg-type]
     for key in values:
         if key not in known:
             allowed = [name for name in known if name != "name"]
             raise RecipeError(f"{where}: unknown key {key}{nearest(str(key), allowed)}; allowed: {', '.join(allowed)}")
-    for name, field in known.items():
-        if name not in values and field.default is MISSING:
+    for name, item in known.items():
+        if name not in values and item.default is MISSING:
             raise RecipeError(f"{where}.{name} is missing; it must be given")
     return kind(**{name: _value(known[name].type, value, f"{where}.{name}") for name, value in values.items()})
 

@@ -1,4 +1,7 @@
-"""Which machine of the catalogue a name means: its own, a provider's, or a near form such as `h200` for `1xh200`."""
+"""Which machine of the catalogue a name means: its own, a provider's, or a near form such as `h200` for `1xh200`.
+
+`2xv6e-16` means two slices of the TPU machine v6e-16.
+"""
 
 import difflib
 import re
@@ -9,21 +12,27 @@ from gemsmith.hardware.catalogue import Catalogue, Chip, Machine
 
 _MAKERS = re.compile(r"^(?:nvidia|google|gcp|aws|azure|cloud-tpu|tpu)-(?=[a-z])|^tpu(?=v\d)")
 _COUNT_FIRST = re.compile(r"(\d+)-?x?-?([a-z].*)")
+_SLICES = re.compile(r"([1-9]\d*)-?x-?([a-z0-9].*)")
 _COUNT_LAST = re.compile(r"(.+?)-?[x:]-?(\d+)")
 
 
 def find_machine(catalogue: Catalogue, name: str, key: str = "hardware.machines") -> Machine:
     """The machine that the name means. Raises RecipeError with the names that exist, the near ones first.
 
-    Counts may stand before a GPU's name or behind it; a chip's name alone means the smallest machine of it.
+    Counts may stand before a GPU's name or behind it; a chip's name alone means the smallest machine of it. A count and
+    an x before a TPU machine's name means so many slices; of other machines there are none.
     """
     found = match_machine(catalogue, name)
+    if found is None and (several := _several(catalogue, name)) and several[0].chip.kind != "tpu":
+        raise RecipeError(f"{key}: {name!r} was given; only TPUs have several slices, name one {several[0].name}")
     if found is None:
         known = catalogue.machines
         raise RecipeError(
             f"{key}: {name!r} is not in the catalogue{_near(name, [*known, *catalogue.chips])}; allowed: "
             f"{', '.join(known)}; add others in hardware.catalogue"
         )
+    if found.slices > 1 and found.chip.dcn_bytes_per_s is None:
+        raise RecipeError(f"hardware.catalogue: chips.{found.chip.name}.dcn_bytes_per_s is missing; {name!r} needs it")
     return found
 
 
@@ -32,14 +41,30 @@ def match_machine(catalogue: Catalogue, name: str) -> Machine | None:
     if name in catalogue.machines:
         return catalogue.machines[name]
     text = _plain(name)
-    for machine in catalogue.machines.values():
-        if text == machine.name.lower() or text in machine.also:
-            return machine
+    if machine := _named(catalogue, text):
+        return machine
     chip, count = _chip_and_count(catalogue, text)
     machines = [machine for machine in catalogue.machines.values() if chip is not None and machine.chip == chip]
     if count is not None:
         return next((machine for machine in machines if machine.chips == count), None)
-    return min(machines, key=lambda machine: machine.chips, default=None)
+    if machines:
+        return min(machines, key=lambda machine: machine.chips)
+    several = _several(catalogue, name)
+    return several[0].times(several[1]) if several and several[0].chip.kind == "tpu" else None
+
+
+def _several(catalogue: Catalogue, name: str) -> tuple[Machine, int] | None:
+    """A machine named in full, and the count before it; an `8xh100` has its own row, and `3xh100` names no machine."""
+    match = _SLICES.fullmatch(_plain(name))
+    if match is None:
+        return None
+    machine = _named(catalogue, _MAKERS.sub("", match[2]))
+    return None if machine is None else (machine, int(match[1]))
+
+
+def _named(catalogue: Catalogue, text: str) -> Machine | None:
+    machines = catalogue.machines.values()
+    return next((machine for machine in machines if text == machine.name.lower() or text in machine.also), None)
 
 
 def machines_with(catalogue: Catalogue, devices: Sequence[str]) -> list[Machine]:

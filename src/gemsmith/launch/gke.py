@@ -1,7 +1,9 @@
-"""Kubernetes on Google's cloud: a JobSet for a TPU slice of one or several hosts, and for GPUs.
+"""Kubernetes on Google's cloud: a JobSet for TPU slices of one or several hosts, and for GPUs.
 
 The cluster and its node pools are the user's: nothing here makes them, and a pool that keeps its nodes goes on costing
-money when the job has ended.
+money when the job has ended. In the pods of a JobSet, GKE sets TPU_WORKER_ID and TPU_WORKER_HOSTNAMES of their slice
+and, where there are several, MEGASCALE_COORDINATOR_ADDRESS, MEGASCALE_NUM_SLICES and MEGASCALE_SLICE_ID, by which JAX
+finds all hosts; so none of them is rendered here.
 """
 
 from typing import Any
@@ -37,7 +39,10 @@ _SPOT_NOTICE_S = 25
 def gives(machine: Machine) -> bool:
     if machine.chip.kind == "gpu":
         return machine.chip.name in GPUS and not machine.name.startswith("cloud-run")
-    return machine.chips in TOPOLOGIES.get(machine.chip.name, {})
+    # Several slices join only from node pools of several hosts: cloud.google.com/kubernetes-engine/docs/how-to/
+    # tpu-multislice, read 2026-11-23.
+    joined = machine.slices == 1 or machine.hosts > machine.slices
+    return joined and machine.chips // machine.slices in TOPOLOGIES.get(machine.chip.name, {})
 
 
 def check(request: Request) -> None:
@@ -71,8 +76,8 @@ def _job_set(request: Request) -> dict[str, Any]:
         nodes = Chosen(f"{_CLOUD}/gke-nodepool", "a slice is one node pool, and has it to itself")
         metadata["annotations"] = {"alpha.jobset.sigs.k8s.io/exclusive-topology": nodes}
     job = {
-        "parallelism": Chosen(machine.hosts, "a pod a host"),
-        "completions": machine.hosts,
+        "parallelism": Chosen(machine.hosts // machine.slices, "a pod a host"),
+        "completions": machine.hosts // machine.slices,
         "completionMode": "Indexed",
         "backoffLimit": Chosen(0, "the hosts of a slice start again together"),
         "activeDeadlineSeconds": request.bill.timeout_s,
@@ -86,9 +91,15 @@ def _job_set(request: Request) -> dict[str, Any]:
             "failurePolicy": {
                 "maxRestarts": Chosen(request.bill.attempts - 1, "each goes on from the last saved step in the bucket")
             },
-            "replicatedJobs": [{"name": "slice", "replicas": 1, "template": {"spec": job}}],
+            "replicatedJobs": [{"name": "slice", "replicas": _replicas(machine), "template": {"spec": job}}],
         },
     }
+
+
+def _replicas(machine: Machine) -> int | Chosen:
+    return (
+        1 if machine.slices == 1 else Chosen(machine.slices, f"{machine.name}: a job a slice; all start again together")
+    )
 
 
 def _pod(request: Request) -> dict[str, Any]:
@@ -118,8 +129,9 @@ def _nodes(request: Request) -> dict[str, Any]:
     spot = {f"{_CLOUD}/gke-spot": "true"} if request.spot else {}
     if machine.chip.kind == "gpu":
         return {f"{_CLOUD}/gke-accelerator": GPUS[machine.chip.name], **spot}
-    topology = TOPOLOGIES[machine.chip.name][machine.chips]
-    shape = Chosen(topology, f"{machine.chips} chips on {machine.hosts} host{'s' * (machine.hosts > 1)}")
+    chips, hosts = machine.chips // machine.slices, machine.hosts // machine.slices
+    topology = TOPOLOGIES[machine.chip.name][chips]
+    shape = Chosen(topology, f"{chips} chips on {hosts} host{'s' * (hosts > 1)}")
     return {f"{_CLOUD}/gke-tpu-accelerator": TPUS[machine.chip.name], f"{_CLOUD}/gke-tpu-topology": shape, **spot}
 
 

@@ -220,13 +220,18 @@ def _machines(recipe: Recipe, catalogue: Catalogue, target: Target, on: str, wan
     names = ", ".join(machine.name for machine in given)
     if wanted is not None:
         machine = find_machine(catalogue, wanted)
+        if not target.gives(machine) and machine.slices > 1:
+            raise InputError(
+                f"--machine {wanted}: --on {on} does not have it; several slices are launched by --on gke, each of two "
+                "hosts or more, such as 2xv6e-16"
+            )
         if not target.gives(machine):
             raise InputError(f"--machine {wanted}: --on {on} does not have it; it has {names}")
         return [machine]
-    asked = [machine for machine in given if machine.name in recipe.hardware.machines]
+    asked = [find_machine(catalogue, name) for name in recipe.hardware.machines]
     if not given:
         raise InputError(f"--on {on}: the catalogue has no machine of it; add one in hardware.catalogue")
-    return sorted(asked, key=lambda machine: recipe.hardware.machines.index(machine.name)) or given
+    return [machine for machine in asked if target.gives(machine)] or given
 
 
 def _refuse_unfit(plan: PlanRecord) -> None:

@@ -26,7 +26,7 @@ SYSTEM_BYTES = 100 * GB
 
 def gives(machine: Machine) -> bool:
     known = machine.chip.name in TPUS or machine.chip.name in GPUS
-    return known and machine.hosts == 1 and not machine.name.startswith("cloud-run")
+    return known and machine.hosts == machine.slices == 1 and not machine.name.startswith("cloud-run")
 
 
 def check(request: Request) -> None:

@@ -25,7 +25,7 @@ WAITS = "24h"
 
 
 def gives(machine: Machine) -> bool:
-    return machine.chip.name in RUNTIMES
+    return machine.chip.name in RUNTIMES and machine.slices == 1
 
 
 def accelerator_type(machine: Machine) -> str:

@@ -32,7 +32,7 @@ def assumptions_of(work: Work, recipe: Recipe) -> tuple[str, ...]:
         "compared with the keys in their reach.",
         "Documents packed into a row are reckoned as one document of its length, which is an upper bound.",
         f"Each device holds the logits of {LOGIT_TOKENS:,} tokens at once.",
-        "Base weights and adapters are split over all devices.",
+        "Each replica, so each slice, has all base weights and adapters, split over its devices.",
         "Adapters, their gradients and moments are float32.",
         "Low: traffic between chips hidden and matmuls at their best; high: none hidden and matmuls at their worst.",
         f"Attention reaches {100 * time.ATTENTION_SHARE:.0f} % of the share of the peak that matmuls reach.",

@@ -88,6 +88,7 @@ def plan_machine(asked: Asked, machine: Machine) -> MachinePlan:
             *_pictures_note(work, choice, machine),
             *_remat_note(choice, recipe),
             *_mesh_note(choice, recipe),
+            *_slices_note(choice, machine),
             *(_start_note(cost),) * fits,
             _price_note(machine, cost.usd_spot if fits else None, asked.today),
             _speed_note(machine),
@@ -198,6 +199,17 @@ def _mesh_note(choice: Choice, recipe: Recipe) -> tuple[str, ...]:
         return ()
     sizes = ", ".join(f"{axis}: {size}" for axis, size in choice.mesh.model_dump().items() if size > 1)
     return (f"{SET_MESH} {{{sizes}}} to get this; auto trains with tp 1: slower, or too large",)
+
+
+def _slices_note(choice: Choice, machine: Machine) -> tuple[str, ...]:
+    """What goes between slices, and how long it takes."""
+    if machine.slices == 1 or not machine.chip.dcn_bytes_per_s:
+        return ()
+    host = 8 * machine.chip.dcn_bytes_per_s * machine.chips / machine.hosts / 1e9
+    return (
+        f"{machine.slices} slices, each with whole weights; the adapters' gradients between them, by formula: "
+        f"{1000 * choice.time.dcn_s:,.3g} ms a step at {host:,.4g} Gbit/s a host, the catalogue's dcn_bytes_per_s",
+    )
 
 
 def _start_note(cost: Cost) -> str:

@@ -54,13 +54,13 @@ def choose_mesh(
     layers.
     """
     if backend == "trl":
-        mesh = Mesh(fsdp=machine.devices) if wanted == "auto" else wanted
+        mesh = Mesh(replica=machine.slices, fsdp=machine.devices // machine.slices) if wanted == "auto" else wanted
         choice = _weigh(work, machine, mesh, "layer" if remat == "auto" else remat)
         return replace(choice, problems=(*_missing_in_trl(work, machine, mesh), *choice.problems))
     if wanted != "auto":
         return _weigh(work, machine, wanted, remat)
-    devices = machine.devices
-    meshes = [_rows_first(work, devices // tp, tp) for tp in allowed_tp(work.variant) if devices % tp == 0]
+    slices, devices = machine.slices, machine.devices // machine.slices
+    meshes = [_rows_first(work, slices, devices // tp, tp) for tp in allowed_tp(work.variant) if devices % tp == 0]
     choices = [_weigh(work, machine, mesh, remat) for mesh in meshes]
     usable = [choice for choice in choices if not choice.problems]
     if usable:
@@ -78,10 +78,13 @@ def _missing_in_trl(work: Work, machine: Machine, mesh: Mesh) -> Iterator[str]:
         yield "train.dtype: with train.backend trl a quantised base trains on one device"
 
 
-def _rows_first(work: Work, devices: int, tp: int) -> Mesh:
-    """As training's auto does: fsdp over as many devices as divide the rows, the rest over each row's positions."""
-    fsdp = math.gcd(work.rows // work.micro_batches, devices)
-    return Mesh(fsdp=fsdp, sequence=devices // fsdp, tp=tp)
+def _rows_first(work: Work, slices: int, devices: int, tp: int) -> Mesh:
+    """As training's auto does.
+
+    Replica over slices, fsdp over as many of a slice's devices as divide its rows, the rest over each row's positions.
+    """
+    fsdp = math.gcd(max(1, work.rows // work.micro_batches // slices), devices)
+    return Mesh(replica=slices, fsdp=fsdp, sequence=devices // fsdp, tp=tp)
 
 
 def _weigh(work: Work, machine: Machine, mesh: Mesh, remat: Remat | Literal["auto"]) -> Choice:
@@ -96,6 +99,10 @@ def _weigh(work: Work, machine: Machine, mesh: Mesh, remat: Remat | Literal["aut
     if (count := math.prod(sizes.values())) != machine.devices:
         given = " x ".join(f"{axis} {size}" for axis, size in sizes.items())
         problems.append(f"train.mesh is {count} devices ({given}); this machine has {machine.devices}")
+    if mesh.replica % machine.slices:
+        problems.append(
+            f"train.mesh.replica is {mesh.replica}; for {machine.slices} slices it is a multiple of {machine.slices}"
+        )
     allowed = allowed_tp(work.variant)
     if mesh.tp not in allowed:
         problems.append(f"train.mesh.tp is {mesh.tp}; {work.variant.name}'s heads allow {', '.join(map(str, allowed))}")

@@ -58,11 +58,13 @@ class StepTime:
     """Of the FLOPs at the chips' whole peak."""
     hbm_s: float
     interconnect_s: float
+    dcn_s: float = 0.0
+    """The gradients of the adapters over the data center network; none where there is one slice."""
 
     @property
     def beside_s(self) -> float:
         """What is added to matmuls where a run was measured: half of the traffic between chips is taken as hidden."""
-        return self.hbm_s + self.interconnect_s / 2
+        return self.hbm_s + (self.interconnect_s + self.dcn_s) / 2
 
 
 def step_time(work: Work, machine: Machine, mesh: Mesh) -> StepTime:
@@ -76,14 +78,19 @@ def step_time(work: Work, machine: Machine, mesh: Mesh) -> StepTime:
     hbm_s = _hbm_bytes(work, mesh) / (chip.hbm_bytes_per_s / chip.devices)
     interconnect_s = 0.0
     if machine.interconnect_bytes_per_s is not None:
-        interconnect_s = _received_bytes(work, mesh) / (machine.interconnect_bytes_per_s / chip.devices)
+        received = _received_bytes(work, mesh, slices=machine.slices)
+        interconnect_s = received / (machine.interconnect_bytes_per_s / chip.devices)
+    dcn_s = 0.0
+    if machine.slices > 1 and chip.dcn_bytes_per_s is not None:
+        dcn_s = _dcn_bytes(work, mesh, machine.slices) / (chip.dcn_bytes_per_s / chip.devices)
     time = StepTime(
         flops=matmul + attention,
-        low_s=max(ideal_s / chip.efficiency_high + hbm_s, interconnect_s),
-        high_s=ideal_s / chip.efficiency_low + hbm_s + interconnect_s,
+        low_s=max(ideal_s / chip.efficiency_high + hbm_s, interconnect_s, dcn_s),
+        high_s=ideal_s / chip.efficiency_low + hbm_s + interconnect_s + dcn_s,
         ideal_s=ideal_s,
         hbm_s=hbm_s,
         interconnect_s=interconnect_s,
+        dcn_s=dcn_s,
     )
     if machine.measured_low is None or machine.measured_high is None:
         return time
@@ -162,14 +169,24 @@ def _score_bytes(work: Work, mesh: Mesh) -> float:
     return of_tower + 2 * passes * 4 * heads * work.sliding_pairs
 
 
-def _received_bytes(work: Work, mesh: Mesh) -> float:
-    """Bytes that one device receives.
+def _dcn_bytes(work: Work, mesh: Mesh, slices: int) -> float:
+    """Bytes that one device receives from other slices: the sum of its shard of the adapters' gradients, once a step.
+
+    A ring's all-reduce of n slices moves 2 (n - 1) / n of what is summed. XLA sums in the dtype of the forward pass:
+    248 MB a chip of the 31B on two slices of v5p-8, rank 64, compiled with no device; this gives 245.
+    """
+    return 2 * (slices - 1) / slices * work.trained_parameters * work.dtype_bytes / (weight_shards(mesh) * mesh.tp)
+
+
+def _received_bytes(work: Work, mesh: Mesh, *, slices: int) -> float:
+    """Bytes that one device receives from the others of its slice.
 
     The gathered weights once forward and once backward, the adapters' gradients, the all-to-all of a row's devices
     around attention, and tp's two sums a layer and direction.
     """
     passes, variant, shards = 3 if work.recomputes else 2, work.variant, weight_shards(mesh)
-    others, copies = (shards - 1) / shards, 2 * (mesh.replica - 1) / mesh.replica
+    replicas = max(1, mesh.replica // slices)
+    others, copies = (shards - 1) / shards, 2 * (replicas - 1) / replicas
     adapters = (2 * others + copies / shards) * work.trained_parameters * ADAPTER_BYTES
     gathered = (2 * micro_batches(work, mesh) * others * work.base_bytes + adapters) / mesh.tp
     tokens = micro_batches(work, mesh) * tokens_per_device(work, mesh)

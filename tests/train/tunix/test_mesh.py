@@ -13,7 +13,7 @@ import pytest
 from gemsmith.errors import RecipeError
 from gemsmith.recipe_file import build_recipe
 from gemsmith.testing.tiny import make_tokenizer, write_checkpoint
-from gemsmith.train.tunix.mesh import make_execution, make_mesh, mesh_sizes
+from gemsmith.train.tunix.mesh import count_slices, lay_out, make_execution, make_mesh, mesh_sizes
 from gemsmith.zoo import find_variant, text_tensors
 
 # In a process of its own, in which the processor is four devices. Prints how far each layout's results are from those
@@ -28,6 +28,7 @@ from gemsmith.models.sharding import AXES
 from gemsmith.recipe import Lora, Optimizer
 from gemsmith.train.tunix.hosts import place
 from gemsmith.train.tunix.lora import add_adapters
+from gemsmith.train.tunix.mesh import lay_out
 from gemsmith.train.tunix.optimizer import make_optimizer
 from gemsmith.train.tunix.step import input_shapes, make_step, place_moments
 
@@ -43,9 +44,21 @@ values = {
     "learning_rate": 1e-2, "step": 1, "loss_limit": np.inf,
 }
 
+class OfSlice:
+    # A device of the processor that says it is of slice 0 or 1, its odd ones of 1.
+    platform, device_kind, process_index = "cpu", "cpu", 0
+
+    def __init__(self, device):
+        self.device, self.id, self.slice_index = device, device.id, device.id % 2
+
+def mesh_of(sizes):
+    if sizes[0] == 2:
+        laid = lay_out([OfSlice(device) for device in jax.devices()], dict(zip(AXES, sizes)))
+        return jax.sharding.Mesh(np.vectorize(lambda chip: chip.device)(laid.devices), AXES)
+    return jax.sharding.Mesh(np.array(jax.devices()[: int(np.prod(sizes))]).reshape(sizes), AXES)
+
 def results(sizes, attention="dense", quantised=None):
-    devices = np.array(jax.devices()[: int(np.prod(sizes))]).reshape(sizes)
-    mesh = jax.sharding.Mesh(devices, AXES)
+    mesh = mesh_of(sizes)
     execution = Execution(attention=attention, remat="layer", mesh=mesh)
     base = load_model(checkpoint, dtype="float32", quantised=quantised, execution=execution)
     model, noise = add_adapters(base, checkpoint.variant, LORA, seed=0), np.random.default_rng(1)
@@ -79,6 +92,7 @@ found = {
     "tp": far(results((1, 1, 1, 4)), plain),
     "tp, splash": far(results((1, 1, 1, 4), "splash-interpret"), plain),
     "fsdp, nf4": far(results((1, 4, 1, 1), **nf4), quantised),
+    "replica of slices": far(results((2, 2, 1, 1)), plain),
 }
 json.dump(found, sys.stdout)
 """
@@ -111,13 +125,14 @@ def make_weight(tensor, random):
 
 @pytest.mark.slow
 def test_four_devices_give_the_logits_and_the_gradients_of_one(checkpoint):
-    """Rows over sequence 2 x fsdp 2; heads over tp 4, with 2 kv heads and 1; a quantised base over fsdp 4."""
+    """Rows over sequence 2 x fsdp 2; heads over tp 4, with 2 kv heads and 1; a quantised base over fsdp 4; replica 2,
+    of devices that call themselves two slices."""
     environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
     command = [sys.executable, "-c", SCRIPT, str(checkpoint)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads(done.stdout)
-    assert len(found) == 4
+    assert len(found) == 5
     for case, errors in found.items():
         # Measured: logits 1e-7 to 4e-7; a matrix' gradient at most 1.2e-6. Dense and splash on one device: 3e-7, and
         # 8e-7.
@@ -192,6 +207,53 @@ def test_tp_that_neither_divides_kv_heads_nor_is_a_multiple_is_refused():
         RecipeError, match=r"train\.mesh\.tp: 4 neither divides the 6 kv heads .* set 1, 2, 3, 4, 6, 8, 12, 24"
     ):
         mesh_sizes(recipe_of({"tp": 4}), variant, devices=4, kind="TPU v5p")
+
+
+class FakeChip:
+    """What laying out asks of a device. Chips of two slices come mixed, and in the reverse of their order."""
+
+    platform, device_kind, process_index = "fake", "fake", 0
+
+    def __init__(self, number, slice_index):
+        self.id, self.slice_index = number, slice_index
+
+
+FAKE_SLICES = [FakeChip(number, number % 2) for number in reversed(range(8))]
+
+
+def test_slices_lie_along_replica_alone_in_their_order():
+    assert count_slices(FAKE_SLICES) == 2 and count_slices([SimpleNamespace(platform="cpu")] * 4) == 1
+    for sizes in ((2, 4, 1, 1), (2, 2, 1, 2), (4, 1, 2, 1)):
+        grid = slice_grid(sizes)
+        assert grid.shape == sizes
+        found = np.vectorize(lambda chip: chip.slice_index)(grid)
+        for index, half in enumerate(np.split(found, 2)):
+            assert (half == index).all(), sizes
+
+
+def slice_grid(sizes):
+    return lay_out(FAKE_SLICES, dict(zip(("replica", "fsdp", "sequence", "tp"), sizes, strict=True))).devices
+
+
+@pytest.mark.parametrize(
+    ("rows", "devices", "slices", "sizes"),
+    [
+        (16, 16, 2, (2, 8, 1, 1)),
+        (8, 16, 2, (2, 4, 2, 1)),
+        (12, 8, 4, (4, 1, 2, 1)),
+    ],
+)
+def test_auto_puts_a_replica_on_every_slice(rows, devices, slices, sizes):
+    found = mesh_sizes(recipe_of(rows=rows), find_variant("gemma4-31b"), devices=devices, kind="v6e", slices=slices)
+    assert tuple(found.values()) == sizes
+
+
+def test_a_mesh_that_splits_weights_over_slices_is_refused():
+    line = r"^train\.mesh\.replica: 1 is no multiple of this machine's 2 slices, .*; set it to 2, or the mesh to auto$"
+    with pytest.raises(RecipeError, match=line):
+        mesh_sizes(recipe_of({"fsdp": 8}), find_variant("gemma4-31b"), devices=8, kind="v6e", slices=2)
+    with pytest.raises(RecipeError, match=r"^train\.rows_per_step: 3 rows do not divide over replica × fsdp = 2;"):
+        mesh_sizes(recipe_of(rows=3), find_variant("gemma4-31b"), devices=8, kind="v6e", slices=2)
 
 
 def test_splash_is_refused_where_there_is_no_tpu_and_auto_is_dense_there():

@@ -1,9 +1,16 @@
-"""Which devices hold what: the mesh that a recipe asks for, or the one that suits the rows and the machine."""
+"""Which devices hold what: the mesh that a recipe asks for, or the one that suits the rows and the machine.
+
+Several TPU slices lie along replica, the outermost axis: each has whole copies of the weights, and only the gradients
+of the adapters are summed over the data center network between them.
+"""
 
 import math
 import os
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
+from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh
 
 from gemsmith.errors import MachineError, RecipeError, last_line
@@ -26,19 +33,38 @@ def make_mesh(recipe: Recipe, variant: Variant) -> Mesh:
         raise MachineError(
             f"no accelerator: {last_line(error)}; unset JAX_PLATFORMS to train on what there is"
         ) from None
-    sizes = mesh_sizes(recipe, variant, devices=len(devices), kind=devices[0].device_kind)
-    return jax.make_mesh(tuple(sizes.values()), AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices)
+    slices = count_slices(devices)
+    sizes = mesh_sizes(recipe, variant, devices=len(devices), kind=devices[0].device_kind, slices=slices)
+    return lay_out(devices, sizes)
 
 
-def mesh_sizes(recipe: Recipe, variant: Variant, *, devices: int, kind: str) -> dict[str, int]:
-    """The size of every axis: the recipe's, or fsdp as far as it divides the rows, the rest over positions.
+def lay_out(devices: Sequence[Any], sizes: Mapping[str, int]) -> Mesh:
+    """The devices as a mesh: slices in their order along replica, and within each its chips along the other axes."""
+    types, slices = (AxisType.Auto,) * len(AXES), count_slices(devices)
+    if slices == 1:
+        return jax.make_mesh(tuple(sizes.values()), AXES, axis_types=types, devices=devices)
+    within = {**sizes, "replica": sizes["replica"] // slices}
+    over = {axis: slices if axis == "replica" else 1 for axis in AXES}
+    grid = mesh_utils.create_hybrid_device_mesh(tuple(within.values()), tuple(over.values()), devices)
+    return Mesh(grid, AXES, axis_types=types)
 
-    Raises RecipeError where they do not fit the devices, the rows or the heads.
+
+def count_slices(devices: Sequence[Any]) -> int:
+    """The TPU slices that the devices are of; devices of other kinds say nothing of slices, and are one."""
+    return len({getattr(device, "slice_index", 0) for device in devices})
+
+
+def mesh_sizes(recipe: Recipe, variant: Variant, *, devices: int, kind: str, slices: int = 1) -> dict[str, int]:
+    """The size of every axis, the recipe's or chosen.
+
+    `auto`: replica over slices, fsdp as far as it divides the rows of a slice, the rest over positions. Raises
+    RecipeError where they do not fit the devices, the slices, the rows or the heads.
     """
     wanted, rows, micro_batches = recipe.train.mesh, recipe.train.rows_per_step, recipe.train.micro_batches
     if wanted == "auto":
-        fsdp = math.gcd(max(1, rows // micro_batches), devices)
-        sizes = {"replica": 1, "fsdp": fsdp, "sequence": devices // fsdp, "tp": 1}
+        chips = devices // slices
+        fsdp = math.gcd(max(1, rows // micro_batches // slices), chips)
+        sizes = {"replica": slices, "fsdp": fsdp, "sequence": chips // fsdp, "tp": 1}
     else:
         sizes = {axis: getattr(wanted, axis) for axis in AXES}
     count = math.prod(sizes.values())
@@ -46,6 +72,11 @@ def mesh_sizes(recipe: Recipe, variant: Variant, *, devices: int, kind: str) -> 
         raise RecipeError(
             f"train.mesh: {name_mesh(sizes)} needs {count} devices, this machine has {devices} ({kind}); "
             f"set their product to {devices}, or auto"
+        )
+    if sizes["replica"] % slices:
+        raise RecipeError(
+            f"train.mesh.replica: {sizes['replica']} is no multiple of this machine's {slices} slices, which only "
+            f"replica may cross; set it to {slices}, or the mesh to auto"
         )
     check_mesh(recipe, variant, sizes)
     return sizes
