@@ -132,6 +132,14 @@ CASES = {
     "31b-v5p-async-8": Case(note="the same, 8 rows", rows=8, train=_fsdp(4), options=FUSED),
     "31b-v5p-8192": Case(note="fsdp, splash, rows of 8192", rows=4, length=8192, train=_fsdp(4)),
     "31b-v6e-tp": Case(note="v6e, fsdp 2 x tp 4, splash", topology="v6e:2x4", rows=2, train=_tp(2, 4)),
+    "31b-v6e-held-out": Case(
+        note="nothing in sizing was read from it",
+        topology="v6e:2x4",
+        rows=16,
+        length=3072,
+        train=_fsdp(8, remat=["lora", "down", "o"]),
+        options=ASYNC,
+    ),
     "31b-v6e-tp-held-out": Case(
         note="nothing in sizing was read from it",
         topology="v6e:2x4",
