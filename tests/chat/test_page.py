@@ -1,5 +1,6 @@
 """The page, in a headless Chromium where there is one."""
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from gemsmith.chat.page import draw_turns
 
 from .browser import CHROMIUM, open_browser
 
+PROMPT = "document.querySelector('textarea[data-testid=textbox]:not([disabled])')"
 ENTER = {"key": "Enter", "code": 13, "text": "\r"}
 browser = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on this machine")]
 
@@ -33,6 +35,16 @@ def tab(tmp_path):
 def open_page(tab, url, *, width=1280, height=900, dark=False):
     tab.open(url, width=width, height=height, dark=dark)
     tab.wait_for("document.activeElement && document.activeElement.tagName == 'TEXTAREA'")
+
+
+def send(tab, *, turns):
+    """Presses Enter until so many answers are there: the page takes no prompt while it ends the one before."""
+    tab.wait_for(f"{PROMPT}.value.startsWith('prompt')")
+    for _ in range(60):
+        tab.press(**ENTER)
+        with contextlib.suppress(AssertionError):
+            return tab.wait_for(f"document.querySelectorAll('.turns pre.assistant').length == {turns}", timeout_s=1)
+    raise AssertionError(f"no answer to what was sent; the page: {text_of(tab)[:500]}")
 
 
 def text_of(tab):
@@ -69,10 +81,18 @@ class TestInChromium:
         open_page(tab, page)
         for number in (1, 2):
             tab.type(f"prompt {number}")
-            tab.press(**ENTER)
-            tab.wait_for(f"document.querySelectorAll('.turns pre.assistant').length == {2 * number}")
+            send(tab, turns=2 * number)
             tab.wait_for("document.body.innerText.split('7 tokens in').length == 3")
         assert [turn["content"] for turn in speaker.asked[-1]["messages"]] == ["prompt 1", "Hello", "prompt 2"]
+
+    def test_what_is_typed_during_an_answer_stays(self, tab, page, speaker):
+        speaker.pieces, speaker.wait_s = ("word ",) * 30, 0.05
+        open_page(tab, page)
+        tab.type("prompt 1")
+        send(tab, turns=2)
+        tab.type("prompt 2")
+        tab.wait_for("document.body.innerText.split('7 tokens in').length == 3")
+        assert tab.evaluate(f"{PROMPT}.value") == "prompt 2"
 
     def test_a_held_out_row_fills_in_its_prompt_and_shows_its_answer(self, tab, page):
         open_page(tab, page)

@@ -204,7 +204,8 @@ def _answer_all(
 ) -> Iterator[tuple[Any, ...]]:
     """What the page shows while all voices answer at once: turns, the prompt's box, pictures, and each column.
 
-    A turn that was stopped or that failed is not remembered: it stays on the page until the next one.
+    The box is emptied once, as the prompt leaves it: what is typed during the answer stays. A turn that was stopped or
+    that failed is not remembered: it stays on the page until the next one.
     """
     if not prompt.strip():
         yield (gradio.skip(),) * (4 + 2 * len(voices))
@@ -214,10 +215,11 @@ def _answer_all(
     found: list[Answer | EngineError] = [Answer() for _ in voices]
     yield (said, "", [], "", *_columns(voices, said, asked, found))
     messages = [[*opening, *turns, asked] for turns in said]
+    as_it_is = (gradio.skip(),) * 3
     for found in _frames(voices, messages, sampling):
-        yield (said, "", [], "", *_columns(voices, said, asked, found))
+        yield (said, *as_it_is, *_columns(voices, said, asked, found))
     remembered = [_remember(turns, asked, one) for turns, one in zip(said, found, strict=True)]
-    yield (remembered, "", [], "", *_columns(voices, said, asked, found))
+    yield (remembered, *as_it_is, *_columns(voices, said, asked, found))
 
 
 def _frames(
