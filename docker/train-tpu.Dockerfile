@@ -3,18 +3,19 @@
 # Layers are in the order in which they change: locked packages, Gemsmith.
 FROM python:3.11.13-slim-bookworm
 
-# verify compares with PyTorch on the host's processor. The usual wheel of torch brings CUDA, which is of no use here: where there is
-# an index of wheels for processors, name it with --build-arg PIP_EXTRA_INDEX_URL.
+# verify compares with PyTorch on the host's processor. Where there is an index of its wheels for processors, name it with
+# --build-arg PIP_EXTRA_INDEX_URL; the usual wheel brings several GB of CUDA, which is of no use here.
 ARG PIP_EXTRA_INDEX_URL=""
 WORKDIR /build
-COPY requirements/train.lock requirements/tpu.lock requirements/
-COPY pyproject.toml README.md LICENSE ./
-COPY src/gemsmith/__init__.py src/gemsmith/__init__.py
-RUN pip install --no-cache-dir --constraint requirements/train.lock --constraint requirements/tpu.lock \
-    '.[tpu,verify,report]' gcsfs==2026.10.1
+COPY requirements/train.lock requirements/tpu.lock requirements/gcs.lock requirements/
+# The locks name every package: pip must not look for others, since google-tunix and transformers ask for different versions of safetensors.
+RUN pip install --no-cache-dir --no-deps -r requirements/train.lock -r requirements/tpu.lock -r requirements/gcs.lock \
+    && { python -c 'import torch' || pip install --no-cache-dir "$(grep '^torch==' requirements/train.lock)"; } \
+    && python -c 'import gcsfs, jax, peft, torch, transformers'
 
+COPY pyproject.toml README.md LICENSE ./
 COPY src src
-RUN pip install --no-cache-dir --no-deps --force-reinstall .
+RUN pip install --no-cache-dir --no-deps .
 
 WORKDIR /root
 ENV PYTHONUNBUFFERED=1

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -30,14 +31,46 @@ def test_what_is_copied_is_there_and_not_ignored(file):
         assert (ROOT / source).exists() and source.split("/")[0] in let_in, source
 
 
+def installs(text: str) -> list[list[str]]:
+    """The words of every pip install of a Dockerfile."""
+    joined = text.replace("\\\n", " ")
+    return [shlex.split(words) for words in re.findall(r"pip install ([^&|;\n]+)", joined)]
+
+
 @pytest.mark.parametrize("file", DOCKERFILES, ids=lambda path: path.stem)
 def test_every_package_is_pinned_by_a_lock_or_here(file):
-    text = file.read_text().replace("\\\n", "")
-    (line,) = [line for line in text.splitlines() if "--constraint" in line]
-    asked = line.partition("install")[2].split()
-    named = [word for word in asked if not word.startswith("-") and not word.startswith(("requirements/", "'."))]
-    assert "requirements/train.lock" in asked and all("==" in word for word in named)
+    text = file.read_text()
+    for words in installs(text):
+        named = [word for word in words if not word.startswith(("-", "requirements/", ".", "$(grep '^torch=="))]
+        assert all("==" in word for word in named), named
+        assert "--no-deps" in words or "--constraint" in words or "$(grep" in words[-1]
+    assert any("requirements/train.lock" in words for words in installs(text))
     assert re.search(r"^FROM \S+:\d+\.\d+\.\d+\S*$", text, re.M)
+
+
+@pytest.mark.install
+@pytest.mark.parametrize("file", DOCKERFILES, ids=lambda path: path.stem)
+def test_pip_finds_what_an_image_installs_from_the_files_that_are_there_by_then(file, tmp_path):
+    """Each pip install sees what the lines above it have copied; nothing is installed."""
+    subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "venv")], check=True)
+    place = tmp_path / "build"
+    asked = 0
+    for line in file.read_text().replace("\\\n", " ").splitlines():
+        if line.startswith("COPY"):
+            *sources, target = line.split()[1:]
+            for source in sources:
+                into = place / target / Path(source).name if target.endswith("/") else place / target
+                into.parent.mkdir(parents=True, exist_ok=True)
+                if (ROOT / source).is_dir():
+                    shutil.copytree(ROOT / source, into, dirs_exist_ok=True)
+                else:
+                    shutil.copy(ROOT / source, into)
+        for words in installs(line)[:1]:
+            given = [word for word in words if word not in ("--no-cache-dir", "--force-reinstall")]
+            pip = [str(tmp_path / "venv" / "bin" / "pip"), "install", "--dry-run", "--quiet", *given]
+            subprocess.run(pip, cwd=place, check=True)
+            asked += 1
+    assert asked == 2
 
 
 def test_the_image_that_is_built_is_the_one_that_launches_name():
