@@ -6,7 +6,7 @@ BIN := .venv/bin
 RUN ?= runs/demo
 FASHION_MNIST ?= /usr/share/datasets/fashion-mnist
 
-.PHONY: help env serve-env demo demo-pictures demo-launch test test-slow test-install test-vllm check docs clean
+.PHONY: help env serve-env build/python demo demo-pictures demo-launch test test-slow test-install test-vllm check docs clean
 
 help:
 	@echo "make demo       the whole pipeline on a tiny Gemma 4, into $(RUN)"
@@ -14,6 +14,7 @@ help:
 	@echo "make demo-launch    a launch whose machine is lost, on a Cloud Run of this machine; costs nothing"
 	@echo "make test       the quick tests;  make test-slow: those of whole runs;  make test-vllm: those that need vLLM"
 	@echo "make test-install   the extras, installed by pip from its index into fresh environments"
+	@echo "make build/python   Gemsmith's wheel and locks, for launch --on tpu-vm --python"
 	@echo "make check      format, lint, types, scripts, Dockerfiles, and the documentation without a warning"
 	@echo "make docs       the documentation, into build/site"
 	@echo "make clean      environments, caches and runs"
@@ -44,6 +45,12 @@ build/fashion_mnist: | .venv/.gemsmith $(FASHION_MNIST)
 demo-pictures: RUN = runs/demo_pictures
 demo-pictures: env serve-env build/fashion_mnist
 	$(BIN)/gemsmith run recipes/demo_pictures.yaml --run $(RUN)
+
+build/python: env
+	@rm -rf $@ build/lib && mkdir -p $@
+	@$(BIN)/pip wheel -q --disable-pip-version-check --no-deps --no-build-isolation -w $@ .
+	@rm -rf build/lib build/bdist.*
+	@cp requirements/train.lock requirements/tpu.lock requirements/gcs.lock $@
 
 demo-launch: env serve-env
 	$(BIN)/python scripts/demo_launch.py

@@ -8,6 +8,7 @@ import pytest
 
 from gemsmith.launch.request import Options, make_request
 from gemsmith.launch.targets import TARGETS
+from gemsmith.launch.wheel import LOCKS, WHEEL
 
 RECIPE = """\
 model: gemma4-31b
@@ -86,6 +87,16 @@ def shipped(launched, tmp_path):
         return launched(on, str(RECIPES / f"{recipe}.yaml"), overrides=overrides, timeout_hours=12, **cluster | options)
 
     return make
+
+
+@pytest.fixture
+def python(tmp_path):
+    """A folder as `make build/python` makes it."""
+    folder = tmp_path / "python"
+    folder.mkdir()
+    for name in (WHEEL, *LOCKS):
+        (folder / name).write_text("x")
+    return folder
 
 
 @pytest.fixture

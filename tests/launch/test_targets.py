@@ -42,6 +42,10 @@ def test_two_slices_are_rendered_as_they_were(shipped):
     compare(GOLDEN / "gke" / "two_slices", rendered(shipped, "gke", "verilog_31b", machine="2xv6e-16"))
 
 
+def test_uvs_python_is_rendered_as_it_was(shipped, python):
+    compare(GOLDEN / "tpu-vm" / "uv_python", rendered(shipped, "tpu-vm", "verilog_31b", python=python))
+
+
 def compare(folder, files):
     if not folder.exists():
         folder.mkdir(parents=True)

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from gemsmith.launch import tpu_vm
+from gemsmith.launch.follow import what_outlives
+from gemsmith.launch.wheel import LOCKS, WHEEL
 
 
 def script(request):
@@ -40,9 +42,21 @@ with open(told["log"], "a") as log:
     log.write(json.dumps(command) + "\\n")
 if command[0] == "curl":
     print(told["worker"], end="")
-if command[:2] == ["docker", "run"]:
+if command[:2] == ["docker", "run"] or command[0] == "gemsmith":
     time.sleep(told["runs_s"])
     sys.exit(told["code"])
+if command[0] == "sleep" and command[1] == "60":
+    time.sleep(60)
+if command[0] == "python3":
+    program = Path(command[command.index("--target") + 1], "bin", "uv")
+if command[:2] == ["uv", "venv"]:
+    program = Path(command[-1], "bin", "gemsmith")
+if command[0] == "python3" or command[:2] == ["uv", "venv"]:
+    program.parent.mkdir(parents=True, exist_ok=True)
+    program.write_bytes(Path(sys.argv[0]).read_bytes())
+    program.chmod(0o755)
+if command[:3] == ["uv", "pip", "install"]:
+    sys.exit(told["installs"])
 if command[0] == "docker" and command[1] == "rm":
     sys.exit(1)
 """
@@ -53,15 +67,15 @@ def boot(launched, tmp_path):
     """Runs the startup script on a stand-in for a TPU VM: `calls, code = boot(worker="0", code=3)`."""
     folder, log = tmp_path / "bin", tmp_path / "log.jsonl"
     folder.mkdir()
-    for name in ("gcloud", "docker", "curl", "systemd-run"):
+    for name in ("gcloud", "docker", "curl", "systemd-run", "python3", "sleep"):
         (folder / name).write_text(TOOL.format(python=sys.executable))
         (folder / name).chmod(0o755)
 
-    def run(*, worker="0", code=0, runs_s=0, timeout_hours=1.0, overrides=(), **options):
+    def run(*, worker="0", code=0, runs_s=0, installs=0, timeout_hours=1.0, overrides=(), **options):
         log.unlink(missing_ok=True)
         request = launched("tpu-vm", timeout_hours=timeout_hours, overrides=overrides, **options)
         (tmp_path / "startup.sh").write_text(tpu_vm.render(request)["startup.sh"])
-        told = {"log": str(log), "worker": worker, "code": code, "runs_s": runs_s}
+        told = {"log": str(log), "worker": worker, "code": code, "runs_s": runs_s, "installs": installs}
         environment = {"PATH": f"{folder}:/usr/bin:/bin", "TOLD": json.dumps(told), "STATE": str(tmp_path / "state")}
         done = subprocess.run(
             ["bash", "startup.sh"], cwd=tmp_path, env=environment, check=False, timeout=60, capture_output=True
@@ -120,3 +134,27 @@ def test_the_token_comes_from_secret_manager_and_is_not_on_a_command_line(boot):
 def test_the_script_is_shipped_with_the_package():
     text = (Path(tpu_vm.__file__).parent / "startup.sh").read_text()
     assert "trap finish EXIT" in text and os.linesep == "\n"
+
+
+class TestWithoutAContainer:
+    def test_uv_installs_what_the_locks_name_and_the_stages_run_there(self, boot, python, tmp_path):
+        calls, ended = boot(python=python, code=3)
+        assert ended == 3 and deletions(calls) and not [call for call in calls if call[0] == "docker"]
+        (installed,) = [call for call in calls if call[:3] == ["uv", "pip", "install"]]
+        assert "--no-deps" in installed and [Path(word).name for word in installed if word.endswith("lock")] == [*LOCKS]
+        (run,) = [call for call in calls if call[0] == "gemsmith"]
+        assert run[1:4] == ["launch", "here", "gs://runs/team/big"]
+        again, _ = boot(python=python)
+        assert [call[0] for call in again if call[0] in ("uv", "python3", "gemsmith")] == ["gemsmith"]
+
+    def test_an_install_that_fails_is_tried_four_times_and_ends_the_node(self, boot, python):
+        calls, ended = boot(python=python, installs=1)
+        assert ended == 1 and deletions(calls) and not [call for call in calls if call[0] == "gemsmith"]
+        assert len([call for call in calls if call[:3] == ["uv", "pip", "install"]]) == 4
+
+    def test_the_wheel_is_uploaded_and_no_image_is_asked_for(self, launched, python, launch_record):
+        request = launched("tpu-vm", python=python)
+        text = script(request)
+        assert f"{python}/{WHEEL} {python}/train.lock" in text and "gs://runs/team/big/python/" in text
+        assert not [check for check in tpu_vm.preflight(request) if "image" in check.name or "artifact" in check.name]
+        assert not [line for line in what_outlives(launch_record.model_copy(update={"image": None})) if "image" in line]

@@ -24,6 +24,12 @@ _OPTIONS = (
     click.option("--region", metavar="REGION", help="Default: the cheapest that the catalogue knows."),
     click.option("--zone", metavar="ZONE", help="For tpu-vm, and for gke where the cluster is in one zone."),
     click.option("--image", metavar="IMAGE", help="A container image of your own with Gemsmith in it."),
+    click.option(
+        *("--python", "python"),
+        type=FOLDER,
+        metavar="DIR",
+        help="For tpu-vm: no container; a folder with Gemsmith's wheel and locks, which uv installs there.",
+    ),
     click.option("--service-account", metavar="EMAIL", help="Default: gemsmith@PROJECT.iam.gserviceaccount.com."),
     click.option("--secret", default="hf-token", show_default=True, help="Secret Manager's, the Hugging Face token."),
     click.option("--spot", is_flag=True, help="Cheaper, and may be taken away; the run then goes on from the bucket."),

@@ -21,6 +21,7 @@ from gemsmith.launch.vllm import deploy_service, service_arguments
 
 MOUNTS_WEIGHTS = True
 TAKES_ANY = False
+TAKES_WHEEL = False
 FOLDER = "/tmp/gemsmith"
 ACCELERATOR = "nvidia-rtx-pro-6000"
 REGIONS = ("us-central1", "europe-west4", "asia-southeast1")

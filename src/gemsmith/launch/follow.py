@@ -39,10 +39,10 @@ def clean(record: LaunchRecord, target: Target, *, agreed: bool, console: Consol
 def what_outlives(record: LaunchRecord) -> tuple[str, ...]:
     """What clean leaves, with the command that removes it."""
     account, project = record.service_account, record.project
-    secret = record.secret
+    secret, image = record.secret, record.image
     return (
         f"kept: {record.root}, the run; gcloud storage rm --recursive {record.root}",
-        f"kept: image {record.image}; gcloud artifacts docker images delete {record.image}",
+        *((f"kept: image {image}; gcloud artifacts docker images delete {image}",) if image else ()),
         *((f"kept: secret {secret}; gcloud secrets delete {secret} --project {project}",) if secret else ()),
         f"kept: service account {account}; gcloud iam service-accounts delete {account} --project {project}",
     )

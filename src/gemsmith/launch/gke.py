@@ -19,6 +19,7 @@ from gemsmith.launch.target import LABEL, Check, Chosen, Command, Request, Resou
 
 MOUNTS_WEIGHTS = False
 TAKES_ANY = False
+TAKES_WHEEL = False
 FOLDER = "/dev/shm/gemsmith"
 ACCOUNT = "gemsmith"
 """The Kubernetes service account, tied to the request's by Workload Identity."""

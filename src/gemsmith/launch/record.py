@@ -28,7 +28,8 @@ class LaunchRecord(Part):
     root: str
     """gs://bucket/folder/NAME."""
     stages: tuple[str, ...]
-    image: str
+    image: str | None
+    """None where uv's Python is used in place of one."""
     secret: str | None
     service_account: str
     spot: bool

@@ -11,6 +11,7 @@ from gemsmith.hardware import Catalogue, Machine, find_machine, load_catalogue
 from gemsmith.launch.bill import default_region, find_price, make_bill
 from gemsmith.launch.inputs import Inputs, find_inputs
 from gemsmith.launch.target import MOUNT, Bill, Chosen, Request, Target
+from gemsmith.launch.wheel import check_wheel
 from gemsmith.plan import plan_only
 from gemsmith.plan_records import PlanRecord
 from gemsmith.recipe import Derived, Recipe
@@ -40,6 +41,7 @@ class Options:
     region: str | None = None
     zone: str | None = None
     image: str | None = None
+    python: Path | None = None
     service_account: str | None = None
     secret: str = "hf-token"
     spot: bool = False
@@ -60,6 +62,7 @@ def make_request(source: Path, target: Target, on: str, options: Options) -> Req
     """
     recipe, derived = resolve_file(source, options.overrides)
     _check_words(options)
+    _check_python(target, on, options)
     name = _name(options.name or re.sub(r"[^a-z0-9]+", "-", source.stem.lower()).strip("-"))
     stages = _stages(options)
     catalogue = load_catalogue(recipe.hardware.catalogue)
@@ -132,6 +135,7 @@ def _request(
         zone=options.zone,
         root=root,
         image=_image(machine, region, options),
+        python=options.python and options.python.resolve(),
         service_account=options.service_account or f"gemsmith@{options.project}.iam.gserviceaccount.com",
         secret=options.secret if _is_hub(moved.checkpoint) else None,
         spot=options.spot,
@@ -170,6 +174,16 @@ def _check_words(options: Options) -> None:
         value = getattr(options, option)
         if value is not None and not _WORD.fullmatch(value):
             raise InputError(f"--{option.replace('_', '-')} {value!r}: must be letters, digits and . : / @ - _ alone")
+
+
+def _check_python(target: Target, on: str, options: Options) -> None:
+    if options.python is None:
+        return
+    if not target.TAKES_WHEEL:
+        raise InputError(f"--python {options.python}: --on {on} runs a container; leave it out, or choose --on tpu-vm")
+    if options.image is not None:
+        raise InputError("--image, --python: give one of them")
+    check_wheel(options.python)
 
 
 def _name(name: str) -> str:

@@ -16,6 +16,7 @@ from gemsmith.launch.target import Check, Chosen, Command, Request, Resource
 
 MOUNTS_WEIGHTS = False
 TAKES_ANY = True
+TAKES_WHEEL = False
 FOLDER = "/tmp/gemsmith"
 TPUS = {"v5p": "v2-alpha-tpuv5", "v6e": "v2-alpha-tpuv6e"}
 """Chip -> runtime image; SkyPilot's names are tpu-v5p-8, of cores, and tpu-v6e-8, of chips."""

@@ -41,18 +41,7 @@ while sleep 60; do
 done >/dev/null 2>&1 &
 copier=$!
 
-gcloud auth configure-docker "${IMAGE%%/*}" --quiet
-for pause in 10 30 90 0; do
-    docker pull --quiet "$IMAGE" && break
-    sleep "$pause"
-done >>"$log" 2>&1
 if [ -n "$SECRET" ]; then
     HF_TOKEN=$(gcloud secrets versions access latest --secret "$SECRET" --project "$PROJECT") || exit
     export HF_TOKEN
 fi
-
-# Privileged and on the host's network, as libtpu and the hosts of a slice need it. TERM reaches the program.
-docker rm --force gemsmith >/dev/null 2>&1
-timeout --signal=TERM --kill-after=120 "$left" docker run --rm --name gemsmith --privileged --net=host \
-    --volume /dev/shm:/dev/shm --env HF_TOKEN --env HF_HOME="$STAGING/hub" --env GEMSMITH_CACHE="$STAGING/cache" \
-    "$IMAGE" "${COMMAND[@]}" >>"$log" 2>&1

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from gemsmith.launch.pictures import PACKED, Pictures
 from gemsmith.launch.target import Command, Request
+from gemsmith.launch.wheel import upload_wheel
 
 
 def upload_steps(request: Request) -> list[tuple[str, Command]]:
@@ -17,6 +18,7 @@ def upload_steps(request: Request) -> list[tuple[str, Command]]:
     return [
         *copies,
         *pictures,
+        *([upload_wheel(request.python, request.root)] if request.python else []),
         ("The recipe, as the machine reads it.", _copy("recipe.yaml", f"{launched}/recipe.yaml")),
     ]
 

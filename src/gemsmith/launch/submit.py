@@ -105,7 +105,7 @@ def _record(request: Request, on: str, files: dict[str, str]) -> LaunchRecord:
         zone=request.zone,
         root=request.root,
         stages=request.stages,
-        image=str(request.image.value),
+        image=None if request.python else str(request.image.value),
         secret=request.secret,
         service_account=request.service_account,
         spot=request.spot,

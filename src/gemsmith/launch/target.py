@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from gemsmith.hardware import Machine
@@ -77,6 +78,8 @@ class Request:
     root: str
     """gs://bucket/folder/NAME: all that the launch reads and writes."""
     image: Chosen
+    python: Path | None
+    """A folder with Gemsmith's wheel and locks, which uv installs in place of the image."""
     service_account: str
     secret: str | None
     """Of Secret Manager, the Hugging Face token; None where nothing is downloaded from there."""
@@ -131,6 +134,9 @@ class Target(Protocol):
 
     TAKES_ANY: bool
     """Whether it takes whichever it gets of several machines that fit."""
+
+    TAKES_WHEEL: bool
+    """Whether Gemsmith's wheel can be installed on it, in place of a container."""
 
     def gives(self, machine: Machine) -> bool:
         """Whether the target has such machines."""

@@ -1,4 +1,6 @@
-"""TPU VMs: a queued resource whose startup script runs the stages in a container and then deletes the node.
+"""TPU VMs: a queued resource whose startup script runs the stages and then deletes the node.
+
+They run in a container, or in a Python of their own that uv makes from Gemsmith's wheel and locks.
 
 Google no longer develops this API and has no TPU7x in it; v5e, v5p and v6e still come by it.
 """
@@ -16,10 +18,14 @@ from gemsmith.launch.target import LABEL, Check, Command, Request, Resource
 
 MOUNTS_WEIGHTS = False
 TAKES_ANY = False
+TAKES_WHEEL = True
 FOLDER = "/dev/shm/gemsmith"
 """In the host's memory: the boot disk is smaller than the weights of a large model."""
 RUNTIMES = {"v5e": "v2-alpha-tpuv5-lite", "v5p": "v2-alpha-tpuv5", "v6e": "v2-alpha-tpuv6e"}
 """Chip -> runtime image; with another chip's image the node boots, and ssh never answers."""
+READS_IMAGES = "roles/artifactregistry.reader"
+UV, PYTHON = "0.13.9", "3.11"
+"""What makes a Python on the node, and which."""
 WAITS = "24h"
 """For which a queued resource waits for a machine; nothing is paid meanwhile."""
 
@@ -77,7 +83,7 @@ def _startup(request: Request) -> str:
         ("PROJECT", request.project, "--project"),
         ("ZONE", request.zone or "", "--zone"),
         ("ROOT", request.root, "--bucket, and the name"),
-        ("IMAGE", str(request.image.value), request.image.reason),
+        *_program(request),
         ("TIMEOUT_S", str(timeout.value), timeout.reason),
         ("SECRET", request.secret or "", "the Hugging Face token's in Secret Manager; empty: none is needed"),
         ("STAGING", FOLDER, "the boot disk is smaller than the weights of a large model"),
@@ -89,7 +95,19 @@ def _startup(request: Request) -> str:
         f"'{part}'" if "," in part else shlex.quote(part) for part in here_command(request, folder=FOLDER)
     )
     lines += [f"COMMAND=({command})", ""]
-    return "\n".join(lines) + resources.files("gemsmith.launch").joinpath("startup.sh").read_text(encoding="utf-8")
+    own = "startup_python.sh" if request.python else "startup_container.sh"
+    parts = [resources.files("gemsmith.launch").joinpath(part) for part in ("startup.sh", own)]
+    return "\n".join(lines) + "".join(part.read_text(encoding="utf-8") for part in parts)
+
+
+def _program(request: Request) -> list[tuple[str, str, str]]:
+    """Settings of what the stages run in."""
+    if request.python is None:
+        return [("IMAGE", str(request.image.value), request.image.reason)]
+    return [
+        ("UV", UV, "brings the Python and installs into it"),
+        ("PYTHON", PYTHON, "as in docker/train-tpu.Dockerfile; the node has 3.10"),
+    ]
 
 
 def preflight(request: Request) -> list[Check]:
@@ -98,8 +116,8 @@ def preflight(request: Request) -> list[Check]:
     return [
         *first_checks(request, apis=("tpu.googleapis.com", "storage.googleapis.com")),
         *bucket_checks(request),
-        image_check(request),
-        *account_checks(request, roles=("roles/tpu.admin", "roles/artifactregistry.reader")),
+        *([] if request.python else [image_check(request)]),
+        *account_checks(request, roles=("roles/tpu.admin", *(() if request.python else (READS_IMAGES,)))),
         Check(
             name=f"{kind} in {request.zone}",
             command=("gcloud", "compute", "tpus", "accelerator-types", "describe", kind, *place),

@@ -54,15 +54,16 @@ while sleep 60; do
 done >/dev/null 2>&1 &
 copier=$!
 
+if [ -n "$SECRET" ]; then
+    HF_TOKEN=$(gcloud secrets versions access latest --secret "$SECRET" --project "$PROJECT") || exit
+    export HF_TOKEN
+fi
+
 gcloud auth configure-docker "${IMAGE%%/*}" --quiet
 for pause in 10 30 90 0; do
     docker pull --quiet "$IMAGE" && break
     sleep "$pause"
 done >>"$log" 2>&1
-if [ -n "$SECRET" ]; then
-    HF_TOKEN=$(gcloud secrets versions access latest --secret "$SECRET" --project "$PROJECT") || exit
-    export HF_TOKEN
-fi
 
 # Privileged and on the host's network, as libtpu and the hosts of a slice need it. TERM reaches the program.
 docker rm --force gemsmith >/dev/null 2>&1
