@@ -80,6 +80,7 @@ def test_memory_has_a_bound(sandbox, folder):
     assert "299999999" not in outcome.text
 
 
+@pytest.mark.slow
 def test_a_fork_bomb_ends_with_its_time_and_leaves_no_process(sandbox, folder):
     mark = f"sleep 98{os.getpid()}"
     begin = time.monotonic()

@@ -62,6 +62,7 @@ def test_a_server_that_answers_no_request_is_an_error(
     assert not run.record_file("bench").exists()
 
 
+@pytest.mark.slow
 def test_a_stopped_sweep_goes_on_with_the_rest(
     fake_vllm: Callable[..., Path], exported_run: Callable[..., Run], result: dict[str, Any]
 ) -> None:
@@ -113,7 +114,9 @@ def test_a_result_that_is_never_whole_is_an_error_once_the_client_has_ended(
         bench(run, servers)
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"), [pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow), (signal.SIGTERM, 143)]
+)
 def test_a_signal_ends_the_command_within_five_seconds_while_a_cell_runs(
     number: int, code: int, fake_vllm: Callable[..., Path], exported_run: Callable[..., Run]
 ) -> None:

@@ -26,6 +26,7 @@ def test_an_address_may_end_as_an_openai_client_wants_it(told, url):
     assert [(voice.url, voice.model) for voice in told["voices"]] == [("http://host:1", "a"), ("http://host:1", "b")]
 
 
+@pytest.mark.slow
 def test_a_port_that_is_taken_is_one_line():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

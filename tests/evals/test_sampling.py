@@ -194,6 +194,7 @@ class TestWithAHostileServer:
         assert [row["row"] for row in rows if row["tuned_reason"] == "no end"] == [4, 10]
         assert rows[0]["base_reason"] == "not so" and rows[3]["tuned"] == "yes"
 
+    @pytest.mark.slow
     def test_a_scorer_that_fails_often_is_one_line_and_no_answer_is_asked_for_again(
         self, many: Run, hostile: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -279,6 +280,7 @@ class TestWithAHostileServer:
         hostile.forget()
         hostile.deed = lambda _asked: chat("yes")
 
+    @pytest.mark.slow
     def test_a_second_start_does_not_serve_a_model_whose_answers_are_all_there(self, many: Run, hostile: Any) -> None:
         self.stop_after(many, hostile, 40, model="demo-base")
         hostile.started.clear()
@@ -377,6 +379,7 @@ class TestWithAHostileServer:
         record = self.evaluate(many, hostile)
         assert (record.base.score, record.tuned.score) == (0, 1)
 
+    @pytest.mark.slow
     def test_a_complete_evaluation_done_again_asks_all_again(self, many: Run, hostile: Any) -> None:
         self.evaluate(many, hostile)
         self.questions(hostile)

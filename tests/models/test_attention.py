@@ -57,7 +57,7 @@ def in_blocks(monkeypatch, block):
 
 
 # Of 2 queries, blocks share loops; of 8, the last is padded; one of 64 holds the whole row.
-@pytest.mark.parametrize("block", [2, 8, 64])
+@pytest.mark.parametrize("block", [pytest.param(2, marks=pytest.mark.slow), 8, 64])
 @pytest.mark.parametrize("window", [None, 6])
 @pytest.mark.parametrize("with_spans", [False, True])
 def test_attention_and_its_gradients_are_those_of_the_plain_sum(monkeypatch, block, window, with_spans):

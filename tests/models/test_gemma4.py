@@ -44,6 +44,7 @@ def adapted():
     return model
 
 
+@pytest.mark.slow
 def test_adapters_act_in_hidden_and_in_the_logits_alike(adapted):
     logits = run(adapted, *INPUTS)
     hidden = nnx.jit(type(adapted).hidden)(adapted, *INPUTS)

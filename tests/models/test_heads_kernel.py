@@ -31,7 +31,9 @@ def relative_error(actual, expected):
     return float(difference / expected)
 
 
-@pytest.mark.parametrize(("dtype", "bound"), [(jnp.float32, 3e-7), (jnp.bfloat16, 1e-4)])
+@pytest.mark.parametrize(
+    ("dtype", "bound"), [(jnp.float32, 3e-7), pytest.param(jnp.bfloat16, 1e-4, marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize(("heads", "head_dim"), [(4, 8), (6, 256), (2, 512)])
 @pytest.mark.parametrize(("weighted", "rotated"), [(True, True), (True, False), (False, False)])
 def test_heads_and_their_gradients_are_those_of_the_plain_functions(heads, head_dim, dtype, bound, weighted, rotated):

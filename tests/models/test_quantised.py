@@ -154,7 +154,7 @@ def test_gradients_are_those_over_the_matrices_that_the_codes_stand_for(name, ki
     assert abs(float(moved) - float(loss)) > 1e-5 * float(loss), "quantising changed nothing"
 
 
-@pytest.mark.parametrize(("remat", "kept"), [("none", True), ("layer", False)])
+@pytest.mark.parametrize(("remat", "kept"), [("none", True), pytest.param("layer", False, marks=pytest.mark.slow)])
 def test_no_plain_weight_waits_for_the_backward_pass(remat, kept):
     """Loops hand to the backward pass what they keep of each layer: with remat none a gelu's (B, L, F), but never the
     MLP's (E, F)."""

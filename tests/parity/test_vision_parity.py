@@ -14,7 +14,7 @@ from gemsmith.testing.tiny import IMAGE_TOKENS, make_tokenizer, with_vision, wri
 from gemsmith.train.tunix.images import batch_images, image_shape
 from gemsmith.zoo import VisionTower, find_variant, text_tensors, vision_tensors
 
-TINY = ("tiny-31b", "tiny-e2b", *(pytest.param(name, marks=pytest.mark.slow) for name in ("tiny-26b-a4b", "tiny-12b")))
+TINY = ("tiny-31b", *(pytest.param(f"tiny-{name}", marks=pytest.mark.slow) for name in ("e2b", "26b-a4b", "12b")))
 BOI, IMAGE, EOI = (IMAGE_TOKENS[name][0] for name in ("boi_token", "image_token", "eoi_token"))
 
 

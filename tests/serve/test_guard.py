@@ -59,7 +59,7 @@ def test_no_process_outlives_ours_however_it_is_stopped(
     assert not wait_until_gone(started)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM])
 def test_being_stopped_while_vllm_starts_ends_it_within_seconds(
     number: signal.Signals,
     fake_vllm: Callable[..., Path],

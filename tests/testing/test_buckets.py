@@ -36,7 +36,7 @@ def seen_by_a_client(bucket) -> dict:
     return json.loads(done.stdout)
 
 
-@pytest.mark.parametrize("fault_share", [0.0, 0.2])
+@pytest.mark.parametrize("fault_share", [pytest.param(0.0, marks=pytest.mark.slow), 0.2])
 def test_a_client_sees_what_it_wrote_whatever_fails(fault_share):
     with bucket_server(fault_share=fault_share, seed=1) as bucket:
         seen = seen_by_a_client(bucket)

@@ -147,8 +147,7 @@ class Pair:
     scope="module",
     params=[
         "tiny-31b",
-        "tiny-e2b",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("tiny-26b-a4b", "tiny-12b")),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("tiny-e2b", "tiny-26b-a4b", "tiny-12b")),
     ],
 )
 def pair(request, tmp_path_factory):

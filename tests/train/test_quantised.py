@@ -44,6 +44,7 @@ def test_a_run_on_nf4_learns_and_goes_on_with_the_same_bytes(prepare, tmp_path, 
 
 
 @pytest.mark.parametrize(("dtype", "codes"), [("nf4", "xui8>"), ("int8", "xi8>")])
+@pytest.mark.slow
 def test_a_step_on_codes_is_lowered_with_no_weights(dtype, codes):
     """As a plan compiles it; the loop over layers takes codes."""
     values = {"model": "tiny-26b-a4b", "checkpoint": "x", "data": {"train": "x", "max_length": 64}}

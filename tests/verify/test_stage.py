@@ -56,7 +56,14 @@ def record_again(run) -> None:
     write_record(run, read_record(run, ExportRecord).model_copy(update=sums))
 
 
-@pytest.mark.parametrize(("variant", "dtype"), [(variant, "bfloat16") for variant in TINY] + [("tiny-31b", "float32")])
+@pytest.mark.parametrize(
+    ("variant", "dtype"),
+    [
+        ("tiny-e2b", "bfloat16"),
+        ("tiny-31b", "float32"),
+        *(pytest.param(name, "bfloat16", marks=pytest.mark.slow) for name in TINY if name != "tiny-e2b"),
+    ],
+)
 def test_an_exported_run_passes_every_check(make_run, variant, dtype, capsys):
     run = make_run(variant, dtype)
     record = export(run)

@@ -155,10 +155,15 @@ def test_why_an_answer_does_not_pass_is_named(bench, sandbox, answer, reason):
 @pytest.mark.parametrize(
     "body",
     [
-        "always @(*) while (1) y = ~y;",
-        "initial forever begin end",
         'initial forever $display("on and on");',
-        "reg [7:0] m; initial forever #0 m = m + 1;",
+        *(
+            pytest.param(body, marks=pytest.mark.slow)
+            for body in (
+                "always @(*) while (1) y = ~y;",
+                "initial forever begin end",
+                "reg [7:0] m; initial forever #0 m = m + 1;",
+            )
+        ),
     ],
 )
 def test_an_endless_loop_ends_in_time(bench, sandbox, monkeypatch, body):

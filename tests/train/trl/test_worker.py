@@ -17,6 +17,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 TRAIN = {"backend": "trl", "rows_per_step": 4, "optimizer_steps": None, "micro_batches": 2}
 
 
+@pytest.mark.slow
 def test_a_process_says_why_it_failed_once(prepare, tmp_path, monkeypatch, capsys):
     run = prepare(tmp_path / "run", train=TRAIN, optimizer={"learning_rate": 1e30, "warmup_steps": 0})
     for rank, expected in (("0", "error: training stopped: step 2 has loss nan"), ("1", "")):

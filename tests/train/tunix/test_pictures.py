@@ -96,6 +96,7 @@ def trained_once(base, photos, tmp_path_factory):
     return run, train(run)
 
 
+@pytest.mark.slow
 def test_a_run_learns_from_pictures_and_records_them(trained_once):
     run, record = trained_once
     assert is_complete(run, "train")
@@ -182,6 +183,7 @@ def test_a_picture_that_is_gone_ends_training_at_its_step_and_what_was_trained_i
     assert saved_bytes(run, 4) == saved_bytes(trained_once[0], 4)
 
 
+@pytest.mark.slow
 def test_a_picture_that_has_changed_is_found_before_the_first_step_is_compiled(base, photos, tmp_path, monkeypatch):
     own = tmp_path / "photos"
     shutil.copytree(photos, own)
@@ -214,6 +216,7 @@ def test_a_training_that_is_told_to_stop_goes_on_with_the_same_pictures(
     assert saved_bytes(run, 4) == saved_bytes(trained_once[0], 4)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_takes_no_pictures_is_named(trained_once, base):
     run, _ = trained_once
     checkpoint = open_checkpoint(str(base))
@@ -222,6 +225,7 @@ def test_a_checkpoint_that_takes_no_pictures_is_named(trained_once, base):
         picture_input(blind, load_batches(run), run.recipe.data, run.recipe.lora)
 
 
+@pytest.mark.slow
 def test_a_picture_with_more_patches_in_a_line_than_positions_is_refused(trained_once, base):
     run, _ = trained_once
     checkpoint = open_checkpoint(str(base))
@@ -231,6 +235,7 @@ def test_a_picture_with_more_patches_in_a_line_than_positions_is_refused(trained
         picture_input(narrow, load_batches(run), run.recipe.data, run.recipe.lora)
 
 
+@pytest.mark.slow
 def test_a_fault_is_known_as_many_steps_ahead_as_asked(trained_once, base, tmp_path):
     """Several hosts need that: they stop two steps after one has asked for it."""
     run, _ = trained_once
@@ -266,6 +271,7 @@ def test_adapters_on_the_tower_are_trained_exported_merged_and_seen_by_peft(base
     assert all(pair.b.any() for pair in modules.values())
 
 
+@pytest.mark.slow
 def test_adapters_on_the_tower_need_rows_with_pictures(trained_once, base):
     run, _ = trained_once
     batches = load_batches(run)
@@ -308,7 +314,7 @@ def finish(process):
 
 @pytest.mark.slow
 def test_a_killed_training_ends_with_the_same_adapter_and_leaves_no_decoders(base, photos, tmp_path):
-    sections = {"train": {"optimizer_steps": 400, "keep_checkpoints": 400}, "lora": {"targets": ["q", "vision"]}}
+    sections = {"train": {"optimizer_steps": 120, "keep_checkpoints": 120}, "lora": {"targets": ["q", "vision"]}}
     whole, killed = (make_run(tmp_path / name, base, photos, **sections) for name in ("whole", "killed"))
     finish(start(whole))
     first = start(killed)

@@ -113,6 +113,7 @@ def test_rows_count_by_their_tokens(make, mesh):
     assert alone == pytest.approx(first, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_the_step_of_absent_weights_can_be_lowered(mesh, small_recipe):
     """What a plan compiles for chips that are not there; no callback to the host is in it."""
     recipe, variant = small_recipe(), find_variant("tiny-e2b")
