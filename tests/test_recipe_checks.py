@@ -49,6 +49,14 @@ def test_all_linear_is_for_the_backend_that_has_peft():
     assert build_recipe(MINIMAL, ["lora.targets=[all-linear]", "train.backend=trl"]).lora.targets == ("all-linear",)
 
 
+def test_an_adapter_of_the_tower_that_vllm_would_leave_out_is_refused_before_it_is_trained():
+    with pytest.raises(
+        RecipeError, match=r"^serve\.weights: adapter was given, but lora\.targets has vision, .* merged$"
+    ):
+        build_recipe(MINIMAL, ["lora.targets=[q, vision]", "serve.weights=adapter"])
+    assert build_recipe(MINIMAL, ["lora.targets=[q, vision]", "serve.weights=merged"]).lora.targets == ("q", "vision")
+
+
 @pytest.mark.parametrize(
     ("overrides", "expected"),
     [

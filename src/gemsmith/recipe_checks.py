@@ -143,6 +143,12 @@ def _check_targets(recipe: Recipe) -> None:
             f"lora.targets: {ALL_LINEAR} was given, and train.backend {backend} adapts projections alone; name their "
             f"kinds, or set train.backend to {others}"
         )
+    # Of all-linear the base decides whether a tower is among them; serve refuses such an adapter.
+    if VISION in recipe.lora.targets and recipe.serve.weights == "adapter":
+        raise RecipeError(
+            f"serve.weights: adapter was given, but lora.targets has {VISION}, and vLLM leaves that part of an adapter "
+            "out; set merged"
+        )
 
 
 def _check_eval_tasks(recipe: Recipe) -> None:
