@@ -26,14 +26,14 @@ def quick_compiles():
     jax.config.update("jax_disable_most_optimizations", False)
 
 
-def trained(backend, checkpoint, folder, data=None, lora=None, **train_keys):
+def trained(backend, checkpoint, folder, data=None, lora=None, *, epsilon=1e-8, **train_keys):
     keys = {"optimizer_steps": 20, "rows_per_step": 2, "dtype": "float32", "remat": "none", "checkpoint_every": 20}
     recipe = build_recipe(
         {
             "checkpoint": str(checkpoint),
             "data": data or {"train": {"task": "verilog", "rows": 16}, "max_length": 256},
             "lora": {"rank": 4, "alpha": 8.0, "dropout": 0.0} | (lora or {}),
-            "optimizer": {"learning_rate": 1e-3, "warmup_steps": 3, "weight_decay": 0.01},
+            "optimizer": {"learning_rate": 1e-3, "warmup_steps": 3, "weight_decay": 0.01, "epsilon": epsilon},
             "train": keys | {"backend": backend} | train_keys,
         }
     )
@@ -85,7 +85,9 @@ def write_rows_with_pictures(folder):
     ("name", "keys"),
     [
         ("tiny-31b", {"attention": "documents"}),
-        ("tiny-e2b", {"remat": "layer"}),
+        # Adam divides a gradient by its own size. Rounding in those of v's A that are nearly zero came to 0.7e-5 to
+        # 1.1e-5 of it with the usual epsilon; with this one all is below 5e-6.
+        ("tiny-e2b", {"remat": "layer", "epsilon": 1e-6}),
         ("tiny-26b-a4b", {"attention": "eager"}),
         ("tiny-12b", {"micro_batches": 2, "attention": "sdpa"}),
     ],
@@ -101,8 +103,7 @@ def test_both_backends_make_the_same_of_rows_with_pictures(even_checkpoint, tmp_
     longest = max(picture.soft_tokens for pictures in packed.pictures for picture in pictures)
     assert longest > 64 and max(len(packed.documents(row)) for row in range(len(packed))) > 1
     assert theirs.pictures.seen == ours.pictures.seen >= 30
-    # Measured: A of one v of the E2B's kind 1.1e-5, all others of it, and all of the 31B's, below 1e-5.
-    assert_alike((jax_run, ours), (trl_run, theirs), most=2e-5 if name == "tiny-e2b" else 1e-5)
+    assert_alike((jax_run, ours), (trl_run, theirs))
 
 
 @pytest.mark.slow
@@ -117,7 +118,7 @@ def test_both_backends_make_the_same_of_adapters_on_the_tower(even_checkpoint, t
     assert_alike(one, other)
 
 
-def assert_alike(one, other, *, most=1e-5):
+def assert_alike(one, other):
     """The same batches, steps and adapters, but for rounding; of two runs with their records."""
     (jax_run, ours), (trl_run, theirs) = one, other
     for array in ("tokens", "segments", "positions", "loss_mask"):
@@ -136,4 +137,4 @@ def assert_alike(one, other, *, most=1e-5):
         for module in expected
         for side in ("a", "b")
     }
-    assert max(errors.values()) < most, sorted(((error, name) for name, error in errors.items()), reverse=True)[:5]
+    assert max(errors.values()) < 1e-5, sorted(((error, name) for name, error in errors.items()), reverse=True)[:5]
