@@ -220,6 +220,9 @@ def plan_calibration_table() -> str:
         lines.append(
             f"| {name}{of} | {model['measured_s']:.2f} | {' | '.join(spans)} | {model['predicted_over_measured']:.2f} |"
         )
+    pairs = record["predicted_over_measured"]
+    lines += ["", f"| predicted / measured, calibrated on | {' | '.join(pairs)} |", "|---|" + "--:|" * len(pairs)]
+    lines += [f"| {one} | {' | '.join(f'{ratio:.2f}' for ratio in found.values())} |" for one, found in pairs.items()]
     return "\n".join(lines)
 
 
