@@ -39,8 +39,8 @@ def test_several_hosts_save_to_the_bucket(launched, tmp_path):
     [
         ({"name": "a" * 29}, "--name .*: must be 1 to 28 of a-z, 0-9 and -"),
         ({"name": "Big_One"}, "--name Big_One: must be"),
-        ({"bucket": "s3://b"}, "--bucket s3://b: must be gs://bucket or gs://bucket/folder"),
-        ({"bucket": "gs://runs/$(id)"}, "--bucket .*: must be gs://bucket"),
+        ({"bucket": "s3://b"}, "--bucket s3://b: must be gs://BUCKET or gs://BUCKET/FOLDER"),
+        ({"bucket": "gs://runs/$(id)"}, "--bucket .*: must be gs://BUCKET"),
         ({"image": "x'; id; '"}, "--image .*: must be letters"),
         ({"project": "p\nq"}, "--project 'p.*q': must be letters"),
         ({"stages": "train,date"}, r"--stages date: is no stage \(did you mean data\?\)"),

@@ -57,11 +57,11 @@ def launch() -> None:
     """Run a recipe's stages on Cloud Run, a TPU VM, Kubernetes or SkyPilot, and bring the results home.
 
     \b
-    gemsmith launch my.yaml --on cloud-run --project P --bucket gs://b --print out    see what would be submitted
-    gemsmith launch my.yaml --on cloud-run --project P --bucket gs://b --submit       submit it
+    gemsmith launch my.yaml --on cloud-run --project P --bucket gs://runs --print out    see what would be submitted
+    gemsmith launch my.yaml --on cloud-run --project P --bucket gs://runs --submit       submit it
     gemsmith launch status my
-    gemsmith launch fetch my                                                          into runs/my
-    gemsmith launch clean my                                                          remove what it created
+    gemsmith launch fetch my                                                             into runs/my
+    gemsmith launch clean my                                                             remove what it created
     """
 
 

@@ -197,7 +197,9 @@ def _name(name: str) -> str:
 
 def _bucket(url: str) -> str:
     if not _BUCKET.fullmatch(url.rstrip("/")):
-        raise InputError(f"--bucket {url}: must be gs://bucket or gs://bucket/folder")
+        raise InputError(
+            f"--bucket {url}: must be gs://BUCKET or gs://BUCKET/FOLDER, and BUCKET 3 to 63 of a-z, 0-9, -, _ and ."
+        )
     return url.rstrip("/")
 
 
