@@ -1,7 +1,10 @@
 import pytest
 
 from gemsmith.errors import RecipeError
+from gemsmith.recipe_checks import check_served_adapter
 from gemsmith.recipe_file import build_recipe
+from gemsmith.testing.tiny import with_vision
+from gemsmith.zoo import find_variant
 
 MINIMAL = {"checkpoint": "folder", "data": {"train": "rows.jsonl"}}
 
@@ -49,12 +52,15 @@ def test_all_linear_is_for_the_backend_that_has_peft():
     assert build_recipe(MINIMAL, ["lora.targets=[all-linear]", "train.backend=trl"]).lora.targets == ("all-linear",)
 
 
-def test_an_adapter_of_the_tower_that_vllm_would_leave_out_is_refused_before_it_is_trained():
-    with pytest.raises(
-        RecipeError, match=r"^serve\.weights: adapter was given, but lora\.targets has vision, .* merged$"
-    ):
-        build_recipe(MINIMAL, ["lora.targets=[q, vision]", "serve.weights=adapter"])
-    assert build_recipe(MINIMAL, ["lora.targets=[q, vision]", "serve.weights=merged"]).lora.targets == ("q", "vision")
+@pytest.mark.parametrize("targets", ["q, vision", "all-linear"])
+def test_an_adapter_of_the_tower_that_vllm_would_leave_out_is_refused_before_it_is_trained(targets):
+    seeing = with_vision(find_variant("tiny-31b"))
+    recipe = build_recipe(MINIMAL, [f"lora.targets=[{targets}]", "train.backend=trl", "serve.weights=adapter"])
+    with pytest.raises(RecipeError, match=rf"^serve\.weights: adapter was given, but lora\.targets {targets} adapts "):
+        check_served_adapter(recipe, seeing)
+    check_served_adapter(build_recipe(MINIMAL, ["lora.targets=[vision]", "serve.weights=merged"]), seeing)
+    if targets == "all-linear":
+        check_served_adapter(recipe, find_variant("tiny-31b"))
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from gemsmith.errors import RecipeError
 from gemsmith.execution import BACKENDS, NAMES
 from gemsmith.recipe import Bench, Data, EvalTask, Made, Optimizer, Recipe, Train
 from gemsmith.tasks import SOURCES, find_source
-from gemsmith.zoo import ALL_LINEAR, VISION, find_variant, lora_targets, variant_of_hub_id
+from gemsmith.zoo import ALL_LINEAR, VISION, Variant, find_variant, lora_targets, variant_of_hub_id, vision_targets
 
 
 def check_recipe(recipe: Recipe) -> None:
@@ -143,11 +143,14 @@ def _check_targets(recipe: Recipe) -> None:
             f"lora.targets: {ALL_LINEAR} was given, and train.backend {backend} adapts projections alone; name their "
             f"kinds, or set train.backend to {others}"
         )
-    # Of all-linear the base decides whether a tower is among them; serve refuses such an adapter.
-    if VISION in recipe.lora.targets and recipe.serve.weights == "adapter":
+
+
+def check_served_adapter(recipe: Recipe, variant: Variant) -> None:
+    """Raises RecipeError for adapters of which vLLM would leave out a part, those on what embeds pictures."""
+    if recipe.serve.weights == "adapter" and vision_targets(variant, recipe.lora.targets):
         raise RecipeError(
-            f"serve.weights: adapter was given, but lora.targets has {VISION}, and vLLM leaves that part of an adapter "
-            "out; set merged"
+            f"serve.weights: adapter was given, but lora.targets {', '.join(recipe.lora.targets)} adapts what embeds "
+            "pictures, too, and vLLM leaves that part of an adapter out; set merged"
         )
 
 

@@ -10,6 +10,7 @@ from gemsmith.checkpoint.folder import name_variant, read_config
 from gemsmith.errors import RecipeError
 from gemsmith.lengths import check_answer, check_cells, check_lengths, check_served, derive_lengths
 from gemsmith.recipe import TASK_KEYS, Derived, Recipe
+from gemsmith.recipe_checks import check_served_adapter
 from gemsmith.recipe_file import load_recipe, read_reasons
 from gemsmith.recipe_keys import default_values, flatten, task_files, with_values
 from gemsmith.sizing.limits import check_training
@@ -87,6 +88,7 @@ def check_settings(recipe: Recipe, stages: Collection[str] = tuple(STAGES)) -> N
         check_training(recipe, variant)
     if not set(SERVED).isdisjoint(stages):
         check_served(recipe, variant)
+        check_served_adapter(recipe, variant)
     if "bench" in stages:
         check_cells(recipe, variant)
     if "eval" in stages:

@@ -11,7 +11,7 @@ from gemsmith.pictures.check import Picture
 from gemsmith.pictures.patches import Patching
 from gemsmith.recipe import Data, Lora
 from gemsmith.testing.tiny import make_config, with_vision
-from gemsmith.train.pictures import adapted_for_pictures, check_patching
+from gemsmith.train.pictures import check_patching
 from gemsmith.zoo import find_variant
 
 TINY = with_vision(find_variant("tiny-31b"))
@@ -44,12 +44,3 @@ def test_a_checkpoint_of_text_or_with_few_positions_takes_no_pictures():
     line = r"^wide\.png: has 210 patches in a line, and checkpoint base positions for 128"
     with pytest.raises(CheckpointError, match=line):
         check(narrow, [(replace(WIDE, width=100_000, height=10),)])
-
-
-def test_the_tower_and_what_is_behind_it_are_adapted_for_pictures():
-    assert adapted_for_pictures(TINY, Lora(targets=("q", "down"))) == set()
-    found = adapted_for_pictures(TINY, Lora(targets=("q", "vision")))
-    assert len(found) == 3 * 7 + 1 and "model.embed_vision.embedding_projection" in found
-    assert adapted_for_pictures(TINY, Lora(targets=("all-linear",))) - found == {
-        "model.vision_tower.patch_embedder.input_proj"
-    }

@@ -4,7 +4,8 @@ from collections import Counter
 import pytest
 
 from gemsmith.errors import RecipeError
-from gemsmith.zoo import ALL_LINEAR, LORA_KINDS, VISION, find_variant, kinds_of, lora_targets
+from gemsmith.testing.tiny import with_vision
+from gemsmith.zoo import ALL_LINEAR, LORA_KINDS, VISION, find_variant, kinds_of, lora_targets, vision_targets
 
 
 def adapter_count(targets, rank):
@@ -76,3 +77,11 @@ def test_all_linear_has_all_that_multiplies_but_experts_embeddings_and_the_outpu
     assert kinds["gemma4-e2b"]["per_layer_projection"] == 1 and kinds["gemma4-26b-a4b"]["router"] == 30
     assert kinds["gemma4-12b"]["vision"] == kinds["gemma4-12b"]["vision_patch"] == 1
     assert not any(role.startswith(("expert", "embed", "norm")) for counts in kinds.values() for role in counts)
+
+
+def test_the_tower_and_what_is_behind_it_are_adapted_for_pictures():
+    seeing = with_vision(find_variant("tiny-31b"))
+    assert vision_targets(seeing, ("q", "down")) == set()
+    found = vision_targets(seeing, ("q", VISION))
+    assert len(found) == 3 * 7 + 1 and "model.embed_vision.embedding_projection" in found
+    assert vision_targets(seeing, (ALL_LINEAR,)) - found == {"model.vision_tower.patch_embedder.input_proj"}

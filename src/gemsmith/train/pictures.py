@@ -8,7 +8,7 @@ from gemsmith.errors import CheckpointError, RecipeError
 from gemsmith.pictures.check import Picture
 from gemsmith.pictures.patches import Patching, fitted_size, read_patching
 from gemsmith.recipe import Data, Lora
-from gemsmith.zoo import ALL_LINEAR, VISION, Variant, Vision, lora_targets, vision_tensors
+from gemsmith.zoo import ALL_LINEAR, VISION, Vision, vision_targets
 
 
 def check_patching(checkpoint: Checkpoint, batches: Batches, data: Data, lora: Lora) -> Patching | None:
@@ -19,7 +19,7 @@ def check_patching(checkpoint: Checkpoint, batches: Batches, data: Data, lora: L
     """
     variant = checkpoint.variant
     if not batches.rows.pictures:
-        if adapted_for_pictures(variant, lora):
+        if vision_targets(variant, lora.targets):
             named = next(kind for kind in lora.targets if kind in (VISION, ALL_LINEAR))
             raise RecipeError(
                 f"lora.targets: {named} adapts what embeds pictures, and no row of data.train has one; take it out"
@@ -34,12 +34,6 @@ def check_patching(checkpoint: Checkpoint, batches: Batches, data: Data, lora: L
     for pictures in batches.rows.pictures:
         _check_positions(checkpoint, pictures, patching, variant.vision)
     return patching
-
-
-def adapted_for_pictures(variant: Variant, lora: Lora) -> set[str]:
-    """Those modules with an adapter that embed pictures."""
-    embedding = {tensor.module for tensor in vision_tensors(variant)}
-    return embedding & {target.module for target in lora_targets(variant, lora.targets)}
 
 
 def _check_positions(checkpoint: Checkpoint, pictures: Iterable[Picture], patching: Patching, vision: Vision) -> None:

@@ -43,6 +43,12 @@ def lora_targets(variant: Variant, kinds: Sequence[str] = LORA_KINDS) -> list[Te
     return targets
 
 
+def vision_targets(variant: Variant, kinds: Sequence[str]) -> set[str]:
+    """The modules with an adapter that embed pictures. Raises RecipeError as lora_targets."""
+    embedding = {tensor.module for tensor in vision_tensors(variant)}
+    return embedding & {target.module for target in lora_targets(variant, kinds)}
+
+
 def kinds_of(variant: Variant) -> tuple[str, ...]:
     """The kinds that lora.targets may name for this variant."""
     return ALL_KINDS if isinstance(variant.vision, VisionTower) else LORA_KINDS

@@ -23,11 +23,10 @@ from gemsmith.errors import CheckpointError, MachineError
 from gemsmith.recipe import Recipe
 from gemsmith.sizing.limits import check_trl_quantised
 from gemsmith.train.adapter_init import first_pair
-from gemsmith.train.pictures import adapted_for_pictures
 from gemsmith.train.trl.attention import FULL, SLIDING, attend_documents
 from gemsmith.train.trl.loss import token_nll
 from gemsmith.train.trl.upstream import adapted, adapted_by_itself, check_readable, normed
-from gemsmith.zoo import Variant, class_names, lora_targets, name_in_files, text_tensors
+from gemsmith.zoo import Variant, class_names, lora_targets, name_in_files, text_tensors, vision_targets
 from gemsmith.zoo.quantised import is_quantised
 
 _DOCUMENTS = "gemsmith_documents"
@@ -59,7 +58,7 @@ def adapted_model(
     assert found == wanted, (
         f"adapters: {len(found)} modules have one, {len(wanted)} should; {sorted(found ^ wanted)[:3]}"
     )
-    embedding = adapted_for_pictures(checkpoint.variant, recipe.lora)
+    embedding = vision_targets(checkpoint.variant, recipe.lora.targets)
     for name, layer in adapters_of(model).items():
         layer.forward = MethodType(adapted_by_itself if name in embedding else adapted, layer)
     base.adapts_images = bool(embedding)
