@@ -104,7 +104,10 @@ class ServingPlan(Part):
 
     machine: str
     input_tokens: int
+    """Soft tokens counted."""
     output_tokens: int
+    pictures: int = 0
+    """In each prompt."""
     fits: bool
     why: str | None = None
     """Why it does not."""
@@ -129,6 +132,16 @@ class ServingPlan(Part):
     """With so many requests always under way."""
     usd_per_million_tokens: Range | None = None
     """Output tokens, on demand; None also without a price."""
+
+    @property
+    def load(self) -> str:
+        """Its prompts and answers.
+
+        >>> ServingPlan(machine="v6e-8", input_tokens=512, output_tokens=16, pictures=1, fits=True).load
+        '512 tokens in, those of 1 picture among them, 16 out'
+        """
+        seen = f", those of {self.pictures} picture{'s' if self.pictures > 1 else ''} among them"
+        return f"{self.input_tokens:,} tokens in{seen if self.pictures else ''}, {self.output_tokens:,} out"
 
 
 class PlanRecord(Record):

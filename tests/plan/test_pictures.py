@@ -21,6 +21,8 @@ def make_recipe(model="gemma4-31b", **data):
 class Counted:
     """What the data stage's record says of pictures."""
 
+    rows = 5
+
     def __init__(self, pictures, most_pictures, most_patches):
         self.pictures, self.most_pictures, self.most_patches = pictures, most_pictures, most_patches
 
@@ -37,7 +39,7 @@ class Counted:
 )
 def test_a_folder_of_photos_fills_its_rows(data, images):
     counted = count_pictures(make_recipe(**data), find_variant("gemma4-31b"))
-    assert counted.pictures.images == images
+    assert (counted.pictures.images, counted.in_prompt) == (images, 1)
     room = "a picture" if images == 1 else f"{images} pictures"
     assert f"room for {room} of " in counted.reasons[0] and "assumed, with 40 tokens" in counted.reasons[0]
     assert counted.pictures.soft_tokens == {280: 288, 70: 96}[data.get("image_tokens", 280)], "whole buckets"
@@ -47,6 +49,7 @@ def test_the_data_stage_has_counted_them():
     recipe, variant = make_recipe(), find_variant("gemma4-31b")
     counted = count_pictures(recipe, variant, Counted(9, 4, 9000))
     assert counted.pictures.images == 4 and "counted by the data stage" in counted.reasons[0]
+    assert counted.in_prompt == 2, "9 of 5 documents"
     assert count_pictures(recipe, variant, Counted(9, 0, 9000)).pictures.images == 4, "of an earlier version's record"
     assert count_pictures(recipe, variant, Counted(0, 0, 0)).pictures is None
 
@@ -79,7 +82,7 @@ def test_rows_that_are_not_here_have_pictures_where_bench_says_so():
     assert text.pictures is None and "Rows are taken for text alone" in text.reasons[0]
     seen = count_pictures(with_values(recipe, [Derived("bench.pictures", True, "")]), variant)
     assert seen.pictures.images == 1 and "bench.pictures says that rows have some" in seen.reasons[0]
-    assert count_pictures(make_recipe(train={"task": "verilog", "rows": 4}, **ROWS), variant) == (None, ())
+    assert count_pictures(make_recipe(train={"task": "verilog", "rows": 4}, **ROWS), variant) == (None, (), 0)
 
 
 def test_what_pictures_do_to_splash_attention_is_said_where_they_do_it():

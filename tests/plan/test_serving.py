@@ -6,6 +6,8 @@ import pytest
 
 from gemsmith.hardware import load_catalogue
 from gemsmith.plan.serving import decode_s, output_tokens_per_s, plan_lengths, plan_serving, prefill_s
+from gemsmith.recipe import Derived
+from gemsmith.recipe_keys import with_values
 from gemsmith.sizing.generation import Served
 from gemsmith.zoo import find_variant
 
@@ -70,6 +72,20 @@ def test_longer_prompts_leave_room_for_fewer_and_copies_add_up(recipe):
     four, eight = (plan_lengths(recipe(), V31, MACHINES[name], 1024, 512) for name in ("4xh100", "8xh100"))
     assert (eight.copies, eight.requests) == (2, 2 * four.requests)
     assert eight.output_tokens_per_s[0] == pytest.approx(2 * four.output_tokens_per_s[0], rel=1e-3)
+
+
+def test_pictures_are_embedded_by_every_device_before_their_prompt(recipe):
+    """Of 280 soft tokens, 2,520 patches of 768 numbers, through 27 layers of 1,152 with a hidden width of 4,304."""
+    patches, layer = 2520, 1152 * (4 * 1152 + 3 * 4304)
+    flops = 2 * (patches * (768 * 1152 + 27 * layer) + 280 * 1152 * 5376) + 27 * 4 * 1152 * patches**2
+    asked = with_values(recipe(), [Derived("data.eval", "rows.jsonl", ""), Derived("bench.pictures", True, "")])
+    text = plan_serving(recipe(), V31, MACHINES["v6e-8"])[0]
+    one, two = (plan_serving(asked, V31, MACHINES["v6e-8"], images)[0] for images in (0, 2))
+    chip = MACHINES["v6e-8"].chip
+    slower = one.prefill_s[1] - text.prefill_s[1]
+    assert slower == pytest.approx(flops / (chip.flops_per_s / chip.devices) / chip.efficiency_low, rel=0.02)
+    assert two.input_tokens == 560 and (text.pictures, one.pictures, two.pictures) == (0, 1, 2)
+    assert one.output_tokens_per_s[0] < text.output_tokens_per_s[0]
 
 
 def test_more_work_takes_longer():

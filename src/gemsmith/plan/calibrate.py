@@ -116,8 +116,8 @@ def _measured(folder: Path) -> list[Measured]:
         return [*(_trained(run, train) if train else []), *(_served(run, bench, train) if bench else [])]
     if train is None:
         raise RunError(
-            f"--calibrate {folder}: bench.json is of requests with pictures, of which the serving plan has no formula; "
-            "run with text: gemsmith bench --force --set bench.pictures=false"
+            f"--calibrate {folder}: bench.json is of requests with pictures, and serving is calibrated by "
+            "text; run: gemsmith bench --force --set bench.pictures=false"
         )
     left_out = "; its load test, of requests with pictures, is left out"
     return [replace(each, source=each.source + left_out) for each in _trained(run, train)]

@@ -22,6 +22,8 @@ class PictureCount(NamedTuple):
 
     pictures: Pictures | None
     reasons: tuple[str, ...] = ()
+    in_prompt: int = 0
+    """Those of one document, before documents are packed."""
 
 
 def count_pictures(recipe: Recipe, variant: Variant, data: DataRecord | None = None) -> PictureCount:
@@ -36,31 +38,37 @@ def count_pictures(recipe: Recipe, variant: Variant, data: DataRecord | None = N
             -data.most_patches // (recipe.data.image_tokens * variant.vision.patches_per_token)
         )
         images, how = (most if data.pictures else 0), "counted by the data stage"
+        in_prompt = -(-data.pictures // max(1, data.rows))
     else:
-        images, how = _expected(recipe, variant.vision.patches_per_token)
+        in_prompt, how = _in_prompt(recipe)
+        images = _room(recipe, variant.vision.patches_per_token, in_prompt) if in_prompt else 0
     if not images:
         return PictureCount(None, () if data is not None or not how else (how,))
     soft_tokens = bucket_of(recipe.data.image_tokens)
     pictures = pictures_of(recipe, variant, images=images, soft_tokens=soft_tokens)
-    return PictureCount(pictures, _reasons(recipe, variant, pictures, how))
+    return PictureCount(pictures, _reasons(recipe, variant, pictures, how), in_prompt)
 
 
-def _expected(recipe: Recipe, patches_per_token: int) -> tuple[int, str]:
-    """Pictures of the fullest row before the data stage, and how that is told; 0, and why, for text alone."""
-    source, soft_tokens = recipe.data.train, recipe.data.image_tokens
+def _in_prompt(recipe: Recipe) -> tuple[int, str]:
+    """Pictures of a document before the data stage, and how that is told; 0, and why, for text alone."""
+    source = recipe.data.train
     if recipe.data.format == "image-folder":
-        in_row, how = 1, f"assumed, with {_TEXT_TOKENS} tokens of text for each"
-    elif not isinstance(source, str) or (seen := _seen(Path(source).expanduser())) == 0:
+        return 1, f"assumed, with {_TEXT_TOKENS} tokens of text for each"
+    if not isinstance(source, str) or (seen := _seen(Path(source).expanduser())) == 0:
         return 0, ""
-    elif seen is not None:
-        in_row, how = seen, f"as in the first rows of {Path(source).name}"
-    elif recipe.bench.pictures:
-        in_row, how = 1, "assumed: data.train cannot be looked at here, and bench.pictures says that rows have some"
-    else:
-        return 0, "Rows are taken for text alone: data.train cannot be looked at here; the data stage counts pictures."
+    if seen is not None:
+        return seen, f"as in the first rows of {Path(source).name}"
+    if recipe.bench.pictures:
+        return 1, "assumed: data.train cannot be looked at here, and bench.pictures says that rows have some"
+    return 0, "Rows are taken for text alone: data.train cannot be looked at here; the data stage counts pictures."
+
+
+def _room(recipe: Recipe, patches_per_token: int, in_prompt: int) -> int:
+    """Pictures of the fullest row."""
+    soft_tokens = recipe.data.image_tokens
     if recipe.data.packing:
-        in_row = max(in_row, recipe.data.max_length // (soft_tokens + _TEXT_TOKENS))
-    return max(1, min(in_row, recipe.data.max_patches // (soft_tokens * patches_per_token))), how
+        in_prompt = max(in_prompt, recipe.data.max_length // (soft_tokens + _TEXT_TOKENS))
+    return max(1, min(in_prompt, recipe.data.max_patches // (soft_tokens * patches_per_token)))
 
 
 def _seen(file: Path) -> int | None:

@@ -1,5 +1,7 @@
 """What serving the tuned model takes on a machine by formula: what fits, how fast it is at most load, what it costs."""
 
+from dataclasses import replace
+
 from gemsmith.errors import MachineError
 from gemsmith.hardware import Machine
 from gemsmith.plan.cost import on_demand, rounded
@@ -10,6 +12,7 @@ from gemsmith.records import Range
 from gemsmith.serve.engine import ServeSettings
 from gemsmith.serve.split import UTILISATION, Split, choose_split
 from gemsmith.serve.upstream import CPU_KV_BYTES
+from gemsmith.sizing import Pictures, pictures_of
 from gemsmith.sizing.generation import Roofline, Served, decode_step, prefill
 from gemsmith.sizing.serving import kv_bytes
 from gemsmith.zoo import Variant
@@ -21,35 +24,48 @@ DECODE_SHARE = {"tpu": (0.25, 0.6), "gpu": (0.5, 0.8)}
 and 0.52 to 0.66 on 2xH100, and 24 requests at 548 output tokens/s on an RTX PRO 6000 to at least 0.6."""
 
 
-def plan_serving(recipe: Recipe, variant: Variant, machine: Machine) -> list[ServingPlan]:
+def plan_serving(recipe: Recipe, variant: Variant, machine: Machine, in_prompt: int = 0) -> list[ServingPlan]:
     """A row for each length of prompts in bench.input_tokens; none for several hosts.
 
-    One server does not span hosts. Of a CPU no speed is known but what load tests measured on it: else it has no row.
+    With bench.pictures each prompt has `in_prompt` pictures, at least one, of data.image_tokens. One server does not
+    span hosts. Of a CPU no speed is known but what load tests measured on it: else it has no row.
     """
     if machine.hosts > 1 or (machine.chip.kind not in DECODE_SHARE and machine.served_decode_low is None):
         return []
     lengths = [(tokens, recipe.bench.output_tokens) for tokens in recipe.bench.input_tokens]
-    return [plan_lengths(recipe, variant, machine, *each) for each in lengths]
+    images = max(1, in_prompt) if recipe.bench.pictures and variant.vision is not None else 0
+    return [plan_lengths(recipe, variant, machine, *each, images=images) for each in lengths]
 
 
 def plan_lengths(
-    recipe: Recipe, variant: Variant, machine: Machine, input_tokens: int, output_tokens: int
+    recipe: Recipe, variant: Variant, machine: Machine, input_tokens: int, output_tokens: int, *, images: int = 0
 ) -> ServingPlan:
     """Of prompts and answers of such lengths, with as many requests at once as there is room for."""
+    input_tokens = max(input_tokens, images * recipe.data.image_tokens)
     serve, context = recipe.serve, input_tokens + output_tokens
-    settings = ServeSettings(dtype=serve.dtype, kv_cache_dtype=serve.kv_cache_dtype, pictures=serve.pictures)
+    settings = ServeSettings(
+        dtype=serve.dtype, kv_cache_dtype=serve.kv_cache_dtype, pictures=serve.pictures or images > 0
+    )
     try:
         split = choose_split(machine, variant, settings, max(context, serve.max_model_len or 0))
     except MachineError as error:
         return ServingPlan(
-            machine=machine.name, input_tokens=input_tokens, output_tokens=output_tokens, fits=False, why=str(error)
+            machine=machine.name,
+            input_tokens=input_tokens,
+            output_tokens=output_tokens,
+            pictures=images,
+            fits=False,
+            why=str(error),
         )
     kv_dtype = settings.kv_cache_dtype if settings.kv_cache_dtype != "auto" else settings.dtype
     served = Served(variant=variant, machine=machine, tp=split.tp, weight_dtype=split.weight_dtype, kv_dtype=kv_dtype)
+    seen = _seen(recipe, variant, images) if images else None
     one = kv_bytes(variant, split.tp, kv_dtype, context)
     room = _room_bytes(machine, split)
     each = max(1, min(int(room / one), MOST_REQUESTS))
-    speed = output_tokens_per_s(served, requests=each, input_tokens=input_tokens, output_tokens=output_tokens)
+    speed = output_tokens_per_s(
+        served, requests=each, input_tokens=input_tokens, output_tokens=output_tokens, pictures=seen
+    )
     together = (speed[0] * split.copies, speed[1] * split.copies)
     price = on_demand(machine)
     dollars = None if price is None or price.usd_per_hour is None else price.usd_per_hour / 3600 * 1e6
@@ -58,6 +74,7 @@ def plan_lengths(
         machine=machine.name,
         input_tokens=input_tokens,
         output_tokens=output_tokens,
+        pictures=images,
         fits=True,
         measured=f"{machine.served_source}, {machine.served_date}" if machine.served_source else None,
         weight_dtype=split.weight_dtype,
@@ -67,17 +84,19 @@ def plan_lengths(
         kv_room_bytes_per_chip=round(room * chip.devices),
         kv_bytes_per_request=round(one * chip.devices),
         requests=each * split.copies,
-        prefill_s=_rounded(prefill_s(served, input_tokens)),
+        prefill_s=_rounded(prefill_s(served, input_tokens, seen)),
         decode_step_s=_rounded(decode_s(served, requests=each, context=input_tokens + output_tokens / 2)),
         output_tokens_per_s=_rounded(together),
         usd_per_million_tokens=None if dollars is None else _rounded((dollars / together[1], dollars / together[0])),
     )
 
 
-def output_tokens_per_s(served: Served, *, requests: float, input_tokens: int, output_tokens: int) -> Range:
+def output_tokens_per_s(
+    served: Served, *, requests: float, input_tokens: int, output_tokens: int, pictures: Pictures | None = None
+) -> Range:
     """Of one copy whose batch stays full: while a request is answered, every other's prompt is once prefilled."""
     steps = decode_s(served, requests=requests, context=input_tokens + output_tokens / 2)
-    prompts = prefill_s(served, input_tokens)
+    prompts = prefill_s(served, input_tokens, pictures)
     slow, fast = (requests * output_tokens / (output_tokens * steps[end] + requests * prompts[end]) for end in (1, 0))
     return slow, fast
 
@@ -92,9 +111,9 @@ def decode_s(served: Served, *, requests: float, context: float) -> Range:
     return max(least, roofline.interconnect_s) / high, (least + roofline.interconnect_s) / low
 
 
-def prefill_s(served: Served, tokens: int) -> Range:
-    """A prompt alone, matmuls at what training is taken to reach, or as load tests on the machine measured."""
-    roofline, machine, chip = prefill(served, tokens), served.machine, served.machine.chip
+def prefill_s(served: Served, tokens: int, pictures: Pictures | None = None) -> Range:
+    """A prompt alone with its pictures, matmuls at what training is taken to reach, or as load tests measured there."""
+    roofline, machine, chip = prefill(served, tokens, pictures), served.machine, served.machine.chip
     if machine.served_prefill_low is not None and machine.served_prefill_high is not None:
         return _measured(roofline, machine.served_prefill_low, machine.served_prefill_high)
     return (
@@ -111,6 +130,11 @@ def least_s(roofline: Roofline) -> float:
 def _measured(roofline: Roofline, low: float, high: float) -> Range:
     """MEASURED_WITHIN around the shares of the roofline that were measured."""
     return least_s(roofline) / high / MEASURED_WITHIN, least_s(roofline) / low * MEASURED_WITHIN
+
+
+def _seen(recipe: Recipe, variant: Variant, images: int) -> Pictures:
+    """A prompt's pictures, which are only walked forward."""
+    return replace(pictures_of(recipe, variant, images=images, soft_tokens=recipe.data.image_tokens), adapters=0)
 
 
 def _slowest(roofline: Roofline, share: float) -> float:

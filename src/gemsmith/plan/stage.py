@@ -94,7 +94,7 @@ def plan_recipe(
         tokens_per_step=work.tokens,
         real_tokens_per_step=tokens.per_step,
         machines=tuple(plan_machine(asked, machine) for machine in machines),
-        serving=tuple(row for machine in machines for row in plan_serving(recipe, variant, machine)),
+        serving=tuple(row for machine in machines for row in plan_serving(recipe, variant, machine, counted.in_prompt)),
         assumptions=(steps.reason, tokens.reason, *counted.reasons, *assumptions_of(work, recipe)),
     )
 

@@ -77,12 +77,12 @@ def print_serving(record: PlanRecord, file: TextIO | None = None) -> None:
 def serving_lines(record: PlanRecord) -> list[str]:
     """A table for each length, the cheapest first by the upper ends."""
     lines = [f"{record.model} served by vLLM, with as many requests at once as fit; modelled"]
-    for lengths in dict.fromkeys((row.input_tokens, row.output_tokens) for row in record.serving):
-        rows = [row for row in record.serving if (row.input_tokens, row.output_tokens) == lengths]
+    for load in dict.fromkeys(row.load for row in record.serving):
+        rows = [row for row in record.serving if row.load == load]
         fitting = sorted((row for row in rows if row.fits), key=_serving_cost)
         table = [SERVING_HEADINGS, *(_serving_cells(row) for row in fitting)]
         widths = [max(len(row[column]) for row in table) for column in range(len(SERVING_HEADINGS))]
-        lines += ["", f"{lengths[0]:,} tokens in, {lengths[1]:,} out", ""]
+        lines += ["", load, ""]
         lines += ["  ".join(_aligned(row, widths)).rstrip() for row in table]
         lines += [f"{row.machine}: {row.why}" for row in rows if row.why]
     measured = {row.machine: row.measured for row in record.serving if row.measured}
@@ -94,6 +94,11 @@ def serving_lines(record: PlanRecord) -> list[str]:
         *(
             ["- no machine has a row: of a CPU no speed is known before --calibrate with a run that has bench.json"]
             if not record.serving
+            else []
+        ),
+        *(
+            ["- Pictures are embedded before their prompt, by each device whole; of that no speed was published."]
+            if any(row.pictures for row in record.serving)
             else []
         ),
         "- Prefill as training's matmuls, decode at 25-60 % of the roofline on TPU, 50-80 % on GPU, as in a",

@@ -69,7 +69,7 @@ def render_plan(record: PlanRecord, *, name: str) -> str:
             bars={machine.name: bar_of(machine) for machine in record.machines},
             legend=LEGEND,
             charts=list(_charts(record)),
-            serving=_by_lengths(record.serving),
+            serving=_by_load(record.serving),
             describe_changes=describe_changes,
         )
     )
@@ -153,12 +153,14 @@ def _range_chart(name: str, title: str, unit: str, rows: Sequence[tuple[str, Ran
     )
 
 
-def _by_lengths(rows: Sequence[ServingPlan]) -> dict[tuple[int, int], list[ServingPlan]]:
-    """The rows that fit by lengths of prompts and answers, the cheapest first, then those without a price."""
-    found: dict[tuple[int, int], list[ServingPlan]] = {}
-    for row in sorted((row for row in rows if row.fits), key=_dear):
-        found.setdefault((row.input_tokens, row.output_tokens), []).append(row)
-    return dict(sorted(found.items()))
+def _by_load(rows: Sequence[ServingPlan]) -> dict[str, list[ServingPlan]]:
+    """The rows that fit by prompts and answers, shortest prompts first; the cheapest, then those without a price."""
+    found: dict[str, list[ServingPlan]] = {}
+    for row in sorted(
+        (row for row in rows if row.fits), key=lambda row: (row.input_tokens, row.output_tokens, _dear(row))
+    ):
+        found.setdefault(row.load, []).append(row)
+    return found
 
 
 def _dear(row: ServingPlan) -> float:

@@ -7,6 +7,7 @@ import functools
 from dataclasses import dataclass
 
 from gemsmith.hardware import Machine
+from gemsmith.sizing.pictures import Pictures
 from gemsmith.sizing.serving import held_bytes, kv_bytes, kv_bytes_per_token
 from gemsmith.sizing.work import attended_pairs
 from gemsmith.zoo import Variant, text_tensors
@@ -62,16 +63,23 @@ def decode_step(served: Served, *, requests: float, context: float) -> Roofline:
     )
 
 
-def prefill(served: Served, tokens: int) -> Roofline:
-    """A prompt of so many tokens, alone; its weights are read once."""
+def prefill(served: Served, tokens: int, pictures: Pictures | None = None) -> Roofline:
+    """A prompt of so many tokens, alone, soft tokens among them; its weights are read once.
+
+    vLLM does not split the tower (gemma4_mm.py, 0.32.0): every device embeds all of the prompt's pictures, before the
+    text model begins.
+    """
     variant = served.variant
     # The head is asked for the last token only.
     flops = 2 * tokens * (_parameters_met(variant) - variant.vocabulary * variant.embed_dim)
     flops += _attention_flops(variant, tokens)
     weights = sum(_read_bytes(variant, served.weight_dtype)) - _head_bytes(variant, served.weight_dtype)
+    read = weights / served.tp + tokens * kv_bytes_per_token(variant, served.tp, served.kv_dtype)
+    if pictures is not None:
+        flops += served.tp * pictures.row_flops
+        read += pictures.parameters * (4.0 if served.weight_dtype == "float32" else 2.0)
     return Roofline(
-        hbm_s=(weights / served.tp + tokens * kv_bytes_per_token(variant, served.tp, served.kv_dtype))
-        / served.hbm_bytes_per_s,
+        hbm_s=read / served.hbm_bytes_per_s,
         matmul_s=flops / served.peak_flops_per_s,
         interconnect_s=_sums_s(served, tokens),
     )
