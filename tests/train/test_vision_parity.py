@@ -171,7 +171,7 @@ def make_rows(vision, number):
     return tokens, mask, pictures
 
 
-TINY = ("tiny-31b", "tiny-e2b", "tiny-12b")
+TINY = ("tiny-31b", "tiny-e2b", "tiny-12b", "tiny-26b-a4b")
 WITH_TOWER = (*LORA_KINDS, VISION)
 
 
