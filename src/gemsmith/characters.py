@@ -31,3 +31,8 @@ def spell_out_json(document: str) -> str:
     Those leave only the ones below U+0020 no choice.
     """
     return _UNSEEN.sub(lambda found: json.dumps(found[0])[1:-1] if found[0] > "\x1f" else found[0], document)
+
+
+def is_utf_8(name: str) -> bool:
+    """False for a file's name whose bytes are not, which Python has as halves of surrogate pairs."""
+    return not any("\ud800" <= character <= "\udfff" for character in name)

@@ -26,6 +26,17 @@ def sha256_file(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def expand_home(path: str | Path) -> Path:
+    """The path with a leading ~ or ~user as that home; as it is where there is no such user.
+
+    Path.expanduser raises RuntimeError there, and a file may well be called ~a.jpg.
+
+    >>> expand_home("~no one/a.jpg")
+    PosixPath('~no one/a.jpg')
+    """
+    return Path(os.path.expanduser(path))
+
+
 def write_text(path: Path, text: str) -> None:
     """Writes beside the file and renames, so that a reader never sees half of it."""
     with replacing(path) as file:

@@ -9,6 +9,7 @@ from typing import Any, get_args
 from pydantic import ValidationError
 
 from gemsmith.errors import RecipeError, nearest
+from gemsmith.files import expand_home
 from gemsmith.plain_yaml import parse_yaml
 from gemsmith.recipe import TASK_KEYS, Derived, Made, Mesh, Recipe
 from gemsmith.recipe_checks import check_recipe
@@ -103,7 +104,7 @@ def _find_task_files(values: Mapping[str, Any], folder: Path) -> None:
 
 def _find_task_file(place: Any, key: str, folder: Path) -> None:
     if isinstance(place, dict) and is_task_file(place.get(key)):
-        place[key] = str((folder / Path(place[key]).expanduser()).resolve())
+        place[key] = str((folder / expand_home(place[key])).resolve())
 
 
 def _forget(values: dict[str, Any], key: str) -> None:

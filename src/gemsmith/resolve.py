@@ -8,6 +8,7 @@ from typing import Any
 from gemsmith.checkpoint.fetch import check_scheme, is_hub_id
 from gemsmith.checkpoint.folder import name_variant, read_config
 from gemsmith.errors import RecipeError
+from gemsmith.files import expand_home
 from gemsmith.lengths import check_answer, check_cells, check_lengths, check_served, derive_lengths
 from gemsmith.recipe import TASK_KEYS, Derived, Recipe
 from gemsmith.recipe_checks import check_served_adapter
@@ -106,7 +107,7 @@ def recipe_variant(recipe: Recipe) -> Variant:
 
 def _find_model(recipe: Recipe) -> tuple[Variant, str]:
     check_scheme(recipe.checkpoint)
-    folder = Path(recipe.checkpoint).expanduser()
+    folder = expand_home(recipe.checkpoint)
     given = None if recipe.model in (None, "custom") else find_variant(recipe.model)
     if folder.is_dir():
         found = name_variant(read_variant(read_config(folder)))
@@ -140,7 +141,7 @@ def _make_absolute(recipe: Recipe, key: str, derived: list[Derived]) -> None:
     value = _value_at(recipe, key)
     if not isinstance(value, str) or "://" in value or Path(value).is_absolute():
         return
-    path = Path(value).expanduser()
+    path = expand_home(value)
     if path.exists():
         derived.append(Derived(key, str(path.resolve()), f"{value}, seen from the folder the run was started in"))
 
@@ -149,12 +150,12 @@ def _make_folder_absolute(recipe: Recipe, derived: list[Derived]) -> None:
     folder = recipe.train.checkpoint_folder
     if folder is not None and "://" not in folder and not Path(folder).is_absolute():
         reason = f"{folder}, seen from the folder the run was started in"
-        derived.append(Derived("train.checkpoint_folder", str(Path(folder).expanduser().resolve()), reason))
+        derived.append(Derived("train.checkpoint_folder", str(expand_home(folder).resolve()), reason))
 
 
 def _make_datasets_absolute(recipe: Recipe, derived: list[Derived]) -> None:
     tasks = tuple(
-        task.model_copy(update={"dataset": str(Path(task.dataset).expanduser().resolve())}) if task.dataset else task
+        task.model_copy(update={"dataset": str(expand_home(task.dataset).resolve())}) if task.dataset else task
         for task in recipe.eval.tasks
     )
     if tasks != recipe.eval.tasks:

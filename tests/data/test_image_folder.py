@@ -1,3 +1,5 @@
+import os
+
 import pytest
 
 from gemsmith.data.image_folder import Classes, folder_notices, folder_rows
@@ -70,6 +72,8 @@ def test_files_that_are_no_pictures_are_counted_by_name(pets):
         (lambda pets: (pets / "empty").mkdir(), "empty: holds no picture"),
         (lambda pets: (pets / "sphynx" / "more").mkdir(), "more: is a folder in a class's folder"),
         (lambda pets: pets.rename(pets.with_name("gone")), "is not a folder"),
+        (lambda pets: (pets / "sphynx" / os.fsdecode(b"a\xff.png")).write_bytes(b"a"), "its name is not in UTF-8"),
+        (lambda pets: (pets / os.fsdecode(b"\xff")).mkdir(), "its name is not in UTF-8"),
     ],
 )
 def test_a_folder_that_is_laid_out_otherwise_is_refused(make, message, pets):

@@ -42,6 +42,14 @@ def test_relative_paths_count_from_the_folder_of_the_rows(write_rows, tmp_path, 
         assert parts_of(document) == (ImagePart(path=str(tmp_path / "deep" / "x" / "a.png")),)
 
 
+def test_a_path_may_begin_with_the_sign_of_a_home(write_rows, tmp_path):
+    [document] = read_documents(str(write_rows({"prompt": "a", "response": "b", "images": ["~$a.png", "~/b.png"]})))
+    assert [part.path for part in images_of(document.messages)] == [
+        str(tmp_path / "~$a.png"),
+        str(Path.home() / "b.png"),
+    ]
+
+
 @pytest.mark.parametrize("column", [{"image": "a.png"}, {"images": ["a.png"]}])
 def test_the_pictures_of_a_prompt_come_before_its_text(column, write_rows, tmp_path):
     [document] = read_documents(str(write_rows({"prompt": "what?", "response": "a"} | column)))
@@ -95,6 +103,7 @@ def test_a_datasets_image_column_and_parquet_with_bytes_are_read(tmp_path):
             "a picture at 'https://a.org/b.png'; only file:// URLs",
         ),
         (user({"type": "image", "path": "s3://a/b.png"}), "a picture at 's3://a/b.png'; only file:// URLs"),
+        (user({"type": "image", "path": "a\udcff.png"}), "png', a name that is not in UTF-8"),
         (user({"type": "image", "url": "data:image/png;base64,AA=="}), "only file:// URLs are read"),
         (user({"type": "image", "path": "a", "url": "file:///b"}), "a picture with path and url; keep one of them"),
         (user({"type": "image", "path": ["a"]}), "has a picture that is a list; give a path"),

@@ -5,12 +5,12 @@ import importlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from gemsmith.characters import spell_out
 from gemsmith.chat.pictures import Content, Sight, Turns, described, make_content
 from gemsmith.chat.stream import Answer, Sampling, Voice, describe_speed, stream_answer
 from gemsmith.errors import DataError, EngineError
+from gemsmith.files import expand_home
 from gemsmith.tasks import Question
 from gemsmith.terminal import open_console
 
@@ -99,7 +99,7 @@ def _prompts() -> Iterator[str]:
 def _add_picture(conversation: Conversation, file: str, sight: Sight) -> None:
     console = open_console()
     try:
-        conversation.pictures.append(sight.look(str(Path(file).expanduser())))
+        conversation.pictures.append(sight.look(str(expand_home(file))))
     except DataError as error:
         console.print(f"/picture: {error}")
         return

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from gemsmith.bucket import Bucket
 from gemsmith.errors import CheckpointError, MachineError, first_line
+from gemsmith.files import expand_home
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _WANTED = ("*.safetensors", "*.json", "*.jinja", "*.model", "LICENSE*", "NOTICE*", "README.md")
@@ -20,14 +21,14 @@ def fetch_folder(source: str) -> Path:
     check_source(source)
     if "://" in source:
         return _fetch_bucket(source)
-    folder = Path(source).expanduser()
+    folder = expand_home(source)
     return folder if folder.is_dir() else _fetch_hub(source)
 
 
 def check_source(source: str) -> None:
     """Raises CheckpointError for what is neither a folder that is there nor an address to fetch. Fetches nothing."""
     check_scheme(source)
-    if "://" not in source and not Path(source).expanduser().is_dir() and not is_hub_id(source):
+    if "://" not in source and not expand_home(source).is_dir() and not is_hub_id(source):
         raise CheckpointError(
             f"checkpoint {source!r}: is not a folder, a Hugging Face hub id (owner/name) or gs://bucket/folder"
         )
@@ -35,7 +36,7 @@ def check_source(source: str) -> None:
 
 def is_hub_id(source: str) -> bool:
     """Whether the source has the form owner/name and is no local folder."""
-    return bool(_HUB_ID.fullmatch(source)) and not source.startswith(".") and not Path(source).expanduser().exists()
+    return bool(_HUB_ID.fullmatch(source)) and not source.startswith(".") and not expand_home(source).exists()
 
 
 def check_scheme(source: str) -> None:
@@ -65,7 +66,7 @@ def _fetch_bucket(url: str) -> Path:
 
     tensorstore reads gs:// with the machine's own credentials, and file:// in the same way.
     """
-    cache = Path(os.environ.get("GEMSMITH_CACHE", "~/.cache/gemsmith")).expanduser()
+    cache = expand_home(os.environ.get("GEMSMITH_CACHE", "~/.cache/gemsmith"))
     folder = cache / "checkpoints" / hashlib.sha256(url.encode()).hexdigest()[:16]
     folder.mkdir(parents=True, exist_ok=True)
     try:

@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from gemsmith.characters import is_utf_8
 from gemsmith.errors import DataError, nearest
+from gemsmith.files import expand_home
 from gemsmith.recipe import Data
 
 FORMAT = "image-folder"
@@ -42,7 +44,7 @@ def recipe_classes(data: Data, part: Literal["train", "held-out"]) -> Classes | 
 
 def find_photos(source: str) -> dict[str, list[Path]]:
     """The files of each class, both in order. Raises DataError where there are none, or no classes."""
-    folder = Path(source).expanduser()
+    folder = expand_home(source)
     if not folder.is_dir():
         raise DataError(f"{source}: is not a folder; data.format {FORMAT} needs one with a sub-folder for each class")
     found: dict[str, list[Path]] = {}
@@ -80,7 +82,7 @@ def folder_labels(source: str, classes: Classes) -> list[str]:
 
 def folder_notices(source: str, classes: Classes) -> tuple[str, ...]:
     """What a reader must know of the folder: files in it that are not read, and how much of it is held out."""
-    photos, folder = find_photos(source), Path(source).expanduser()
+    photos, folder = find_photos(source), expand_home(source)
     read = {file for files in photos.values() for file in files}
     others = [file for inner in (folder, *(folder / name for name in photos)) for file in sorted(_visible(inner))]
     others = [file for file in others if file.is_file() and file not in read]
@@ -134,6 +136,10 @@ def _first(names: Mapping[str, Any] | Sequence[str]) -> str:
 
 def _visible(folder: Path) -> list[Path]:
     try:
-        return [entry for entry in folder.iterdir() if not entry.name.startswith(".")]
+        entries = [entry for entry in folder.iterdir() if not entry.name.startswith(".")]
     except OSError as error:
         raise DataError(f"{folder}: cannot be read ({error.strerror or error})") from None
+    # Prompts, records and the list of pictures are written in UTF-8.
+    if other := next((entry for entry in sorted(entries) if not is_utf_8(entry.name)), None):
+        raise DataError(f"{other}: its name is not in UTF-8; rename it")
+    return entries

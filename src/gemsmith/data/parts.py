@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from gemsmith.characters import is_utf_8
 from gemsmith.errors import DataError
+from gemsmith.files import expand_home
 from gemsmith.messages import ImagePart, Part, TextPart, join_texts
 
 IMAGE_COLUMNS = ("image", "images")
@@ -109,8 +111,10 @@ def _read_image_part(
 
 
 def _path_of(text: str, where: str) -> Path:
+    if not is_utf_8(text):
+        raise DataError(f"{where} has a picture at {text[:80]!r}, a name that is not in UTF-8; rename the file")
     if "://" not in text and not text.startswith("data:"):
-        return Path(text).expanduser()
+        return expand_home(text)
     url = urlsplit(text)
     if url.scheme != "file" or url.netloc not in ("", "localhost"):
         raise DataError(f"{where} has a picture at {text[:80]!r}; only file:// URLs are read: fetch it first")

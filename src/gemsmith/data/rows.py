@@ -19,6 +19,7 @@ from gemsmith.data.image_folder import (
 from gemsmith.data.parts import IMAGE_COLUMNS, PictureSource, kind, read_column, read_parts
 from gemsmith.data.stored import find_files, stored_rows
 from gemsmith.errors import DataError, RecipeError, nearest
+from gemsmith.files import expand_home
 from gemsmith.messages import ROLES, ImagePart, Message, images_of, text_of
 from gemsmith.pictures.check import Picture
 from gemsmith.recipe import Data, Made, Recipe, eval_tasks
@@ -202,7 +203,7 @@ def _folder_of(source: str | Made) -> Path:
     """What relative paths of pictures count from: the folder that holds the rows."""
     if isinstance(source, Made):
         return Path()
-    path = Path(source).expanduser().absolute()
+    path = expand_home(source).absolute()
     return path if path.is_dir() else path.parent
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gemsmith.errors import DataError, first_line
+from gemsmith.files import expand_home
 
 if TYPE_CHECKING:
     import pyarrow
@@ -19,7 +20,7 @@ def find_files(source: str) -> tuple[Path, ...]:
 
     Raises DataError where there are none, or of more than one split.
     """
-    path = Path(source).expanduser()
+    path = expand_home(source)
     if path.is_dir():
         return _files_of_folder(path)
     if not path.exists():

@@ -15,6 +15,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from gemsmith.data.limits import OutOfTime, restart_clock
 from gemsmith.errors import CheckpointError, DataError
+from gemsmith.files import expand_home
 
 # Gemma's own is 20 kB.
 _LARGEST_BYTES = 1_000_000
@@ -145,7 +146,7 @@ def _one_line(text: str | None) -> str:
 
 
 def _read_file(file: str) -> tuple[str, str]:
-    path = Path(file).expanduser()
+    path = expand_home(file)
     try:
         if path.exists() and not path.is_file():
             raise DataError(f"data.template: {file} is not a file; give a Jinja chat template file")

@@ -36,7 +36,7 @@ from gemsmith.export.merge import (
     unchanged,
     write_merged,
 )
-from gemsmith.files import replacing_folder, sha256_file, write_text
+from gemsmith.files import expand_home, replacing_folder, sha256_file, write_text
 from gemsmith.provenance import Clock, start_clock, this_machine
 from gemsmith.records import ExportRecord, FileSum, Origin
 from gemsmith.terminal import open_console
@@ -172,8 +172,8 @@ def _any_name(targets: Callable[[str], bool | None], module: str) -> bool | None
 def _check_target(out: Path, *, overwrite: bool, sources: tuple[Path, ...]) -> None:
     """Raises RunError where writing `out` would lose something."""
     place = out.absolute()
-    for source in (entry for folder in sources for entry in (folder, *_links_in(folder.expanduser()))):
-        read = source.expanduser().resolve()
+    for source in (entry for folder in sources for entry in (folder, *_links_in(expand_home(folder)))):
+        read = expand_home(source).resolve()
         if read.exists() and (
             place.resolve() == read or place.resolve().is_relative_to(read) or read.is_relative_to(place.resolve())
         ):
@@ -250,7 +250,7 @@ def _write(
             origin=make_folder_origin(clock, packages, {"base": fingerprint} | hashing.result()),
             source=source,
             step=step,
-            base=str(base.folder.absolute()) if Path(base.source).expanduser().is_dir() else base.source,
+            base=str(base.folder.absolute()) if expand_home(base.source).is_dir() else base.source,
             base_sha256=fingerprint,
             adapter=_sums(written),
             merged=merged.files,

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gemsmith.execution import bucket_of
+from gemsmith.files import expand_home
 from gemsmith.plan.steps import SAMPLE_BYTES
 from gemsmith.recipe import Recipe
 from gemsmith.records import DataRecord
@@ -54,7 +55,7 @@ def _in_prompt(recipe: Recipe) -> tuple[int, str]:
     source = recipe.data.train
     if recipe.data.format == "image-folder":
         return 1, f"assumed, with {_TEXT_TOKENS} tokens of text for each"
-    if not isinstance(source, str) or (seen := _seen(Path(source).expanduser())) == 0:
+    if not isinstance(source, str) or (seen := _seen(expand_home(source))) == 0:
         return 0, ""
     if seen is not None:
         return seen, f"as in the first rows of {Path(source).name}"

@@ -4,6 +4,7 @@ import math
 from pathlib import Path
 from typing import NamedTuple
 
+from gemsmith.files import expand_home
 from gemsmith.recipe import Made, Recipe
 from gemsmith.records import DataRecord
 
@@ -66,7 +67,7 @@ def _from_made(recipe: Recipe, made: Made) -> StepCount:
 
 
 def _from_file(recipe: Recipe, source: str) -> StepCount:
-    path = Path(source).expanduser()
+    path = expand_home(source)
     if path.suffix != ".jsonl":
         return _unknown(f"the rows of data.train {source} are counted by the data stage")
     try:

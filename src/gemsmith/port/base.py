@@ -3,11 +3,11 @@
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from gemsmith.checkpoint.folder import name_variant, read_config
 from gemsmith.errors import RecipeError
+from gemsmith.files import expand_home
 from gemsmith.port.table import Reading, Row, Rule, is_on, row
 from gemsmith.zoo import LORA_KINDS, VARIANTS, Variant, find_variant, lora_targets, read_variant, variant_of_hub_id
 from gemsmith.zoo.tensors import PREFIX
@@ -39,7 +39,7 @@ def find_base(name: Any, where: str, *, model: str | None = None) -> Base:
     """
     if not isinstance(name, str):
         raise RecipeError(f"{where} is {name!r}; it must be one hub id or folder")
-    folder = Path(name).expanduser()
+    folder = expand_home(name)
     if (folder / "config.json").is_file():
         variant = name_variant(read_variant(read_config(folder)))
         return Base(checkpoint=name, variant=variant, why=f"a folder of {variant.name}")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gemsmith.errors import RecipeError, nearest
+from gemsmith.files import expand_home
 from gemsmith.port.table import Reading, Row, Rule, idle, is_on, number, plain, read_as, row, to_do
 
 PLACEHOLDER = "rows.jsonl"
@@ -49,7 +50,7 @@ def split_rule(key: str, value: Any, reading: Reading) -> Row:
 
 def is_readable(name: str) -> bool:
     """Whether Gemsmith reads a dataset of that name as it is: a file of its kinds, or a folder that is there."""
-    return "://" not in name and (Path(name).suffix in _READABLE or Path(name).expanduser().is_dir())
+    return "://" not in name and (Path(name).suffix in _READABLE or expand_home(name).is_dir())
 
 
 def prepared(name: str, *, part: str = "") -> str:
@@ -163,7 +164,7 @@ def _described(reading: Reading, names: list[str]) -> list[Mapping[str, Any]]:
 
     Raises RecipeError for a name that is not in it.
     """
-    file = Path(str(reading.value("dataset_dir"))).expanduser() / "dataset_info.json"
+    file = expand_home(str(reading.value("dataset_dir"))) / "dataset_info.json"
     try:
         entries = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:

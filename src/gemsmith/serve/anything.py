@@ -10,6 +10,7 @@ from gemsmith.characters import spell_out
 from gemsmith.checkpoint.fetch import check_source, fetch_folder, is_hub_id
 from gemsmith.checkpoint.folder import name_variant, read_config
 from gemsmith.errors import CheckpointError, RecipeError
+from gemsmith.files import expand_home
 from gemsmith.hardware import Machine
 from gemsmith.recipe import Recipe
 from gemsmith.recipe_file import build_recipe
@@ -130,7 +131,7 @@ def _where(machine_name: str | None, recipe: Recipe) -> dict[str, Any]:
 
 def _run(run: Run) -> Named:
     recipe, variant = run.recipe, recipe_variant(run.recipe)
-    base = Path(recipe.checkpoint).expanduser()
+    base = expand_home(recipe.checkpoint)
     if recipe.serve.weights == "adapter":
         weights = Weights(
             source=recipe.checkpoint,
@@ -182,7 +183,7 @@ def _recipe_of(source: str, overrides: Sequence[str]) -> Recipe:
 
 def _checkpoint_folder(source: str) -> Path | None:
     """The local folder that holds the weights: the one named, or merged/ of one that gemsmith export --out wrote."""
-    folder = Path(source).expanduser()
+    folder = expand_home(source)
     if not folder.is_dir():
         return None
     if (folder / "config.json").is_file():

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gemsmith.errors import RecipeError
+from gemsmith.files import expand_home
 from gemsmith.serve.engine import KEY_VARIABLE, ServeSettings
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -142,7 +143,7 @@ def _absolute(part: _Part) -> str:
     if isinstance(part, str):
         return part
     # Not resolved: a link may be meant, as that of an environment's Python is.
-    return f"{Path(part.path).expanduser().absolute() if os.sep in part.path else part.path}{part.rest}"
+    return f"{expand_home(part.path).absolute() if os.sep in part.path else part.path}{part.rest}"
 
 
 def _quoted(part: _Part) -> str:

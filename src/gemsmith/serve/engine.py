@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gemsmith.errors import CheckpointError, MachineError
+from gemsmith.files import expand_home
 from gemsmith.hardware import Machine
 from gemsmith.serve.adapter import ServedAdapter
 from gemsmith.serve.upstream import ASK_VERSION, cpu_environment
@@ -96,7 +97,7 @@ def find_engine(given: str | None = None) -> Engine:
 def engine_python(given: str | None = None) -> Path:
     """The Python that `find_engine` asks, whether or not it is there."""
     beside = Path(sys.prefix).parent / ".venv-serve" / "bin" / "python"
-    return Path(given or os.environ.get(PYTHON_VARIABLE) or beside).expanduser()
+    return expand_home(given or os.environ.get(PYTHON_VARIABLE) or beside)
 
 
 def server_environment(engine: Engine) -> dict[str, str]:

@@ -8,11 +8,11 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import jax
 
+from gemsmith.files import expand_home
 from gemsmith.recipe import Train
 from gemsmith.train.tunix.step import Step
 from gemsmith.train.tunix.xla import Option, compiler_options, explain_refusal
@@ -38,7 +38,7 @@ def use_compile_cache() -> None:
     """
     if jax.config.values["jax_compilation_cache_dir"]:
         return
-    folder = Path(os.environ.get("GEMSMITH_CACHE", "~/.cache/gemsmith")).expanduser() / "compiled"
+    folder = expand_home(os.environ.get("GEMSMITH_CACHE", "~/.cache/gemsmith")) / "compiled"
     jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_compilation_cache_max_size", _LARGEST_CACHE_BYTES)
 
