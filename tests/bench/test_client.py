@@ -30,10 +30,22 @@ from gemsmith.serve.engine import Engine, find_engine
 
 
 class Handler:
-    """As vLLM's StreamedResponseHandler: messages are ended by an empty line."""
+    """As vLLM's StreamedResponseHandler: messages are ended by an empty line, or are whole JSON."""
+
+    def __init__(self) -> None:
+        self.buffer = ""
 
     def add_chunk(self, chunk: bytes) -> list[str]:
-        return [message for message in chunk.decode().split("\n\n") if message]
+        *messages, self.buffer = (self.buffer + chunk.decode()).split("\n\n")
+        if self.buffer.startswith("data: ") and _is_message(self.buffer.removeprefix("data: ")):
+            messages, self.buffer = [*messages, self.buffer], ""
+        return messages
+
+
+def _is_message(text: str) -> bool:
+    with contextlib.suppress(ValueError):
+        return text == "[DONE]" or json.loads(text) is not None
+    return False
 
 
 @pytest.fixture
@@ -91,6 +103,7 @@ def test_tokens_that_come_are_told_and_comments_are_not(client: Any, tmp_path: P
         ({"error": TimeoutError()}, {"success": False}, "timeout"),
         ({"refused": True}, {"tokens": 0}, "error in stream"),
         ({"done": False}, {"tokens": 3}, "cut stream"),
+        ({"done": False, "unread": True}, {"tokens": 6}, "wrong JSON"),
         ({}, {"tokens": 0}, "usage missing"),
         ({}, {"tokens": "6"}, "usage missing"),
         ({}, {"prompt_len": None}, "usage missing"),
@@ -129,8 +142,9 @@ def test_what_a_stream_says_is_noted_of_its_own_request(client: Any) -> None:
 
     async def stream(*chunks: bytes) -> Any:
         client.NOTE.set(client.Note())
+        handler = Handler()
         for chunk in chunks:
-            Handler().add_chunk(chunk)
+            handler.add_chunk(chunk)
             await asyncio.sleep(0)
         return client.NOTE.get()
 
@@ -141,6 +155,26 @@ def test_what_a_stream_says_is_noted_of_its_own_request(client: Any) -> None:
 
     whole, refused = asyncio.run(both())
     assert (whole.done, whole.refused, refused.done, refused.refused) == (True, False, False, True)
+
+
+@pytest.mark.parametrize(
+    ("chunks", "unread"),
+    [
+        ((b"data: {}", b"data: {broken}", b"data: [DONE]"), True),
+        ((b"data: {}", b'data: {"text": "data: [DONE]"}'), False),
+        ((b"data: {}", b'data: {"text": "da'), False),
+    ],
+)
+def test_what_follows_a_message_that_is_no_json_is_not_taken_for_a_cut(
+    chunks: tuple[bytes, ...], unread: bool, client: Any
+) -> None:
+    """vLLM's client strips each chunk, so that nothing parts the message from the next."""
+    client.note_messages(threading.Event())
+    client.NOTE.set(note := client.Note())
+    handler = Handler()
+    for chunk in chunks:
+        handler.add_chunk(chunk)
+    assert (note.done, note.unread) == (False, unread)
 
 
 def test_cells_are_read_as_they_are_handed_and_half_a_line_is_waited_for(client: Any, tmp_path: Path) -> None:

@@ -50,6 +50,8 @@ class Note:
     error: Exception | None = None
     done: bool = False
     refused: bool = False
+    unread: bool = False
+    """It ended with a message that is no JSON."""
 
 
 @dataclass
@@ -131,7 +133,7 @@ def find_cause(note: Note, output: RequestFuncOutput, *, asked: int) -> str | No
         found = f"http {note.status}"
     elif isinstance(note.error, (aiohttp.ClientError, OSError)):
         found = CUT
-    elif note.error is not None:  # what vLLM's client could not read
+    elif note.error is not None or note.unread:  # what vLLM's client could not read
         found = JSON
     elif note.refused:
         found = "error in stream"
@@ -172,6 +174,9 @@ def note_messages(heard: threading.Event) -> None:
                 note.done = True
             elif note is not None and message.startswith(('data: {"error"', 'data: {"object":"error"')):
                 note.refused = True
+        # vLLM's client strips a chunk, so that a message that came alone and is no JSON takes all that follow with it.
+        if note is not None and handler.buffer.endswith("data: [DONE]"):
+            note.unread = True
         return messages
 
     StreamedResponseHandler.add_chunk = add_and_note
