@@ -1,4 +1,5 @@
 import hashlib
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -40,6 +41,19 @@ def test_every_fault_is_found_when_a_picture_is_looked_at():
         with pytest.raises(BadPicture) as error:
             check_picture(data, PATCHING)
         assert error.value.reason == reason
+
+
+def test_a_picture_with_more_patches_in_a_line_than_positions_is_too_thin():
+    """70 soft tokens in a line, of 3 patches each; those of a unified model are as large as a soft token."""
+    thin = picture_bytes(1, 5000)
+    assert check_picture(thin, replace(PATCHING, positions=210)).soft_tokens == 70
+    with pytest.raises(BadPicture) as error:
+        check_picture(thin, replace(PATCHING, positions=209))
+    assert (error.value.reason, error.value.line) == (
+        "too thin",
+        "has 210 patches in a line, and the model positions for 209",
+    )
+    assert check_picture(thin, replace(PATCHING, positions=70, merged=True)).soft_tokens == 70
 
 
 def test_the_same_bytes_are_cut_as_they_were_looked_at(picture):

@@ -26,7 +26,7 @@ def check(variant, pictures, *targets):
 
 
 def test_pictures_are_cut_as_the_checkpoint_takes_them():
-    assert check(TINY, [(WIDE,), ()]) == Patching(budget=70, patch=4)
+    assert check(TINY, [(WIDE,), ()]) == Patching(budget=70, patch=4, positions=128)
     assert check(TINY, ()) is None and check(find_variant("tiny-31b"), (), "all-linear") is None
 
 

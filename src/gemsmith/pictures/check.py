@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gemsmith.errors import DataError
-from gemsmith.pictures.patches import Patching, count_soft_tokens, cut
+from gemsmith.pictures.patches import Patching, count_soft_tokens, cut, longest_line
 from gemsmith.pictures.rgb import BadPicture, is_animated, make_rgb, read_bytes
 
 
@@ -28,6 +28,9 @@ def check_picture(source: str | bytes, patching: Patching) -> Picture:
     """The picture of a file, by its path, or of bytes, once it was decoded. Raises BadPicture."""
     data = read_bytes(source) if isinstance(source, str) else source
     rgb = make_rgb(data)
+    line = longest_line(*rgb.size, patching)
+    if patching.positions is not None and line > patching.positions:
+        raise BadPicture("too thin", f"has {line} patches in a line, and the model positions for {patching.positions}")
     return Picture(
         path=source if isinstance(source, str) else "",
         sha256=hashlib.sha256(data).hexdigest(),

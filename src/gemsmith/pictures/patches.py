@@ -29,6 +29,8 @@ class Patching:
     """Patches of a soft token's side."""
     merged: bool = False
     """Whether the model takes the patches of a soft token as one (`gemma4_unified`, which has no tower)."""
+    positions: int | None = None
+    """Of the model's patches in a line, that it has embeddings of; None: as many as any picture needs."""
 
     @property
     def side(self) -> int:
@@ -75,6 +77,7 @@ def read_patching(config: Mapping[str, Any], budget: int) -> Patching:
         patch=vision.get("patch_size", Patching.patch),
         pooling=vision.get("pooling_kernel_size", Patching.pooling),
         merged=config.get("model_type") == "gemma4_unified",
+        positions=vision.get("position_embedding_size", vision.get("mm_posemb_size")),
     )
 
 
@@ -104,6 +107,15 @@ def count_soft_tokens(width: int, height: int, patching: Patching) -> int:
     """
     wide, tall = fitted_size(width, height, patching)
     return wide * tall // (patching.patch * patching.pooling) ** 2
+
+
+def longest_line(width: int, height: int, patching: Patching) -> int:
+    """The model's patches along the longer side of a picture of so many pixels.
+
+    >>> longest_line(640, 480, Patching()), longest_line(1, 5000, Patching(budget=70))
+    (57, 210)
+    """
+    return max(fitted_size(width, height, patching)) // patching.side
 
 
 def resize(rgb: Image.Image, patching: Patching) -> Image.Image:

@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-Reason = Literal["missing", "empty", "not a picture", "damaged", "too large", "wrong mode"]
+Reason = Literal["missing", "empty", "not a picture", "damaged", "too large", "wrong mode", "too thin"]
 
 # Those that decode in this process and run no other program, as EPS would; JPEG includes what phones save as MPO.
 FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")

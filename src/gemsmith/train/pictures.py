@@ -6,7 +6,7 @@ from gemsmith.checkpoint import Checkpoint
 from gemsmith.data import Batches
 from gemsmith.errors import CheckpointError, RecipeError
 from gemsmith.pictures.check import Picture
-from gemsmith.pictures.patches import Patching, fitted_size, read_patching
+from gemsmith.pictures.patches import Patching, longest_line, read_patching
 from gemsmith.recipe import Data, Lora
 from gemsmith.zoo import ALL_LINEAR, VISION, Vision, vision_targets
 
@@ -38,9 +38,9 @@ def check_patching(checkpoint: Checkpoint, batches: Batches, data: Data, lora: L
 
 def _check_positions(checkpoint: Checkpoint, pictures: Iterable[Picture], patching: Patching, vision: Vision) -> None:
     for picture in pictures:
-        longest = max(fitted_size(picture.width, picture.height, patching)) // patching.side
+        longest = longest_line(picture.width, picture.height, patching)
         if longest > vision.positions:
             raise CheckpointError(
                 f"{picture.path}: has {longest} patches in a line, and checkpoint {checkpoint.source} positions for "
-                f"{vision.positions}; lower data.image_tokens, or take the picture out"
+                f"{vision.positions}; read the rows again with: gemsmith data RUN --force"
             )
