@@ -121,6 +121,15 @@ def test_a_mounted_bucket_cannot_be_written(run, tmp_path):
     assert attempts[0].code and (tmp_path / "b" / "weights.txt").read_text() == "heavy\n"
 
 
+@needs_bubblewrap
+def test_the_serving_environment_of_a_project_below_tmp_is_there(run, tmp_path, monkeypatch):
+    """That the container's own /tmp would hide."""
+    (tmp_path / "serve" / "bin").mkdir(parents=True)
+    (tmp_path / "serve" / "bin" / "python").write_text("vLLM's\n")
+    monkeypatch.setenv("GEMSMITH_SERVE_PYTHON", str(tmp_path / "serve" / "bin" / "python"))
+    assert run(job(f"cat {tmp_path}/serve/bin/python"))[1] == ["vLLM's"]
+
+
 SECRET = [{"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hf-token", "key": "latest"}}}]
 
 

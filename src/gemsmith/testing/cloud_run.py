@@ -25,6 +25,7 @@ from typing import IO, Any
 import yaml
 
 from gemsmith.errors import InputError, MachineError
+from gemsmith.serve.engine import engine_python
 
 GRACE_S = 10.0
 """Between SIGTERM and SIGKILL."""
@@ -140,7 +141,10 @@ def _container(disk: Path, binds: Mapping[str, Path]) -> list[str]:
     bubblewrap = shutil.which("bwrap")
     if bubblewrap is None:
         raise MachineError("bwrap is not installed, which stands in for a container; install the package bubblewrap")
-    ours = {sys.prefix, str(Path(__file__).parents[2])}
+    # What a project below /tmp has there: packages, both environments and the Python that they were made of.
+    ours = {str(Path(__file__).parents[2]), sys.prefix, sys.base_prefix}
+    if (serving := engine_python()).is_file():
+        ours.add(str(serving.absolute().parents[1]))
     # What the binds need of the host is opened by bubblewrap before /tmp and /mnt are covered.
     command = [bubblewrap, "--dev-bind", "/", "/", "--bind", str(disk), "/tmp", "--tmpfs", "/mnt"]
     command += [word for path in sorted(ours) if path.startswith("/tmp/") for word in ("--ro-bind", path, path)]
