@@ -20,7 +20,7 @@ from gemsmith.serve.engine import engine_python
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 STAGES = "plan,data,train,export"
-KILLS = 2
+KILLS = 3
 EXTRA = "train: {optimizer_steps: 12, rows_per_step: 2, checkpoint_every: 1, dtype: float32}\n"
 RUNNER = """
 import sys
@@ -140,8 +140,8 @@ def test_the_kept_record_says_that_no_byte_changed():
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_run_whose_machines_die_ends_as_one_that_nobody_disturbed(launched, number):
+def test_a_run_whose_machines_die_ends_as_one_that_nobody_disturbed(launched):
+    """By SIGKILL, and by SIGTERM with the seconds that Cloud Run gives after it."""
     calm, disturbed = launched("calm"), launched("disturbed")
     finish(machine(calm, 0))
     moment, killed = random.Random(7), 0
@@ -154,9 +154,9 @@ def test_a_run_whose_machines_die_ends_as_one_that_nobody_disturbed(launched, nu
             time.sleep(0.02)
         time.sleep(moment.uniform(0, 1.5))
         if process.poll() is None:
-            process.send_signal(number)
+            process.send_signal((signal.SIGKILL, signal.SIGTERM)[killed % 2])
             killed += 1
         process.communicate(timeout=120)
     err = finish(machine(disturbed, attempt))
-    assert killed and f"attempt {attempt}: complete in the bucket: data, plan" in err
+    assert killed > 1 and f"attempt {attempt}: complete in the bucket: data, plan" in err
     assert adapter_of(disturbed) == adapter_of(calm)
