@@ -20,7 +20,7 @@ from gemsmith.serve.engine import engine_python
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 STAGES = "plan,data,train,export"
-KILLS = 3
+KILLS = 4
 EXTRA = "train: {optimizer_steps: 12, rows_per_step: 2, checkpoint_every: 1, dtype: float32}\n"
 RUNNER = """
 import sys

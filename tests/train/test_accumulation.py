@@ -137,7 +137,9 @@ def test_as_they_are_trained_on_cpu_they_give_it_to_the_bit(tiny_checkpoint, var
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("variant", "bound"), [("tiny-12b", 1e-6), ("tiny-e2b", 1e-6), ("tiny-26b-a4b", 1.5e-6)])
+@pytest.mark.parametrize(
+    ("variant", "bound"), [("tiny-12b", 1e-6), ("tiny-31b", 1e-6), ("tiny-e2b", 1e-6), ("tiny-26b-a4b", 1.5e-6)]
+)
 def test_as_they_are_trained_four_cpu_devices_give_the_update_of_one(tiny_checkpoint, tmp_path, variant, bound):
     """XLA adds up by the number of its threads, which is at least that of its devices: so one device has four of them,
     too."""

@@ -135,6 +135,7 @@ def small_base(tmp_path):
 @pytest.mark.parametrize(
     ("name", "targets"),
     [
+        ("tiny-31b", LORA_KINDS),
         ("tiny-31b", (*LORA_KINDS, VISION)),
         ("tiny-e2b", (*LORA_KINDS, VISION)),
         ("tiny-12b", LORA_KINDS),
