@@ -2,8 +2,9 @@ import json
 import unicodedata
 
 import pytest
+import yaml
 
-from gemsmith.characters import spell_out, spell_out_json
+from gemsmith.characters import one_line, spell_out, spell_out_json, yaml_line
 
 
 @pytest.mark.parametrize(
@@ -58,3 +59,16 @@ def test_json_keeps_its_value_and_shows_no_such_character():
     written = spell_out_json(json.dumps(value, ensure_ascii=False, indent=1))
     assert json.loads(written) == value
     assert spell_out(written) == written and "é" in written
+
+
+ANY = 'a: b  # c\nd\re\x85f\u2028g\u2029h\x0b\x0c\x00\x1b\x7f\ufeff\uffff\ud800\U000e0041 "é 漢 😀\\'
+
+
+def test_any_text_is_one_line_of_yaml_and_read_back_as_it_was():
+    text = yaml_line([ANY, 1, None])
+    assert yaml.safe_load(text) == [ANY, 1, None] and len(text.splitlines()) == 1
+
+
+def test_no_text_ends_the_comment_that_it_is_in():
+    assert yaml.safe_load(f"k: v  # {one_line(ANY)}") == {"k": "v"} and len(one_line(ANY).splitlines()) == 1
+    assert one_line("a table,\n  of two lines\n") == "a table, of two lines"

@@ -126,6 +126,10 @@ def test_a_dumped_recipe_loads_to_itself_with_its_reasons(tmp_path):
     file.write_text(dump_recipe(recipe, derived[:1]))
     assert load_recipe(file) == recipe
     assert read_reasons(file.read_text()) == derived[:1]
+    hostile = "read from a\nlora: 3\x85lora: 3\u2028lora: 3"
+    recipe = build_recipe(values, ['serve.image="a\\x85b\\u2028c"'])
+    file.write_text(dump_recipe(recipe, [Derived("model", "tiny-31b", hostile)]))
+    assert load_recipe(file) == recipe and recipe.serve.image == "a\x85b\u2028c"
 
 
 @pytest.mark.parametrize("text", ["off", "'off'", "OFF"])

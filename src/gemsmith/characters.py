@@ -6,11 +6,12 @@ say something else.
 
 import json
 import re
+from typing import Any
 
 # The controls but for tab and line feed, the marks that reorder text, break lines or are not seen, halves of surrogate
 # pairs, tags. Not the two joiners of U+200C, which emoji and several scripts are written with.
 _UNSEEN = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff"
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ufffe\uffff\ud800-\udfff"
     "\U000e0000-\U000e007f]"
 )
 
@@ -23,6 +24,24 @@ def spell_out(text: str, *, lines: bool = True) -> str:
     """
     spelled = _UNSEEN.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
     return spelled if lines else spelled.replace("\n", r"\n")
+
+
+def one_line(text: str) -> str:
+    r"""The text as a comment behind something: nothing in it ends the line, in YAML, a shell or a terminal.
+
+    >>> one_line("a table,\n  read\u2028today\n")
+    'a table, read today'
+    """
+    return spell_out(" ".join(text.split()))
+
+
+def yaml_line(value: Any) -> str:
+    r"""A scalar or list as one line of YAML, which JSON's is but for such characters.
+
+    >>> print(yaml_line(["a\nb", "\x85"]))
+    ["a\nb", "\U00000085"]
+    """
+    return _UNSEEN.sub(lambda found: f"\\U{ord(found[0]):08x}", json.dumps(value, ensure_ascii=False))
 
 
 def spell_out_json(document: str) -> str:

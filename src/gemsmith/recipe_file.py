@@ -8,6 +8,7 @@ from typing import Any, get_args
 
 from pydantic import ValidationError
 
+from gemsmith.characters import one_line, yaml_line
 from gemsmith.errors import RecipeError, nearest
 from gemsmith.files import expand_home
 from gemsmith.plain_yaml import parse_yaml
@@ -175,18 +176,14 @@ def _yaml_lines(
             yield from _yaml_lines(value, reasons, f"{prefix}{key}.", indent + "  ")
             continue
         reason = reasons.get(prefix + key)
-        comment = f"  # {reason}" if reason else ""
+        comment = f"  # {one_line(reason)}" if reason else ""
         # One line a value, so that a reason can follow it; JSON's scalars and lists are YAML's.
         yield f"{indent}{_yaml_key(key)}: {_yaml_scalar(value)}{comment}"
 
 
 def _yaml_key(key: str) -> str:
     """The key in quotes where YAML would else take it for something: yes, 1, a: b."""
-    return (
-        key
-        if re.fullmatch(r"[A-Za-z]\w*", key) and parse_yaml(key, key) == key
-        else json.dumps(key, ensure_ascii=False)
-    )
+    return key if re.fullmatch(r"[A-Za-z]\w*", key) and parse_yaml(key, key) == key else yaml_line(key)
 
 
 def _yaml_scalar(value: Any) -> str:
@@ -194,4 +191,4 @@ def _yaml_scalar(value: Any) -> str:
         # PyYAML reads 1e-08 as text: YAML 1.1 wants a point in it.
         text = repr(value)
         return text if "e" not in text or "." in text else text.replace("e", ".0e")
-    return json.dumps(value, ensure_ascii=False)
+    return yaml_line(value)

@@ -1,3 +1,6 @@
+import subprocess
+
+import pytest
 import yaml
 
 from gemsmith.launch.commented import render_script, render_yaml
@@ -33,3 +36,13 @@ def test_the_reason_stands_behind_its_value():
 def test_a_script_quotes_its_arguments_and_stops_at_a_failure():
     text = render_script([("Two\nlines.", ("echo", "a b; rm -rf $HOME"))])
     assert "# Two\n# lines.\necho 'a b; rm -rf $HOME'\n" in text and "set -euo pipefail" in text
+
+
+@pytest.mark.parametrize("end", ["\n", "\r", "\r\n", "\x85", "\u2028", "\u2029"])
+def test_no_reason_or_heading_ends_its_comment(end, tmp_path):
+    said = f"a table{end}touch hacked{end}hacked: yes"
+    text = render_yaml({"cpu": Chosen("20", said), "word": f"a{end}b"}, heading=[said])
+    assert yaml.safe_load(text) == {"cpu": "20", "word": f"a{end}b"}
+    (tmp_path / "submit.sh").write_text(render_script([(said, ("true",))], heading=[said]), newline="")
+    subprocess.run(["bash", str(tmp_path / "submit.sh")], check=True)
+    assert not (tmp_path / "hacked").exists()

@@ -1,6 +1,5 @@
 """YAML and shell scripts in which every value that was chosen has its reason behind it."""
 
-import json
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
@@ -8,6 +7,7 @@ from typing import Any
 
 import yaml
 
+from gemsmith.characters import one_line, yaml_line
 from gemsmith.launch.target import Chosen, Command
 
 _PLAIN = re.compile(r"[A-Za-z_/][\w./-]*")
@@ -22,15 +22,20 @@ def render_yaml(value: Mapping[str, Any], *, heading: Iterable[str] = ()) -> str
     args:
     - "a b"
     """
-    return "\n".join([*(f"# {line}" for line in heading), *_lines(value, "")]) + "\n"
+    return "\n".join([*comments(heading), *_lines(value, "")]) + "\n"
 
 
 def render_script(steps: Iterable[tuple[str, Command]], *, heading: Iterable[str] = ()) -> str:
     """A bash script that runs the commands in order and stops at the first that fails; each has its reason above it."""
-    lines = ["#!/usr/bin/env bash", *(f"# {line}" for line in heading), "set -euo pipefail", 'cd "$(dirname "$0")"']
+    lines = ["#!/usr/bin/env bash", *comments(heading), "set -euo pipefail", 'cd "$(dirname "$0")"']
     for reason, command in steps:
-        lines += [*([""] if reason else []), *(f"# {line}" for line in reason.splitlines()), shlex.join(command)]
+        lines += [*([""] if reason else []), *comments(reason.split("\n") if reason else ()), shlex.join(command)]
     return "\n".join(lines) + "\n"
+
+
+def comments(lines: Iterable[str]) -> list[str]:
+    """Each as one comment of YAML or a shell, whatever is in it."""
+    return [f"# {one_line(line)}" for line in lines]
 
 
 def _lines(value: Any, indent: str) -> Iterator[str]:
@@ -49,7 +54,7 @@ def _lines(value: Any, indent: str) -> Iterator[str]:
 
 def _entry(start: str, item: Any, indent: str) -> Iterator[str]:
     if isinstance(item, Chosen):
-        yield f"{start} {_scalar(item.value)}  # {item.reason}"
+        yield f"{start} {_scalar(item.value)}  # {one_line(item.reason)}"
     elif isinstance(item, Mapping) and item:
         yield start
         yield from _lines(item, indent + "  ")
@@ -61,9 +66,7 @@ def _entry(start: str, item: Any, indent: str) -> Iterator[str]:
 
 
 def _scalar(value: Any) -> str:
-    """JSON's scalars are YAML's; a word that YAML reads as itself needs no quotes."""
-    if isinstance(value, str) and "\n" in value:
-        raise ValueError(f"one line is wanted: {value!r}")
+    """A word that YAML reads as itself needs no quotes."""
     if isinstance(value, str) and _PLAIN.fullmatch(value) and yaml.safe_load(value) == value:
         return value
-    return json.dumps(value, ensure_ascii=False)
+    return yaml_line(value)
