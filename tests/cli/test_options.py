@@ -2,9 +2,11 @@ import itertools
 import subprocess
 import sys
 
+import click
 import pytest
 
-from gemsmith.cli.options import naming_extra, part
+from gemsmith.cli.group import cli
+from gemsmith.cli.options import Number, naming_extra, part
 from gemsmith.errors import MachineError
 
 HOLDER = """
@@ -91,3 +93,21 @@ def test_a_stage_that_misses_a_library_while_it_runs_is_one_line_too(monkeypatch
 def test_a_fault_of_gemsmiths_own_stays_a_fault():
     with pytest.raises(ModuleNotFoundError, match="gemsmith"):
         part("no_such_part")
+
+
+def numbers(group: click.Group):
+    for command in group.commands.values():
+        if isinstance(command, click.Group):
+            yield from numbers(command)
+        else:
+            yield from (option for option in command.params if isinstance(option.type, click.FloatRange))
+
+
+def test_no_option_takes_nan_or_infinity_for_a_number_in_its_range():
+    found = list(numbers(cli))
+    assert len(found) >= 9
+    for option in found:
+        for value in ("nan", "inf"):
+            with pytest.raises(click.BadParameter):
+                option.type.convert(value, option, None)
+    assert Number(0, 2).convert("1.5", None, None) == 1.5

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from gemsmith.cli.group import cli
-from gemsmith.cli.options import FOLDER, naming_extra, part, unverified_option
+from gemsmith.cli.options import FOLDER, Number, naming_extra, part, unverified_option
 from gemsmith.errors import InputError
 
 OF_A_RUN = ("base", "tuned")
@@ -25,8 +25,8 @@ OF_A_RUN = ("base", "tuned")
     help="Of a run: base or tuned; of a URL: a name that it serves. May be repeated.",
 )
 @click.option("--system", default="", metavar="TEXT", help="The system prompt.")
-@click.option("--temperature", type=click.FloatRange(0, 2), default=0.0, show_default=True)
-@click.option("--top-p", type=click.FloatRange(0, 1, min_open=True), default=1.0, show_default=True)
+@click.option("--temperature", type=Number(0, 2), default=0.0, show_default=True)
+@click.option("--top-p", type=Number(0, 1, min_open=True), default=1.0, show_default=True)
 @click.option("--max-tokens", type=click.IntRange(min=1), default=512, show_default=True)
 @click.option("--seed", type=int, help="Of sampling; default: none.")
 @click.option("--port", type=click.IntRange(1, 65_535), help="Of the page; default: a free one from 7860 on.")

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import importlib
+import math
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -15,6 +16,17 @@ from gemsmith.characters import spell_out_json
 from gemsmith.errors import MachineError
 
 FOLDER = click.Path(path_type=Path)
+
+
+class Number(click.FloatRange):
+    """A number in a range; nan and inf, which pass every comparison that click makes, are none."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number = float(super().convert(value, param, ctx))
+        if not math.isfinite(number):
+            self.fail(f"{value} is not a finite number.", param, ctx)
+        return number
+
 
 _EXTRAS = {
     "chat.page": "chat",

@@ -9,7 +9,7 @@ import click
 
 from gemsmith.characters import spell_out, spell_out_json
 from gemsmith.cli.group import cli
-from gemsmith.cli.options import FOLDER, open_source, part, source_options
+from gemsmith.cli.options import FOLDER, Number, open_source, part, source_options
 from gemsmith.errors import InputError
 
 
@@ -33,11 +33,11 @@ from gemsmith.errors import InputError
     help="For TPUs: memory and time of the step as XLA compiles it, in place of the formula's; takes minutes each.",
 )
 @click.option(
-    "--compile-minutes", type=click.FloatRange(min=0.1), default=30.0, show_default=True, help="At most, for a machine."
+    "--compile-minutes", type=Number(min=0.1), default=30.0, show_default=True, help="At most, for a machine."
 )
 @click.option(
     "--compile-gb",
-    type=click.FloatRange(min=0.1),
+    type=Number(min=0.1),
     default=12.0,
     show_default=True,
     help="What compiling may hold of memory.",

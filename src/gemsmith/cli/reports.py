@@ -9,7 +9,7 @@ import click
 
 from gemsmith.characters import spell_out, spell_out_json
 from gemsmith.cli.group import cli
-from gemsmith.cli.options import FOLDER, bucket_url, open_source, part
+from gemsmith.cli.options import FOLDER, Number, bucket_url, open_source, part
 from gemsmith.errors import InputError
 
 _FORMS = ("html", "md", "csv", "json")
@@ -34,7 +34,7 @@ _FORMS = ("html", "md", "csv", "json")
 )
 @click.option(
     "--hours",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Number(min=0, min_open=True),
     multiple=True,
     metavar="N",
     help="Hours of serving that are priced with training; may be repeated. Default: 1, 8, 24.",

@@ -12,6 +12,7 @@ from gemsmith.characters import spell_out_json
 from gemsmith.cli.group import cli
 from gemsmith.cli.options import (
     FOLDER,
+    Number,
     force_option,
     open_source,
     part,
@@ -132,10 +133,8 @@ def bench(
     "--dataset", type=FOLDER, metavar="FOLDER", help="With --task verilog: verilog-eval's dataset_spec-to-rtl."
 )
 @click.option("--samples", type=click.IntRange(min=1), metavar="N", help="With --task: answers to each; default 5.")
-@click.option("--temperature", type=click.FloatRange(min=0), metavar="T", help="With --task; default 0.8.")
-@click.option(
-    "--top-p", type=click.FloatRange(min=0, max=1, min_open=True), metavar="P", help="With --task; default 0.95."
-)
+@click.option("--temperature", type=Number(min=0), metavar="T", help="With --task; default 0.8.")
+@click.option("--top-p", type=Number(min=0, max=1, min_open=True), metavar="P", help="With --task; default 0.95.")
 @click.option("--seed", type=click.IntRange(min=0), metavar="N", help="With --task; default: the recipe's seed.")
 @click.option(
     "--max-tokens", type=click.IntRange(min=1), metavar="N", help="With --task; default: the recipe's eval.max_tokens."
