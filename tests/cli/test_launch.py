@@ -28,6 +28,16 @@ def test_print_or_submit_must_be_chosen(gemsmith, gpu_recipe):
         assert code == 2 and "--print DIR or --submit: give one of them" in err
 
 
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [(name, value) for name in ("--timeout-hours", "--max-usd") for value in ("nan", "inf", "-inf", "-1")]
+    + [("--timeout-hours", "0"), ("--timeout-hours", "1e300")],
+)
+def test_a_number_that_bounds_nothing_is_refused(gemsmith, gpu_recipe, option, value):
+    code, _, err = gemsmith("launch", gpu_recipe, *WHERE, option, value, "--print", "out")
+    assert code == 2 and option in err and "is not" in err and "Traceback" not in err and not Path("out").exists()
+
+
 def test_what_does_not_fit_is_one_line_and_writes_nothing(gemsmith, gpu_recipe):
     code, _, err = gemsmith("launch", gpu_recipe, *WHERE, "--machine", "v5p-8", "--print", "out")
     assert (

@@ -20,8 +20,14 @@ GOLDEN = Path(__file__).parent / "golden" / "bodies"
 RECIPES = ("demo", "demo_pictures", "own", "pets_31b", "verilog_31b", "options")
 CASES = [(on, recipe) for on in ("cloud-run", "tpu-vm") for recipe in RECIPES]
 OPTIONS = {
-    "cloud-run": {"network": "n", "subnet": "s", "stages": "plan,data,train", "machine": "cloud-run-44"},
-    "tpu-vm": {"network": "n", "subnet": "s", "spot": True},
+    "cloud-run": {
+        "network": "n",
+        "subnet": "s",
+        "stages": "plan,data,train",
+        "machine": "cloud-run-44",
+        "secret": "hf-token",
+    },
+    "tpu-vm": {"network": "n", "subnet": "s", "spot": True, "secret": "hf-token"},
 }
 HUB = ("checkpoint=google/gemma-4-31B-it",)
 GCLOUD = {

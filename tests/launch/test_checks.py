@@ -2,7 +2,14 @@ import json
 
 import pytest
 
-from gemsmith.launch.checks import account_checks, bucket_checks, first_checks, image_check, subnet_check
+from gemsmith.launch.checks import (
+    account_checks,
+    bucket_checks,
+    first_checks,
+    image_check,
+    secret_checks,
+    subnet_check,
+)
 
 MEMBER = "serviceAccount:gemsmith@demo-project.iam.gserviceaccount.com"
 
@@ -33,14 +40,13 @@ def test_the_service_account_has_exactly_the_roles_on_the_buckets(launched):
     assert "does not have it" in check.complaint(json.dumps({"bindings": []}))
     assert check.complaint("not json") == "its policy cannot be read"
     assert by_name(checks, "objectViewer on gs://weights")
-    assert not [check for check in checks if "secret" in check.name]
+    assert not secret_checks(launched())
 
 
-def test_a_base_of_the_hub_needs_the_secret(launched):
-    request = launched(
-        overrides=("checkpoint=google/gemma-4-31B-it",), stages="plan,data,train", machine="cloud-run-44"
-    )
-    assert by_name(account_checks(request), "secret hf-token")
+def test_a_secret_that_is_named_is_looked_for(launched):
+    hub = ("checkpoint=google/gemma-4-31B-it",)
+    request = launched(overrides=hub, stages="plan,data,train", machine="cloud-run-44", secret="mine")
+    assert by_name(secret_checks(request), "secret mine")
 
 
 @pytest.mark.parametrize(("given", "fine"), [("10.0.0.0/26", True), ("10.0.0.0/24", True), ("10.0.0.0/28", False)])
@@ -51,4 +57,14 @@ def test_a_subnet_must_be_large_enough(launched, given, fine):
 
 
 def test_an_image_that_is_not_there_is_built_with_one_command(launched):
-    assert "_STACK=train-gpu" in image_check(launched()).remedy
+    make = (
+        "gcloud artifacts repositories create gemsmith --repository-format docker --location us-east5 --project demo-"
+    )
+    check = image_check(launched("tpu-vm"))
+    assert check.remedy.startswith(make) and "_STACK=train-tpu,_REGION=us-east5" in check.remedy
+    assert image_check(launched(image="us-docker.pkg.dev/p/own/mine:1")).remedy.startswith("push it there")
+
+
+def test_an_image_of_another_registry_is_asked_for_there_and_does_not_stop_a_launch(launched):
+    check = image_check(launched("tpu-vm", image="ghcr.io/me/gemsmith:1"))
+    assert check.command == ("docker", "manifest", "inspect", "ghcr.io/me/gemsmith:1") and not check.needed

@@ -1,8 +1,11 @@
 import json
 
+import pytest
 import yaml
 
+from gemsmith.errors import InputError
 from gemsmith.launch import cloud_run
+from gemsmith.launch.runner import ask
 
 
 def test_weights_are_mounted_read_only_and_results_are_not(launched):
@@ -15,7 +18,9 @@ def test_weights_are_mounted_read_only_and_results_are_not(launched):
 
 def test_a_hub_base_needs_its_token_and_no_mount(launched):
     hub = ("checkpoint=google/gemma-4-31B-it",)
-    request = launched(overrides=hub, stages="plan,data,train", machine="cloud-run-44")
+    options = {"overrides": hub, "stages": "plan,data,train", "machine": "cloud-run-44"}
+    assert "secretKeyRef" not in cloud_run.render(launched(**options))["job.yaml"], "a public one needs none"
+    request = launched(**options, secret="hf-token")
     text = cloud_run.render(request)["job.yaml"]
     assert "secretKeyRef" in text and "volumes" not in text
 
@@ -69,3 +74,65 @@ def test_clean_removes_the_job_and_the_service_by_their_label(launch_record):
     assert kinds.keys() == {"execution", "service", "job"}
     assert "--filter=metadata.labels.gemsmith-run=big" in kinds["job"].list
     assert {resource.kind for resource in cloud_run.running(launch_record)} == {"execution", "service"}
+
+
+QUOTA = "NvidiaRtxPro6000GpuAllocNoZonalRedundancyPerProjectRegion"
+
+
+def quota(name=QUOTA, **details):
+    infos = [{"applicableLocations": ["us-central1"], "details": details, "dimensions": {"region": "us-central1"}}]
+    return {"quotaId": name, "dimensionsInfos": infos}
+
+
+@pytest.mark.parametrize(
+    ("quotas", "complaint"),
+    [
+        ([quota(value="3")], None),
+        ([quota(value="-1")], None),
+        ([quota(value="0")], "it is 0"),
+        ([quota()], "it is 0"),
+        ([quota(value="3") | {"dimensionsInfos": []}], "none is listed for this GPU"),
+        ([quota("NvidiaRtxPro6000GpuAllocPerProjectRegion", value="3")], "none is listed for this GPU"),
+        ([quota("NvidiaL4GpuAllocNoZonalRedundancyPerProjectRegion", value="3")], "none is listed for this GPU"),
+        ([], "none is listed for this GPU"),
+        ({"error": 1}, "the quotas cannot be read"),
+    ],
+)
+def test_the_quota_is_its_value_in_the_region(launched, quotas, complaint):
+    (check,) = [check for check in cloud_run.preflight(launched()) if "quota" in check.name]
+    assert check.complaint(json.dumps(quotas)) == complaint
+    elsewhere = json.dumps([quota(value="3")]).replace("us-central1", "europe-west4")
+    assert check.complaint(elsewhere) == "none is listed for this GPU"
+
+
+def test_logs_are_the_last_lines_and_in_order(launch_record, fake_tools):
+    calls = fake_tools(("logging read", 0, "third\nsecond\nfirst\n"))
+    assert ask(cloud_run.logs(launch_record)).output == "first\nsecond\nthird\n"
+    assert "--order=desc" in calls()[0] and "--limit=1000" in calls()[0]
+    fake_tools(("logging read", 1, "no"))
+    assert ask(cloud_run.logs(launch_record)).code
+
+
+def test_the_service_is_for_users_and_not_for_a_load_test(launched):
+    found = arguments_of(launched(overrides=("bench.input_tokens=[64]", "data.max_length=128", "eval.max_tokens=8")))
+    assert "--enable-prefix-caching" in found and "--max-model-len=17408" in found
+    assert "--max-model-len=4096" in arguments_of(launched(overrides=("serve.max_model_len=4096",)))
+    assert "--max-model-len=30256" in arguments_of(launched(overrides=("bench.input_tokens=[30000]",)))
+    service = yaml.safe_load(cloud_run.render(launched())["service.yaml"])
+    assert service["spec"]["template"]["spec"]["containerConcurrency"] == 256
+
+
+def test_an_image_that_cloud_run_cannot_pull_is_refused(launched):
+    for fine in ("docker.io/me/gemsmith:1", "me/gemsmith:1", "us-docker.pkg.dev/p/r/i:1", "eu.gcr.io/p/i"):
+        assert launched(image=fine).image.value == fine
+    with pytest.raises(
+        InputError, match=r"^--image ghcr\.io/me/gemsmith:1: Cloud Run pulls from Artifact Registry and"
+    ):
+        launched(image="ghcr.io/me/gemsmith:1")
+    with pytest.raises(InputError, match=r"^serve\.image quay\.io/me/vllm:v1: Cloud Run pulls"):
+        launched(overrides=("serve.image=quay.io/me/vllm:v1",))
+
+
+def test_an_argument_with_a_line_s_end_stays_one_argument(launched):
+    found = arguments_of(launched(overrides=('serve.arguments=["--x", "a\\nb\\u2028c"]',)))
+    assert found[-1] == "--x=a\nb\u2028c"

@@ -1,3 +1,5 @@
+import json
+
 import pytest
 import yaml
 
@@ -22,7 +24,20 @@ def test_a_slice_is_asked_for_by_its_shape(launched):
     assert pod["containers"][0]["resources"]["limits"] == {"google.com/tpu": 4}
     assert found["metadata"]["labels"] == {"gemsmith-run": "big"}
     job = found["spec"]["replicatedJobs"][0]["template"]["spec"]
-    assert job["activeDeadlineSeconds"] == launched("gke", machine="v5p-8", **CLUSTER).bill.timeout_s.value
+    assert "activeDeadlineSeconds" not in job, "it counts while pods wait for nodes"
+    (container,) = pod["containers"]
+    seconds = str(launched("gke", machine="v5p-8", **CLUSTER).bill.timeout_s.value)
+    ended = [
+        "timeout",
+        "--signal=TERM",
+        "--kill-after=120",
+        seconds,
+        "gemsmith",
+        "launch",
+        "here",
+        "gs://runs/team/big",
+    ]
+    assert [*container["command"], *container["args"]][:8] == ended
 
 
 TWO_HOSTS = """\
@@ -41,6 +56,47 @@ def test_several_hosts_are_pods_that_start_again_together(launched, tmp_path):
     assert (job["parallelism"], job["completions"], job["backoffLimit"]) == (2, 2, 0)
     assert pod_of(found)["containers"][0]["resources"]["limits"] == {"google.com/tpu": 4}
     assert found["spec"]["failurePolicy"]["maxRestarts"] == 3
+
+
+def names(request):
+    return [check.name for check in gke.preflight(request)]
+
+
+def test_only_pods_of_several_hosts_are_on_the_hosts_network_and_run_as_the_nodes_account(launched):
+    one = launched("gke", machine="v6e-8", overrides=("train.rows_per_step=8",), cluster="c1")
+    pod = pod_of(job_set(one))
+    assert "hostNetwork" not in pod and "dnsPolicy" not in pod and pod["serviceAccountName"] == "gemsmith"
+    several = launched("gke", machine="v6e-16", overrides=("train.rows_per_step=16",), cluster="c1")
+    text = gke.render(several)["jobset.yaml"]
+    assert (
+        "hostNetwork: true  # hosts talk over it; so pods are their nodes' account, to be gemsmith@demo-project" in text
+    )
+    assert "serviceAccountName" not in pod_of(job_set(several))
+    assert "nodes of c1 run as " + several.service_account in names(several)
+    assert not [name for name in names(several) if "workloadIdentityUser" in name]
+    (check,) = [check for check in gke.preflight(several) if check.name.startswith("nodes of")]
+    assert check.complaint("default;other@p.iam.gserviceaccount.com\t\n") == "none of its node pools does"
+    assert check.complaint(f"default;{several.service_account}\tdefault\n") is None
+    assert "--scopes cloud-platform" in check.remedy
+
+
+MEMBER = "serviceAccount:demo-project.svc.id.goog[default/gemsmith]"
+
+
+def test_both_halves_of_workload_identity_and_the_role_on_the_bucket_are_checked(launched):
+    request = launched("gke", machine="v5p-8", **CLUSTER)
+    checks = {check.name: check for check in gke.preflight(request)}
+    account = "gemsmith@demo-project.iam.gserviceaccount.com"
+    annotated = checks[f"Kubernetes service account gemsmith is {account}"]
+    assert annotated.complaint(account) is None and annotated.complaint("") == "it is nobody there"
+    assert (
+        "create serviceaccount gemsmith; " in annotated.remedy and f"gcp-service-account={account}" in annotated.remedy
+    )
+    may = checks[f"roles/iam.workloadIdentityUser on {account}"]
+    policy = {"bindings": [{"role": "roles/iam.workloadIdentityUser", "members": [MEMBER]}]}
+    assert may.complaint(json.dumps(policy)) is None and may.complaint("{}") is not None
+    assert f"--member '{MEMBER}'" in may.remedy
+    assert f"service account {account}" in checks and "roles/storage.objectUser on gs://runs" in checks
 
 
 def test_several_slices_are_jobs_of_one_job_set(launched):
@@ -80,16 +136,18 @@ def test_a_gpu_and_a_spot_node_are_asked_for_by_their_labels(launched):
     nodes = {"cloud.google.com/gke-accelerator": "nvidia-h100-80gb", "cloud.google.com/gke-spot": "true"}
     assert pod["nodeSelector"] == nodes and "hostNetwork" not in pod
     assert [item["key"] for item in pod["tolerations"]] == ["cloud.google.com/gke-spot"]
+    driver = {"name": "LD_LIBRARY_PATH", "value": "/usr/local/nvidia/lib64"}
+    assert driver in pod["containers"][0]["env"]
 
 
 def test_kueue_gets_its_label_and_the_hub_its_token(launched):
     hub = ("checkpoint=google/gemma-4-31B-it",)
-    request = launched("gke", machine="v5p-8", queue="team", overrides=hub, **CLUSTER)
+    request = launched("gke", machine="v5p-8", queue="team", overrides=hub, secret="hf-token", **CLUSTER)
     found = job_set(request)
     assert found["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "team"
     assert "secretKeyRef" in str(pod_of(found))
-    names = [check.name for check in gke.preflight(request)]
-    assert "Kueue's local queue team" in names and "secret hf-token in the cluster, the Hugging Face token" in names
+    asked = names(request)
+    assert "Kueue's local queue team" in asked and "secret hf-token in the cluster, the Hugging Face token" in asked
 
 
 def test_a_cluster_is_needed(launched):

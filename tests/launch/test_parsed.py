@@ -50,6 +50,7 @@ def of_preflight(requests: Iterable, on: str) -> Iterator[list[str]]:
 def of_record(record, on: str) -> Iterator[list[str]]:
     target = TARGETS[on]
     yield from (list(target.status(record)), list(target.logs(record)))
+    yield shlex.split(target.logs(record)[-1].partition("; ")[2].partition(" | ")[0])  # where they are in a pipe
     for resource in (*target.running(record), *target.created(record)):
         yield from (list(resource.list), [word.replace("{}", "name") for word in resource.remove])
 
@@ -69,12 +70,14 @@ def everything(launched, launch_record):
         more = {"gke": {"cluster": "c1"}, "cloud-run": {"network": "n", "subnet": "s"}}.get(on, {})
         stages = {"stages": "plan,data,train", "timeout_hours": 12, **more}
         larger = {"machine": "cloud-run-44"} if on == "cloud-run" else {}
-        requests = [launched(on, **stages), launched(on, overrides=HUB, **stages, **larger)]
+        requests = [launched(on, **stages), launched(on, overrides=HUB, secret="hf-token", **stages, **larger)]
+        if on == "gke":
+            requests.append(launched(on, machine="v6e-16", overrides=("train.rows_per_step=16",), **stages))
         there = launch_record.model_copy(update={"project": "demo-project", "zone": "us-east5-a", "cluster": "c1"})
         found += [*of_preflight(requests, on), *of_record(there, on)]
     # What stands for a project in the documentation cannot be one.
     known = (["demo-project" if word == "P" else word for word in command] for command in found)
-    words = {tuple(command[1:]) for command in known if command[0] == "gcloud"}
+    words = {tuple(command[1:]) for command in known if command[:1] == ["gcloud"]}
     return sorted(words)
 
 

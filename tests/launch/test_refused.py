@@ -54,7 +54,8 @@ def refused(launched, fake_tools, gemsmith):
         ),
         (("get-iam-policy gs://runs", 0, "{}"), "fails roles/storage.objectUser on gs://runs: gemsmith@demo-project"),
         (("buckets describe gs://runs", 1, "does not have storage.buckets.get access"), "get access; gcloud storage"),
-        (("images describe", 1, "not found"), "not found; gcloud builds submit --config docker/cloudbuild.yaml"),
+        (("images describe", 1, "not found"), "not found; gcloud artifacts repositories create gemsmith --repository-"),
+        (("images describe", 1, "not found"), "and: gcloud builds submit --config docker/cloudbuild.yaml --region us-"),
         (("jobs list", 0, "big\n"), "fails no other job named big: there is big; choose another --name, or remove it"),
     ],
 )
@@ -66,6 +67,7 @@ def test_what_is_not_there_is_named_with_what_to_do(refused, answer, line):
 
 def test_a_token_that_is_missing_is_named_with_what_to_do(refused):
     hub = ("--set", "checkpoint=google/gemma-4-31B-it", "--machine", "cloud-run-44", "--stages", "plan,data,train")
+    hub += ("--secret", "hf-token")
     lines, _ = refused(*hub, answers=[("secrets versions", 1, "NOT_FOUND")])
     assert [
         told for told in lines if "fails secret hf-token, the Hugging Face token: NOT_FOUND; gcloud secrets" in told

@@ -1,6 +1,8 @@
 import pytest
+import yaml
 
 from gemsmith.errors import InputError
+from gemsmith.launch.targets import TARGETS
 from gemsmith.recipe_file import load_recipe
 
 
@@ -8,6 +10,68 @@ def test_the_first_machine_that_holds_the_run_is_taken(launched):
     assert launched().machine.name == "cloud-run-30"
     assert launched(stages="plan,data,train").machine.name == "cloud-run-20"
     assert launched("tpu-vm").machine.name == "v5p-8"
+
+
+SMALL = ("checkpoint=google/gemma-4-E2B-it", "model=null", "data.max_length=2048")
+
+
+def test_the_cheapest_machine_that_fits_is_proposed_first(launched):
+    request = launched("gke", overrides=SMALL, cluster="c1")
+    assert (request.machine.name, request.bill.usd_per_hour) == ("v6e-1", 2.70)
+    with pytest.raises(InputError, match=r"^--zone: is missing; v6e-1 has a price in us-central1"):
+        launched("tpu-vm", overrides=SMALL, zone=None)
+    own = ("hardware.machines=[v5p-8, v6e-8]", *SMALL)
+    assert launched("gke", overrides=own, cluster="c1").machine.name == "v5p-8"
+    assert launched("gke", overrides=own, cluster="c1", spot=True, region="us-east5").machine.name == "v5p-8"
+    assert launched("gke", overrides=own, cluster="c1", spot=True, region="us-east1").machine.name == "v6e-8"
+
+
+@pytest.mark.parametrize("on", ["gke", "sky"])
+def test_no_machine_of_another_cloud_is_named(launched, on):
+    with pytest.raises(
+        InputError, match=rf"--machine sagemaker-g7e: --on {on} does not have it; it has .*8xh100"
+    ) as error:
+        launched(on, machine="sagemaker-g7e", cluster="c1")
+    assert "azure-nc144lds" not in str(error.value) and not str(error.value).endswith("sagemaker-g7e")
+
+
+def test_a_token_is_asked_for_only_where_one_is_named(launched):
+    hub = ("checkpoint=google/gemma-4-31B-it",)
+    assert launched("tpu-vm", overrides=hub).secret is None
+    assert launched("tpu-vm", overrides=hub, secret="mine").secret == "mine"
+    with pytest.raises(
+        InputError, match=r"^--secret mine: gs://weights/.* is not downloaded from the Hugging Face hub"
+    ):
+        launched("tpu-vm", secret="mine")
+
+
+TALL = """\
+machines:
+  {name}:
+    source: |
+      a table,
+      touch hacked
+    date: "2026"
+    prices:
+    - provider: gcp
+      region: {region}
+      usd_per_hour: 3.0
+      source: "public\\ntouch hacked\\rtouch hacked\\x85touch hacked\\u2028touch hacked\\n"
+      date: "2026"
+"""
+
+
+@pytest.mark.parametrize(
+    ("on", "name"), [("cloud-run", "cloud-run-30"), ("tpu-vm", "v5p-8"), ("gke", "v5p-8"), ("sky", "v5p-8")]
+)
+def test_what_a_catalogue_says_never_leaves_its_comment(launched, tmp_path, on, name):
+    region = "us-east5" if on == "tpu-vm" else "us-central1"
+    (tmp_path / "own.yaml").write_text(TALL.format(name=name, region=region))
+    request = launched(on, overrides=("hardware.catalogue=own.yaml",), machine=name, cluster="c1")
+    for file, text in TARGETS[on].render(request).items():
+        lines = [line for line in text.splitlines() if "touch hacked" in line]
+        assert all("#" in line.partition("touch hacked")[0] for line in lines), file
+        assert file.endswith(".sh") or yaml.safe_load(text)
 
 
 def test_the_launched_recipe_says_why_its_values_differ(launched, tmp_path):

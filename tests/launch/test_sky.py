@@ -16,11 +16,35 @@ def task(request):
 def test_any_machine_that_fits_is_taken_and_the_bill_is_the_dearest_one_s(launched):
     request = launched("sky")
     rows = task(request)["resources"]["any_of"]
-    assert [row["accelerators"] for row in rows] == ["tpu-v5p-8", "tpu-v6e-8"]
-    assert rows[1]["infra"] == "gcp/us-central1" and rows[1]["accelerator_args"]["runtime_version"] == "v2-alpha-tpuv6e"
-    assert request.bill.usd_per_hour == 21.60
+    assert [row["accelerators"] for row in rows] == ["tpu-v6e-4", "tpu-v5p-8", "tpu-v6e-8"]
+    assert rows[2]["infra"] == "gcp/us-central1" and rows[2]["accelerator_args"]["runtime_version"] == "v2-alpha-tpuv6e"
+    dearest = launched("sky", machine="v6e-8").bill
+    assert request.bill.usd_per_hour == 21.60 and request.bill.hours == dearest.hours
+    assert "on v6e-4 or v5p-8 or v6e-8 in us-central1; up to 21.60 USD/h" in sky.render(request)["task.yaml"]
     assert "a preemption begins an attempt that is not counted" in sky.render(request)["task.yaml"]
     assert request.bill.greatest_usd > launched("sky", machine="v5p-8").bill.greatest_usd
+
+
+def test_a_region_or_zone_is_that_of_every_machine(launched):
+    rows = task(launched("sky", region="us-east5"))["resources"]["any_of"]
+    assert [(row["accelerators"], row["infra"]) for row in rows] == [
+        ("tpu-v5p-8", "gcp/us-east5"),
+        ("tpu-v6e-8", "gcp/us-east5"),
+    ]
+    (row,) = task(launched("sky", zone="us-east5-a", machine="v5p-8"))["resources"]["any_of"]
+    assert row["infra"] == "gcp/us-east5/us-east5-a"
+
+
+def test_an_image_of_artifact_registry_is_pulled_as_the_machines_account(launched):
+    request = launched("sky", machine="v5p-8")
+    login = {"USERNAME": "", "PASSWORD": "", "SERVER": "us-central1-docker.pkg.dev"}
+    assert task(request)["envs"] == {f"SKYPILOT_DOCKER_{key}": value for key, value in login.items()}
+    names = [check.name for check in sky.preflight(request)]
+    assert f"image {request.image.value}" in names
+    account = "skypilot-v1@demo-project.iam.gserviceaccount.com"
+    assert f"service account {account}" in names and "roles/artifactregistry.reader in the project" in names
+    assert "roles/storage.objectUser on gs://runs" in names
+    assert "envs" not in task(launched("sky", machine="v5p-8", image="ghcr.io/me/gemsmith:1"))
 
 
 def test_a_machine_that_is_named_is_the_only_one(launched):

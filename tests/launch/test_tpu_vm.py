@@ -42,6 +42,11 @@ with open(told["log"], "a") as log:
     log.write(json.dumps(command) + "\\n")
 if command[0] == "curl":
     print(told["worker"], end="")
+if command[0] == "systemctl":
+    print(told["system"])
+if command[0] == "docker" and command[1] == "run" and told["shutdown"]:
+    os.kill(int(os.environ["SCRIPT"]), signal.SIGTERM)
+    os.kill(os.getppid(), signal.SIGTERM)  # timeout, which sends it on
 if command[:2] == ["docker", "run"] or command[0] == "gemsmith":
     time.sleep(told["runs_s"])
     sys.exit(told["code"])
@@ -67,18 +72,35 @@ def boot(launched, tmp_path):
     """Runs the startup script on a stand-in for a TPU VM: `calls, code = boot(worker="0", code=3)`."""
     folder, log = tmp_path / "bin", tmp_path / "log.jsonl"
     folder.mkdir()
-    for name in ("gcloud", "docker", "curl", "systemd-run", "python3", "sleep"):
+    for name in ("gcloud", "docker", "curl", "systemd-run", "systemctl", "python3", "sleep"):
         (folder / name).write_text(TOOL.format(python=sys.executable))
         (folder / name).chmod(0o755)
 
-    def run(*, worker="0", code=0, runs_s=0, installs=0, timeout_hours=1.0, overrides=(), **options):
+    def run(
+        *,
+        worker="0",
+        code=0,
+        runs_s=0,
+        installs=0,
+        system="running",
+        shutdown=False,
+        timeout_hours=1.0,
+        overrides=(),
+        **options,
+    ):
         log.unlink(missing_ok=True)
         request = launched("tpu-vm", timeout_hours=timeout_hours, overrides=overrides, **options)
         (tmp_path / "startup.sh").write_text(tpu_vm.render(request)["startup.sh"])
         told = {"log": str(log), "worker": worker, "code": code, "runs_s": runs_s, "installs": installs}
+        told |= {"system": system, "shutdown": shutdown}
         environment = {"PATH": f"{folder}:/usr/bin:/bin", "TOLD": json.dumps(told), "STATE": str(tmp_path / "state")}
         done = subprocess.run(
-            ["bash", "startup.sh"], cwd=tmp_path, env=environment, check=False, timeout=60, capture_output=True
+            ["bash", "-c", "SCRIPT=$$ exec bash startup.sh"],
+            cwd=tmp_path,
+            env=environment,
+            check=False,
+            timeout=60,
+            capture_output=True,
         )
         return [json.loads(line) for line in log.read_text().splitlines()], done.returncode
 
@@ -105,6 +127,21 @@ def test_another_deletion_is_set_for_when_the_script_is_killed(boot):
     assert watchdog[1].startswith("--on-active=3") and "queued-resources" in watchdog
 
 
+def test_the_node_stays_where_the_machine_goes_down_and_boots_again(boot):
+    calls, ended = boot(shutdown=True, runs_s=30)
+    assert ended == 143 and not deletions(calls), "TERM to the script, as of a maintenance event"
+    calls, ended = boot(system="stopping", code=143)
+    assert ended == 143 and not deletions(calls), "the program was ended first, and the script not yet"
+    assert any(call[:2] == ["gcloud", "storage"] for call in calls)
+    calls, _ = boot(code=143)
+    assert deletions(calls)
+
+
+def test_a_public_image_of_another_registry_needs_no_login(boot):
+    assert not [call for call in boot(image="ghcr.io/me/gemsmith:1")[0] if "configure-docker" in call]
+    assert [call for call in boot()[0] if "configure-docker" in call]
+
+
 def test_only_the_first_host_deletes(boot):
     calls, _ = boot(worker="1")
     assert not deletions(calls) and not [call for call in calls if call[0] == "systemd-run"]
@@ -125,7 +162,7 @@ def test_a_later_boot_does_not_prolong_the_time(boot, tmp_path):
 
 
 def test_the_token_comes_from_secret_manager_and_is_not_on_a_command_line(boot):
-    calls, _ = boot(overrides=("checkpoint=google/gemma-4-31B-it",))
+    calls, _ = boot(overrides=("checkpoint=google/gemma-4-31B-it",), secret="hf-token")
     assert any(call[:3] == ["gcloud", "secrets", "versions"] for call in calls)
     (run,) = [call for call in calls if call[:2] == ["docker", "run"]]
     assert run[run.index("HF_TOKEN") - 1] == "--env"

@@ -8,7 +8,7 @@ import click
 
 from gemsmith.characters import spell_out_json
 from gemsmith.cli.group import cli
-from gemsmith.cli.options import FOLDER, naming_extra, part
+from gemsmith.cli.options import FOLDER, Number, naming_extra, part
 from gemsmith.errors import InputError
 
 _TARGETS = ("cloud-run", "tpu-vm", "gke", "sky")
@@ -18,7 +18,7 @@ _OPTIONS = (
         "--bucket", required=True, metavar="gs://…", help="Where the run goes: gs://bucket or a folder in one."
     ),
     click.option("--project", required=True, metavar="ID", help="The Google Cloud project."),
-    click.option("--machine", metavar="NAME", help="Of the catalogue; default: the first that fits."),
+    click.option("--machine", metavar="NAME", help="Of the catalogue; default: the cheapest that fits."),
     click.option("--stages", metavar="A,B,…", help="Default: plan,data,train,export,verify."),
     click.option("--name", metavar="NAME", help="Of the launch; default: the recipe's."),
     click.option("--region", metavar="REGION", help="Default: the cheapest that the catalogue knows."),
@@ -30,12 +30,12 @@ _OPTIONS = (
         metavar="DIR",
         help="For tpu-vm: no container; a folder with Gemsmith's wheel and locks, which uv installs there.",
     ),
-    click.option("--service-account", metavar="EMAIL", help="Default: gemsmith@PROJECT.iam.gserviceaccount.com."),
-    click.option("--secret", default="hf-token", show_default=True, help="Secret Manager's, the Hugging Face token."),
+    click.option("--service-account", metavar="EMAIL", help="Default: gemsmith's in the project; with sky SkyPilot's."),
+    click.option("--secret", metavar="NAME", help="With a Hugging Face token, for a checkpoint that is not public."),
     click.option("--spot", is_flag=True, help="Cheaper, and may be taken away; the run then goes on from the bucket."),
     click.option("--network", metavar="NAME", help="A VPC network."),
     click.option("--subnet", metavar="NAME", help="Its subnet; for cloud-run /26 or larger."),
-    click.option("--timeout-hours", type=click.FloatRange(min=0, min_open=True), help="Of one attempt."),
+    click.option("--timeout-hours", type=Number(0, 8760, min_open=True), help="Of one attempt."),
     click.option("--retries", type=click.IntRange(0, 10), default=3, show_default=True, help="After a failure."),
     click.option("--cluster", metavar="NAME", help="For gke: the cluster."),
     click.option("--queue", metavar="NAME", help="For gke: Kueue's local queue."),
@@ -76,7 +76,7 @@ def _with_options(function: Callable[..., None]) -> Callable[..., None]:
 @_with_options
 @click.option("--print", "folder", type=FOLDER, metavar="DIR", help="Write what would be submitted, and stop there.")
 @click.option("--submit", is_flag=True, help="Submit it, after a preflight and a question.")
-@click.option("--max-usd", type=click.FloatRange(min=0), metavar="USD", help="Refuse what can cost more.")
+@click.option("--max-usd", type=Number(min=0), metavar="USD", help="Refuse what can cost more.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 def start(
     recipe: Path, on: str, folder: Path | None, submit: bool, max_usd: float | None, yes: bool, **options: Any

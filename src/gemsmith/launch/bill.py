@@ -26,7 +26,7 @@ def make_bill(
 ) -> Bill:
     """The bill of a launch. Raises InputError where the price, or how long it takes, is not known."""
     price = find_price(machine, region, spot=spot)
-    rate = price.usd_per_hour_spot if spot else price.usd_per_hour
+    rate = price_of_hour(price, spot=spot)
     assert rate is not None
     checked = "" if price.checked else ", not checked"
     return Bill(
@@ -38,10 +38,17 @@ def make_bill(
     )
 
 
+def is_googles(machine: Machine) -> bool:
+    """Whether Google rents it: the catalogue has no price of it, or not only those of others."""
+    return not machine.prices or any(price.provider == GCP for price in machine.prices)
+
+
 def find_price(machine: Machine, region: str, *, spot: bool) -> Price:
     """The machine's price in a region, or in all of its area (us). Raises InputError with those that have one."""
     kind = "spot" if spot else "on-demand"
-    there = {price.region: price for price in machine.prices if price.provider == GCP and _rate(price, spot=spot)}
+    there = {
+        price.region: price for price in machine.prices if price.provider == GCP and price_of_hour(price, spot=spot)
+    }
     area = region.partition("-")[0]
     if found := there.get(region) or there.get(area):
         return found
@@ -50,7 +57,7 @@ def find_price(machine: Machine, region: str, *, spot: bool) -> Price:
             f"--machine {machine.name}: the catalogue has no {kind} price of it at Google, so its greatest bill is not "
             "known; add one in hardware.catalogue"
         )
-    has = ", ".join(f"{name} ({_rate(price, spot=spot):.2f} USD/h)" for name, price in there.items())
+    has = ", ".join(f"{name} ({price_of_hour(price, spot=spot):.2f} USD/h)" for name, price in there.items())
     if not region:
         raise InputError(f"--region: is missing; the catalogue's {kind} price of {machine.name} is of {has}; name one")
     raise InputError(
@@ -62,11 +69,11 @@ def find_price(machine: Machine, region: str, *, spot: bool) -> Price:
 def default_region(machine: Machine, *, spot: bool) -> str | None:
     """The cheapest region that the catalogue has a price for; None where it knows prices of whole areas alone."""
     known = (price for price in machine.prices if price.provider == GCP and "-" in price.region)
-    priced = [price for price in known if _rate(price, spot=spot)]
-    return min(priced, key=lambda price: _rate(price, spot=spot) or 0).region if priced else None
+    priced = [price for price in known if price_of_hour(price, spot=spot)]
+    return min(priced, key=lambda price: price_of_hour(price, spot=spot) or 0).region if priced else None
 
 
-def _rate(price: Price, *, spot: bool) -> float | None:
+def price_of_hour(price: Price, *, spot: bool) -> float | None:
     return price.usd_per_hour_spot if spot else price.usd_per_hour
 
 

@@ -70,22 +70,49 @@ def _near(location: str, region: str) -> bool:
     return location == region or region.startswith({"us": "us-", "eu": "europe-", "asia": "asia-"}.get(location, "-"))
 
 
+def registry_of(image: str) -> str:
+    """The host that an image is pulled from.
+
+    >>> registry_of("ghcr.io/me/gemsmith:1"), registry_of("me/gemsmith"), registry_of("localhost:5000/me")
+    ('ghcr.io', 'docker.io', 'localhost:5000')
+    """
+    host, slash, _ = image.partition("/")
+    return host if slash and ("." in host or ":" in host) else "docker.io"
+
+
+def in_artifact_registry(image: str) -> bool:
+    """Whether the image is in Artifact Registry, which asks who pulls."""
+    return registry_of(image).endswith(("-docker.pkg.dev", "gcr.io"))
+
+
+def image_roles(request: Request) -> tuple[str, ...]:
+    """What lets an account pull the image."""
+    return ("roles/artifactregistry.reader",) if in_artifact_registry(str(request.image.value)) else ()
+
+
 def image_check(request: Request) -> Check:
-    image = str(request.image.value)
+    """The image is there; only Artifact Registry can be asked by gcloud."""
+    image, where = str(request.image.value), f"--project {request.project}"
+    name, other = f"image {image}", "or name another with --image"
+    if not in_artifact_registry(image):
+        public = "the machine pulls it without a login, so make sure that it is there and public"
+        return Check(name=name, command=("docker", "manifest", "inspect", image), remedy=public, needed=False)
     stack = image.rpartition("/")[2].partition(":")[0]
+    region = request.region
+    build = (
+        f"gcloud artifacts repositories create gemsmith --repository-format docker --location {region} {where}, "
+        f"unless {region} has it, and: gcloud builds submit --config docker/cloudbuild.yaml --region {region} "
+        f"{where} --substitutions _STACK={stack},_REGION={region}"
+    )
     return Check(
-        name=f"image {image}",
+        name=name,
         command=("gcloud", "artifacts", "docker", "images", "describe", image, "--format=value(image_summary.digest)"),
-        remedy=(
-            f"gcloud builds submit --config docker/cloudbuild.yaml --region {request.region} "
-            f"--project {request.project} --substitutions _STACK={stack},_REGION={request.region}, "
-            "or name another with --image"
-        ),
+        remedy=f"{'push it there' if request.image.reason == '--image' else build}, {other}",
     )
 
 
 def account_checks(request: Request, *, roles: tuple[str, ...] = ()) -> list[Check]:
-    """The service account, its role on the bucket, the project's roles that it needs, and the token's secret."""
+    """The service account, its role on the bucket, and the project's roles that it needs."""
     account, member = request.service_account, f"serviceAccount:{request.service_account}"
     bucket, project = f"gs://{request.bucket}", request.project
     checks = [
@@ -99,7 +126,7 @@ def account_checks(request: Request, *, roles: tuple[str, ...] = ()) -> list[Che
     if request.weights_bucket not in (None, request.bucket):
         checks.append(_bucket_role_check(f"gs://{request.weights_bucket}", "roles/storage.objectViewer", member))
     checks += [_project_role_check(project, role, member) for role in roles]
-    return [*checks, *_secret_checks(request, member)]
+    return checks
 
 
 def _bucket_role_check(bucket: str, role: str, member: str) -> Check:
@@ -107,7 +134,7 @@ def _bucket_role_check(bucket: str, role: str, member: str) -> Check:
         name=f"{role} on {bucket}",
         command=("gcloud", "storage", "buckets", "get-iam-policy", bucket, "--format=json"),
         remedy=f"gcloud storage buckets add-iam-policy-binding {bucket} --member {member} --role {role}",
-        complaint=lambda output: _missing_role(output, role, member),
+        complaint=lambda output: missing_role(output, role, member),
     )
 
 
@@ -116,27 +143,28 @@ def _project_role_check(project: str, role: str, member: str) -> Check:
         name=f"{role} in the project",
         command=("gcloud", "projects", "get-iam-policy", project, "--format=json"),
         remedy=f"gcloud projects add-iam-policy-binding {project} --member {member} --role {role}",
-        complaint=lambda output: _missing_role(output, role, member),
+        complaint=lambda output: missing_role(output, role, member),
     )
 
 
-def _secret_checks(request: Request, member: str) -> list[Check]:
+def secret_checks(request: Request) -> list[Check]:
+    """The token's secret in Secret Manager, and the account's role on it; empty where none is used."""
     if request.secret is None:
         return []
-    secret, project = request.secret, request.project
+    secret, project, member = request.secret, request.project, f"serviceAccount:{request.service_account}"
     role = "roles/secretmanager.secretAccessor"
     add = f"--member {member} --role {role} --project {project}"
     return [
         Check(
             name=f"secret {secret}, the Hugging Face token",
             command=("gcloud", "secrets", "versions", "describe", "latest", "--secret", secret, "--project", project),
-            remedy=f"gcloud secrets create {secret} --data-file=FILE --project {project}, or give --secret",
+            remedy=f"gcloud secrets create {secret} --data-file=FILE --project {project}, or name another",
         ),
         Check(
             name=f"{role} on it",
             command=("gcloud", "secrets", "get-iam-policy", secret, "--project", project, "--format=json"),
             remedy=f"gcloud secrets add-iam-policy-binding {secret} {add}",
-            complaint=lambda output: _missing_role(output, role, member),
+            complaint=lambda output: missing_role(output, role, member),
         ),
     ]
 
@@ -169,7 +197,8 @@ def _missing(wanted: tuple[str, ...], output: str) -> str | None:
     return f"not enabled: {', '.join(missing)}" if missing else None
 
 
-def _missing_role(output: str, role: str, member: str) -> str | None:
+def missing_role(output: str, role: str, member: str) -> str | None:
+    """What is wrong with a policy, as JSON, that is to give the member the role; None where nothing is."""
     try:
         bindings = json.loads(output or "{}").get("bindings", [])
     except (ValueError, AttributeError):

@@ -6,18 +6,30 @@ no atomic rename.
 """
 
 import json
+import re
+import shlex
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from gemsmith.errors import InputError
 from gemsmith.hardware import Machine
-from gemsmith.launch.checks import account_checks, bucket_checks, first_checks, image_check, subnet_check
+from gemsmith.launch.checks import (
+    account_checks,
+    bucket_checks,
+    first_checks,
+    image_check,
+    in_artifact_registry,
+    registry_of,
+    secret_checks,
+    subnet_check,
+)
 from gemsmith.launch.commented import render_script, render_yaml
 from gemsmith.launch.held import GB, downloads_base, held_bytes, say_held
 from gemsmith.launch.record import LaunchRecord
 from gemsmith.launch.steps import cost_lines, here_command, upload_steps
 from gemsmith.launch.target import LABEL, MOUNT, Check, Chosen, Command, Request, Resource
 from gemsmith.launch.vllm import deploy_service, service_arguments
+from gemsmith.plan.serving import MOST_REQUESTS
 
 MOUNTS_WEIGHTS = True
 TAKES_ANY = False
@@ -29,6 +41,8 @@ LONGEST_S = 168 * 3600
 """Of a task; Google's pages disagree on those with a GPU: 1, 12 and 168 h."""
 UNDISPUTED_S = 12 * 3600
 _PREFIX = "run.googleapis.com"
+_QUOTA = re.compile(r"RtxPro6000.*NoZonalRedundancy")
+"""In the name of the quota that the rendered job draws on."""
 
 
 class Size(NamedTuple):
@@ -45,7 +59,7 @@ def gives(machine: Machine) -> bool:
 
 
 def check(request: Request) -> None:
-    """Raises InputError for a region without the GPU, too little memory, or a time longer than a task may take."""
+    """Raises InputError for a region without the GPU, an image it cannot pull, too little memory or too long a time."""
     if request.region not in REGIONS:
         raise InputError(
             f"--region {request.region}: Cloud Run has no {ACCELERATOR} there; choose {', '.join(REGIONS)}"
@@ -59,6 +73,13 @@ def check(request: Request) -> None:
         )
     if (request.network is None) != (request.subnet is None):
         raise InputError("--network and --subnet: go together; give both, or neither")
+    served = {"serve.image": request.recipe.serve.image or ""} if "export" in request.stages else {}
+    for key, image in {"--image": str(request.image.value), **served}.items():
+        if not in_artifact_registry(image) and registry_of(image) != "docker.io":
+            raise InputError(
+                f"{key} {image}: Cloud Run pulls from Artifact Registry and Docker Hub alone; copy it there, or "
+                f"make a remote repository of Artifact Registry for {registry_of(image)}"
+            )
     held = held_bytes(request, with_weights=downloads_base(request))
     memory_gib = SIZES[request.machine.name].memory_gib
     if sum(held.values()) > memory_gib * 2**30:
@@ -204,7 +225,9 @@ def _service(request: Request) -> dict[str, Any]:
             "template": {
                 "metadata": {"labels": request.labels, "annotations": annotations},
                 "spec": {
-                    "containerConcurrency": Chosen(32, "requests that one instance batches"),
+                    "containerConcurrency": Chosen(
+                        MOST_REQUESTS, "as many as vLLM batches; what its memory does not hold waits there"
+                    ),
                     "timeoutSeconds": Chosen(3600, "the longest; an answer is streamed"),
                     "serviceAccountName": request.service_account,
                     **_gpu_and_mounts(request.bucket),
@@ -259,14 +282,18 @@ def preflight(request: Request) -> list[Check]:
         *bucket_checks(request),
         image_check(request),
         *account_checks(request),
+        *secret_checks(request),
         Check(
             name=f"GPU quota in {request.region}",
-            command=("gcloud", "beta", "quotas", "info", "list", *project, "--service", "run.googleapis.com"),
+            command=(
+                *("gcloud", "beta", "quotas", "info", "list", *project),
+                *("--service", "run.googleapis.com", "--format=json"),
+            ),
             remedy=(
                 f"ask for {ACCELERATOR} without zonal redundancy in {request.region}: "
                 f"https://console.cloud.google.com/iam-admin/quotas?project={request.project}"
             ),
-            complaint=lambda output: None if "RtxPro6000" in output else "no quota for this GPU is listed",
+            complaint=lambda output: _no_quota(output, request.region),
             needed=False,
         ),
         Check(
@@ -282,16 +309,30 @@ def preflight(request: Request) -> list[Check]:
     return [*checks, *subnet_check(request)]
 
 
+def _no_quota(output: str, region: str) -> str | None:
+    """Why a task gets no GPU, by all quotas of Cloud Run, which are listed whatever their value in a region is."""
+    try:
+        quotas = [quota for quota in json.loads(output) if _QUOTA.search(quota["quotaId"])]
+        infos = [info for quota in quotas for info in quota.get("dimensionsInfos", ())]
+        here = [info.get("details", {}) for info in infos if region in info["applicableLocations"]]
+        values = [int(details.get("value", 0)) for details in here]  # 0 is left out, -1 is no limit
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return "the quotas cannot be read"
+    return None if any(values) else "it is 0" if values else "none is listed for this GPU"
+
+
 def status(record: LaunchRecord) -> Command:
     return ("gcloud", "run", "jobs", "executions", "list", "--job", record.name, *_place(record))
 
 
 def logs(record: LaunchRecord) -> Command:
     query = f'resource.type="cloud_run_job" resource.labels.job_name="{record.name}"'
-    return (
+    last = (
         *("gcloud", "logging", "read", query, "--project", record.project),
-        *("--order=asc", "--limit=1000", "--freshness=7d", "--format=value(timestamp,textPayload)"),
+        *("--order=desc", "--limit=1000", "--freshness=7d", "--format=value(timestamp,textPayload)"),
     )
+    # The last ones come newest first; sed, which every system has, turns them round.
+    return ("bash", "-c", f"set -o pipefail; {shlex.join(last)} | sed -n '1!G;h;$p'")
 
 
 def running(record: LaunchRecord) -> tuple[Resource, ...]:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from rich.console import Console
 
 from gemsmith.errors import EngineError, InputError
+from gemsmith.launch.checks import in_artifact_registry
 from gemsmith.launch.record import LaunchRecord, write_launch
 from gemsmith.launch.runner import ask, show
 from gemsmith.launch.target import Command, Resource, Target
@@ -40,9 +41,10 @@ def what_outlives(record: LaunchRecord) -> tuple[str, ...]:
     """What clean leaves, with the command that removes it."""
     account, project = record.service_account, record.project
     secret, image = record.secret, record.image
+    remove = f"; gcloud artifacts docker images delete {image}" if image and in_artifact_registry(image) else ""
     return (
         f"kept: {record.root}, the run; gcloud storage rm --recursive {record.root}",
-        *((f"kept: image {image}; gcloud artifacts docker images delete {image}",) if image else ()),
+        *((f"kept: image {image}{remove}",) if image else ()),
         *((f"kept: secret {secret}; gcloud secrets delete {secret} --project {project}",) if secret else ()),
         f"kept: service account {account}; gcloud iam service-accounts delete {account} --project {project}",
     )

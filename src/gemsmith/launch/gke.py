@@ -4,17 +4,23 @@ The cluster and its node pools are the user's: nothing here makes them, and a po
 money when the job has ended. In the pods of a JobSet, GKE sets TPU_WORKER_ID and TPU_WORKER_HOSTNAMES of their slice
 and, where there are several, MEGASCALE_COORDINATOR_ADDRESS, MEGASCALE_NUM_SLICES and MEGASCALE_SLICE_ID, by which JAX
 finds all hosts; so none of them is rendered here.
+
+Pods on their node's network get no Workload Identity and run as the node's account
+(github.com/apple/axlearn/issues/641): only those of several hosts are on it.
 """
 
+import re
+import shlex
 from typing import Any
 
 from gemsmith.errors import InputError
 from gemsmith.hardware import Machine
-from gemsmith.launch.checks import bucket_checks, first_checks, image_check
+from gemsmith.launch.bill import is_googles
+from gemsmith.launch.checks import account_checks, bucket_checks, first_checks, image_check, image_roles, missing_role
 from gemsmith.launch.commented import render_script, render_yaml
 from gemsmith.launch.held import downloads_base, held_bytes, say_held
 from gemsmith.launch.record import LaunchRecord
-from gemsmith.launch.steps import cost_lines, here_command, upload_steps
+from gemsmith.launch.steps import cost_lines, timed_command, upload_steps
 from gemsmith.launch.target import LABEL, Check, Chosen, Command, Request, Resource
 
 MOUNTS_WEIGHTS = False
@@ -27,7 +33,7 @@ TPUS = {"v5e": "tpu-v5-lite-podslice", "v5p": "tpu-v5p-slice", "v6e": "tpu-v6e-s
 TOPOLOGIES = {
     "v5e": {4: "2x2", 8: "2x4", 16: "4x4"},
     "v5p": {4: "2x2x1", 8: "2x2x2", 16: "2x2x4"},
-    "v6e": {4: "2x2", 8: "2x4", 16: "4x4"},
+    "v6e": {1: "1x1", 4: "2x2", 8: "2x4", 16: "4x4"},
     "tpu7x": {4: "2x2x1", 8: "2x2x2", 16: "2x2x4"},
 }
 """Chip -> chips of a slice -> its shape."""
@@ -39,7 +45,7 @@ _SPOT_NOTICE_S = 25
 
 def gives(machine: Machine) -> bool:
     if machine.chip.kind == "gpu":
-        return machine.chip.name in GPUS and not machine.name.startswith("cloud-run")
+        return machine.chip.name in GPUS and not machine.name.startswith("cloud-run") and is_googles(machine)
     # Several slices join only from node pools of several hosts: cloud.google.com/kubernetes-engine/docs/how-to/
     # tpu-multislice, read 2026-11-23.
     joined = machine.slices == 1 or machine.hosts > machine.slices
@@ -54,11 +60,10 @@ def check(request: Request) -> None:
 
 def render(request: Request) -> dict[str, str]:
     context = _context(request.project, request.zone or request.region, request.cluster)
-    where = ("--zone", request.zone) if request.zone else ("--region", request.region)
-    login = ("gcloud", "container", "clusters", "get-credentials", request.cluster or "", *where)
+    login = ("gcloud", "container", "clusters", "get-credentials", request.cluster or "", *_where(request))
     submit = [
         *upload_steps(request),
-        ("Credentials of the cluster, into kubectl's own file.", (*login, "--project", request.project)),
+        ("Credentials of the cluster, into kubectl's own file.", login),
         ("Creates the job set, or says that it is there as it is.", (*context, "apply", "--filename", "jobset.yaml")),
     ]
     return {
@@ -81,7 +86,6 @@ def _job_set(request: Request) -> dict[str, Any]:
         "completions": machine.hosts // machine.slices,
         "completionMode": "Indexed",
         "backoffLimit": Chosen(0, "the hosts of a slice start again together"),
-        "activeDeadlineSeconds": request.bill.timeout_s,
         "template": {"metadata": {"labels": dict(request.labels)}, "spec": _pod(request)},
     }
     return {
@@ -106,13 +110,16 @@ def _replicas(machine: Machine) -> int | Chosen:
 def _pod(request: Request) -> dict[str, Any]:
     pod: dict[str, Any] = {
         "restartPolicy": Chosen("Never", "the job set restarts"),
-        "serviceAccountName": Chosen(ACCOUNT, f"Workload Identity makes it {request.service_account}"),
         "terminationGracePeriodSeconds": Chosen(_SPOT_NOTICE_S, "what a spot node leaves; the step under way is saved"),
         "nodeSelector": _nodes(request),
     }
-    if request.machine.chip.kind == "tpu":
-        pod["hostNetwork"] = Chosen(True, "hosts of a slice talk over it")
+    account = request.service_account
+    if _on_hosts_network(request):
+        pod["hostNetwork"] = Chosen(True, f"hosts talk over it; so pods are their nodes' account, to be {account}")
         pod["dnsPolicy"] = "ClusterFirstWithHostNet"
+    else:
+        pod["serviceAccountName"] = Chosen(ACCOUNT, f"Workload Identity makes it {account}")
+    if request.machine.chip.kind == "tpu":
         pod["tolerations"] = [{"key": "google.com/tpu", "operator": "Exists", "effect": "NoSchedule"}]
     if request.spot:
         spot = {"key": f"{_CLOUD}/gke-spot", "operator": "Equal", "value": "true", "effect": "NoSchedule"}
@@ -125,6 +132,10 @@ def _pod(request: Request) -> dict[str, Any]:
     }
 
 
+def _on_hosts_network(request: Request) -> bool:
+    return request.machine.chip.kind == "tpu" and request.machine.hosts > 1
+
+
 def _nodes(request: Request) -> dict[str, Any]:
     machine = request.machine
     spot = {f"{_CLOUD}/gke-spot": "true"} if request.spot else {}
@@ -132,17 +143,21 @@ def _nodes(request: Request) -> dict[str, Any]:
         return {f"{_CLOUD}/gke-accelerator": GPUS[machine.chip.name], **spot}
     chips, hosts = machine.chips // machine.slices, machine.hosts // machine.slices
     topology = TOPOLOGIES[machine.chip.name][chips]
-    shape = Chosen(topology, f"{chips} chips on {hosts} host{'s' * (hosts > 1)}")
+    shape = Chosen(topology, f"{chips} chip{'s' * (chips > 1)} on {hosts} host{'s' * (hosts > 1)}")
     return {f"{_CLOUD}/gke-tpu-accelerator": TPUS[machine.chip.name], f"{_CLOUD}/gke-tpu-topology": shape, **spot}
 
 
 def _container(request: Request) -> dict[str, Any]:
-    command, machine = here_command(request, folder=FOLDER), request.machine
+    command, machine = timed_command(request, folder=FOLDER), request.machine
+    time = f"{request.bill.timeout_s.reason}; from the program's start, so that waiting for nodes does not count"
     resource = "google.com/tpu" if machine.chip.kind == "tpu" else "nvidia.com/gpu"
     environment: list[dict[str, Any]] = [
         {"name": "HF_HOME", "value": f"{FOLDER}/hub"},
         {"name": "GEMSMITH_CACHE", "value": f"{FOLDER}/cache"},
     ]
+    if machine.chip.kind == "gpu":
+        driver = Chosen("/usr/local/nvidia/lib64", "where GKE mounts the driver, which the loader does not look at")
+        environment.append({"name": "LD_LIBRARY_PATH", "value": driver})
     if request.secret is not None:
         secret = {"secretKeyRef": {"name": request.secret, "key": "token"}}
         environment.append({"name": "HF_TOKEN", "valueFrom": secret})
@@ -150,7 +165,7 @@ def _container(request: Request) -> dict[str, Any]:
         "name": "gemsmith",
         "image": request.image,
         "command": list(command[:1]),
-        "args": list(command[1:]),
+        "args": [Chosen(word, time) if word == command[3] else word for word in command[1:]],
         "env": environment,
         "resources": {"limits": {resource: Chosen(machine.chips // machine.hosts, "all chips of the host")}},
         "volumeMounts": [{"name": "staging", "mountPath": "/dev/shm"}],
@@ -160,8 +175,7 @@ def _container(request: Request) -> dict[str, Any]:
 def preflight(request: Request) -> list[Check]:
     place = request.zone or request.region
     context = _context(request.project, place, request.cluster)
-    where = f"--{'zone' if request.zone else 'region'} {place} --project {request.project}"
-    login = f"gcloud container clusters get-credentials {request.cluster} {where}"
+    login = f"gcloud container clusters get-credentials {request.cluster} {' '.join(_where(request))}"
     manifest = "https://github.com/kubernetes-sigs/jobset/releases/download/v0.10.1/manifests.yaml"
     nodes = ",".join(
         f"{key}={value.value if isinstance(value, Chosen) else value}" for key, value in _nodes(request).items()
@@ -176,11 +190,6 @@ def preflight(request: Request) -> list[Check]:
             remedy=f"kubectl apply --server-side --filename {manifest}",
         ),
         Check(
-            name=f"Kubernetes service account {ACCOUNT}",
-            command=(*context, "get", "serviceaccount", ACCOUNT),
-            remedy=f"create it, and tie it by Workload Identity to {request.service_account}",
-        ),
-        Check(
             name=f"a node with {nodes}",
             command=(*context, "get", "nodes", "--selector", nodes, "--output", "name"),
             remedy="fine where a pool scales up from none; else make a node pool of this kind",
@@ -189,8 +198,48 @@ def preflight(request: Request) -> list[Check]:
         ),
         *bucket_checks(request),
         image_check(request),
+        *account_checks(request, roles=image_roles(request) if _on_hosts_network(request) else ()),
+        *([_node_account_check(request)] if _on_hosts_network(request) else _identity_checks(request, context)),
     ]
     return [*checks, *_further_checks(request, context)]
+
+
+def _identity_checks(request: Request, context: Command) -> list[Check]:
+    """Both halves of Workload Identity: who the Kubernetes service account is to be, and that it may."""
+    account, role, key = request.service_account, "roles/iam.workloadIdentityUser", "iam.gke.io/gcp-service-account"
+    member = f"serviceAccount:{request.project}.svc.id.goog[default/{ACCOUNT}]"
+    kubectl, escaped, asked = shlex.join(context), key.replace(".", "\\."), ("get", "serviceaccount", ACCOUNT)
+    policy = ("gcloud", "iam", "service-accounts", "get-iam-policy", account, "--project", request.project)
+    return [
+        Check(
+            name=f"Kubernetes service account {ACCOUNT} is {account}",
+            command=(*context, *asked, f"--output=jsonpath={{.metadata.annotations.{escaped}}}"),
+            remedy=f"{kubectl} create serviceaccount {ACCOUNT}; "
+            f"{kubectl} annotate serviceaccount {ACCOUNT} {key}={account} --overwrite",
+            complaint=lambda output: None if output.strip() == account else f"it is {output.strip() or 'nobody'} there",
+        ),
+        Check(
+            name=f"{role} on {account}",
+            command=(*policy, "--format=json"),
+            remedy=f"gcloud iam service-accounts add-iam-policy-binding {account} --role {role} "
+            f"--member {shlex.quote(member)} --project {request.project}",
+            complaint=lambda output: missing_role(output, role, member),
+        ),
+    ]
+
+
+def _node_account_check(request: Request) -> Check:
+    """That there are nodes of the request's account, whose pods on the host's network are it."""
+    account, cluster = request.service_account, request.cluster or ""
+    pools = "nodePools[].config.serviceAccount,autoscaling.autoprovisioningNodePoolDefaults.serviceAccount"
+    describe = ("gcloud", "container", "clusters", "describe", cluster, *_where(request))
+    make = f"gcloud container node-pools create {request.name} --cluster {cluster} {' '.join(_where(request))}"
+    return Check(
+        name=f"nodes of {cluster} run as {account}",
+        command=(*describe, f"--format=value({pools})"),
+        remedy=f"{make} --service-account {account} --scopes cloud-platform, with the slice's type, topology and nodes",
+        complaint=lambda output: None if account in re.split(r"[;\s]+", output) else "none of its node pools does",
+    )
 
 
 def _further_checks(request: Request, context: Command) -> list[Check]:
@@ -215,7 +264,7 @@ def _further_checks(request: Request, context: Command) -> list[Check]:
             Check(
                 name=f"secret {request.secret} in the cluster, the Hugging Face token",
                 command=(*context, "get", "secret", request.secret),
-                remedy=f"kubectl create secret generic {request.secret} --from-file=token=FILE, or give --secret",
+                remedy=f"kubectl create secret generic {request.secret} --from-file=token=FILE, or name another",
             )
         )
     return checks
@@ -247,6 +296,11 @@ def created(record: LaunchRecord) -> tuple[Resource, ...]:
 
 def _record_context(record: LaunchRecord) -> Command:
     return _context(record.project, record.zone or record.region, record.cluster)
+
+
+def _where(request: Request) -> Command:
+    place = ("--zone", request.zone) if request.zone else ("--region", request.region)
+    return (*place, "--project", request.project)
 
 
 def _context(project: str, place: str, cluster: str | None) -> Command:

@@ -1,14 +1,17 @@
 """A launch as it was asked for, checked against the plan, with everything chosen: what rendering starts from."""
 
+import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from gemsmith.checkpoint.fetch import is_hub_id
 from gemsmith.errors import InputError, RecipeError, nearest
 from gemsmith.execution import BACKENDS
 from gemsmith.hardware import Catalogue, Machine, find_machine, load_catalogue
-from gemsmith.launch.bill import default_region, find_price, make_bill
+from gemsmith.launch.bill import default_region, find_price, make_bill, price_of_hour
 from gemsmith.launch.inputs import Inputs, find_inputs
 from gemsmith.launch.target import MOUNT, Bill, Chosen, Request, Target
 from gemsmith.launch.wheel import check_wheel
@@ -23,6 +26,8 @@ from gemsmith.version import __version__
 
 STAGES_THERE = tuple(stage for stage in STAGES if stage not in SERVED)
 """What the images can run; vLLM, which the others need, is in none of them."""
+_ACCOUNTS = {"cloud-run": "gemsmith", "tpu-vm": "gemsmith", "gke": "gemsmith", "sky": "skypilot-v1"}
+"""SkyPilot makes its own, and its machines run as it unless its configuration says otherwise (gcp.remote_identity)."""
 _NAME = re.compile(r"[a-z]([-a-z0-9]{0,26}[a-z0-9])?")
 _BUCKET = re.compile(r"gs://[a-z0-9][-a-z0-9_.]{1,61}[a-z0-9](/[\w./=-]+)?")
 _WORD = re.compile(r"[\w.:/@-]+")
@@ -43,7 +48,7 @@ class Options:
     image: str | None = None
     python: Path | None = None
     service_account: str | None = None
-    secret: str = "hf-token"
+    secret: str | None = None
     spot: bool = False
     network: str | None = None
     subnet: str | None = None
@@ -57,8 +62,8 @@ class Options:
 def make_request(source: Path, target: Target, on: str, options: Options) -> Request:
     """The request for a recipe on a target. Raises InputError for what is known not to work; nothing is created.
 
-    Without a machine it is the first that fits: of the recipe's, or of all that the target gives. A target that takes
-    whichever it gets has the others of that kind beside it.
+    Without a machine it is the cheapest that fits: of the recipe's, or of all that the target gives. A target that
+    takes whichever it gets has the others of that kind beside it.
     """
     recipe, derived = resolve_file(source, options.overrides)
     _check_words(options)
@@ -68,9 +73,11 @@ def make_request(source: Path, target: Target, on: str, options: Options) -> Req
     catalogue = load_catalogue(recipe.hardware.catalogue)
     root = f"{_bucket(options.bucket)}/{name}"
     inputs = find_inputs(recipe, root, mount=MOUNT if target.MOUNTS_WEIGHTS else None)
-    problems: list[InputError] = []
+    unfit, refused = list[InputError](), list[InputError]()
     found: list[Request] = []
-    for machine in _machines(recipe, catalogue, target, on, options.machine):
+    machines = _machines(recipe, catalogue, target, on, options.machine)
+    for machine in sorted(machines, key=lambda machine: _usd_per_hour(machine, options)):
+        request = None
         try:
             request = _request(root, machine, recipe, derived, inputs=inputs, on=on, stages=stages, options=options)
             target.check(request)
@@ -78,26 +85,22 @@ def make_request(source: Path, target: Target, on: str, options: Options) -> Req
             if not target.TAKES_ANY:
                 break
         except InputError as error:
-            problems.append(error)
+            (unfit if request is None else refused).append(error)
     if found:
         return _joined(found) if target.TAKES_ANY else found[0]
+    # What stands in the way of a machine that fits is the likeliest to be put right.
+    problems = refused + unfit
     raise _nothing_fits(on, problems) if len({str(problem) for problem in problems}) > 1 else problems[0]
 
 
 def _joined(found: Sequence[Request]) -> Request:
-    """The first request, with the other machines of its kind, the dearest price and the longest time."""
+    """The first request, with the other machines of its kind, the dearest one's bill and the longest time."""
     first = found[0]
     alike = [request for request in found if request.machine.chip.kind == first.machine.chip.kind]
     dearest = max((request.bill for request in alike), key=lambda bill: bill.usd_per_hour)
     longest = max((request.bill.timeout_s for request in alike), key=lambda timeout: float(timeout.value))
-    bill = replace(
-        first.bill,
-        usd_per_hour=dearest.usd_per_hour,
-        price=dearest.price,
-        timeout_s=longest,
-        uncounted="a preemption begins an attempt that is not counted; ",
-    )
-    return replace(first, others=tuple(request.machine for request in alike[1:]), bill=bill)
+    bill = replace(dearest, timeout_s=longest, uncounted="a preemption begins an attempt that is not counted; ")
+    return replace(first, others=tuple(alike[1:]), bill=bill)
 
 
 def _request(
@@ -136,8 +139,9 @@ def _request(
         root=root,
         image=_image(machine, region, options),
         python=options.python and options.python.resolve(),
-        service_account=options.service_account or f"gemsmith@{options.project}.iam.gserviceaccount.com",
-        secret=options.secret if _is_hub(moved.checkpoint) else None,
+        service_account=options.service_account or f"{_ACCOUNTS[on]}@{options.project}.iam.gserviceaccount.com",
+        secret=_secret(recipe.checkpoint, options),
+        max_model_len=None if "serve.max_model_len" in _keys(derived) else recipe.serve.max_model_len,
         spot=options.spot,
         network=options.network,
         subnet=options.subnet,
@@ -164,8 +168,12 @@ def _keys(items: Sequence[Derived]) -> set[str]:
     return {item.key for item in items}
 
 
-def _is_hub(checkpoint: str) -> bool:
-    return "://" not in checkpoint and not checkpoint.startswith(("/", "inputs/"))
+def _secret(checkpoint: str, options: Options) -> str | None:
+    if options.secret is not None and not is_hub_id(checkpoint):
+        raise InputError(
+            f"--secret {options.secret}: {checkpoint} is not downloaded from the Hugging Face hub; leave it out"
+        )
+    return options.secret
 
 
 def _check_words(options: Options) -> None:
@@ -247,7 +255,16 @@ def _machines(recipe: Recipe, catalogue: Catalogue, target: Target, on: str, wan
     asked = [find_machine(catalogue, name) for name in recipe.hardware.machines]
     if not given:
         raise InputError(f"--on {on}: the catalogue has no machine of it; add one in hardware.catalogue")
-    return [machine for machine in asked if target.gives(machine)] or given
+    named = [machine for machine in asked if target.gives(machine)]
+    return named if named and "machines" in recipe.hardware.model_fields_set else given
+
+
+def _usd_per_hour(machine: Machine, options: Options) -> float:
+    """Where it would be rented; infinite where the catalogue has no price, which is told when it is that one's turn."""
+    with suppress(InputError):
+        price = find_price(machine, _region(machine, options), spot=options.spot)
+        return price_of_hour(price, spot=options.spot) or 0.0
+    return math.inf
 
 
 def _refuse_unfit(plan: PlanRecord) -> None:
@@ -258,7 +275,7 @@ def _refuse_unfit(plan: PlanRecord) -> None:
 
 def _nothing_fits(on: str, problems: Sequence[InputError]) -> InputError:
     first = str(problems[0])
-    return InputError(f"{first} (nor do {len(problems) - 1} other machines of --on {on}; choose one with --machine)")
+    return InputError(f"{first} (of {len(problems)} machines of --on {on} none can be had; choose one with --machine)")
 
 
 def _region(machine: Machine, options: Options) -> str:
@@ -288,10 +305,3 @@ def _image(machine: Machine, region: str, options: Options) -> Chosen:
     stack = "train-tpu" if machine.chip.kind == "tpu" else "train-gpu"
     where = f"{region}-docker.pkg.dev/{options.project}/gemsmith/{stack}:{__version__}"
     return Chosen(where, f"docker/{stack}.Dockerfile, as docker/cloudbuild.yaml builds it")
-
-
-def files_sha256(files: Mapping[str, str]) -> dict[str, str]:
-    """File name -> SHA-256 of its text."""
-    import hashlib
-
-    return {name: hashlib.sha256(text.encode()).hexdigest() for name, text in files.items()}

@@ -3,15 +3,16 @@
 SkyPilot lives in an environment of its own: only its command line is used.
 """
 
+import shlex
 from typing import Any
 
 from gemsmith.hardware import Machine
-from gemsmith.launch.bill import default_region
-from gemsmith.launch.checks import bucket_checks, first_checks
+from gemsmith.launch.bill import is_googles
+from gemsmith.launch.checks import account_checks, bucket_checks, first_checks, image_check, image_roles, registry_of
 from gemsmith.launch.commented import render_script, render_yaml
 from gemsmith.launch.held import GB, downloads_base, held_bytes, say_held
 from gemsmith.launch.record import LaunchRecord
-from gemsmith.launch.steps import cost_lines, here_command, upload_steps
+from gemsmith.launch.steps import cost_lines, timed_command, upload_steps
 from gemsmith.launch.target import Check, Chosen, Command, Request, Resource
 
 MOUNTS_WEIGHTS = False
@@ -27,7 +28,8 @@ SYSTEM_BYTES = 100 * GB
 
 def gives(machine: Machine) -> bool:
     known = machine.chip.name in TPUS or machine.chip.name in GPUS
-    return known and machine.hosts == machine.slices == 1 and not machine.name.startswith("cloud-run")
+    alone = machine.hosts == machine.slices == 1 and not machine.name.startswith("cloud-run")
+    return known and alone and is_googles(machine)
 
 
 def check(request: Request) -> None:
@@ -50,10 +52,8 @@ def render(request: Request) -> dict[str, str]:
 
 
 def _task(request: Request) -> dict[str, Any]:
-    timeout = request.bill.timeout_s
-    command = " ".join(here_command(request, folder=FOLDER))
     resources = {
-        "any_of": [_machine(request, machine) for machine in (request.machine, *request.others)],
+        "any_of": [_machine(each) for each in (request, *request.others)],
         "image_id": Chosen(f"docker:{request.image.value}", request.image.reason),
         "use_spot": Chosen(request.spot, "--spot; what is preempted goes on elsewhere from the bucket"),
         "disk_size": Chosen(_disk_gb(request), f"100 for system and image, held at most {_held(request)}"),
@@ -63,15 +63,21 @@ def _task(request: Request) -> dict[str, Any]:
         },
     }
     task: dict[str, Any] = {"name": request.name, "resources": resources, "num_nodes": 1}
+    if image_roles(request):
+        # All three, so that it asks gcloud for a login; nothing in them: as the machine's own account.
+        task["envs"] = {
+            "SKYPILOT_DOCKER_USERNAME": "",
+            "SKYPILOT_DOCKER_PASSWORD": Chosen("", "none: the machine's own account pulls"),
+            "SKYPILOT_DOCKER_SERVER": registry_of(str(request.image.value)),
+        }
     if request.secret is not None:
         task["secrets"] = {"HF_TOKEN": Chosen("", "--secret HF_TOKEN fills it in")}
-    return task | {"run": Chosen(f"timeout --signal=TERM --kill-after=120 {timeout.value} {command}", timeout.reason)}
+    return task | {"run": Chosen(shlex.join(timed_command(request, folder=FOLDER)), request.bill.timeout_s.reason)}
 
 
-def _machine(request: Request, machine: Machine) -> dict[str, Any]:
-    own = None if machine is request.machine else default_region(machine, spot=request.spot)
-    region = own or request.region
-    row: dict[str, Any] = {"infra": f"gcp/{region}", "accelerators": _accelerators(machine)}
+def _machine(request: Request) -> dict[str, Any]:
+    machine, place = request.machine, "/".join(("gcp", request.region, *([request.zone] if request.zone else [])))
+    row: dict[str, Any] = {"infra": place, "accelerators": _accelerators(machine)}
     if machine.chip.kind == "tpu":
         row["accelerator_args"] = {"runtime_version": TPUS[machine.chip.name], "tpu_vm": True}
     return row
@@ -101,6 +107,8 @@ def preflight(request: Request) -> list[Check]:
             remedy="install SkyPilot in an environment of its own, and do what sky check says",
         ),
         *bucket_checks(request),
+        image_check(request),
+        *account_checks(request, roles=image_roles(request)),
         Check(
             name=f"no other managed job named {request.name}",
             command=_names(request.name),

@@ -12,19 +12,23 @@ copier=
 mkdir -p "$state"
 delete=(gcloud compute tpus queued-resources delete "$NAME" --project "$PROJECT" --zone "$ZONE" --force --quiet --async)
 
-# Whatever ends this script, the first host deletes the node: nothing is left that costs money.
+# Whatever ends this script, the first host deletes the node: nothing is left that costs money. But where the machine
+# itself goes down, as for maintenance, it boots again and goes on: systemd says so, or has ended this script with TERM.
 finish() {
     code=$?
-    trap - EXIT
+    trap - EXIT TERM
     [ -z "$copier" ] || kill "$copier"
-    echo "gemsmith: ended with $code" >>"$log"
+    [ -n "$down" ] || [ "$(systemctl is-system-running)" != stopping ] || down=yes
+    echo "gemsmith: ended with $code${down:+, as the machine goes down}" >>"$log"
     gcloud storage cp "$log" "$ROOT/logs/worker-$worker.txt" --quiet
-    if [ "$worker" = 0 ]; then
+    if [ "$worker" = 0 ] && [ -z "$down" ]; then
         until "${delete[@]}"; do sleep 30; done
     fi
     exit "$code"
 }
+down=
 trap finish EXIT
+trap 'down=yes; exit 143' TERM
 
 # The time runs from the first boot; a later one does not prolong it.
 [ -s "$state/deadline" ] || echo $(($(date +%s) + TIMEOUT_S)) >"$state/deadline"

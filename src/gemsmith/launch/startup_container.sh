@@ -1,5 +1,6 @@
 
-gcloud auth configure-docker "${IMAGE%%/*}" --quiet
+# Artifact Registry asks who pulls; of other registries the image is public.
+[[ ! ${IMAGE%%/*} =~ (-docker\.pkg\.dev|gcr\.io)$ ]] || gcloud auth configure-docker "${IMAGE%%/*}" --quiet
 for pause in 10 30 90 0; do
     docker pull --quiet "$IMAGE" && break
     sleep "$pause"

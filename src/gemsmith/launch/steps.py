@@ -94,9 +94,15 @@ def here_command(request: Request, *, folder: str) -> Command:
     )
 
 
+def timed_command(request: Request, *, folder: str) -> Command:
+    """The same with an end: TERM after the bill's time, which the command's start begins, and 2 minutes later KILL."""
+    seconds = str(request.bill.timeout_s.value)
+    return ("timeout", "--signal=TERM", "--kill-after=120", seconds, *here_command(request, folder=folder))
+
+
 def cost_lines(request: Request) -> list[str]:
     """What the launch is, and what it can cost, for the head of a file."""
-    bill, machine = request.bill, request.machine
+    bill, machines = request.bill, [each.machine.name for each in (request, *request.others)]
     hours = float(bill.timeout_s.value) / 3600
     planned = (
         f"Modelled: {bill.hours[0]:.3g} to {bill.hours[1]:.3g} h of training, "
@@ -106,8 +112,9 @@ def cost_lines(request: Request) -> list[str]:
     )
     kind = " spot" if request.spot else ""
     return [
-        f"{request.name}: {', '.join(request.stages)} of {request.recipe.model} on {machine.name} in "
-        f"{request.zone or request.region}; {bill.usd_per_hour:.2f} USD/h{kind} ({bill.price}).",
+        f"{request.name}: {', '.join(request.stages)} of {request.recipe.model} on {' or '.join(machines)} in "
+        f"{request.zone or request.region}; {'up to ' * (len(machines) > 1)}{bill.usd_per_hour:.2f} USD/h{kind} "
+        f"({bill.price}).",
         planned,
         f"At most {bill.greatest_usd:,.2f} USD for the machine: {hours:.3g} h x {bill.attempts} "
         f"attempt{'s' * (bill.attempts > 1)}; {bill.uncounted}bucket, image and network come on top.",

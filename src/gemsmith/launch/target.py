@@ -65,8 +65,9 @@ class Request:
     """Those that rows name, which are packed for the way."""
     stages: tuple[str, ...]
     machine: Machine
-    others: tuple[Machine, ...] = ()
-    """Further machines of its kind that fit, for a target that takes whichever it gets; the bill is the dearest's."""
+    others: tuple["Request", ...] = ()
+    """Of further machines of its kind that fit, for a target that takes whichever it gets; the bill is the dearest's.
+    """
     plan: MachinePlan
     variant: Variant
     parameters: int
@@ -82,7 +83,9 @@ class Request:
     """A folder with Gemsmith's wheel and locks, which uv installs in place of the image."""
     service_account: str
     secret: str | None
-    """Of Secret Manager, the Hugging Face token; None where nothing is downloaded from there."""
+    """Of Secret Manager, the Hugging Face token; None: the checkpoint is public, or not from there."""
+    max_model_len: int | None
+    """serve.max_model_len where the user gave it; None: the recipe's is what eval and bench need."""
     spot: bool
     network: str | None
     subnet: str | None

@@ -8,10 +8,11 @@ Google no longer develops this API and has no TPU7x in it; v5e, v5p and v6e stil
 import shlex
 from importlib import resources
 
+from gemsmith.characters import one_line
 from gemsmith.errors import InputError
 from gemsmith.hardware import Machine
-from gemsmith.launch.checks import account_checks, bucket_checks, first_checks, image_check
-from gemsmith.launch.commented import render_script
+from gemsmith.launch.checks import account_checks, bucket_checks, first_checks, image_check, image_roles, secret_checks
+from gemsmith.launch.commented import comments, render_script
 from gemsmith.launch.record import LaunchRecord
 from gemsmith.launch.steps import cost_lines, here_command, upload_steps
 from gemsmith.launch.target import LABEL, Check, Command, Request, Resource
@@ -23,7 +24,6 @@ FOLDER = "/dev/shm/gemsmith"
 """In the host's memory: the boot disk is smaller than the weights of a large model."""
 RUNTIMES = {"v5e": "v2-alpha-tpuv5-lite", "v5p": "v2-alpha-tpuv5", "v6e": "v2-alpha-tpuv6e"}
 """Chip -> runtime image; with another chip's image the node boots, and ssh never answers."""
-READS_IMAGES = "roles/artifactregistry.reader"
 UV, PYTHON = "0.13.9", "3.11"
 """What makes a Python on the node, and which."""
 WAITS = "24h"
@@ -63,9 +63,9 @@ def render(request: Request) -> dict[str, str]:
         *(("--subnetwork", request.subnet) if request.subnet else ()),
         *("--async", "--quiet"),
     )
-    hosts = request.machine.hosts
+    chips, hosts = request.machine.chips, request.machine.hosts
     reason = (
-        f"Waits {WAITS} for {request.machine.chips} chips on {hosts} host{'s' * (hosts > 1)}, unpaid until then.\n"
+        f"Waits {WAITS} for {chips} chip{'s' * (chips > 1)} on {hosts} host{'s' * (hosts > 1)}, unpaid until then.\n"
         "The script deletes the node when the stages have ended, have failed, or have taken too long."
     )
     return {
@@ -88,8 +88,8 @@ def _startup(request: Request) -> str:
         ("SECRET", request.secret or "", "the Hugging Face token's in Secret Manager; empty: none is needed"),
         ("STAGING", FOLDER, "the boot disk is smaller than the weights of a large model"),
     ]
-    lines = ["#!/usr/bin/env bash", *(f"# {line}" for line in cost_lines(request))]
-    lines += [f"{name}={shlex.quote(value)}  # {reason}" for name, value, reason in settings]
+    lines = ["#!/usr/bin/env bash", *comments(cost_lines(request))]
+    lines += [f"{name}={shlex.quote(value)}  # {one_line(reason)}" for name, value, reason in settings]
     # A comma without quotes looks like a mistake in a list of bash.
     command = " ".join(
         f"'{part}'" if "," in part else shlex.quote(part) for part in here_command(request, folder=FOLDER)
@@ -117,7 +117,8 @@ def preflight(request: Request) -> list[Check]:
         *first_checks(request, apis=("tpu.googleapis.com", "storage.googleapis.com")),
         *bucket_checks(request),
         *([] if request.python else [image_check(request)]),
-        *account_checks(request, roles=("roles/tpu.admin", *(() if request.python else (READS_IMAGES,)))),
+        *account_checks(request, roles=("roles/tpu.admin", *(() if request.python else image_roles(request)))),
+        *secret_checks(request),
         Check(
             name=f"{kind} in {request.zone}",
             command=("gcloud", "compute", "tpus", "accelerator-types", "describe", kind, *place),

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from gemsmith.launch.target import MOUNT, Chosen, Request
 from gemsmith.serve.deployment import Deployment
 from gemsmith.serve.engine import ServeSettings
-from gemsmith.serve.machines import Weights, deploy, published_config
+from gemsmith.serve.machines import PROMPT_AND_OUTPUT, Weights, deploy, published_config
 
 PORT = 8000
 
@@ -13,13 +13,16 @@ PORT = 8000
 def deploy_service(request: Request) -> Deployment:
     """The deployment of the merged weights in the run's bucket, which is mounted at MOUNT."""
     serve, data = request.recipe.serve, request.recipe.data
+    needed = serve.max_model_len or 0
     folder = f"{MOUNT}/{request.root.removeprefix(f'gs://{request.bucket}/')}"
     settings = ServeSettings(
         host="0.0.0.0",
         port=PORT,
-        max_model_len=serve.max_model_len or data.max_length,
+        # What eval and bench need is little for others to ask with, unless it is more than what is given by default.
+        max_model_len=request.max_model_len or (needed if needed > PROMPT_AND_OUTPUT else None),
         dtype=serve.dtype,
         seed=request.recipe.seed,
+        prefix_caching=True,
         chat_template=f"{folder}/launched/{data.template}" if data.template else None,
         arguments=serve.arguments,
         pictures=serve.pictures or bool(request.pictures),

@@ -177,8 +177,9 @@ def _delete(words: list[str], _arguments: list[str]) -> None:
 
 
 def _logs(_words: list[str], _arguments: list[str]) -> str:
+    """Newest first, as --order=desc has them."""
     folders = sorted((_folder() / "executions").glob("*"))
-    return (folders[-1] / "log.txt").read_text(encoding="utf-8") if folders else ""
+    return "\n".join(reversed((folders[-1] / "log.txt").read_text(encoding="utf-8").splitlines())) if folders else ""
 
 
 def _policy(_words: list[str], _arguments: list[str]) -> str:
@@ -207,7 +208,8 @@ ANSWERS: dict[str, str | Callable[[list[str], list[str]], str | None]] = {
     "storage buckets get-iam-policy": _policy,
     "artifacts docker images describe": "sha256:0",
     "iam service-accounts describe": "gemsmith",
-    "beta quotas info list": "NvidiaRtxPro6000",
+    "beta quotas info list": f"""[{{"quotaId": "NvidiaRtxPro6000GpuAllocNoZonalRedundancyPerProjectRegion",
+        "dimensionsInfos": [{{"applicableLocations": ["{REGION}"], "details": {{"value": "1"}}}}]}}]""",
 }
 """What a command line begins with -> what is done, or said."""
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# own: plan, data, train, export, verify of gemma4-e2b on v5p-8 in us-central1; 21.60 USD/h (skypilot-catalog, gcp/vms.csv, commit 006059e0, 2026).
+# own: plan, data, train, export, verify of gemma4-e2b on v6e-1 or v6e-4 or v5p-8 or v6e-8 in us-central1; up to 21.60 USD/h (skypilot-catalog, gcp/vms.csv, commit 006059e0, 2026).
 # Modelled: HOURS
 # At most 1,036.80 USD for the machine: 12 h x 4 attempts; a preemption begins an attempt that is not counted; bucket, image and network come on top.
 set -euo pipefail
@@ -9,5 +9,4 @@ cd "$(dirname "$0")"
 gcloud storage cp --recursive recipe.yaml gs://runs/team/own/launched/
 
 # A managed job; SkyPilot's own controller, a small machine, starts it again after a preemption.
-# HF_TOKEN is taken from this shell's environment.
-sky jobs launch --name own --detach-run --yes --secret HF_TOKEN task.yaml
+sky jobs launch --name own --detach-run --yes task.yaml

@@ -29,5 +29,4 @@ rm -r pictures/data-eval
 gcloud storage cp --recursive recipe.yaml gs://runs/team/pets-31b/launched/
 
 # A managed job; SkyPilot's own controller, a small machine, starts it again after a preemption.
-# HF_TOKEN is taken from this shell's environment.
-sky jobs launch --name pets-31b --detach-run --yes --secret HF_TOKEN task.yaml
+sky jobs launch --name pets-31b --detach-run --yes task.yaml

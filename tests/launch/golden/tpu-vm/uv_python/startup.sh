@@ -9,7 +9,7 @@ ROOT=gs://runs/team/verilog-31b  # --bucket, and the name
 UV=0.13.9  # brings the Python and installs into it
 PYTHON=3.11  # as in docker/train-tpu.Dockerfile; the node has 3.10
 TIMEOUT_S=43200  # --timeout-hours 12
-SECRET=hf-token  # the Hugging Face token's in Secret Manager; empty: none is needed
+SECRET=''  # the Hugging Face token's in Secret Manager; empty: none is needed
 STAGING=/dev/shm/gemsmith  # the boot disk is smaller than the weights of a large model
 COMMAND=(gemsmith launch here gs://runs/team/verilog-31b --folder /dev/shm/gemsmith/verilog-31b --stages 'plan,data,train,export,verify')
 
@@ -26,19 +26,23 @@ copier=
 mkdir -p "$state"
 delete=(gcloud compute tpus queued-resources delete "$NAME" --project "$PROJECT" --zone "$ZONE" --force --quiet --async)
 
-# Whatever ends this script, the first host deletes the node: nothing is left that costs money.
+# Whatever ends this script, the first host deletes the node: nothing is left that costs money. But where the machine
+# itself goes down, as for maintenance, it boots again and goes on: systemd says so, or has ended this script with TERM.
 finish() {
     code=$?
-    trap - EXIT
+    trap - EXIT TERM
     [ -z "$copier" ] || kill "$copier"
-    echo "gemsmith: ended with $code" >>"$log"
+    [ -n "$down" ] || [ "$(systemctl is-system-running)" != stopping ] || down=yes
+    echo "gemsmith: ended with $code${down:+, as the machine goes down}" >>"$log"
     gcloud storage cp "$log" "$ROOT/logs/worker-$worker.txt" --quiet
-    if [ "$worker" = 0 ]; then
+    if [ "$worker" = 0 ] && [ -z "$down" ]; then
         until "${delete[@]}"; do sleep 30; done
     fi
     exit "$code"
 }
+down=
 trap finish EXIT
+trap 'down=yes; exit 143' TERM
 
 # The time runs from the first boot; a later one does not prolong it.
 [ -s "$state/deadline" ] || echo $(($(date +%s) + TIMEOUT_S)) >"$state/deadline"
