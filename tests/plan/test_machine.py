@@ -33,7 +33,7 @@ def test_the_fix_is_planned_with_hours_and_dollars(recipe):
 
 def test_what_the_start_takes_is_named(recipe):
     (machine,) = plan_only(recipe(), "v5p-8").machines
-    assert "start, assumed: load 61 to 307 s, compile 60 to 220 s" in machine.notes
+    assert "start, modelled: load 61 to 307 s, compile 180 to 480 s" in machine.notes
 
 
 def test_an_old_price_is_marked_in_the_plan(recipe):

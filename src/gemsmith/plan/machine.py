@@ -214,7 +214,7 @@ def _slices_note(choice: Choice, machine: Machine) -> tuple[str, ...]:
 
 def _start_note(cost: Cost) -> str:
     spans = (f"{name} {low:.0f} to {high:.0f} s" for name, (low, high) in cost.startup_s.items())
-    return f"start, assumed: {', '.join(spans)}"
+    return f"start, modelled: {', '.join(spans)}"
 
 
 def _price_note(machine: Machine, usd_spot: Range | None, today: date) -> str:
