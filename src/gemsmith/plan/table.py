@@ -84,12 +84,18 @@ def serving_lines(record: PlanRecord) -> list[str]:
         widths = [max(len(row[column]) for row in table) for column in range(len(SERVING_HEADINGS))]
         lines += ["", load, ""]
         lines += ["  ".join(_aligned(row, widths)).rstrip() for row in table]
-        lines += [f"{row.machine}: {row.why}" for row in rows if row.why]
+    if refused := dict.fromkeys(f"{row.machine}: {row.why}" for row in record.serving if row.why):
+        lines += ["", *refused]
+    if record.serving_warnings:
+        lines += ["", *(f"warning: {warning}" for warning in record.serving_warnings)]
     measured = {row.machine: row.measured for row in record.serving if row.measured}
     return [
         *lines,
         "",
-        *(f"- {name}: within 15 % of what load tests measured there: {tests}" for name, tests in measured.items()),
+        *(
+            f"- {name}: the range that load tests measured there, and 15 % each way: {tests}"
+            for name, tests in measured.items()
+        ),
         "- memory: GiB a chip of weights, and left for keys and values; tp is tensor parallel x copies.",
         *(
             ["- no machine has a row: of a CPU no speed is known before --calibrate with a run that has bench.json"]
@@ -101,8 +107,8 @@ def serving_lines(record: PlanRecord) -> list[str]:
             if any(row.pictures for row in record.serving)
             else []
         ),
-        "- Prefill as training's matmuls, decode at 25-60 % of the roofline on TPU, 50-80 % on GPU, as in a",
-        "  published load test of the 31B (docs/how-to/plan.md). The batch is taken to be always full.",
+        "- Prefill as training's matmuls, on GPU up to 80 % of the peak; decode at 25-60 % of the roofline",
+        "  on TPU, 50-97 % on GPU, as in load tests of the 31B (docs/how-to/plan.md). Batches are full.",
     ]
 
 
