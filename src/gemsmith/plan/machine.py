@@ -246,5 +246,5 @@ def _speed_note(machine: Machine) -> str:
     low, high, source = chip.efficiency_low, chip.efficiency_high, chip.efficiency_source
     if machine.measured_low is not None and machine.measured_high is not None:
         low, high = machine.measured_low, machine.measured_high
-        source = f"measured there, and taken to hold within {100 * (MEASURED_WITHIN - 1):.0f} %: {_measured(machine)}"
+        source = f"measured there, and {100 * (MEASURED_WITHIN - 1):.0f} % each way: {_measured(machine)}"
     return f"matmuls at {100 * low:.3g} to {100 * high:.3g} % of {peak}; {source}"
