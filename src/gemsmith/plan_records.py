@@ -166,6 +166,11 @@ class PlanRecord(Record):
     assumptions: tuple[str, ...]
 
     @property
+    def priced(self) -> str:
+        """What `hours` and `usd` are for, in words: how many steps a run has that was not counted is not known."""
+        return f"{'' if self.steps is not None else 'every '}{self.priced_steps:,} steps"
+
+    @property
     def serving_warnings(self) -> tuple[str, ...]:
         """Those of `serving`, each once, with the machines that it is about."""
         every = dict.fromkeys(warning for row in self.serving for warning in row.warnings)

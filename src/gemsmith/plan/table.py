@@ -43,14 +43,13 @@ def print_plan(record: PlanRecord, file: TextIO | None = None) -> None:
 def plan_lines(record: PlanRecord) -> list[str]:
     """The table, at most 80 columns wide, and below it a line for each note and assumption."""
     trained = f"{_count(record.trained_parameters)} trained of {_count(record.parameters)} parameters"
-    per = f"{record.steps:,} steps" if record.steps is not None else f"hours and USD per {record.priced_steps:,} steps"
     meshes = [machine.mesh for machine in record.machines]
     axes = [axis for axis in Mesh.model_fields if axis in ("fsdp", "tp") or any(mesh[axis] > 1 for mesh in meshes)]
     rows = [HEADINGS, *(_cells(machine, axes) for machine in record.machines)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(HEADINGS))]
     lines = [
         f"{record.model}: {trained}",
-        f"{record.tokens_per_step:,} tokens a step; {per}; mesh is {' x '.join(axes)}",
+        f"{record.tokens_per_step:,} positions a step; hours and USD for {record.priced}; mesh is {' x '.join(axes)}",
         "",
     ]
     lines += ["  ".join(_aligned(row, widths)).rstrip() for row in rows]

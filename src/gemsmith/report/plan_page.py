@@ -95,17 +95,16 @@ def _tiles(record: PlanRecord) -> list[Tile]:
     timed = [(machine.hours, machine) for machine in fitting if machine.hours]
     usd, cheapest = min(priced, key=lambda each: each[0][1], default=(None, None))
     hours, fastest = min(timed, key=lambda each: each[0][1], default=(None, None))
-    steps = f"{numbers.count(record.priced_steps)} steps"
     return [
         Tile(
             label="Cheapest",
             value=None if usd is None else numbers.span(*map(numbers.usd, usd)),
-            note=f"{steps} on {cheapest.name}" if cheapest else "no machine that fits has a price",
+            note=f"{record.priced} on {cheapest.name}" if cheapest else "no machine that fits has a price",
         ),
         Tile(
             label="Fastest",
             value=None if hours is None else numbers.span(*(numbers.rough(3600 * end) for end in hours)),
-            note=f"{steps} on {fastest.name}" if fastest else "no machine fits",
+            note=f"{record.priced} on {fastest.name}" if fastest else "no machine fits",
         ),
         Tile(
             label="Machines that fit",

@@ -1,5 +1,6 @@
 """Training's curves, and its steps as a table."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from gemsmith.records import TrainRecord, TrainStep
@@ -17,7 +18,14 @@ def make(run: Run, findings: Findings) -> dict[str, Any]:
         "charts": training_charts(train, run.recipe.optimizer.clip_norm) if train else [],
         "step_rows": _step_rows(train) if train else [],
         "tokens": trained_tokens(train) if train else 0,
+        "loss_tokens": _loss_tokens(train.steps) if train else None,
     }
+
+
+def _loss_tokens(steps: Sequence[TrainStep]) -> int | None:
+    """Of all steps; None where one does not say."""
+    counts = [step.loss_tokens for step in steps if step.loss_tokens is not None]
+    return sum(counts) if len(counts) == len(steps) else None
 
 
 def _step_rows(train: TrainRecord) -> list[TrainStep]:
