@@ -59,3 +59,10 @@ def test_a_plan_of_an_earlier_version_still_opens():
 def test_changes_read_as_they_are_written():
     changes = {"train.micro_batches": 4, "train.mesh": {"replica": 1, "fsdp": 1, "sequence": 2, "tp": 2}}
     assert describe_changes(changes) == "train.micro_batches: 4, train.mesh: {fsdp: 1, sequence: 2, tp: 2}"
+
+
+def test_the_parts_of_a_cpu_add_up_with_python_among_them(recipe):
+    (machine,) = plan_only(recipe("gemma4-e2b", machines=("cpu",), rows_per_step=1)).machines
+    held = sum(size for name, size in machine.parts.items() if name != "runtime")
+    assert held == pytest.approx(machine.hbm_bytes_per_chip) and machine.parts["process"] > 1.1 * 2**30
+    assert "Python, libraries and compilation in it" in machine.notes[-1]

@@ -18,7 +18,7 @@ from gemsmith.records import Range
 from gemsmith.sizing import Work, memory_of, on_chips, parts_of
 from gemsmith.zoo import Variant
 
-RUNTIME = "runtime"
+RUNTIME, PROCESS = "runtime", "process"
 SET_MESH = "set train.mesh to"
 """How the note begins that says that training would not choose this mesh by itself."""
 CHECKPOINT_BYTES = 2
@@ -130,6 +130,7 @@ def _parts(work: Work, choice: Choice, machine: Machine) -> dict[str, int]:
     chip = machine.chip
     return {
         **{name: size * chip.devices for name, size in held.items()},
+        **({PROCESS: choice.hbm_bytes_per_chip - sum(held.values())} if chip.kind == "cpu" else {}),
         RUNTIME: round((1 - USABLE_SHARE) * chip.hbm_bytes),
     }
 
@@ -242,7 +243,7 @@ def _speed_note(machine: Machine) -> str:
         f"{chip.date}{'' if chip.checked else ', not checked'})"
     )
     if chip.kind == "cpu":
-        peak += "; Python and its libraries hold about 1.4 GiB more than is counted"
+        peak += "; memory has Python, libraries and compilation in it, as benchmarks/records/cpu_memory.json measured"
     low, high, source = chip.efficiency_low, chip.efficiency_high, chip.efficiency_source
     if machine.measured_low is not None and machine.measured_high is not None:
         low, high = machine.measured_low, machine.measured_high

@@ -121,7 +121,7 @@ def output_tokens_per_s(
     steps = decode_s(served, requests=requests, context=input_tokens + output_tokens / 2)
     prompts = prefill_s(served, input_tokens, pictures)
     decodes, prefills = ([count * one for one in each] for count, each in ((output_tokens, steps), (requests, prompts)))
-    hidden = served.machine.chip.kind == "gpu" and served.machine.served_decode_low is None
+    hidden = requests > 1 and served.machine.chip.kind == "gpu" and served.machine.served_decode_low is None
     least = max(decodes[0], prefills[0]) if hidden else decodes[0] + prefills[0]
     return requests * output_tokens / (decodes[1] + prefills[1]), requests * output_tokens / least
 

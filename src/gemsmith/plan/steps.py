@@ -3,7 +3,6 @@
 import json
 import math
 from collections.abc import Sequence
-from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -71,7 +70,7 @@ def _from_made(recipe: Recipe, made: Made) -> StepCount:
         return _from_rows(recipe, made.rows, how)
     if is_task_file(made.task):
         return _unknown(f"the rows that {made.task} makes are counted by the data stage")
-    rows = islice(find_row_maker(made.task).make_rows(made.rows, made.split, recipe.seed), SAMPLE_ROWS)
+    rows = find_row_maker(made.task).make_rows(min(made.rows, SAMPLE_ROWS), made.split, recipe.seed)
     lines = [json.dumps(row).encode() for row in rows]
     return _packed(recipe, lines, sum(map(len, lines)) / len(lines) * made.rows, made.rows, how)
 

@@ -6,7 +6,7 @@ from typing import TextIO
 
 from gemsmith.characters import spell_out
 from gemsmith.plan.fix import KEYS
-from gemsmith.plan.machine import RUNTIME, SET_MESH, describe_changes
+from gemsmith.plan.machine import PROCESS, RUNTIME, SET_MESH, describe_changes
 from gemsmith.plan_records import MachinePlan, PlanRecord, ServingPlan
 from gemsmith.recipe import Mesh
 from gemsmith.records import Range
@@ -22,13 +22,14 @@ LETTERS = {
     "moments": "A",
     "gradients": "A",
     "saved activations": "S",
+    PROCESS: "r",
     RUNTIME: "r",
 }
 """The letter of a part in the bar; the other parts are those of the layer or the loss at hand."""
 OTHER = "L"
 LEGEND = (
     "memory: W frozen weights, A adapters with moments and gradients, S saved activations,\n"
-    "L the layer or loss at hand, r set aside for the runtime, . free, > more than there is"
+    "L the layer or loss at hand, r the runtime's, . free, > more than there is"
 )
 DETAILED = 3
 """With more machines than this, notes are left to --json."""

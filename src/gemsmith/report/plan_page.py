@@ -21,7 +21,8 @@ PARTS = {
     "moments": ("adapters, moments, gradients", "s2"),
     "gradients": ("adapters, moments, gradients", "s2"),
     "saved activations": ("saved activations", "s3"),
-    "runtime": ("set aside for the runtime", "line-strong"),
+    "process": ("the runtime's", "line-strong"),
+    "runtime": ("the runtime's", "line-strong"),
 }
 """A part of the memory -> what it is shown as, and the colour; the others are those of the layer or loss at hand."""
 OTHER = ("the layer or loss at hand", "s4")

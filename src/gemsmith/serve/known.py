@@ -155,32 +155,26 @@ def adapter_choice(kind: str) -> Choice:
 
 
 def tpu_warnings(
-    machine: Machine,
-    variant: Variant,
-    settings: ServeSettings,
-    weight_dtype: str,
-    *,
-    in_image: bool,
-    is_folder: bool,
+    machine: Machine, variant: Variant, settings: ServeSettings, weight_dtype: str, *, in_image: bool, is_folder: bool
 ) -> tuple[Choice, ...]:
     """What went wrong, or otherwise than one would think, with such a model on such a TPU; none elsewhere."""
     if machine.chip.kind != "tpu":
         return ()
     name, chip, image = variant.name, machine.chip.name, settings.image or TPU_IMAGE
-    kv_cache_dtype = option_value(settings.arguments, "--kv-cache-dtype") or settings.kv_cache_dtype
+    kv = option_value(settings.arguments, "--kv-cache-dtype") or settings.kv_cache_dtype
+    lacks_memory = (name, machine.name, weight_dtype) == ("gemma4-31b", "v6e-4", "bfloat16")
     seen = (
         (in_image and image == TPU_IMAGE, f"{image} is vLLM 0.19.0; serve.image names a later one", _PAPER),
         (is_folder, "vLLM's image for TPUs refused a local folder, and took a hub id alone", f"{_PAPER}, its notes"),
         (
-            kv_cache_dtype == "auto",
-            "serve.kv_cache_dtype auto was fp8_e5m2 on a v6e-8; name another in serve.arguments, as "
-            "--kv-cache-dtype=bfloat16",
+            kv == "auto",
+            "kv_cache_dtype auto was fp8_e5m2 on a v6e-8; --kv-cache-dtype in serve.arguments names it",
             _PAPER,
         ),
         (name in ("gemma4-e2b", "gemma4-e4b"), f"Google's recipes for TPUs call {name} not verified", _RECIPES),
         (
-            name == "gemma4-31b" and machine.name == "v6e-4" and weight_dtype == "bfloat16",
-            "the 31B ran out of memory there in bfloat16; it ran in fp8, with fp8 keys and values",
+            lacks_memory,
+            "the 31B ran out of memory there in bfloat16, and ran with weights and KV in fp8",
             f"{_TPU}2333",
         ),
         (name == "gemma4-26b-a4b" and chip == "v5e", "the 26B-A4B could not be run there", f"{_TPU}2453"),

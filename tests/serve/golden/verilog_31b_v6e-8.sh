@@ -12,7 +12,7 @@
 # --max-num-batched-tokens 4096: a picture has up to 2496 tokens and is not cut; vLLM may batch fewer, and die (https://github.com/vllm-project/vllm/issues/42687)
 # warning: vllm/vllm-tpu:gemma4 is vLLM 0.19.0; serve.image names a later one (https://arxiv.org/abs/2605.25645)
 # warning: vLLM's image for TPUs refused a local folder, and took a hub id alone (https://arxiv.org/abs/2605.25645, its notes)
-# warning: serve.kv_cache_dtype auto was fp8_e5m2 on a v6e-8; name another in serve.arguments, as --kv-cache-dtype=bfloat16 (https://arxiv.org/abs/2605.25645)
+# warning: kv_cache_dtype auto was fp8_e5m2 on a v6e-8; --kv-cache-dtype in serve.arguments names it (https://arxiv.org/abs/2605.25645)
 # not there yet: runs/verilog_31b/merged
 docker run --rm --init \
   --privileged \
