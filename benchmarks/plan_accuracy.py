@@ -3,10 +3,10 @@ benchmarks/records/plan_accuracy.json.
 
     python benchmarks/plan_accuracy.py
 
-Memory and step of every compiled step in benchmarks/records/tpu_compile, and published runs. What the memory's formula
-counts of XLA's scheduler, two small numbers, is chosen anew without each step and tried on it; steps called held-out
-were compiled after both were set. Published runs are few, so each is predicted from the others: the share of the peak
-that they came to is put into the formula for the one left out. Nothing is run.
+Memory and step of every compiled step in benchmarks/records/tpu_compile, and published runs and load tests. What the
+memory's formula counts of XLA's scheduler, two small numbers, is chosen anew without each step and tried on it; steps
+called held-out were compiled after both were set. Published runs are few, so each is predicted from the others: the
+share of the peak that they came to is put into the formula for the one left out. Nothing is run.
 """
 
 import itertools
@@ -25,10 +25,12 @@ from rich.table import Table
 
 from gemsmith import __version__
 from gemsmith.hardware import Machine, load_catalogue
+from gemsmith.plan.serving import decode_s, output_tokens_per_s, plan_lengths, prefill_s
 from gemsmith.plan.time import share_reached, step_time
 from gemsmith.recipe import Mesh, Recipe
 from gemsmith.recipe_file import build_recipe
 from gemsmith.sizing import Work, memory, memory_of, on_chips, pictures_of, work_of
+from gemsmith.sizing.generation import Served
 from gemsmith.zoo import Variant, find_variant
 
 RECORDS = Path(__file__).parent / "records"
@@ -121,6 +123,66 @@ SHARES = {
     "Llama-3.1-70B, 32 v6e": (443, 918, "MaxText, pre-training, TFLOP/s a chip"),
 }
 QLORA_GIB, QLORA_SOURCE = 25.2, "Axolotl, Gemma 4 31B QLoRA rank 16, packed rows of 2048, one 80 GB GPU"
+PAPER = "arXiv 2605.25645, its tables and set-up notes, read 2026-11-23"
+CARD = "card of LilaRest/gemma-4-31B-it-NVFP4-turbo, its column of the 31B in bfloat16, read 2026-11-23"
+FP8 = "hexgrid.cloud, 31B FP8 on vLLM 0.20, ShareGPT, 24 at once, prefix caching on, read 2026-11-23"
+# Machine, devices, tokens in and out, output tokens/s, TPOT in ms. Requests under way are what speed and TPOT imply.
+PAPER_SERVED = (
+    ("v6e-8", 8, 128, 256, 3253, 18.7),
+    ("v6e-8", 8, 256, 256, 2245, 26.0),
+    ("v6e-8", 8, 512, 512, 3085, 39.0),
+    ("v6e-8", 8, 1024, 1024, 2339, 40.0),
+    ("v6e-8", 8, 4096, 512, 1206, 23.9),
+    ("v6e-8", 8, 8192, 512, 482, 31.0),
+    ("v6e-8", 8, 15_360, 512, 474, 13.5),
+    ("2xh100", 2, 128, 256, 3158, 18.4),
+    ("2xh100", 2, 4096, 512, 728, 31.2),
+    ("2xh100", 2, 8192, 512, 449, 45.0),
+    ("2xh100", 2, 15_360, 512, 326, 19.0),
+)
+
+
+def _served(machine: str, tp: int, weight_dtype: str = "bfloat16", kv_dtype: str = "bfloat16") -> Served:
+    return Served(variant=GEMMA, machine=_plain(machine), tp=tp, weight_dtype=weight_dtype, kv_dtype=kv_dtype)
+
+
+def published_serving() -> Iterator[dict[str, Any]]:
+    """Every published load test of the 31B beside the plan's range."""
+    for machine, tp, tokens, answer, tokens_per_s, tpot_ms in PAPER_SERVED:
+        # v6e-8 kept keys and values in fp8, where `auto` did.
+        served = _served(machine, tp, kv_dtype="fp8" if machine == "v6e-8" else "bfloat16")
+        requests = tokens_per_s * tpot_ms / 1000
+        span = output_tokens_per_s(served, requests=requests, input_tokens=tokens, output_tokens=answer)
+        yield _beside(machine, f"{tokens:,} / {answer}", "output tokens/s", tokens_per_s, span, PAPER)
+    rtx = "g4-standard-48"
+    slow, fast = (1024 / end for end in reversed(prefill_s(_served(rtx, 1), 1024)))
+    yield _beside(rtx, "1,024 / 200", "prefill tokens/s", 6352, (slow, fast), CARD)
+    slow, fast = (1 / end for end in reversed(decode_s(_served(rtx, 1), requests=1, context=1124)))
+    yield _beside(rtx, "1,024 / 200", "one stream, tokens/s", 24.1, (slow, fast), CARD)
+    recipe = build_recipe({"checkpoint": "x", "model": "gemma4-31b", "data": {"train": "x"}})
+    plan = plan_lengths(recipe, GEMMA, _plain(rtx), 1024, 200)
+    assert plan.output_tokens_per_s is not None
+    what = f"output tokens/s, if {plan.requests} at once, as fit"
+    yield _beside(rtx, "1,024 / 200", what, 494, plan.output_tokens_per_s, CARD)
+    for tokens, answer in ((128, 256), (512, 512)):
+        span = output_tokens_per_s(_served(rtx, 1, "fp8"), requests=24, input_tokens=tokens, output_tokens=answer)
+        yield _beside(rtx, f"if {tokens} / {answer}", "output tokens/s, fp8, 24 at once", 548, span, FP8)
+
+
+def _beside(
+    machine: str, tokens: str, what: str, measured: float, span: tuple[float, float], source: str
+) -> dict[str, Any]:
+    low, high = span
+    return {
+        "machine": machine,
+        "tokens": tokens,
+        "what": what,
+        "measured": measured,
+        "range": [float(f"{end:.4g}") for end in span],
+        "within_range": low <= measured <= high,
+        "middle_over_measured": round((low * high) ** 0.5 / measured, 2),
+        "source": source,
+    }
 
 
 def _recipe(length: int, train: dict[str, Any], lora: dict[str, Any]) -> Recipe:
@@ -259,10 +321,13 @@ def main() -> None:
         },
         "compiled": cases,
         "published": runs,
+        "published_serving": list(published_serving()),
         "published_memory": {"31B QLoRA, one 80 GB GPU": qlora()},
     }
     (RECORDS / "plan_accuracy.json").write_text(json.dumps(record, indent=1) + "\n")
     print_tables(cases, runs)
+    for served in record["published_serving"]:
+        print(json.dumps(served), file=sys.stderr)
     print(json.dumps({key: record[key] for key in ("memory", "time", "published_memory")}, indent=1), file=sys.stderr)
 
 

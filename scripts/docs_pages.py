@@ -210,6 +210,29 @@ def plan_time_table() -> str:
     return "\n".join(lines)
 
 
+def plan_serving_table() -> str:
+    """Published load tests of the 31B beside the plan's range."""
+    lines = [
+        "| machine | tokens in / out | what | published | plan | middle / published |",
+        "|---|---|---|--:|--:|--:|",
+    ]
+    for each in _record("plan_accuracy.json")["published_serving"]:
+        low, high = (f"{end:,.4g}" if end < 100 else f"{end:,.0f}" for end in each["range"])
+        cells = (each["machine"], each["tokens"], each["what"], f"{each['measured']:,}", f"{low} to {high}")
+        lines.append(f"| {' | '.join(cells)} | {each['middle_over_measured']:.2f} |")
+    return "\n".join(lines)
+
+
+def cpu_memory_table() -> str:
+    """What training held on a CPU beside what is counted of its step."""
+    lines = ["| model | backend | rows x length, dtype | step, GiB | measured |", "|---|---|---|--:|--:|"]
+    for case in _record("cpu_memory.json")["cases"]:
+        step = f"{case['rows']} x {case['length']}, {case['dtype']}"
+        sizes = " | ".join(f"{case[key]:.2f}" for key in ("step_gib", "measured_gib"))
+        lines.append(f"| {case['model']} | {case['backend']} | {step} | {sizes} |")
+    return "\n".join(lines)
+
+
 def plan_calibration_table() -> str:
     """What a plan calibrated on one model says of others, beside what was measured."""
     record = _record("plan_calibration.json")
@@ -245,7 +268,9 @@ TABLES: dict[str, Callable[[], str]] = {
     "demo_pictures": demo_pictures_table,
     "paper": paper_comparison,
     "plan_calibration": plan_calibration_table,
+    "cpu_memory": cpu_memory_table,
     "plan_memory": plan_memory_table,
+    "plan_serving": plan_serving_table,
     "plan_time": plan_time_table,
     "serving_calibration": serving_calibration_table,
     "stages": stage_table,

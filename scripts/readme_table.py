@@ -44,7 +44,7 @@ def _findings(records: dict[str, Any]) -> dict[str, str]:
         "plan": f"{plan['trained_parameters'] / 1e6:.2f} M of {plan['parameters'] / 1e6:.2f} M parameters trained; "
         f"fits {', '.join(fitting)}",
         "data": f"{data['rows']:,} rows in {data['packed_rows']:,} packed ones, {data['packing_efficiency']:.1%} full, "
-        f"{data['supervised_tokens']:,} of {data['tokens']:,} tokens trained on{_pictures(data)}",
+        f"{data['supervised_tokens']:,} of {data['tokens']:,} tokens in the loss{_pictures(data)}",
         "train": f"{last['step']} steps, loss {first['loss']:.3f} → {last['loss']:.3f}, "
         f"{train['real_tokens_per_s']:,.0f} real tokens/s",
         "export": f"{export['merged_tensors']} tensors merged, {export['copied_tensors']} copied as bytes, and the "

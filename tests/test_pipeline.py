@@ -18,8 +18,9 @@ from gemsmith.data.rows import source_sha256
 from gemsmith.errors import MachineError
 from gemsmith.provenance import start_clock
 from gemsmith.recipe_file import load_recipe
-from gemsmith.run import make_origin, write_record
+from gemsmith.run import make_origin, open_source, read_record, write_record
 from gemsmith.stages import STAGES
+from gemsmith.terminal import open_console
 
 TINY = ["tiny-31b", "tiny-e2b", "tiny-26b-a4b", "tiny-12b"]
 RECIPE = """
@@ -75,6 +76,23 @@ def test_training_is_exported_and_verified_for_every_kind_of_variant(gemsmith, r
     # Where K = V, V gets a copy of K's adapter, without which vLLM applies only half of it.
     copies = train["adapted"]["k"] - train["adapted"].get("v", 0)
     assert len(adapter) == 2 * (sum(train["adapted"].values()) + copies)
+
+
+def test_a_run_plans_again_once_its_steps_are_counted(recipe):
+    """Rows in parquet are not counted before the data stage."""
+    import pyarrow.json
+    import pyarrow.parquet
+
+    file = recipe("tiny-31b")
+    pyarrow.parquet.write_table(pyarrow.json.read_json("rows.jsonl"), "rows.parquet")
+    text = file.read_text().replace("rows.jsonl", "rows.parquet").replace("optimizer_steps: 3, ", "")
+    file.write_text(text)
+    run = open_source(file, claim=lambda path: None)
+    first = pipeline.run_stage(run, "plan")
+    planned, counted = pipeline._run_each(run, None, ["plan", "data"], open_console())
+    assert (first.steps, first.priced_steps) == (None, 1000)
+    assert planned.steps == planned.priced_steps == counted.steps == 2
+    assert read_record(run, STAGES["plan"].record) == planned
 
 
 def test_a_run_writes_every_record_and_the_report_and_is_then_complete(gemsmith, recipe, engine):

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from gemsmith.checkpoint.fetch import check_source
 from gemsmith.errors import GemsmithError, MachineError, Preempted, RunError, VersionError
+from gemsmith.plan_records import PlanRecord
 from gemsmith.recipe import eval_tasks
 from gemsmith.records import DataRecord, Record, TrainRecord
 from gemsmith.resolve import check_settings
@@ -66,6 +67,8 @@ def _run_each(run: Run, servers: "Servers", stages: Sequence[str], console: Cons
                     f"trained on {record.hosts} hosts; the other stages need only one: gemsmith run {run.path}"
                 )
                 return [*records, record]
+            if stage == "data" and not any(machine.compiled for machine in read_record(run, PlanRecord).machines):
+                records[0] = _call(run, "plan", servers)  # of as many steps as there are now
         records.append(read_record(run, STAGES[stage].record))
     if "eval" not in stages:
         console.print(Text.assemble("eval     ", ("left out: data.eval names no held-out rows", "dim")))

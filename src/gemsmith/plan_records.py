@@ -113,6 +113,8 @@ class ServingPlan(Part):
     """Why it does not."""
     measured: str | None = None
     """The load tests on this machine that its times rest on; None: on none."""
+    warnings: tuple[str, ...] = ()
+    """What is known to go wrong there, each with a link."""
     weight_dtype: str | None = None
     tensor_parallel: int | None = None
     copies: int | None = None
@@ -162,3 +164,15 @@ class PlanRecord(Record):
     """A row for each machine and length of bench.input_tokens; none for machines of several hosts, nor for CPUs on
     which no load test was measured."""
     assumptions: tuple[str, ...]
+
+    @property
+    def priced(self) -> str:
+        """What `hours` and `usd` are for, in words: how many steps a run has that was not counted is not known."""
+        return f"{'' if self.steps is not None else 'every '}{self.priced_steps:,} steps"
+
+    @property
+    def serving_warnings(self) -> tuple[str, ...]:
+        """Those of `serving`, each once, with the machines that it is about."""
+        every = dict.fromkeys(warning for row in self.serving for warning in row.warnings)
+        about = {each: dict.fromkeys(row.machine for row in self.serving if each in row.warnings) for each in every}
+        return tuple(f"{', '.join(machines)}: {warning}" for warning, machines in about.items())

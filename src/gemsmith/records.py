@@ -136,13 +136,15 @@ class TrainStep(Part):
     step: int
     """From 1."""
     loss: float
-    """Mean over the step's supervised tokens."""
+    """Mean over the step's tokens in the loss."""
     grad_norm: float
     """Before clipping."""
     learning_rate: float
     """The one this step's update used."""
     real_tokens: int
     """Tokens that are not padding."""
+    loss_tokens: int | None = None
+    """Of these, the tokens in the loss; None in records from before they were in it."""
     step_s: float
     spike: bool = False
     """The loss was more than train.spike_factor times the median of the steps before."""

@@ -51,9 +51,10 @@ STAGES: dict[str, Stage] = {
         record=PlanRecord,
         keys=(
             *("model", "checkpoint", "data", "lora", "train", "hardware"),
-            *("bench.input_tokens", "bench.output_tokens", "bench.pictures"),
-            *("serve.dtype", "serve.kv_cache_dtype", "serve.max_model_len", "serve.pictures"),
+            *("bench.grid", "bench.input_tokens", "bench.output_tokens", "bench.max_concurrency", "bench.pictures"),
+            *("serve.dtype", "serve.kv_cache_dtype", "serve.max_model_len", "serve.pictures", "serve.image"),
         ),
+        since=("serve.arguments",),
         function=("gemsmith.plan.stage", "plan"),
     ),
     "data": Stage(

@@ -23,7 +23,7 @@ def prepared(make_run, write_rows):
 def test_without_a_terminal_brackets_hold_what_is_trained_and_borders_show(make_run, write_rows):
     text = printed(prepared(make_run, write_rows), 1, terminal=False)
     assert "<bos><|turn>user\nadd 0<turn|>\n<|turn>model\n⟦wire 0<turn|>⟧\n" in text
-    assert "── document 1: 19 tokens, 4 trained\n" in text
+    assert "── document 1: 19 tokens, 4 in the loss\n" in text
     assert "── document 3: " in text
     assert "── padding: 7 tokens" in text
     assert "\x1b[" not in text

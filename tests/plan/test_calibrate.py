@@ -20,12 +20,20 @@ H200 = ("NVIDIA H200",)
 def trained(recipe, tmp_path):
     """Returns the folder of a run whose steps took `step_s`: `trained("a", 2.5, devices=("NVIDIA H200",))`."""
 
-    def make(name: str, step_s: float, *, devices=H200, steps: int = 12, processor: str | None = None) -> Path:
+    def make(
+        name: str,
+        step_s: float,
+        *,
+        devices=H200,
+        steps: int = 12,
+        processor: str | None = None,
+        spread=(0.99, 1.0, 1.01),
+    ) -> Path:
         run = open_run(tmp_path / name, recipe("gemma4-e2b", machines=("1xh200",)))
         origin = make_origin(run, "train", start_clock())
         changed = {"accelerators": devices} | ({"processor": processor} if processor else {})
         origin = origin.model_copy(update={"machine": origin.machine.model_copy(update=changed)})
-        seconds = [50.0] + [step_s * (1 + 0.01 * (step % 3 - 1)) for step in range(steps - 1)]
+        seconds = [50.0] + [step_s * spread[step * len(spread) // (steps - 1)] for step in range(steps - 1)]
         record = TrainRecord(
             origin=origin,
             backend="tunix",
@@ -53,7 +61,7 @@ def test_a_plan_says_again_what_a_run_on_the_machine_measured(trained, recipe, t
     assert found.machine == "1xh200" and "median of 11 steps of a (gemma4-e2b): 2.5" in found.source
     asked = recipe("gemma4-e2b", machines=("1xh200", "8xh200"), catalogue=str(file), remat="layer")
     one, eight = plan_only(asked).machines
-    assert one.step_s == pytest.approx((2.5 / 1.15, 2.5 * 1.15), rel=0.01)
+    assert one.step_s == pytest.approx((2.475 / 1.15, 2.525 * 1.15), rel=0.001)
     assert one.measured and "measured there" in one.notes[-1]
     before = plan_only(recipe("gemma4-e2b", machines=("1xh200", "8xh200"), remat="layer")).machines
     assert eight == before[1] and before[0].measured is None, "the chip and other machines are as they were"
@@ -67,7 +75,16 @@ def test_two_runs_give_a_range_and_a_later_calibration_replaces_it(trained, tmp_
     assert low < high and both.source.count("median") == 2
     calibrate([trained("c", 2.0)], file)
     machine = find_machine(load_catalogue(file), "1xh200")
-    assert machine.measured_low == machine.measured_high > high
+    assert machine.measured_high > machine.measured_low > high
+    assert machine.measured_high / machine.measured_low == pytest.approx(1.01 / 0.99, rel=0.01)
+
+
+def test_a_range_is_as_wide_as_the_steps_were(trained, tmp_path):
+    (steady,) = calibrate([trained("a", 2.5)], tmp_path / "a.yaml")
+    (wide,) = calibrate([trained("b", 2.5, steps=62, spread=(0.9, 1.1) * 15 + (9,))], tmp_path / "b.yaml")
+    assert "2.25 to 2.75 without" in wide.source, "one step of many is left out"
+    assert wide.shares["matmuls"][0] < steady.shares["matmuls"][0] < steady.shares["matmuls"][1]
+    assert wide.shares["matmuls"][1] > steady.shares["matmuls"][1]
 
 
 def test_rows_that_were_there_stay(trained, tmp_path):
@@ -88,10 +105,13 @@ def test_rows_that_were_there_stay(trained, tmp_path):
         ({"devices": ("NVIDIA X1",) * 2}, "was trained on 2 x NVIDIA X1, which no machine of the catalogue is"),
         ({"devices": (), "processor": "Another"}, "was trained on another computer (Another"),
         ({"step_s": 0.001}, "shorter than 1xh200 can be by its row"),
+        ({"spread": (1, 2, 3, 4, 5, 6, 7.3)}, "5.5 to 40.1 s, 5.5 to 33 without"),
+        ({"spread": (1, 1, 1.3, 1.3)}, "5.5 s at the median of the first half and 7.15 of the second"),
+        ({"spread": (1, 1.6, 1, 1.6, 1, 1.6)}, "train again while it does nothing else"),
     ],
 )
 def test_a_run_that_says_nothing_is_one_line_and_nothing_is_written(trained, tmp_path, run, message):
-    values = {"step_s": 2.5, **run}
+    values = {"step_s": 5.5 if "spread" in run else 2.5, **run}
     good, bad = trained("good", 2.5), trained("bad", values.pop("step_s"), **values)
     with pytest.raises(RunError, match=message.replace("(", r"\(")) as error:
         calibrate([good, bad], tmp_path / "own.yaml")

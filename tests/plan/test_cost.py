@@ -35,14 +35,14 @@ def test_a_million_tokens_cost_their_share_of_the_dollars():
 def test_what_is_billed_by_the_minute_is_paid_to_its_end():
     price = MACHINES["cloud-run-20"].prices[0]
     ours = cost("cloud-run-20", steps=10, checkpoint_bytes=0)
-    assert ours.hours[0] * 60 == pytest.approx(70 / 60, rel=1e-3) and ours.usd[0] == pytest.approx(
-        price.usd_per_hour * 2 / 60, rel=1e-3
+    assert ours.hours[0] * 60 == pytest.approx(190 / 60, rel=1e-3) and ours.usd[0] == pytest.approx(
+        price.usd_per_hour * 4 / 60, rel=1e-3
     )
 
 
 def test_spot_pays_again_for_what_was_lost():
-    """Half of 100 steps of 2 s, and a start of 520 s, of every 6 hours."""
-    lost = (100 + 520) / 3600
+    """Half of 100 steps of 2 s, and a start of 780 s, of every 6 hours."""
+    lost = (100 + 780) / 3600
     high = cost(checkpoint_every=100).hours[1] * PREEMPTION_HOURS / (PREEMPTION_HOURS - lost)
     assert cost(checkpoint_every=100).usd_spot == pytest.approx((3.34 * cost().hours[0], 3.34 * high), rel=1e-3)
     assert cost(checkpoint_every=1000).usd_spot[1] > cost(checkpoint_every=10).usd_spot[1]

@@ -107,7 +107,7 @@ def test_a_calibrated_plan_has_what_was_measured_and_another_load_within_its_ran
     asked = recipe("gemma4-e2b", machines=("cpu",), catalogue=str(file))
     rows = plan_only(asked).serving
     assert rows and all(row.measured and "2 loads of a" in row.measured for row in rows)
-    assert "within 15 % of what load tests measured there" in "\n".join(serving_lines(plan_only(asked)))
+    assert "the range that load tests measured there, and 15 % each way" in "\n".join(serving_lines(plan_only(asked)))
     assert plan_only(recipe("gemma4-e2b", machines=("cpu",))).serving == ()
 
 

@@ -1,8 +1,11 @@
 import json
+from pathlib import Path
 
 from gemsmith.plan.steps import count_real_tokens, count_steps
-from gemsmith.recipe_file import build_recipe
+from gemsmith.recipe_file import build_recipe, load_recipe
 from gemsmith.records import DataRecord, Machine, Origin
+
+ROOT = Path(__file__).parents[2]
 
 
 def recipe(train="rows.jsonl", *, packing=False, max_length=100, **train_section):
@@ -62,11 +65,25 @@ def test_a_large_file_is_judged_by_its_beginning(tmp_path, monkeypatch):
     assert counted.steps == 100 and "about 400 documents" in counted.reason
 
 
-def test_made_rows_are_known_unless_they_are_packed():
-    made = {"task": "verilog", "rows": 10}
-    assert count_steps(recipe(made)).steps == 3
-    unknown = count_steps(recipe(made, packing=True))
-    assert unknown.steps is None and "for 1,000 steps" in unknown.reason and "after the data stage" in unknown.reason
+def test_made_rows_are_known_or_estimated_where_they_are_packed(tmp_path):
+    assert count_steps(recipe({"task": "verilog", "rows": 10})).steps == 3
+    made = {"task": "verilog", "rows": 2400}
+    counted = count_steps(recipe(made, packing=True, max_length=256))
+    assert 0.6 < counted.steps / 265 < 1.5 and "an assumed 3.5 bytes a token" in counted.reason
+    own = tmp_path / "own.py"
+    own.write_text("raise SystemExit('was run')")
+    unknown = count_steps(recipe({"task": str(own), "rows": 10}, packing=True))
+    assert (
+        unknown.steps is None and "for 1,000 steps" in unknown.reason and "counted by the data stage" in unknown.reason
+    )
+
+
+def test_a_demo_is_planned_as_about_as_many_steps_as_it_takes():
+    """265, as benchmarks/records/demo/data.json has them."""
+    counted = count_steps(load_recipe(ROOT / "recipes" / "demo.yaml"))
+    assert (
+        0.8 < counted.steps / 265 < 1.2 and "2.3 bytes a token, as the checkpoint's tokenizer has it" in counted.reason
+    )
 
 
 def test_what_is_not_there_or_not_lines_is_unknown_and_says_so(tmp_path):

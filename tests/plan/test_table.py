@@ -66,4 +66,6 @@ def test_serving_is_a_table_for_each_length_and_says_what_does_not_fit(recipe):
     lines = serving_lines(record)
     assert sum(line.startswith("machine") for line in lines) == len(recipe().bench.input_tokens)
     assert sum(line.startswith("v6e-8") for line in lines) == sum(line.startswith("1xl4: ") for line in lines) == 2
-    assert max(len(line) for line in lines if not line.startswith("1xl4")) <= 100
+    assert max(len(line) for line in lines if not line.startswith(("1xl4", "warning"))) <= 100
+    told = [line for line in lines if line.startswith("warning: v6e-8: ")]
+    assert len(told) == 3 and all("https://" in line for line in told), "each once, not for each length"

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from gemsmith.errors import MachineError, RecipeError
+from gemsmith.hardware import load_catalogue
 from gemsmith.serve import known
 from gemsmith.serve.engine import Engine, ServeSettings
 from gemsmith.serve.known import (
@@ -14,6 +15,7 @@ from gemsmith.serve.known import (
     picture_budget,
     refuse_engine,
     refuse_image,
+    tpu_warnings,
 )
 from gemsmith.zoo import find_variant
 
@@ -82,3 +84,30 @@ def test_slow_attention_is_said_of_the_versions_that_have_it() -> None:
     variant = find_variant("gemma4-31b")
     assert "256 and 512" in attention_choice(variant, (0, 19))[0].why
     assert attention_choice(variant, (0, 32)) == attention_choice(variant, None) == ()
+
+
+@pytest.mark.parametrize(
+    ("machine", "model", "weight_dtype", "settings", "told"),
+    [
+        ("v6e-8", "gemma4-31b", "bfloat16", {}, ["0.19.0", "local folder", "fp8_e5m2"]),
+        ("v6e-4", "gemma4-31b", "bfloat16", {}, ["0.19.0", "local folder", "fp8_e5m2", "issues/2333"]),
+        ("v6e-4", "gemma4-31b", "fp8", {"kv_cache_dtype": "fp8"}, ["0.19.0", "local folder"]),
+        ("v6e-8", "gemma4-31b", "bfloat16", {"arguments": ("--kv-cache-dtype=bfloat16",)}, ["0.19.0", "local folder"]),
+        ("v6e-8", "gemma4-31b", "bfloat16", {"image": "vllm/vllm-tpu:v0.32.0"}, ["local folder", "fp8_e5m2"]),
+        ("v5e-4", "gemma4-26b-a4b", "fp8", {"kv_cache_dtype": "fp8"}, ["0.19.0", "local folder", "issues/2453"]),
+        ("v6e-1", "gemma4-e4b", "bfloat16", {"kv_cache_dtype": "fp8"}, ["0.19.0", "local folder", "not verified"]),
+        ("2xh100", "gemma4-31b", "bfloat16", {}, []),
+    ],
+)
+def test_a_tpu_is_warned_of_what_was_seen_there(machine, model, weight_dtype, settings, told) -> None:
+    variant, where = find_variant(model), load_catalogue().machines[machine]
+    found = tpu_warnings(where, variant, ServeSettings(**settings), weight_dtype, in_image=True, is_folder=True)
+    assert len(found) == len(told)
+    for choice, word in zip(found, told, strict=True):
+        assert choice.what == "warning" and word in choice.why and "https://" in choice.why
+
+
+def test_a_hub_id_in_a_python_of_ones_own_is_warned_of_no_image_and_no_folder() -> None:
+    machine, settings = load_catalogue().machines["v6e-8"], ServeSettings(kv_cache_dtype="fp8")
+    variant = find_variant("gemma4-31b")
+    assert tpu_warnings(machine, variant, settings, "bfloat16", in_image=False, is_folder=False) == ()

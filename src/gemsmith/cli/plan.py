@@ -58,7 +58,7 @@ def plan(source: Sequence[Path], calibrate: bool, catalogue: Path | None, **opti
 
     SOURCE is a recipe (YAML) or a run directory. A recipe without --run is planned and nothing is written; nor is a
     run's plan.json with --on, which asks about other machines. --fix goes with the name of one machine. With
-    --calibrate plans of the machine that runs were trained and load-tested on say what these measured, within 15 %.
+    --calibrate plans of the machine that runs were trained and load-tested on say what these measured, 15 % each way.
 
     \b
     gemsmith plan recipes/verilog_31b.yaml --on all --by hours

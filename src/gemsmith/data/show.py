@@ -24,7 +24,7 @@ def show(run: Run, count: int, *, console: Console | None = None) -> None:
     folder = fetch_folder(run.recipe.checkpoint)
     tokenizer = open_tokenizer(folder)
     mark = "in colour" if console.is_terminal else "within ⟦ ⟧"
-    console.print(f"{len(rows)} packed rows of {rows.tokens.shape[1]} tokens; what is trained on is {mark}")
+    console.print(f"{len(rows)} packed rows of {rows.tokens.shape[1]} tokens; those in the loss are {mark}")
     image = read_image_tokens(folder, tokenizer).image if rows.pictures else None
     for row in range(min(count, len(rows))):
         console.print(row_text(rows, row, tokenizer, coloured=console.is_terminal, image=image))
@@ -44,7 +44,7 @@ def row_text(rows: Rows, row: int, tokenizer: Tokenizer, *, coloured: bool, imag
     )
     for number, places in enumerate(documents, start=1):
         tokens, trained = rows.tokens[row][places], rows.loss_mask[row][places] != 0
-        text.append(f"── document {number}: {len(tokens)} tokens, {int(trained.sum())} trained\n", style="cyan")
+        text.append(f"── document {number}: {len(tokens)} tokens, {int(trained.sum())} in the loss\n", style="cyan")
         text.append_text(document_text(tokens, trained, tokenizer, coloured=coloured, image=image))
         text.append("" if text.plain.endswith("\n") else "\n")
     if padding:

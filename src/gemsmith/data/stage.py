@@ -317,7 +317,7 @@ def _with_overlap(record: DataRecord, overlap: Overlap, same_picture: int | None
 def _summary(record: DataRecord, run: Run) -> str:
     data, per_step = run.recipe.data, run.recipe.train.rows_per_step
     text = (
-        f"data: {record.rows:,} rows, {record.tokens:,} tokens ({record.supervised_tokens:,} trained), in "
+        f"data: {record.rows:,} rows, {record.tokens:,} tokens ({record.supervised_tokens:,} in the loss), in "
         f"{record.packed_rows:,} rows of "
         f"{data.max_length} ({record.packing_efficiency:.0%} full), {record.steps:,} steps"
     )

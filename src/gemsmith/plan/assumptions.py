@@ -37,8 +37,9 @@ def assumptions_of(work: Work, recipe: Recipe) -> tuple[str, ...]:
         "Low: traffic between chips hidden and matmuls at their best; high: none hidden and matmuls at their worst.",
         f"Attention reaches {100 * time.ATTENTION_SHARE:.0f} % of the share of the peak that matmuls reach.",
         f"Hours have one start in them: the checkpoint read at {LOAD_BYTES_PER_S[1] / 1e9:g} to "
-        f"{LOAD_BYTES_PER_S[0] / 1e9:g} GB/s (assumed), then compilation; checkpoints and waiting for a machine are "
-        "left out.",
+        f"{LOAD_BYTES_PER_S[0] / 1e9:g} GB/s (assumed), then compilation (by train.backend tunix as long as the first "
+        "step of the 31B in arXiv 2605.25645); "
+        "checkpoints and waiting for a machine are left out.",
         f"Spot: never taken away, to once in {PREEMPTION_HOURS:g} hours (assumed), each time losing a start and half "
         f"of the {recipe.train.checkpoint_every} steps between checkpoints.",
         "Starting a kernel costs nothing here, so the steps of tiny models are longer than said.",

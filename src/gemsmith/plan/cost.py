@@ -10,9 +10,9 @@ from gemsmith.records import Range
 
 LOAD_BYTES_PER_S = (1e9, 0.2e9)
 """Of the checkpoint, from a bucket or a disk to the chips, at best and at worst; assumed."""
-COMPILE_S = {"tunix": (60.0, 220.0), "trl": (5.0, 60.0), "cpu": (8.0, 14.0)}
-"""tunix: up to what the 31B's step took one core for TPUs (docs/log/compile-and-xla.md), more cores take less; trl:
-assumed; cpu: the first step of tiny models (docs/log/cpu.md)."""
+COMPILE_S = {"tunix": (180.0, 480.0), "trl": (5.0, 60.0), "cpu": (8.0, 14.0)}
+"""tunix: the first step of the 31B on v5p-8, 3 to 8 minutes (arXiv 2605.25645, read 2026-11-23); XLA takes one core 103
+to 430 s (docs/log/compile-and-xla.md). trl: assumed; cpu: the first step of tiny models (docs/log/cpu.md)."""
 PREEMPTION_HOURS = 6.0
 """A machine on spot is taken away once in so many hours, at worst; at best never. Assumed."""
 

@@ -18,7 +18,7 @@ from gemsmith.records import Range
 from gemsmith.sizing import Work, memory_of, on_chips, parts_of
 from gemsmith.zoo import Variant
 
-RUNTIME = "runtime"
+RUNTIME, PROCESS = "runtime", "process"
 SET_MESH = "set train.mesh to"
 """How the note begins that says that training would not choose this mesh by itself."""
 CHECKPOINT_BYTES = 2
@@ -130,6 +130,7 @@ def _parts(work: Work, choice: Choice, machine: Machine) -> dict[str, int]:
     chip = machine.chip
     return {
         **{name: size * chip.devices for name, size in held.items()},
+        **({PROCESS: choice.hbm_bytes_per_chip - sum(held.values())} if chip.kind == "cpu" else {}),
         RUNTIME: round((1 - USABLE_SHARE) * chip.hbm_bytes),
     }
 
@@ -214,7 +215,7 @@ def _slices_note(choice: Choice, machine: Machine) -> tuple[str, ...]:
 
 def _start_note(cost: Cost) -> str:
     spans = (f"{name} {low:.0f} to {high:.0f} s" for name, (low, high) in cost.startup_s.items())
-    return f"start, assumed: {', '.join(spans)}"
+    return f"start, modelled: {', '.join(spans)}"
 
 
 def _price_note(machine: Machine, usd_spot: Range | None, today: date) -> str:
@@ -242,9 +243,9 @@ def _speed_note(machine: Machine) -> str:
         f"{chip.date}{'' if chip.checked else ', not checked'})"
     )
     if chip.kind == "cpu":
-        peak += "; Python and its libraries hold about 1.4 GiB more than is counted"
+        peak += "; memory has Python, libraries and compilation in it, as benchmarks/records/cpu_memory.json measured"
     low, high, source = chip.efficiency_low, chip.efficiency_high, chip.efficiency_source
     if machine.measured_low is not None and machine.measured_high is not None:
         low, high = machine.measured_low, machine.measured_high
-        source = f"measured there, and taken to hold within {100 * (MEASURED_WITHIN - 1):.0f} %: {_measured(machine)}"
+        source = f"measured there, and {100 * (MEASURED_WITHIN - 1):.0f} % each way: {_measured(machine)}"
     return f"matmuls at {100 * low:.3g} to {100 * high:.3g} % of {peak}; {source}"

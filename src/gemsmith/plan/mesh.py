@@ -9,7 +9,7 @@ from gemsmith.execution import BACKENDS, Remat
 from gemsmith.hardware import Machine
 from gemsmith.plan.time import StepTime, step_time
 from gemsmith.recipe import Mesh
-from gemsmith.sizing import Memory, Work, choose_remat, memory_of
+from gemsmith.sizing import Memory, Work, choose_remat, held_on_cpu, memory_of
 from gemsmith.zoo import Variant
 
 USABLE_SHARE = 0.95
@@ -55,7 +55,7 @@ def choose_mesh(
     """
     if backend == "trl":
         mesh = Mesh(replica=machine.slices, fsdp=machine.devices // machine.slices) if wanted == "auto" else wanted
-        choice = _weigh(work, machine, mesh, "layer" if remat == "auto" else remat)
+        choice = _weigh(work, machine, mesh, "layer" if remat == "auto" else remat, backend)
         return replace(choice, problems=(*_missing_in_trl(work, machine, mesh), *choice.problems))
     if wanted != "auto":
         return _weigh(work, machine, wanted, remat)
@@ -87,13 +87,13 @@ def _rows_first(work: Work, slices: int, devices: int, tp: int) -> Mesh:
     return Mesh(replica=slices, fsdp=fsdp, sequence=devices // fsdp, tp=tp)
 
 
-def _weigh(work: Work, machine: Machine, mesh: Mesh, remat: Remat | Literal["auto"]) -> Choice:
+def _weigh(work: Work, machine: Machine, mesh: Mesh, remat: Remat | Literal["auto"], backend: str = "tunix") -> Choice:
     chip = machine.chip
     if remat == "auto":
         remat = choose_remat(work, mesh, device_bytes=chip.hbm_bytes / chip.devices)
     work = replace(work, remat=remat)
     memory = memory_of(work, mesh)
-    hbm_bytes = memory.total * chip.devices
+    hbm_bytes = memory.total * chip.devices if chip.kind != "cpu" else held_on_cpu(work, memory.total, backend)
     problems = []
     sizes = mesh.model_dump()
     if (count := math.prod(sizes.values())) != machine.devices:

@@ -10,6 +10,7 @@ from gemsmith.plan_records import ServingPlan
 from gemsmith.recipe import Recipe
 from gemsmith.records import Range
 from gemsmith.serve.engine import ServeSettings
+from gemsmith.serve.known import tpu_warnings
 from gemsmith.serve.split import UTILISATION, Split, choose_split
 from gemsmith.serve.upstream import CPU_KV_BYTES
 from gemsmith.sizing import Pictures, pictures_of
@@ -19,32 +20,48 @@ from gemsmith.zoo import Variant
 
 MOST_REQUESTS = 256
 """Requests that vLLM takes into a batch at once, unless told otherwise (max_num_seqs)."""
-DECODE_SHARE = {"tpu": (0.25, 0.6), "gpu": (0.5, 0.8)}
+DECODE_SHARE = {"tpu": (0.25, 0.6), "gpu": (0.5, 0.97)}
 """Of the roofline, that a decode step reaches: TPOTs of arXiv 2605.25645 for Gemma 4 31B come to 0.26 to 0.59 on v6e-8
-and 0.52 to 0.66 on 2xH100, and 24 requests at 548 output tokens/s on an RTX PRO 6000 to at least 0.6."""
+and 0.52 to 0.66 on 2xH100; on an RTX PRO 6000 one stream at 24.1 tokens/s comes to 0.94, and 494 tokens/s of as many
+requests as fit to 0.97 (CARD)."""
+PREFILL_SHARE = {"gpu": 0.8}
+"""Of the peak, that a prompt's matmuls reach at best, where that is more than training's: 6,352 tokens/s of a prompt of
+1,024 on an RTX PRO 6000 are 0.76 (CARD: huggingface.co/LilaRest/gemma-4-31B-it-NVFP4-turbo, its column of the 31B in
+bfloat16, read 2026-11-23). benchmarks/records/plan_accuracy.json has the ranges beside all that was published."""
 
 
 def plan_serving(recipe: Recipe, variant: Variant, machine: Machine, in_prompt: int = 0) -> list[ServingPlan]:
-    """A row for each length of prompts in bench.input_tokens; none for several hosts.
+    """A row for each length of prompts and answers of the bench's grid; none for several hosts.
 
     With bench.pictures each prompt has `in_prompt` pictures, at least one, of data.image_tokens. One server does not
     span hosts. Of a CPU no speed is known but what load tests measured on it: else it has no row.
     """
     if machine.hosts > 1 or (machine.chip.kind not in DECODE_SHARE and machine.served_decode_low is None):
         return []
-    lengths = [(tokens, recipe.bench.output_tokens) for tokens in recipe.bench.input_tokens]
+    loads = {(load.input_tokens, load.output_tokens): load.max_concurrency for load in recipe.bench.plan.loads}
     images = max(1, in_prompt) if recipe.bench.pictures and variant.vision is not None else 0
-    return [plan_lengths(recipe, variant, machine, *each, images=images) for each in lengths]
+    return [plan_lengths(recipe, variant, machine, *each, images=images, most=most) for each, most in loads.items()]
 
 
 def plan_lengths(
-    recipe: Recipe, variant: Variant, machine: Machine, input_tokens: int, output_tokens: int, *, images: int = 0
+    recipe: Recipe,
+    variant: Variant,
+    machine: Machine,
+    input_tokens: int,
+    output_tokens: int,
+    *,
+    images: int = 0,
+    most: int | None = None,
 ) -> ServingPlan:
-    """Of prompts and answers of such lengths, with as many requests at once as there is room for."""
+    """Of prompts and answers of such lengths, with as many requests at once as there is room for, `most` if given."""
     input_tokens = max(input_tokens, images * recipe.data.image_tokens)
     serve, context = recipe.serve, input_tokens + output_tokens
     settings = ServeSettings(
-        dtype=serve.dtype, kv_cache_dtype=serve.kv_cache_dtype, pictures=serve.pictures or images > 0
+        dtype=serve.dtype,
+        kv_cache_dtype=serve.kv_cache_dtype,
+        pictures=serve.pictures or images > 0,
+        image=serve.image,
+        arguments=serve.arguments,
     )
     try:
         split = choose_split(machine, variant, settings, max(context, serve.max_model_len or 0))
@@ -57,16 +74,18 @@ def plan_lengths(
             fits=False,
             why=str(error),
         )
+    warnings = tpu_warnings(machine, variant, settings, split.weight_dtype, in_image=True, is_folder=True)
     kv_dtype = settings.kv_cache_dtype if settings.kv_cache_dtype != "auto" else settings.dtype
     served = Served(variant=variant, machine=machine, tp=split.tp, weight_dtype=split.weight_dtype, kv_dtype=kv_dtype)
     seen = _seen(recipe, variant, images) if images else None
     one = kv_bytes(variant, split.tp, kv_dtype, context)
     room = _room_bytes(machine, split)
-    each = max(1, min(int(room / one), MOST_REQUESTS))
+    copies = min(split.copies, most or split.copies)  # that have something to do
+    each = max(1, min(int(room / one), MOST_REQUESTS, (most or MOST_REQUESTS * copies) // copies))
     speed = output_tokens_per_s(
         served, requests=each, input_tokens=input_tokens, output_tokens=output_tokens, pictures=seen
     )
-    together = (speed[0] * split.copies, speed[1] * split.copies)
+    together = (speed[0] * copies, speed[1] * copies)
     price = on_demand(machine)
     dollars = None if price is None or price.usd_per_hour is None else price.usd_per_hour / 3600 * 1e6
     chip = machine.chip
@@ -76,6 +95,7 @@ def plan_lengths(
         output_tokens=output_tokens,
         pictures=images,
         fits=True,
+        warnings=tuple(warning.why for warning in warnings),
         measured=f"{machine.served_source}, {machine.served_date}" if machine.served_source else None,
         weight_dtype=split.weight_dtype,
         tensor_parallel=split.tp,
@@ -83,7 +103,7 @@ def plan_lengths(
         weights_bytes_per_chip=round(split.memory.weights * chip.devices),
         kv_room_bytes_per_chip=round(room * chip.devices),
         kv_bytes_per_request=round(one * chip.devices),
-        requests=each * split.copies,
+        requests=each * copies,
         prefill_s=_rounded(prefill_s(served, input_tokens, seen)),
         decode_step_s=_rounded(decode_s(served, requests=each, context=input_tokens + output_tokens / 2)),
         output_tokens_per_s=_rounded(together),
@@ -94,11 +114,16 @@ def plan_lengths(
 def output_tokens_per_s(
     served: Served, *, requests: float, input_tokens: int, output_tokens: int, pictures: Pictures | None = None
 ) -> Range:
-    """Of one copy whose batch stays full: while a request is answered, every other's prompt is once prefilled."""
+    """Of one copy whose batch stays full: while a request is answered, every other's prompt is once prefilled.
+
+    At best, on a GPU of which no load test is known, beside the decode steps: these wait for memory, matmuls do not.
+    """
     steps = decode_s(served, requests=requests, context=input_tokens + output_tokens / 2)
     prompts = prefill_s(served, input_tokens, pictures)
-    slow, fast = (requests * output_tokens / (output_tokens * steps[end] + requests * prompts[end]) for end in (1, 0))
-    return slow, fast
+    decodes, prefills = ([count * one for one in each] for count, each in ((output_tokens, steps), (requests, prompts)))
+    hidden = requests > 1 and served.machine.chip.kind == "gpu" and served.machine.served_decode_low is None
+    least = max(decodes[0], prefills[0]) if hidden else decodes[0] + prefills[0]
+    return requests * output_tokens / (decodes[1] + prefills[1]), requests * output_tokens / least
 
 
 def decode_s(served: Served, *, requests: float, context: float) -> Range:
@@ -112,12 +137,16 @@ def decode_s(served: Served, *, requests: float, context: float) -> Range:
 
 
 def prefill_s(served: Served, tokens: int, pictures: Pictures | None = None) -> Range:
-    """A prompt alone with its pictures, matmuls at what training is taken to reach, or as load tests measured there."""
+    """A prompt alone with its pictures, matmuls as training's and up to PREFILL_SHARE, or as load tests measured."""
     roofline, machine, chip = prefill(served, tokens, pictures), served.machine, served.machine.chip
     if machine.served_prefill_low is not None and machine.served_prefill_high is not None:
         return _measured(roofline, machine.served_prefill_low, machine.served_prefill_high)
     return (
-        max(roofline.matmul_s / chip.efficiency_high, roofline.hbm_s, roofline.interconnect_s),
+        max(
+            roofline.matmul_s / max(chip.efficiency_high, PREFILL_SHARE.get(chip.kind, 0)),
+            roofline.hbm_s,
+            roofline.interconnect_s,
+        ),
         _slowest(roofline, chip.efficiency_low),
     )
 

@@ -1,20 +1,24 @@
 """How many optimizer steps a recipe takes, as far as that can be told, and how it was told."""
 
+import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from gemsmith.files import expand_home
 from gemsmith.recipe import Made, Recipe
 from gemsmith.records import DataRecord
+from gemsmith.tasks import find_row_maker, is_task_file
 
 PRICED_STEPS = 1000
 """What hours and dollars are for where the number of steps cannot be told."""
 BYTES_PER_TOKEN = 3.5
-"""Of a JSONL file of text and code, its keys and quotes counted; assumed."""
+"""Of a JSONL file of text and code, its keys and quotes counted; assumed where there is no tokenizer here."""
 FILLED_SHARE = 0.95
 """Of the positions of packed rows; assumed."""
-SAMPLE_BYTES = 1 << 22
+SAMPLE_BYTES, SAMPLE_ROWS = 1 << 22, 300
+"""Of a file, that its documents are counted by; and of it or of made rows, that the tokenizer sees."""
 
 
 class StepCount(NamedTuple):
@@ -25,7 +29,7 @@ class StepCount(NamedTuple):
 
 
 def count_steps(recipe: Recipe, data: DataRecord | None = None) -> StepCount:
-    """Steps from the recipe, else from the data stage's record, else estimated from the rows; never by tokenising."""
+    """Steps from the recipe, else from the data stage's record, else estimated from the rows."""
     if recipe.train.optimizer_steps is not None:
         return StepCount(
             recipe.train.optimizer_steps, f"{recipe.train.optimizer_steps:,} steps: train.optimizer_steps says so."
@@ -61,9 +65,14 @@ def count_real_tokens(recipe: Recipe, data: DataRecord | None = None) -> RealTok
 
 
 def _from_made(recipe: Recipe, made: Made) -> StepCount:
-    if recipe.data.packing:
-        return _unknown("how many packed rows the made documents fill is known after the data stage")
-    return _from_rows(recipe, made.rows, f"{made.rows:,} rows to make, one document each")
+    how = f"{made.rows:,} rows to make, one document each"
+    if not recipe.data.packing:
+        return _from_rows(recipe, made.rows, how)
+    if is_task_file(made.task):
+        return _unknown(f"the rows that {made.task} makes are counted by the data stage")
+    rows = find_row_maker(made.task).make_rows(min(made.rows, SAMPLE_ROWS), made.split, recipe.seed)
+    lines = [json.dumps(row).encode() for row in rows]
+    return _packed(recipe, lines, sum(map(len, lines)) / len(lines) * made.rows, made.rows, how)
 
 
 def _from_file(recipe: Recipe, source: str) -> StepCount:
@@ -80,7 +89,8 @@ def _from_jsonl(recipe: Recipe, path: Path) -> StepCount:
     size = path.stat().st_size
     with path.open("rb") as file:
         sample = file.read(SAMPLE_BYTES)
-    documents = sum(1 for line in sample.splitlines() if line.strip())
+    lines = [line for line in sample.splitlines() if line.strip()]
+    documents = len(lines)
     if not documents:
         return _unknown(f"data.train {path} is empty")
     how = f"{path.name} has {documents:,} documents"
@@ -92,12 +102,21 @@ def _from_jsonl(recipe: Recipe, path: Path) -> StepCount:
         )
     if not recipe.data.packing:
         return _from_rows(recipe, documents, how)
-    tokens = size / BYTES_PER_TOKEN
-    rows = min(documents, max(1, math.ceil(tokens / (recipe.data.max_length * FILLED_SHARE))))
-    packed = (
-        f"packed into about {rows:,} rows at an assumed {BYTES_PER_TOKEN} bytes a token and {100 * FILLED_SHARE:.0f} % "
-        "of each row filled"
-    )
+    return _packed(recipe, lines, size, documents, how)
+
+
+def _packed(recipe: Recipe, lines: Sequence[bytes], size: float, documents: int, how: str) -> StepCount:
+    each, told = BYTES_PER_TOKEN, f"an assumed {BYTES_PER_TOKEN} bytes a token"
+    folder = expand_home(recipe.checkpoint)
+    if (folder / "tokenizer.json").is_file():
+        from gemsmith.data.render import open_tokenizer  # here: planning loads numpy for this alone
+
+        sample = [line.decode(errors="replace") for line in lines[:SAMPLE_ROWS]]
+        tokens = sum(len(encoded.ids) for encoded in open_tokenizer(folder).encode_batch(sample))
+        each = sum(map(len, lines[:SAMPLE_ROWS])) / max(1, tokens)
+        told = f"{each:.2g} bytes a token, as the checkpoint's tokenizer has it,"
+    rows = min(documents, max(1, math.ceil(size / each / (recipe.data.max_length * FILLED_SHARE))))
+    packed = f"packed into about {rows:,} rows at {told} and {100 * FILLED_SHARE:.0f} % of each row filled"
     return _from_rows(recipe, rows, f"{how}, {packed}")
 
 

@@ -6,7 +6,7 @@ from typing import TextIO
 
 from gemsmith.characters import spell_out
 from gemsmith.plan.fix import KEYS
-from gemsmith.plan.machine import RUNTIME, SET_MESH, describe_changes
+from gemsmith.plan.machine import PROCESS, RUNTIME, SET_MESH, describe_changes
 from gemsmith.plan_records import MachinePlan, PlanRecord, ServingPlan
 from gemsmith.recipe import Mesh
 from gemsmith.records import Range
@@ -22,13 +22,14 @@ LETTERS = {
     "moments": "A",
     "gradients": "A",
     "saved activations": "S",
+    PROCESS: "r",
     RUNTIME: "r",
 }
 """The letter of a part in the bar; the other parts are those of the layer or the loss at hand."""
 OTHER = "L"
 LEGEND = (
     "memory: W frozen weights, A adapters with moments and gradients, S saved activations,\n"
-    "L the layer or loss at hand, r set aside for the runtime, . free, > more than there is"
+    "L the layer or loss at hand, r the runtime's, . free, > more than there is"
 )
 DETAILED = 3
 """With more machines than this, notes are left to --json."""
@@ -43,14 +44,13 @@ def print_plan(record: PlanRecord, file: TextIO | None = None) -> None:
 def plan_lines(record: PlanRecord) -> list[str]:
     """The table, at most 80 columns wide, and below it a line for each note and assumption."""
     trained = f"{_count(record.trained_parameters)} trained of {_count(record.parameters)} parameters"
-    per = f"{record.steps:,} steps" if record.steps is not None else f"hours and USD per {record.priced_steps:,} steps"
     meshes = [machine.mesh for machine in record.machines]
     axes = [axis for axis in Mesh.model_fields if axis in ("fsdp", "tp") or any(mesh[axis] > 1 for mesh in meshes)]
     rows = [HEADINGS, *(_cells(machine, axes) for machine in record.machines)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(HEADINGS))]
     lines = [
         f"{record.model}: {trained}",
-        f"{record.tokens_per_step:,} tokens a step; {per}; mesh is {' x '.join(axes)}",
+        f"{record.tokens_per_step:,} positions a step; hours and USD for {record.priced}; mesh is {' x '.join(axes)}",
         "",
     ]
     lines += ["  ".join(_aligned(row, widths)).rstrip() for row in rows]
@@ -84,12 +84,18 @@ def serving_lines(record: PlanRecord) -> list[str]:
         widths = [max(len(row[column]) for row in table) for column in range(len(SERVING_HEADINGS))]
         lines += ["", load, ""]
         lines += ["  ".join(_aligned(row, widths)).rstrip() for row in table]
-        lines += [f"{row.machine}: {row.why}" for row in rows if row.why]
+    if refused := dict.fromkeys(f"{row.machine}: {row.why}" for row in record.serving if row.why):
+        lines += ["", *refused]
+    if record.serving_warnings:
+        lines += ["", *(f"warning: {warning}" for warning in record.serving_warnings)]
     measured = {row.machine: row.measured for row in record.serving if row.measured}
     return [
         *lines,
         "",
-        *(f"- {name}: within 15 % of what load tests measured there: {tests}" for name, tests in measured.items()),
+        *(
+            f"- {name}: the range that load tests measured there, and 15 % each way: {tests}"
+            for name, tests in measured.items()
+        ),
         "- memory: GiB a chip of weights, and left for keys and values; tp is tensor parallel x copies.",
         *(
             ["- no machine has a row: of a CPU no speed is known before --calibrate with a run that has bench.json"]
@@ -101,8 +107,8 @@ def serving_lines(record: PlanRecord) -> list[str]:
             if any(row.pictures for row in record.serving)
             else []
         ),
-        "- Prefill as training's matmuls, decode at 25-60 % of the roofline on TPU, 50-80 % on GPU, as in a",
-        "  published load test of the 31B (docs/how-to/plan.md). The batch is taken to be always full.",
+        "- Prefill as training's matmuls, on GPU up to 80 % of the peak; decode at 25-60 % of the roofline",
+        "  on TPU, 50-97 % on GPU, as in load tests of the 31B (docs/how-to/plan.md). Batches are full.",
     ]
 
 

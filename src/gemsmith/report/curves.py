@@ -23,7 +23,7 @@ def training_charts(train: TrainRecord, clip_norm: float | None) -> list[Chart]:
     timed = [step.step not in compiled and step.step_s > 0 for step in steps]
     speeds = [step.real_tokens / step.step_s if counts else math.nan for step, counts in zip(steps, timed, strict=True)]
     return [
-        _step_chart(train, "loss", "Loss", "mean over the supervised tokens of a step", [step.loss for step in steps]),
+        _step_chart(train, "loss", "Loss", "mean over the tokens in the loss of a step", [step.loss for step in steps]),
         _step_chart(
             train, "grad-norm", "Gradient norm", "before clipping", [step.grad_norm for step in steps], limit=clip_norm
         ),

@@ -100,7 +100,7 @@ def _fast(findings: Findings) -> Headline:
     return Headline(
         question="How fast?",
         answer=numbers.decimal(train.real_tokens_per_s) if train else None,
-        unit="real tokens/s trained" if train else "",
+        unit="real tokens/s" if train else "",
         lines=tuple(_speed_lines(findings)),
     )
 
@@ -138,7 +138,7 @@ def _cost(findings: Findings) -> Headline:
         return Headline(
             question=question, answer=None, modelled=True, lines=("no machine that fits has a price in the plan",)
         )
-    steps = f"{numbers.count(findings.plan.priced_steps)} steps on {machine.name}, the cheapest that fits"
+    steps = f"{findings.plan.priced} on {machine.name}, the cheapest that fits"
     low, high = machine.usd
     why = "no train record" if findings.train is None else "which of the plan’s machines trained is not told"
     return Headline(
@@ -158,7 +158,7 @@ def _cost_lines(found: Spent) -> Iterator[str]:
     if found.training is not None:
         yield f"training {numbers.usd(found.training)}"
     if found.per_million_trained_tokens is not None:
-        yield f"{numbers.price(found.per_million_trained_tokens)} per million tokens trained"
+        yield f"{numbers.price(found.per_million_trained_tokens)} per million real tokens"
     if found.served is not None:
         tokens = price.usd_per_million_output_tokens(found.served)
         requests = price.usd_per_thousand_requests(found.served)

@@ -21,7 +21,8 @@ PARTS = {
     "moments": ("adapters, moments, gradients", "s2"),
     "gradients": ("adapters, moments, gradients", "s2"),
     "saved activations": ("saved activations", "s3"),
-    "runtime": ("set aside for the runtime", "line-strong"),
+    "process": ("the runtime's", "line-strong"),
+    "runtime": ("the runtime's", "line-strong"),
 }
 """A part of the memory -> what it is shown as, and the colour; the others are those of the layer or loss at hand."""
 OTHER = ("the layer or loss at hand", "s4")
@@ -95,17 +96,16 @@ def _tiles(record: PlanRecord) -> list[Tile]:
     timed = [(machine.hours, machine) for machine in fitting if machine.hours]
     usd, cheapest = min(priced, key=lambda each: each[0][1], default=(None, None))
     hours, fastest = min(timed, key=lambda each: each[0][1], default=(None, None))
-    steps = f"{numbers.count(record.priced_steps)} steps"
     return [
         Tile(
             label="Cheapest",
             value=None if usd is None else numbers.span(*map(numbers.usd, usd)),
-            note=f"{steps} on {cheapest.name}" if cheapest else "no machine that fits has a price",
+            note=f"{record.priced} on {cheapest.name}" if cheapest else "no machine that fits has a price",
         ),
         Tile(
             label="Fastest",
             value=None if hours is None else numbers.span(*(numbers.rough(3600 * end) for end in hours)),
-            note=f"{steps} on {fastest.name}" if fastest else "no machine fits",
+            note=f"{record.priced} on {fastest.name}" if fastest else "no machine fits",
         ),
         Tile(
             label="Machines that fit",

@@ -69,7 +69,7 @@ def _plan_lines(findings: Findings) -> Iterator[tuple[str, str, str]]:
     cheapest = cheapest_machine(findings.plan)
     if cheapest and cheapest.usd:
         cost = numbers.span(numbers.usd(cheapest.usd[0]), numbers.usd(cheapest.usd[1]))
-        yield "cost, modelled", f"{cost}: {numbers.count(findings.plan.priced_steps)} steps on {cheapest.name}", ""
+        yield "cost, modelled", f"{cost}: {findings.plan.priced} on {cheapest.name}", ""
 
 
 def _data_lines(findings: Findings) -> Iterator[tuple[str, str, str]]:

@@ -34,6 +34,8 @@ still are.
     holds: seen of a folder in August 2025, closed since; of a bucket seen in January 2026
     link:  https://github.com/vllm-project/tpu-inference/issues/606
     does:  a folder of this machine is mounted, and said
+
+What else was seen of vLLM on TPUs is a row of tpu_warnings, each with its link.
 """
 
 import re
@@ -41,6 +43,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gemsmith.errors import MachineError, RecipeError
+from gemsmith.hardware import Machine
 from gemsmith.serve.deployment import Choice
 from gemsmith.serve.engine import Engine, ServeSettings
 from gemsmith.zoo import Variant
@@ -75,6 +78,10 @@ TRANSFORMERS_5_15 = Known(link=f"{_VLLM}51744", since=(0, 27), until=(0, 28))
 TRITON_ATTENTION = Known(link=f"{_VLLM}38887", until=(0, 32))
 TPU_ADAPTER = Known(link=f"{_TPU}2207")
 TPU_CACHE = Known(link=f"{_TPU}606")
+WARNING = "warning"
+"""What a Choice is called that warns."""
+TPU_IMAGE = "vllm/vllm-tpu:gemma4"
+_PAPER, _RECIPES = "https://arxiv.org/abs/2605.25645", "https://github.com/AI-Hypercomputer/tpu-recipes"
 
 
 def read_version(text: str) -> Version | None:
@@ -145,6 +152,34 @@ def adapter_choice(kind: str) -> Choice:
         f"vLLM may load a Gemma 4 adapter and ignore it ({ADAPTER_IGNORED.link}); it is compared with the base once up"
     )
     return Choice(what="--enable-lora", why=why)
+
+
+def tpu_warnings(
+    machine: Machine, variant: Variant, settings: ServeSettings, weight_dtype: str, *, in_image: bool, is_folder: bool
+) -> tuple[Choice, ...]:
+    """What went wrong, or otherwise than one would think, with such a model on such a TPU; none elsewhere."""
+    if machine.chip.kind != "tpu":
+        return ()
+    name, chip, image = variant.name, machine.chip.name, settings.image or TPU_IMAGE
+    kv = option_value(settings.arguments, "--kv-cache-dtype") or settings.kv_cache_dtype
+    lacks_memory = (name, machine.name, weight_dtype) == ("gemma4-31b", "v6e-4", "bfloat16")
+    seen = (
+        (in_image and image == TPU_IMAGE, f"{image} is vLLM 0.19.0; serve.image names a later one", _PAPER),
+        (is_folder, "vLLM's image for TPUs refused a local folder, and took a hub id alone", f"{_PAPER}, its notes"),
+        (
+            kv == "auto",
+            "kv_cache_dtype auto was fp8_e5m2 on a v6e-8; --kv-cache-dtype in serve.arguments names it",
+            _PAPER,
+        ),
+        (name in ("gemma4-e2b", "gemma4-e4b"), f"Google's recipes for TPUs call {name} not verified", _RECIPES),
+        (
+            lacks_memory,
+            "the 31B ran out of memory there in bfloat16, and ran with weights and KV in fp8",
+            f"{_TPU}2333",
+        ),
+        (name == "gemma4-26b-a4b" and chip == "v5e", "the 26B-A4B could not be run there", f"{_TPU}2453"),
+    )
+    return tuple(Choice(what=WARNING, why=f"{why} ({link})") for holds, why, link in seen if holds)
 
 
 def attention_choice(variant: Variant, version: Version | None) -> tuple[Choice, ...]:

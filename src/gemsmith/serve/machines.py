@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from rich.text import Text
+
 from gemsmith.checkpoint import read_config
 from gemsmith.checkpoint.folder import name_variant
 from gemsmith.errors import RecipeError
@@ -19,22 +21,25 @@ from gemsmith.serve.deployment import Choice, Deployment, Mount, as_command, ref
 from gemsmith.serve.engine import KEY_VARIABLE, Engine, ServeSettings, clean_environment, has_key
 from gemsmith.serve.known import (
     TPU_CACHE,
+    TPU_IMAGE,
+    WARNING,
     Version,
     adapter_choice,
     attention_choice,
     picture_budget,
     read_version,
     refuse_image,
+    tpu_warnings,
 )
 from gemsmith.serve.pictures import encoder_arguments, refuse_on_cpu
 from gemsmith.serve.split import BATCHED, UTILISATION, Split, choose_split, memory_choice, tensor_parallel_choice
 from gemsmith.serve.upstream import QUICK_START_ON_CPU, SERVER_MODULE, cpu_environment
 from gemsmith.sizing.serving import serving_memory
+from gemsmith.terminal import open_console
 from gemsmith.zoo import Variant, read_variant
 
 GPU_IMAGE = "vllm/vllm-openai:v0.32.0"
 """The version whose build for CPUs Gemsmith's tests serve with."""
-TPU_IMAGE = "vllm/vllm-tpu:gemma4"
 RUNTIMES = {"v5e": "v2-alpha-tpuv5-lite", "v5p": "v2-alpha-tpuv5", "v6e": "v2-alpha-tpuv6e"}
 """The image of a TPU VM, by chip; another boots and cannot be reached."""
 PORT = 8000
@@ -122,8 +127,7 @@ def deploy(
         image = image_of(machine, settings)
         refuse_image(image)
     length = settings.max_model_len or min(PROMPT_AND_OUTPUT, weights.variant.context)
-    version = read_version(image or "")
-    arguments, choices = _arguments_on(machine, weights, settings, length, version)
+    arguments, choices = _arguments_on(machine, weights, settings, length, image)
     seen = _Seen.in_image(weights, settings) if image else _Seen.here(weights, settings)
     return Deployment(
         machine=machine.name,
@@ -176,13 +180,16 @@ def deployed_command(
     deployment = deploy(
         settings.machine, weights, replace(settings, port=port), name=name, program=program, keyed=has_key()
     )
+    for choice in deployment.choices:
+        if choice.what == WARNING:
+            open_console().print(Text.assemble((f"{WARNING}: ", "yellow"), choice.why))
     if settings.in_docker:
         return as_command(deployment, container=container), clean_environment()
     return as_command(deployment), clean_environment() | dict(deployment.environment)
 
 
 def _arguments_on(
-    machine: Machine, weights: Weights, settings: ServeSettings, length: int, version: Version | None
+    machine: Machine, weights: Weights, settings: ServeSettings, length: int, image: str | None
 ) -> _Arguments:
     """What the kind of machine decides, and why."""
     kind = machine.chip.kind
@@ -190,7 +197,10 @@ def _arguments_on(
         arguments, choices = _on_cpu(machine, weights, settings)
     else:
         split = choose_split(machine, weights.variant, settings, length)
-        arguments, choices = (_on_gpu if kind == "gpu" else _on_tpu)(machine, weights, settings, split, version)
+        on = _on_gpu if kind == "gpu" else _on_tpu
+        arguments, choices = on(machine, weights, settings, split, read_version(image or ""))
+        found = {"in_image": image is not None, "is_folder": weights.is_folder}
+        choices = (*choices, *tpu_warnings(machine, weights.variant, settings, split.weight_dtype, **found))
     return arguments, choices if weights.adapter is None else (*choices, adapter_choice(kind))
 
 

@@ -2,6 +2,7 @@
 
 from gemsmith.sizing.memory import (
     Memory,
+    held_on_cpu,
     memory_of,
     micro_batches,
     parts_of,
@@ -19,6 +20,7 @@ __all__ = [
     "Work",
     "attended_pairs",
     "choose_remat",
+    "held_on_cpu",
     "memory_of",
     "micro_batches",
     "on_chips",

@@ -26,6 +26,10 @@ leaves to the block's end: the outputs of o and down, and four gradients, each s
 BATCH_BYTES = 16
 """Of a position of a batch: its token, its place, its segment and whether it is trained on."""
 
+CPU_HELD = {"tunix": (1.1, 2.0), "trl": (0.7, 1.6)}
+"""On a CPU, by backend: GiB of Python, libraries and compilation, and how often a process holds what a step is reckoned
+to (benchmarks/records/cpu_memory.json): a file's pages beside the weights read from them, XLA's copies."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Memory:
@@ -85,6 +89,12 @@ def memory_of(work: Work, mesh: Mesh) -> Memory:
         data=BATCH_BYTES * tokens_per_device(work, mesh) + _picture_bytes(work, mesh),
         tower=_tower_workspace(work, mesh),
     )
+
+
+def held_on_cpu(work: Work, step_bytes: int, backend: str) -> int:
+    """The most that a process on a CPU holds, of which `step_bytes` are memory_of's; XLA widens bfloat16 there."""
+    gib, times = CPU_HELD[backend]
+    return int(gib * 2**30 + times * step_bytes * (4 / work.dtype_bytes if backend == "tunix" else 1))
 
 
 def parts_of(work: Work, memory: Memory) -> dict[str, int]:

@@ -206,6 +206,7 @@ class Session:
             grad_norm=outcome.grad_norm,
             learning_rate=plan.learning_rate,
             real_tokens=outcome.real_tokens,
+            loss_tokens=outcome.targets,
             pictures=outcome.pictures,
             soft_tokens=outcome.soft_tokens,
             step_s=round(step_s, 6),

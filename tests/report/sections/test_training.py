@@ -1,5 +1,7 @@
 """Training's facts: every number of the page is the record's."""
 
+from dataclasses import replace
+
 from gemsmith.records import TrainRecord
 from gemsmith.report.findings import read_findings
 from gemsmith.report.numbers import count, decimal, duration
@@ -20,5 +22,14 @@ def test_the_page_s_numbers_are_the_record_s(large_run, section_words):
     row = f"{count(step.step)} {decimal(step.loss)} {decimal(step.grad_norm)} {decimal(step.learning_rate)} "
     row += f"{count(step.real_tokens)} {duration(step.step_s)}"
     assert " ".join(row.split()) in words
-    assert f"Tokens trained, without padding {count(sum(step.real_tokens for step in train.steps))}" in words
+    assert f"Real tokens, all but padding {count(sum(step.real_tokens for step in train.steps))}" in words
+    assert f"Tokens in the loss {count(sum(step.loss_tokens for step in train.steps))}" in words
     assert "Mesh fsdp 4" in words and "Spikes 1" in words and "Updates left out 1" in words
+
+
+def test_tokens_in_the_loss_of_a_record_that_has_none_are_no_number(large_run, undrawn):
+    findings = read_findings(large_run)
+    old = tuple(step.model_copy(update={"loss_tokens": None}) for step in findings.train.steps)
+    assert training.make(large_run, findings)["loss_tokens"] == sum(step.loss_tokens for step in findings.train.steps)
+    findings = replace(findings, train=findings.train.model_copy(update={"steps": old}))
+    assert training.make(large_run, findings)["loss_tokens"] is None

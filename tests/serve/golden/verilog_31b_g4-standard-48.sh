@@ -4,7 +4,7 @@
 # --network host: vLLM itself listens on serve.host then, and nowhere else
 # --max-model-len 15872: serve.max_model_len: a prompt and its output together
 # --tensor-parallel-size 1: divides the 16 kv heads and 4 global ones of gemma4-31b
-# memory: GB a device, modelled: bfloat16 weights 61.4, one sequence's keys and values 8.8, a forward pass 3.2; of 86.4 that vLLM may use
+# memory: GB a device, modelled: bfloat16 weights 61.4, one sequence's keys and values 8.8, a forward pass 3.2; of 91.8 that vLLM may use
 # --language-model-only: serve.pictures is false
 # not there yet: runs/verilog_31b/merged
 docker run --rm --init \

@@ -29,7 +29,7 @@ def _positions(data: DataRecord) -> list[tuple[str, float, str]]:
         return []
     supervised = data.packing_efficiency * data.supervised_tokens / data.tokens
     return [
-        ("supervised tokens", supervised, "s1"),
+        ("tokens in the loss", supervised, "s1"),
         ("prompt and template tokens", data.packing_efficiency - supervised, "s1-soft"),
         ("padding", 1 - data.packing_efficiency, "line-strong"),
     ]

@@ -13,10 +13,12 @@ _STEP_ROWS = 24
 def make(run: Run, findings: Findings) -> dict[str, Any]:
     """Charts, some of the steps, and how many tokens they had."""
     train = findings.train
+    counts = [step.loss_tokens for step in train.steps] if train else []
     return {
         "charts": training_charts(train, run.recipe.optimizer.clip_norm) if train else [],
         "step_rows": _step_rows(train) if train else [],
         "tokens": trained_tokens(train) if train else 0,
+        "loss_tokens": sum(counts) if None not in counts else None,
     }
 
 
