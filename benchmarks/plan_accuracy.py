@@ -23,6 +23,7 @@ from unittest.mock import patch
 from rich.console import Console
 from rich.table import Table
 
+import short
 from gemsmith import __version__
 from gemsmith.hardware import Machine, load_catalogue
 from gemsmith.plan.serving import decode_s, output_tokens_per_s, plan_lengths, prefill_s
@@ -324,7 +325,7 @@ def main() -> None:
         "published_serving": list(published_serving()),
         "published_memory": {"31B QLoRA, one 80 GB GPU": qlora()},
     }
-    (RECORDS / "plan_accuracy.json").write_text(json.dumps(record, indent=1) + "\n")
+    (short.RECORDS / "plan_accuracy.json").write_text(json.dumps(record, indent=1) + "\n")
     print_tables(cases, runs)
     for served in record["published_serving"]:
         print(json.dumps(served), file=sys.stderr)
