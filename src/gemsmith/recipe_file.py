@@ -1,6 +1,7 @@
 """Recipes from YAML and back: loaded, overridden, checked in the recipe's own words, dumped with reasons."""
 
 import json
+import os
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -9,10 +10,11 @@ from typing import Any, get_args
 from pydantic import ValidationError
 
 from gemsmith.errors import RecipeError, nearest
-from gemsmith.files import expand_home
-from gemsmith.plain_yaml import parse_yaml
+from gemsmith.files import expand_home, regular_file
+from gemsmith.plain_yaml import MOST_CHARACTERS, parse_yaml
 from gemsmith.recipe import TASK_KEYS, Derived, Made, Mesh, Recipe
 from gemsmith.recipe_checks import check_recipe
+from gemsmith.recipe_keys import flatten
 from gemsmith.tasks import is_task_file
 
 
@@ -24,7 +26,7 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = (), *, forget: Coll
     """
     path = Path(path)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = regular_file(path, most_bytes=4 * MOST_CHARACTERS).read_text(encoding="utf-8")
     except OSError as error:
         raise RecipeError(f"recipe {path}: cannot be read ({error.strerror or error})") from None
     except UnicodeDecodeError:
@@ -47,6 +49,9 @@ def build_recipe(values: Mapping[str, Any], overrides: Sequence[str] = (), *, so
         recipe = Recipe.model_validate(merged)
     except ValidationError as error:
         raise RecipeError(f"{source}: {_first_problem(error)}") from None
+    for key, value in flatten(recipe.model_dump(mode="json")):
+        if "\\u0000" in json.dumps(value).replace("\\\\", ""):
+            raise RecipeError(f"{source}: {key}: {value!r} was given, it must hold no NUL, which no file's name has")
     check_recipe(recipe)
     return recipe
 
@@ -104,7 +109,7 @@ def _find_task_files(values: Mapping[str, Any], folder: Path) -> None:
 
 def _find_task_file(place: Any, key: str, folder: Path) -> None:
     if isinstance(place, dict) and is_task_file(place.get(key)):
-        place[key] = str((folder / expand_home(place[key])).resolve())
+        place[key] = os.path.abspath(folder / expand_home(place[key]))
 
 
 def _forget(values: dict[str, Any], key: str) -> None:
@@ -117,6 +122,7 @@ def _forget(values: dict[str, Any], key: str) -> None:
 
 
 _IN_YAML = {
+    "too_short": "it must name at least one",
     "tuple_type": "it must be a list, such as [a, b]",
     "model_type": "it must be a mapping of keys to values",
     "dict_type": "it must be a mapping of keys to values",
@@ -182,11 +188,7 @@ def _yaml_lines(
 
 def _yaml_key(key: str) -> str:
     """The key in quotes where YAML would else take it for something: yes, 1, a: b."""
-    return (
-        key
-        if re.fullmatch(r"[A-Za-z]\w*", key) and parse_yaml(key, key) == key
-        else json.dumps(key, ensure_ascii=False)
-    )
+    return key if re.fullmatch(r"[A-Za-z]\w*", key) and parse_yaml(key, key) == key else _quoted(key)
 
 
 def _yaml_scalar(value: Any) -> str:
@@ -194,4 +196,10 @@ def _yaml_scalar(value: Any) -> str:
         # PyYAML reads 1e-08 as text: YAML 1.1 wants a point in it.
         text = repr(value)
         return text if "e" not in text or "." in text else text.replace("e", ".0e")
-    return json.dumps(value, ensure_ascii=False)
+    return _quoted(value)
+
+
+def _quoted(value: Any) -> str:
+    """JSON, with what YAML does not take as it is, or takes for a line's end, as escapes."""
+    text = json.dumps(value, ensure_ascii=False)
+    return re.sub("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]", lambda found: f"\\u{ord(found[0]):04x}", text)

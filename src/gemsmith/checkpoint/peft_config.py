@@ -2,12 +2,15 @@
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from gemsmith.errors import CheckpointError
+from gemsmith.patterns import compile_pattern, search
+from gemsmith.plain_json import read_json
 from gemsmith.recipe import lora_scale
 
 CONFIG = "adapter_config.json"
@@ -29,6 +32,7 @@ _PLAIN: Mapping[str, tuple[Any, ...]] = {
     "monteclora_config": (None,),
     "velora_config": (None,),
 }
+_MOST_PATTERNS = 5000
 # Ways to begin that leave the base's weights as they are; all others (PiSSA, OLoRA, CorDA, LoftQ, LoRA-GA) take the
 # first B A off them, so that what was trained does not fit the base itself.
 _PLAIN_STARTS = (True, False, None, "gaussian", "eva", "orthogonal", "mica")
@@ -76,7 +80,7 @@ def read_peft_config(folder: Path) -> PeftConfig:
     """The folder's adapter_config.json. Raises CheckpointError where it is missing, damaged or not plain LoRA's."""
     file = folder / CONFIG
     try:
-        config = json.loads(file.read_text(encoding="utf-8"))
+        config = read_json(file, most_bytes=2**20)
     except (FileNotFoundError, NotADirectoryError):
         raise CheckpointError(f"adapter {folder}: has no {CONFIG}; give a folder that PEFT or Gemsmith wrote") from None
     except (OSError, ValueError) as error:
@@ -101,24 +105,64 @@ def read_peft_config(folder: Path) -> PeftConfig:
         patterns = config.get(key) or {}
         if not isinstance(patterns, dict) or not all(_is_positive(value) for value in patterns.values()):
             raise CheckpointError(
-                f"{file}: has {key} = {json.dumps(patterns)}; it must map names of modules to numbers above 0"
+                f"{file}: has {key} = {json.dumps(patterns):.200}; it must map names of modules to numbers above 0"
             )
+        if len(patterns) > _MOST_PATTERNS:
+            raise CheckpointError(f"{file}: has {key} of {len(patterns):,} names; allowed are {_MOST_PATTERNS:,}")
+    for key, allowed, fits in _FORMS:
+        if config.get(key) is not None and not fits(config[key]):
+            raise CheckpointError(f"{file}: has {key} = {json.dumps(config[key]):.200}; it must be {allowed}")
     rslora, dropout = bool(config.get("use_rslora")), float(config.get("lora_dropout") or 0.0)
     return PeftConfig(rank=rank, alpha=float(alpha or 0), rslora=rslora, dropout=dropout, values=config)
 
 
 def _is_positive(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < float("inf")
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= sys.float_info.max
+
+
+def _is_share(value: Any) -> bool:
+    return value == 0 or (_is_positive(value) and value < 1)
+
+
+def _are_names(value: Any) -> bool:
+    return isinstance(value, str) or _is_list_of(str, value)
+
+
+def _is_list_of(kind: type, value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(item, kind) for item in value)
+
+
+_NAMES = "a list of modules' names, or one regular expression"
+_FORMS: tuple[tuple[str, str, Callable[[Any], bool]], ...] = (
+    ("use_rslora", "true or false", lambda value: isinstance(value, bool)),
+    ("lora_dropout", "a number from 0 to below 1", _is_share),
+    ("target_modules", _NAMES, _are_names),
+    ("exclude_modules", _NAMES, _are_names),
+    (
+        "layers_to_transform",
+        "a layer or a list of them",
+        lambda value: isinstance(value, int) or _is_list_of(int, value),
+    ),
+)
 
 
 def _named(names: str | Sequence[str], module: str) -> bool:
     """As PEFT reads it: a text is a regular expression of the whole name, a list holds names or ends of names."""
     if isinstance(names, str):
-        return re.fullmatch(names, module) is not None
+        return _matches(names, module)
     return any(module == name or module.endswith(f".{name}") for name in names)
 
 
 def _by_pattern(patterns: Mapping[str, Any] | None, module: str, default: Any) -> Any:
     """As PEFT reads rank_pattern and alpha_pattern: the first key that matches the end of the name."""
-    found = (value for key, value in (patterns or {}).items() if re.match(rf"(.*\.)?({key})$", module))
+    found = (value for key, value in (patterns or {}).items() if _matches(rf"(.*\.)?({key})$", module))
     return next(found, default)
+
+
+def _matches(pattern: str, module: str) -> bool:
+    try:
+        return search(compile_pattern(pattern), module, whole=True) is not None
+    except ValueError as error:
+        raise CheckpointError(
+            f"{CONFIG}: {pattern!r:.200} is no regular expression that can be used ({error})"
+        ) from None
