@@ -19,8 +19,10 @@ def parse_yaml(text: str, name: str, base: Any = yaml.SafeLoader) -> Any:
     try:
         loader = _strict(base)(text)
         node = loader.get_single_node()
+        if node is None:
+            return None
         _count(node, {})
-        return None if node is None else loader.construct_document(node)
+        return loader.construct_document(node)
     except yaml.YAMLError as error:
         where = getattr(error, "problem_mark", None)
         line = f" line {where.line + 1}" if where else ""
@@ -31,7 +33,7 @@ def parse_yaml(text: str, name: str, base: Any = yaml.SafeLoader) -> Any:
         raise RecipeError(f"{name}: is not YAML ({error})") from None
 
 
-def _count(node: yaml.Node | None, counted: dict[int, float]) -> float:
+def _count(node: yaml.Node, counted: dict[int, float]) -> float:
     """The values of a node, those of an alias wherever it stands. Raises ComposerError for more than anyone writes."""
     if isinstance(node, yaml.CollectionNode) and id(node) not in counted:
         counted[id(node)] = math.inf  # while within itself
@@ -39,7 +41,7 @@ def _count(node: yaml.Node | None, counted: dict[int, float]) -> float:
         counted[id(node)] = 1 + sum(_count(inner, counted) for inner in pairs)
     if (count := counted.get(id(node), 1)) > _MOST_VALUES:
         what = f"aliases are recursive, or make more than {_MOST_VALUES:,} values of it"
-        raise yaml.composer.ComposerError(None, None, what, node and node.start_mark)
+        raise yaml.composer.ComposerError(None, None, what, node.start_mark)
     return count
 
 

@@ -3,10 +3,12 @@
 import json
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from pydantic import BaseModel, Field, ValidationError
 
 from gemsmith.errors import CheckpointError
 from gemsmith.patterns import compile_pattern, search
@@ -36,6 +38,17 @@ _MOST_PATTERNS = 5000
 # Ways to begin that leave the base's weights as they are; all others (PiSSA, OLoRA, CorDA, LoftQ, LoRA-GA) take the
 # first B A off them, so that what was trained does not fit the base itself.
 _PLAIN_STARTS = (True, False, None, "gaussian", "eva", "orthogonal", "mica")
+
+
+_NAMES = "a list of modules' names, or one regular expression"
+
+
+class _Forms(BaseModel, strict=True):
+    use_rslora: bool | None = Field(None, description="true or false")
+    lora_dropout: float | None = Field(None, ge=0, lt=1, description="a number from 0 to below 1")
+    target_modules: str | list[str] | None = Field(None, description=_NAMES)
+    exclude_modules: str | list[str] | None = Field(None, description=_NAMES)
+    layers_to_transform: int | list[int] | None = Field(None, description="a layer or a list of them")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,41 +122,18 @@ def read_peft_config(folder: Path) -> PeftConfig:
             )
         if len(patterns) > _MOST_PATTERNS:
             raise CheckpointError(f"{file}: has {key} of {len(patterns):,} names; allowed are {_MOST_PATTERNS:,}")
-    for key, allowed, fits in _FORMS:
-        if config.get(key) is not None and not fits(config[key]):
-            raise CheckpointError(f"{file}: has {key} = {json.dumps(config[key]):.200}; it must be {allowed}")
+    try:
+        _Forms.model_validate(config)
+    except ValidationError as error:
+        key = str(error.errors()[0]["loc"][0])
+        allowed = _Forms.model_fields[key].description
+        raise CheckpointError(f"{file}: has {key} = {json.dumps(config[key]):.200}; it must be {allowed}") from None
     rslora, dropout = bool(config.get("use_rslora")), float(config.get("lora_dropout") or 0.0)
     return PeftConfig(rank=rank, alpha=float(alpha or 0), rslora=rslora, dropout=dropout, values=config)
 
 
 def _is_positive(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= sys.float_info.max
-
-
-def _is_share(value: Any) -> bool:
-    return value == 0 or (_is_positive(value) and value < 1)
-
-
-def _are_names(value: Any) -> bool:
-    return isinstance(value, str) or _is_list_of(str, value)
-
-
-def _is_list_of(kind: type, value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(item, kind) for item in value)
-
-
-_NAMES = "a list of modules' names, or one regular expression"
-_FORMS: tuple[tuple[str, str, Callable[[Any], bool]], ...] = (
-    ("use_rslora", "true or false", lambda value: isinstance(value, bool)),
-    ("lora_dropout", "a number from 0 to below 1", _is_share),
-    ("target_modules", _NAMES, _are_names),
-    ("exclude_modules", _NAMES, _are_names),
-    (
-        "layers_to_transform",
-        "a layer or a list of them",
-        lambda value: isinstance(value, int) or _is_list_of(int, value),
-    ),
-)
 
 
 def _named(names: str | Sequence[str], module: str) -> bool:
