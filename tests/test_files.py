@@ -1,8 +1,10 @@
+import os
 import shutil
+from pathlib import Path
 
 import pytest
 
-from gemsmith.files import replacing, replacing_folder
+from gemsmith.files import regular_file, replacing, replacing_folder, sha256_file
 
 
 def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):
@@ -49,3 +51,21 @@ def test_a_folder_that_another_process_begins_while_the_old_one_is_deleted_is_le
     with replacing_folder(folder) as beside:
         (beside / "new").touch()
     assert another.exists()
+
+
+@pytest.mark.parametrize("name", ["pipe", "/dev/zero", "a\0b", "link"])
+def test_a_pipe_a_device_and_a_name_with_a_nul_are_refused_and_not_waited_for(tmp_path, name):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("pipe")
+    for read in (regular_file, sha256_file):
+        with pytest.raises(OSError, match=r"is not a regular file|is no file's name"):
+            read(tmp_path / name)
+
+
+def test_a_file_is_taken_up_to_the_bytes_that_are_allowed(tmp_path):
+    (tmp_path / "file").write_bytes(bytes(10))
+    assert regular_file(tmp_path / "file", most_bytes=10) == tmp_path / "file"
+    with pytest.raises(OSError, match="has 10 bytes, more than 9"):
+        regular_file(tmp_path / "file", most_bytes=9)
+    with pytest.raises(FileNotFoundError):
+        regular_file(Path("/nowhere/file"))

@@ -34,8 +34,9 @@ LAYERS = [
     {"execution"},
     {"zoo", "hardware", "tasks", "grids"},
     {"pictures"},
+    {"plain_json"},
     {"files", "bucket"},
-    {"plain_yaml", "lock"},
+    {"plain_yaml", "patterns", "lock"},
     {"terminal", "program", "sandbox", "worker_process"},
     {"errors", "characters", "messages", "version"},
 ]

@@ -1,7 +1,13 @@
+from itertools import pairwise
+
 import pytest
 
 from gemsmith.errors import RecipeError
 from gemsmith.recipe_file import load_recipe
+
+BOMB = "a: &a [x]\n" + "".join(
+    f"{name}: &{name} [{', '.join(f'*{before}' for _ in range(9))}]\n" for before, name in pairwise("abcdefghijkl")
+)
 
 
 @pytest.mark.parametrize(
@@ -13,6 +19,13 @@ from gemsmith.recipe_file import load_recipe
         ("lora: {rank: [*]}", "line 3: is not YAML"),
         ("seed: 2026-13-45", "month must be in 1..12"),
         ("seed: 1\0", "is not YAML"),
+        ("seed: 1" + "0" * 400, "it holds a number of more than 300 digits"),
+        ("lora: {alpha: 1" + ":59" * 3000 + ".5}", "is not YAML"),
+        (BOMB, "aliases are recursive, or make more than 100,000 values of it"),
+        (
+            BOMB.replace("[*", "{<<: [*").replace("]\n", "]}\n").replace("[x]}", "[x]"),
+            "aliases are recursive, or make more than",
+        ),
         ("seed: " + "[" * 2000, "is not YAML"),
     ],
 )

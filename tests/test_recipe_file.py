@@ -1,4 +1,5 @@
 import json
+import os
 
 import pytest
 
@@ -71,6 +72,13 @@ def test_an_unknown_key_is_refused_with_a_near_match(key, expected):
         ),
         ("seed", -1, "seed: -1 was given"),
         ("seed", 2**63, "seed: 9223372036854775808 was given"),
+        ("lora.rank", 10**21, "lora.rank: 1000000000000000000000 was given, input should be less than 2147483648"),
+        ("optimizer.warmup_steps", 10**21, "input should be less than 2147483648"),
+        ("bench.input_tokens", [], "bench.input_tokens: [] was given, it must name at least one"),
+        ("bench.request_rates", [], "bench.request_rates: [] was given, it must name at least one"),
+        ("hardware.machines", [], "hardware.machines: [] was given, it must name at least one"),
+        ("data.train", "a\0b", "was given, it must hold no NUL"),
+        ("serve.arguments", ["a", "b\0"], "was given, it must hold no NUL"),
         ("model", "gemma4-31", "model: 'gemma4-31' is not known (did you mean gemma4-31b?)"),
     ],
 )
@@ -87,6 +95,27 @@ def test_a_missing_key_is_named():
 
 def test_a_model_that_contradicts_the_hub_id_is_refused():
     assert "is gemma4-31b" in refused(MINIMAL | {"checkpoint": "google/gemma-4-31B-it", "model": "gemma4-12b"})
+
+
+@pytest.mark.parametrize("character", "\x1b\x7f\x80\x85\u2028\ufeff\ufffe\U000e0001\n\\")
+def test_whatever_characters_a_recipe_holds_come_back_from_its_file(tmp_path, character):
+    options = {f"a{character}": f"{character}b"}
+    recipe = build_recipe(with_value("data.train", f"a{character}b") | {"eval": {"options": options}})
+    (tmp_path / "recipe.yaml").write_text(dump_recipe(recipe))
+    assert load_recipe(tmp_path / "recipe.yaml") == recipe
+
+
+def test_a_pipe_a_device_and_a_huge_file_are_no_recipes(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "huge").touch()
+    os.truncate(tmp_path / "huge", 2**40)
+    for file, said in (
+        (tmp_path / "pipe", "not a regular file"),
+        ("/dev/zero", "not a regular file"),
+        (tmp_path / "huge", "more than"),
+    ):
+        with pytest.raises(RecipeError, match=f"^recipe .*: cannot be read .*{said}"):
+            load_recipe(file)
 
 
 @pytest.mark.parametrize("text", ["a: [1", "- 1\n- 2", "", "just text"])

@@ -54,13 +54,29 @@ def test_the_network_is_not_there(sandbox, folder):
             server.accept()
 
 
-def test_the_folder_is_read_only_unless_it_is_not(sandbox, folder):
+def test_nothing_in_the_folder_can_be_written_but_one_file(sandbox, folder):
     assert run(sandbox, folder, "touch here").code != 0 and not (folder / "here").exists()
-    assert run(sandbox, folder, "touch here", writable=True).code == 0 and (folder / "here").exists()
+    outcome = run(sandbox, folder, "echo a > here && echo b > there", writes="here")
+    assert outcome.code != 0 and [file.name for file in folder.iterdir()] == ["here"]
+    assert (folder / "here").read_text() == "a\n"
+
+
+def test_there_is_no_place_to_write_without_a_bound(sandbox, folder):
+    script = (
+        "for d in / /dev /dev/shm /tmp /job /usr /proc; do for i in 1 2 3; do cat /usr/bin/bash > $d/x$i; done; done"
+    )
+    run(sandbox, folder, script + "; du -sk / --exclude=/usr --exclude=/proc > kept", writes="kept")
+    # Each of /tmp and /dev/shm holds its bound of 1 MiB at most.
+    assert int((folder / "kept").read_text().split()[0]) <= 2 * 2**10 + 64
+
+
+def test_a_command_cannot_make_itself_root_of_a_namespace(sandbox, folder):
+    for command in ("unshare --user true", "unshare --user --map-root-user --mount true", "bwrap --ro-bind / / true"):
+        assert run(sandbox, folder, command).code not in (0, None)
 
 
 def test_a_large_file_is_refused(sandbox, folder):
-    outcome = run(sandbox, folder, "head -c 9000000 /dev/zero > big", writable=True)
+    outcome = run(sandbox, folder, "head -c 9000000 /dev/zero > big", writes="big")
     assert outcome.code != 0 and (folder / "big").stat().st_size <= 2**20
 
 

@@ -97,7 +97,8 @@ def _lines(error: object, otherwise: str | None) -> list[str]:
 
 # What a disk or its permissions refuse: the user's to mend.
 _REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG)
-USERS_ERRNOS = (errno.ENOSPC, errno.EDQUOT, *_REFUSED)
+_NO_FILE = (errno.ENOTSUP, errno.EFBIG, errno.ELOOP)
+USERS_ERRNOS = (errno.ENOSPC, errno.EDQUOT, *_REFUSED, *_NO_FILE)
 
 
 def explain_os_error(error: OSError) -> str:
@@ -105,4 +106,5 @@ def explain_os_error(error: OSError) -> str:
     place = f" ({error.filename})" if error.filename else ""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return f"no space left on the disk{place}; free some and run the same command again, what is complete was kept"
-    return f"{os.strerror(error.errno or 0).lower()}{place}; name another place, or change its permissions"
+    reason = error.strerror if error.errno in _NO_FILE else os.strerror(error.errno or 0).lower()
+    return f"{reason}{place}; name another place, or change its permissions"

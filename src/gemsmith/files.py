@@ -8,11 +8,13 @@ What each needs of the file system, which a bucket mounted by gcsfuse does not g
 """
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import importlib.util
 import os
 import shutil
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
@@ -22,8 +24,21 @@ from gemsmith.lock import explain_missing_locks
 
 
 def sha256_file(path: Path) -> str:
-    with path.open("rb") as file:
+    with regular_file(path).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def regular_file(path: Path, *, most_bytes: int | None = None) -> Path:
+    """The path, to be read. Raises OSError where it is a pipe or a device, which may never end, or too large."""
+    try:
+        status = path.stat()
+    except ValueError:  # a NUL in it
+        raise OSError(errno.ENOTSUP, "is no file's name", str(path)) from None
+    if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):  # reading a folder is an error of its own
+        raise OSError(errno.ENOTSUP, "is not a regular file", str(path))
+    if most_bytes is not None and status.st_size > most_bytes:
+        raise OSError(errno.EFBIG, f"has {status.st_size:,} bytes, more than {most_bytes:,}", str(path))
+    return path
 
 
 def expand_home(path: str | Path) -> Path:

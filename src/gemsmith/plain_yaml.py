@@ -1,5 +1,6 @@
 """YAML read strictly: a key given twice is an error, where PyYAML silently drops the first; 1e-4 is a number."""
 
+import math
 import re
 from typing import Any
 
@@ -7,19 +8,41 @@ import yaml
 
 from gemsmith.errors import RecipeError, first_line
 
+MOST_CHARACTERS = 2**20
+_MOST_VALUES = 100_000
+
 
 def parse_yaml(text: str, name: str, base: Any = yaml.SafeLoader) -> Any:
     """The value of one document. Raises RecipeError of one line that begins with `name`."""
+    if len(text) > MOST_CHARACTERS:
+        raise RecipeError(f"{name}: has {len(text):,} characters; allowed are {MOST_CHARACTERS:,}")
     try:
-        return yaml.load(text, Loader=_strict(base))  # noqa: S506  # a SafeLoader
+        loader = _strict(base)(text)
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        _count(node, {})
+        return loader.construct_document(node)
     except yaml.YAMLError as error:
         where = getattr(error, "problem_mark", None)
         line = f" line {where.line + 1}" if where else ""
         raise RecipeError(
             f"{name}{line}: is not YAML ({getattr(error, 'problem', None) or first_line(error)})"
         ) from None
-    except (RecursionError, ValueError) as error:
+    except (RecursionError, ValueError, OverflowError) as error:
         raise RecipeError(f"{name}: is not YAML ({error})") from None
+
+
+def _count(node: yaml.Node, counted: dict[int, float]) -> float:
+    """The values of a node, those of an alias wherever it stands. Raises ComposerError for more than anyone writes."""
+    if isinstance(node, yaml.CollectionNode) and id(node) not in counted:
+        counted[id(node)] = math.inf  # while within itself
+        pairs = node.value if isinstance(node, yaml.SequenceNode) else [one for pair in node.value for one in pair]
+        counted[id(node)] = 1 + sum(_count(inner, counted) for inner in pairs)
+    if (count := counted.get(id(node), 1)) > _MOST_VALUES:
+        what = f"aliases are recursive, or make more than {_MOST_VALUES:,} values of it"
+        raise yaml.composer.ComposerError(None, None, what, node.start_mark)
+    return count
 
 
 def _strict(base: Any) -> Any:
@@ -27,7 +50,15 @@ def _strict(base: Any) -> Any:
     number = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$")
     loader.add_implicit_resolver("tag:yaml.org,2002:float", number, list("-+.0123456789"))
     loader.add_constructor("tag:yaml.org,2002:map", _mapping_of)
+    loader.add_constructor("tag:yaml.org,2002:int", _whole_of)
     return loader
+
+
+def _whole_of(loader: Any, node: yaml.ScalarNode) -> int:
+    value: int = loader.construct_yaml_int(node)
+    if value.bit_length() > 1000:  # no float holds it, and Python does not write it out
+        raise ValueError("it holds a number of more than 300 digits")
+    return value
 
 
 def _mapping_of(loader: Any, node: yaml.MappingNode) -> dict[str, Any]:

@@ -35,7 +35,8 @@ def run_program(command: click.Command, arguments: Sequence[str] | None) -> NoRe
     except GemsmithError as error:
         code = _complain(str(error), error.exit_code)
     except OSError as error:
-        if error.errno not in USERS_ERRNOS:
+        # Of the kernel's own folders, /proc says that a file to be made is not there.
+        if error.errno not in USERS_ERRNOS and not str(error.filename).startswith(("/proc/", "/sys/")):
             raise
         code = _complain(explain_os_error(error), 2)
     finally:

@@ -14,7 +14,7 @@ from gemsmith.grids import BURST, GRIDS, Grid, Load, describe_grids
 from gemsmith.tasks import MADE, SCORERS, SOURCES, describe_made, describe_scorers, describe_sources
 from gemsmith.zoo import LORA_KINDS
 
-Positive = Annotated[int, Field(gt=0)]
+Positive = Annotated[int, Field(gt=0, lt=2**31)]
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 if TYPE_CHECKING:
     MadeTask: TypeAlias = str
@@ -113,7 +113,7 @@ class Optimizer(Section):
     schedule: Literal["cosine", "linear", "constant"] = Field(
         "cosine", description="After warm-up; cosine and linear end at 0."
     )
-    warmup_steps: Annotated[int, Field(ge=0)] | None = Field(
+    warmup_steps: Annotated[int, Field(ge=0, lt=2**31)] | None = Field(
         None, description="Default, where there is no warmup_ratio: a tenth of all updates, rounded down, at most 100."
     )
     warmup_ratio: Annotated[float, Field(ge=0, lt=1)] | None = Field(
@@ -171,14 +171,12 @@ class Train(Section):
     attention: Literal["auto", "splash", "dense", "documents", "sdpa", "eager"] = Field(
         "auto",
         description="tunix: the `splash` kernel on TPU, for heads of whole 128s; `dense` blocks elsewhere. trl: "
-        "`documents` one by one, "
-        "or masked `sdpa`, `eager`.",
+        "`documents` one by one, or masked `sdpa`, `eager`.",
     )
     remat: Literal["auto", "none", "layer"] | Annotated[tuple[Saved, ...], Field(strict=False)] = Field(
         "auto",
         description="What the backward pass recomputes: `none`, a whole `layer`, or all of it but the results "
-        "named here; "
-        "`auto` names as many as the device has room for.",
+        "named here; `auto` names as many as the device has room for.",
     )
     offload: Annotated[tuple[Saved, ...], Field(strict=False)] = Field(
         (), description="Results of a layer that wait for the backward pass in the host's memory; TPU and GPU."
@@ -254,12 +252,13 @@ class Bench(Section):
     )
     input_tokens: tuple[Positive, ...] = Field(
         (512, 4096),
+        min_length=1,
         description="Lengths of prompts in tokens; each with each of request_rates is a cell.",
         strict=False,
     )
     output_tokens: Positive = Field(256, description="Tokens that every request asks for.")
     request_rates: tuple[Annotated[float, Field(gt=0)] | Literal["burst"], ...] = Field(
-        (1.0, 4.0, 16.0), description="Requests a second; `burst`: all at once.", strict=False
+        (1.0, 4.0, 16.0), min_length=1, description="Requests a second; `burst`: all at once.", strict=False
     )
     max_concurrency: Positive | None = Field(
         None, description="Requests under way at once, where others wait at the client; null: no limit."
@@ -340,7 +339,7 @@ class Eval(Section):
 
 class Hardware(Section):
     machines: tuple[str, ...] = Field(
-        ("v5p-8", "v6e-8", "2xh100"), description="Machines to plan for, of the catalogue.", strict=False
+        ("v5p-8", "v6e-8", "2xh100"), min_length=1, description="Machines to plan for, of the catalogue.", strict=False
     )
     catalogue: str | None = Field(
         None, description="A YAML of chips and machines that replaces or adds to the shipped one."

@@ -1,6 +1,7 @@
 """Recipes from YAML and back: loaded, overridden, checked in the recipe's own words, dumped with reasons."""
 
 import json
+import os
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -10,10 +11,11 @@ from pydantic import ValidationError
 
 from gemsmith.characters import one_line, yaml_line
 from gemsmith.errors import RecipeError, nearest
-from gemsmith.files import expand_home
-from gemsmith.plain_yaml import parse_yaml
+from gemsmith.files import expand_home, regular_file
+from gemsmith.plain_yaml import MOST_CHARACTERS, parse_yaml
 from gemsmith.recipe import TASK_KEYS, Derived, Made, Mesh, Recipe
 from gemsmith.recipe_checks import check_recipe
+from gemsmith.recipe_keys import flatten
 from gemsmith.tasks import is_task_file
 
 
@@ -25,7 +27,7 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = (), *, forget: Coll
     """
     path = Path(path)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = regular_file(path, most_bytes=4 * MOST_CHARACTERS).read_text(encoding="utf-8")
     except OSError as error:
         raise RecipeError(f"recipe {path}: cannot be read ({error.strerror or error})") from None
     except UnicodeDecodeError:
@@ -48,6 +50,9 @@ def build_recipe(values: Mapping[str, Any], overrides: Sequence[str] = (), *, so
         recipe = Recipe.model_validate(merged)
     except ValidationError as error:
         raise RecipeError(f"{source}: {_first_problem(error)}") from None
+    for key, value in flatten(recipe.model_dump(mode="json")):
+        if "\\u0000" in json.dumps(value).replace("\\\\", ""):
+            raise RecipeError(f"{source}: {key}: {value!r} was given, it must hold no NUL, which no file's name has")
     check_recipe(recipe)
     return recipe
 
@@ -105,7 +110,7 @@ def _find_task_files(values: Mapping[str, Any], folder: Path) -> None:
 
 def _find_task_file(place: Any, key: str, folder: Path) -> None:
     if isinstance(place, dict) and is_task_file(place.get(key)):
-        place[key] = str((folder / expand_home(place[key])).resolve())
+        place[key] = os.path.abspath(folder / expand_home(place[key]))
 
 
 def _forget(values: dict[str, Any], key: str) -> None:
@@ -118,6 +123,7 @@ def _forget(values: dict[str, Any], key: str) -> None:
 
 
 _IN_YAML = {
+    "too_short": "it must name at least one",
     "tuple_type": "it must be a list, such as [a, b]",
     "model_type": "it must be a mapping of keys to values",
     "dict_type": "it must be a mapping of keys to values",

@@ -10,6 +10,7 @@ from typing import ClassVar, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from gemsmith.errors import RunError, VersionError
+from gemsmith.files import regular_file
 from gemsmith.version import __version__
 
 SCHEMA_VERSION = 1
@@ -355,7 +356,7 @@ RecordT = TypeVar("RecordT", bound=Record)
 def read_record_file(file: Path, kind: type[RecordT], *, missing: str, damaged: str) -> RecordT:
     """The record in a file. Raises RunError with what to do where it is missing or damaged; VersionError."""
     try:
-        text = file.read_bytes()
+        text = regular_file(file).read_bytes()
     except FileNotFoundError:
         raise RunError(f"{file}: is not there; {missing}") from None
     _refuse_another_version(file, text)
@@ -371,7 +372,7 @@ def _refuse_another_version(file: Path, text: bytes) -> None:
     """Raises VersionError where a record says that it is one; what is not JSON says nothing."""
     try:
         content = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return
     version = content.get("schema_version", SCHEMA_VERSION) if isinstance(content, dict) else SCHEMA_VERSION
     if version == SCHEMA_VERSION:

@@ -1,5 +1,6 @@
 """What the user left out, filled in, each value with its reason; what cannot be, refused. No weights, no network."""
 
+import os
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -143,7 +144,7 @@ def _make_absolute(recipe: Recipe, key: str, derived: list[Derived]) -> None:
         return
     path = expand_home(value)
     if path.exists():
-        derived.append(Derived(key, str(path.resolve()), f"{value}, seen from the folder the run was started in"))
+        derived.append(Derived(key, os.path.abspath(path), f"{value}, seen from the folder the run was started in"))
 
 
 def _make_folder_absolute(recipe: Recipe, derived: list[Derived]) -> None:

@@ -1,6 +1,7 @@
 """Commands that run what a stranger wrote: without network, home, environment or anything that survives, by bubblewrap.
 
-Only /usr, read-only, and one folder are there. Time, memory, the size of files and the number of processes are bounded.
+Only /usr and one folder are there, read-only but for one file. Time, memory, what is written and the number of
+processes are bounded; user namespaces, in which a command would be its own root, are off.
 """
 
 import contextlib
@@ -22,11 +23,12 @@ _USR = (
     "--symlink", "usr/lib64", "/lib64",
 )  # fmt: skip
 _ALONE = (
-    "--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL", "--uid", "65534", "--gid", "65534",
-    "--clearenv", "--setenv", "PATH", "/usr/bin", "--proc", "/proc", "--dev", "/dev",
+    "--unshare-all", "--unshare-user", "--disable-userns", "--die-with-parent", "--new-session", "--cap-drop", "ALL",
+    "--uid", "65534", "--gid", "65534", "--clearenv", "--setenv", "PATH", "/usr/bin", "--proc", "/proc",
+    "--dev", "/dev",
 )  # fmt: skip
-
-
+# What bubblewrap makes itself has no bound.
+_NO_MORE = ("--remount-ro", "/dev", "--remount-ro", "/")
 # The kernel counts no processes of root's, and the sandbox's user is whoever started it.
 _NOBODY = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
 # bubblewrap's own first process shows its environment to what it starts.
@@ -39,7 +41,7 @@ class Limits:
     memory_bytes: int = 2**30
     """Address space of each process."""
     file_bytes: int = 8 * 2**20
-    """Of each file, and of all of /tmp."""
+    """Of each file, and of all of /tmp and of /dev/shm."""
     processes: int = 512
     """Of the user, all sandboxes together."""
 
@@ -66,16 +68,24 @@ class Sandbox:
     bubblewrap: str | None
     """None: without one, since the user insisted."""
 
-    def run(self, command: Sequence[str], folder: Path, *, limits: Limits, writable: bool = False) -> Outcome:
+    def run(self, command: Sequence[str], folder: Path, *, limits: Limits, writes: str | None = None) -> Outcome:
         """What came of the command, whose folder is FOLDER to it and its working directory.
+
+        It can write the file `writes` there and no other.
 
         Everyone must be able to read the folder, and those above it: the sandbox's user has no rights of its own.
         """
+        if writes is not None:
+            (folder / writes).touch()
+            (folder / writes).chmod(0o666)
         if self.bubblewrap is None:
             started = [*_limited(limits), *(word.replace(FOLDER, str(folder)) for word in command)]
             return _run(started, limits, cwd=folder)
-        bind = "--bind" if writable else "--ro-bind"
-        inside = (*_USR, *_ALONE, "--size", str(limits.file_bytes), "--tmpfs", "/tmp", bind, str(folder), FOLDER)
+        memory = [
+            word for place in ("/tmp", "/dev/shm") for word in ("--size", str(limits.file_bytes), "--tmpfs", place)
+        ]
+        output = () if writes is None else ("--bind", str(folder / writes), f"{FOLDER}/{writes}")
+        inside = (*_USR, *_ALONE, *memory, "--ro-bind", str(folder), FOLDER, *output, *_NO_MORE)
         user = _NOBODY if os.geteuid() == 0 else ()
         return _run([*user, self.bubblewrap, *inside, "--chdir", FOLDER, *_limited(limits), *command], limits)
 

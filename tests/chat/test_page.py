@@ -5,10 +5,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from urllib.parse import urlsplit
 
+import gradio
+import httpx
 import pytest
 
-from gemsmith.chat.page import draw_turns
+from gemsmith.chat.page import _attach, draw_turns
+from gemsmith.chat.pictures import Sight
 
 from .browser import CHROMIUM, open_browser
 
@@ -123,3 +127,22 @@ class TestInChromium:
         tab.press(**ENTER)
         tab.wait_for("document.querySelectorAll('.turns pre.failed').length == 2")
         assert "demo-base" in text_of(tab) and "answered 500" in text_of(tab)
+
+
+def test_an_upload_is_deleted_once_it_has_been_looked_at(tmp_path):
+    (tmp_path / "a.png").write_text("no picture")
+    with pytest.raises(gradio.Error, match="is none of"):
+        _attach(str(tmp_path / "a.png"), [], Sight())
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_the_server_refuses_other_sites_and_floods_and_keeps_no_upload(page):
+    here = urlsplit(page).netloc
+    assert httpx.get(page).status_code == 200
+    assert httpx.get(page, headers={"Host": "evil.example"}).status_code == 403
+    upload = f"{page}gradio_api/upload"
+    assert httpx.post(upload, headers={"Origin": "https://evil.example"}, files={"files": b"x"}).status_code == 403
+    assert httpx.post(upload, content=(bytes(2**20) for _ in range(65))).status_code == 413
+    kept = httpx.post(upload, headers={"Origin": f"http://{here}"}, files={"files": ("a.png", b"x")})
+    assert kept.status_code == 200 and "gemsmith-chat-" in kept.json()[0]

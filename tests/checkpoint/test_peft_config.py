@@ -2,6 +2,7 @@ import json
 
 import pytest
 
+from gemsmith import patterns
 from gemsmith.checkpoint.peft_config import CONFIG, PeftConfig, read_peft_config
 from gemsmith.errors import CheckpointError
 
@@ -63,6 +64,18 @@ def test_which_modules_get_an_adapter_is_told_as_peft_reads_it(read, change, exp
         ({"lora_alpha": None}, "lora_alpha = None"),
         ({"rank_pattern": {"q": 0}}, "has rank_pattern = .*; it must map names of modules to numbers above 0"),
         ({"alpha_pattern": ["q"]}, "has alpha_pattern"),
+        (
+            {"rank_pattern": dict.fromkeys(map(str, range(5001)), 1)},
+            "has rank_pattern of 5,001 names; allowed are 5,000",
+        ),
+        ({"lora_alpha": 10**400}, "has a number of 401 digits"),
+        ({"lora_dropout": "x"}, 'has lora_dropout = "x"; it must be a number from 0 to below 1'),
+        ({"lora_dropout": 1}, "has lora_dropout = 1"),
+        ({"use_rslora": "false"}, 'has use_rslora = "false"; it must be true or false'),
+        ({"target_modules": 5}, "has target_modules = 5; it must be a list of modules' names, or one regular"),
+        ({"target_modules": ["q_proj", 5]}, "has target_modules"),
+        ({"exclude_modules": 5}, "has exclude_modules = 5"),
+        ({"layers_to_transform": "3"}, 'has layers_to_transform = "3"; it must be a layer or a list of them'),
     ],
 )
 def test_what_is_not_plain_lora_is_refused_by_its_key(read, change, message):
@@ -75,5 +88,25 @@ def test_a_folder_without_the_file_or_with_half_of_it_is_refused(tmp_path):
     with pytest.raises(CheckpointError, match=r"has no adapter_config\.json; give a folder"):
         read_peft_config(tmp_path)
     (tmp_path / CONFIG).write_text(json.dumps(PLAIN)[:-3])
+    with pytest.raises(CheckpointError, match="cannot be read as JSON"):
+        read_peft_config(tmp_path)
+
+
+@pytest.mark.parametrize("pattern", [r"(?:a|aa|a?a)+\d(?:a|aa)+b", "(", "(?:(?:a{1000}){1000}){1000}"])
+def test_a_pattern_that_takes_for_ever_or_is_none_is_one_line(read, monkeypatch, pattern):
+    monkeypatch.setattr(patterns, "TIMEOUT_S", 0.05)
+    module, line = f"{'a' * 60}1{'a' * 60}c", "^adapter_config.json: .* is no regular expression that can be used"
+    for ask in (
+        lambda: read({"rank_pattern": {pattern: 4}}).rank_of(module),
+        lambda: read({"alpha_pattern": {pattern: 4}}).scale_of(module),
+        lambda: read({"target_modules": pattern}).targets(module),
+    ):
+        with pytest.raises(CheckpointError, match=line):
+            ask()
+
+
+@pytest.mark.parametrize("text", ["[" * 200_000, '{"r": 8, "r": 16}'])
+def test_a_config_nested_without_end_or_with_a_key_twice_is_one_line(tmp_path, text):
+    (tmp_path / CONFIG).write_text(text)
     with pytest.raises(CheckpointError, match="cannot be read as JSON"):
         read_peft_config(tmp_path)

@@ -1,5 +1,6 @@
 import hashlib
 import json
+import os
 
 import numpy as np
 import pytest
@@ -87,3 +88,25 @@ def test_a_header_that_contradicts_itself_or_the_file_is_refused(tmp_path, entri
     file.write_bytes(len(text).to_bytes(8, "little") + text + bytes(end if end in (4, 8) else 8))
     with pytest.raises(CheckpointError, match=message):
         read_header(file)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[" * 200_000, "is nested too deeply"),
+        ('{"t": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}, "t": 1}', "t is given twice; keep one"),
+        ('{"t": {"dtype": "F32", "shape": [1' + "0" * 4000 + '], "data_offsets": [0, 4]}}', "a number of 4,001 digits"),
+        ('{"__metadata__": {"a": 5}}', "is damaged"),
+    ],
+)
+def test_a_header_that_json_takes_silently_or_not_at_all_is_refused(tmp_path, text, said):
+    file = tmp_path / "x.safetensors"
+    file.write_bytes(len(text).to_bytes(8, "little") + text.encode() + bytes(4))
+    with pytest.raises(CheckpointError, match=f"its safetensors header is damaged.*{said}|{said}"):
+        read_header(file)
+
+
+def test_a_pipe_in_place_of_weights_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "x.safetensors")
+    with pytest.raises(CheckpointError, match=r"cannot be read \(is not a regular file\)"):
+        read_header(tmp_path / "x.safetensors")

@@ -33,8 +33,8 @@ def test_content_in_text_parts_is_joined(write_rows):
 
 
 def test_content_of_no_parts_is_an_empty_text(write_rows):
-    row = {"messages": [{"role": "user", "content": []}, CHAT["messages"][1]]}
-    assert read_documents(str(write_rows(row)))[0].messages[0] == text_message("user", "")
+    row = {"messages": [{"role": "system", "content": []}, *CHAT["messages"]]}
+    assert read_documents(str(write_rows(row)))[0].messages[0] == text_message("system", "")
 
 
 @pytest.mark.parametrize("row", [PAIR, CHAT], ids=["pair", "chat"])
@@ -84,6 +84,16 @@ def test_half_a_surrogate_pair_is_refused(tmp_path):
         ({"messages": []}, "line 1: has no assistant turn"),
         ({"messages": [{"role": "assistant", "content": "a"}]}, "begins with an assistant turn"),
         ({"prompt": "a", "response": "  "}, "response is an empty answer"),
+        ({"prompt": " ", "response": "a"}, "line 1: prompt is an empty prompt; fill it, or take the row out"),
+        ({"messages": [{"role": "user", "content": []}, CHAT["messages"][1]]}, "messages[0] is an empty prompt"),
+        (
+            {"messages": [*CHAT["messages"], {"role": "user", "content": "and?"}]},
+            "line 1: ends with messages[2], a turn of the role user that nothing answers",
+        ),
+        (
+            {"messages": [*CHAT["messages"], {"role": "system", "content": "b"}]},
+            "a turn of the role system that nothing",
+        ),
         ({"prompt": "a", "response": 3}, "response is a number; must be text"),
         ({"prompt": None, "response": "a"}, "prompt is null; must be text"),
         ({"messages": "a"}, "messages is text; must be a list"),

@@ -1,9 +1,14 @@
 """Files of rows: what of each kind is read, and what is refused by file and line."""
 
 import json
+import os
+import re
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 
+from gemsmith.data import stored
 from gemsmith.data.rows import read_documents
 from gemsmith.data.stored import find_files
 from gemsmith.errors import DataError
@@ -97,3 +102,31 @@ def test_a_saved_dataset_with_a_missing_shard_is_refused(tmp_path):
     assert "data-00000-of-00001.arrow is missing" in refused(tmp_path)
     with pytest.raises(DataError):
         find_files(str(tmp_path))
+
+
+def test_a_key_that_a_row_gives_twice_is_refused_with_its_line(tmp_path):
+    (tmp_path / "rows.jsonl").write_text(json.dumps(PAIR) + '\n{"prompt": "a", "prompt": "b", "response": "c"}')
+    assert "rows.jsonl line 2: is not JSON (prompt is given twice; keep one)" in refused(tmp_path / "rows.jsonl")
+
+
+def test_a_column_that_a_table_has_twice_is_refused(tmp_path):
+    table = pyarrow.table([["a"], ["b"], ["c"]], names=["prompt", "prompt", "response"])
+    pyarrow.parquet.write_table(table, tmp_path / "rows.parquet")
+    assert "has the column prompt twice" in refused(tmp_path / "rows.parquet")
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.parquet"])
+def test_a_pipe_is_not_waited_for(name, tmp_path):
+    os.mkfifo(tmp_path / name)
+    assert "cannot be read (is not a regular file)" in refused(tmp_path / name)
+    assert "cannot be read (is not a regular file)" in refused(tmp_path)
+
+
+@pytest.mark.parametrize("dictionary", [True, False])
+def test_a_small_table_of_much_text_is_refused_before_it_is_all_read(dictionary, tmp_path, monkeypatch):
+    monkeypatch.setattr(stored, "_MOST_UNPACKED_BYTES", 2**20)
+    rows = pyarrow.table({"prompt": ["add two " * 10_000] * 2000, "response": ["wire"] * 2000})
+    file = tmp_path / "rows.parquet"
+    pyarrow.parquet.write_table(rows, file, use_dictionary=dictionary, compression="zstd")
+    assert file.stat().st_size < 2**18
+    assert re.search(r"unpacks its [\d,]+ bytes to [\d,]+ or more; allowed are 500 times as many", refused(file))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gemsmith.errors import DataError, RecipeError
-from gemsmith.evals.questions import read_questions
+from gemsmith.evals.questions import check_tasks, read_questions
 from gemsmith.evals.stage import evaluate
 from gemsmith.messages import text_of
 from gemsmith.run import Run
@@ -24,8 +24,10 @@ def test_eval_limit_takes_the_first_rows(exported_run: Callable[..., Run]) -> No
 
 
 def test_no_held_out_rows_is_the_users_error(exported_run: Callable[..., Run]) -> None:
-    with pytest.raises(RecipeError, match=r"^data\.eval: "):
-        read_questions(exported_run({"data": {"eval": None}}))
+    run = exported_run({"data": {"eval": None}})
+    for refuses in (read_questions, check_tasks):
+        with pytest.raises(RecipeError, match=r"^data\.eval: names no held-out rows, so there is nothing to score"):
+            refuses(run)
 
 
 def test_everything_before_the_last_answer_is_the_question(exported_run: Callable[..., Run], tmp_path: Path) -> None:

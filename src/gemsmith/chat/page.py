@@ -6,10 +6,14 @@ Gradio makes it. It loads nothing from elsewhere: fonts are the system's, and Gr
 import html
 import os
 import queue
+import tempfile
 import threading
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from gemsmith.chat.gate import Gate
 from gemsmith.chat.pictures import PLACE, Content, Sight, Turns, make_content, text_in, urls_in
 from gemsmith.chat.stream import Answer, Sampling, Voice, describe_speed, stream_answer
 from gemsmith.errors import DataError, EngineError
@@ -20,6 +24,7 @@ from gemsmith.tasks import Question
 os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
 
 import gradio
+from starlette.middleware import Middleware
 
 ADDRESS = "127.0.0.1"
 SHOWN_ROWS = 200
@@ -55,6 +60,8 @@ def serve_page(
 
     Raises OSError where the port is taken.
     """
+    uploads = tempfile.TemporaryDirectory(prefix="gemsmith-chat-")
+    os.environ["GRADIO_TEMP_DIR"] = uploads.name
     page = make_page(voices, title=title, rows=rows, sampling=sampling, system=system, sight=sight)
     _, url, _ = page.queue(default_concurrency_limit=4).launch(
         server_name=ADDRESS,
@@ -63,10 +70,12 @@ def serve_page(
         quiet=True,
         prevent_thread_lock=True,
         ssr_mode=False,
+        app_kwargs={"middleware": [Middleware(Gate)]},
         footer_links=[],
         theme=gradio.themes.Default(font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"]),
         css=CSS,
     )
+    weakref.finalize(page, uploads.cleanup)  # at the latest when the process ends
     return str(url), page
 
 
@@ -188,6 +197,8 @@ def _attach(file: str, urls: list[str], sight: Sight) -> tuple[list[str], str]:
         urls = [*urls, sight.look(file)]
     except DataError as error:
         raise gradio.Error(str(error)) from None
+    finally:
+        Path(file).unlink(missing_ok=True)
     return urls, _draw_pictures(urls)
 
 

@@ -5,7 +5,6 @@
 Only headers are read here, so a 62 GB checkpoint opens in milliseconds.
 """
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -16,6 +15,7 @@ from gemsmith.checkpoint.fetch import fetch_folder
 from gemsmith.checkpoint.peft_config import CONFIG
 from gemsmith.checkpoint.safetensors import TensorPlace, fingerprint, read_header
 from gemsmith.errors import CheckpointError
+from gemsmith.plain_json import read_json
 from gemsmith.zoo import VARIANTS, Variant, read_variant, text_tensors
 from gemsmith.zoo.tensors import PREFIX
 from gemsmith.zoo.variant import differing_fields
@@ -77,7 +77,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     """The folder's config.json. Raises CheckpointError where it is missing or damaged."""
     file = folder / "config.json"
     try:
-        config = json.loads(file.read_text(encoding="utf-8"))
+        config = read_json(file)
     except FileNotFoundError:
         raise CheckpointError(
             f"checkpoint {folder}: has no config.json; give a folder that holds a Hugging Face checkpoint"
@@ -100,7 +100,7 @@ def _read_places(folder: Path) -> dict[str, TensorPlace]:
     if not index.exists():
         return _places_of(folder / "model.safetensors")
     try:
-        weight_map: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        weight_map: dict[str, str] = read_json(index)["weight_map"]
         shards = sorted({os.fspath(shard) for shard in weight_map.values()})
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise CheckpointError(f"{index}: is damaged; copy it again") from None

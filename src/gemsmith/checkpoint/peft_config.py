@@ -2,12 +2,17 @@
 
 import json
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, Field, ValidationError
+
 from gemsmith.errors import CheckpointError
+from gemsmith.patterns import compile_pattern, search
+from gemsmith.plain_json import read_json
 from gemsmith.recipe import lora_scale
 
 CONFIG = "adapter_config.json"
@@ -29,9 +34,21 @@ _PLAIN: Mapping[str, tuple[Any, ...]] = {
     "monteclora_config": (None,),
     "velora_config": (None,),
 }
+_MOST_PATTERNS = 5000
 # Ways to begin that leave the base's weights as they are; all others (PiSSA, OLoRA, CorDA, LoftQ, LoRA-GA) take the
 # first B A off them, so that what was trained does not fit the base itself.
 _PLAIN_STARTS = (True, False, None, "gaussian", "eva", "orthogonal", "mica")
+
+
+_NAMES = "a list of modules' names, or one regular expression"
+
+
+class _Forms(BaseModel, strict=True):
+    use_rslora: bool | None = Field(None, description="true or false")
+    lora_dropout: float | None = Field(None, ge=0, lt=1, description="a number from 0 to below 1")
+    target_modules: str | list[str] | None = Field(None, description=_NAMES)
+    exclude_modules: str | list[str] | None = Field(None, description=_NAMES)
+    layers_to_transform: int | list[int] | None = Field(None, description="a layer or a list of them")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +93,7 @@ def read_peft_config(folder: Path) -> PeftConfig:
     """The folder's adapter_config.json. Raises CheckpointError where it is missing, damaged or not plain LoRA's."""
     file = folder / CONFIG
     try:
-        config = json.loads(file.read_text(encoding="utf-8"))
+        config = read_json(file, most_bytes=2**20)
     except (FileNotFoundError, NotADirectoryError):
         raise CheckpointError(f"adapter {folder}: has no {CONFIG}; give a folder that PEFT or Gemsmith wrote") from None
     except (OSError, ValueError) as error:
@@ -101,24 +118,41 @@ def read_peft_config(folder: Path) -> PeftConfig:
         patterns = config.get(key) or {}
         if not isinstance(patterns, dict) or not all(_is_positive(value) for value in patterns.values()):
             raise CheckpointError(
-                f"{file}: has {key} = {json.dumps(patterns)}; it must map names of modules to numbers above 0"
+                f"{file}: has {key} = {json.dumps(patterns):.200}; it must map names of modules to numbers above 0"
             )
+        if len(patterns) > _MOST_PATTERNS:
+            raise CheckpointError(f"{file}: has {key} of {len(patterns):,} names; allowed are {_MOST_PATTERNS:,}")
+    try:
+        _Forms.model_validate(config)
+    except ValidationError as error:
+        key = str(error.errors()[0]["loc"][0])
+        allowed = _Forms.model_fields[key].description
+        raise CheckpointError(f"{file}: has {key} = {json.dumps(config[key]):.200}; it must be {allowed}") from None
     rslora, dropout = bool(config.get("use_rslora")), float(config.get("lora_dropout") or 0.0)
     return PeftConfig(rank=rank, alpha=float(alpha or 0), rslora=rslora, dropout=dropout, values=config)
 
 
 def _is_positive(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < float("inf")
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= sys.float_info.max
 
 
 def _named(names: str | Sequence[str], module: str) -> bool:
     """As PEFT reads it: a text is a regular expression of the whole name, a list holds names or ends of names."""
     if isinstance(names, str):
-        return re.fullmatch(names, module) is not None
+        return _matches(names, module)
     return any(module == name or module.endswith(f".{name}") for name in names)
 
 
 def _by_pattern(patterns: Mapping[str, Any] | None, module: str, default: Any) -> Any:
     """As PEFT reads rank_pattern and alpha_pattern: the first key that matches the end of the name."""
-    found = (value for key, value in (patterns or {}).items() if re.match(rf"(.*\.)?({key})$", module))
+    found = (value for key, value in (patterns or {}).items() if _matches(rf"(.*\.)?({key})$", module))
     return next(found, default)
+
+
+def _matches(pattern: str, module: str) -> bool:
+    try:
+        return search(compile_pattern(pattern), module, whole=True) is not None
+    except ValueError as error:
+        raise CheckpointError(
+            f"{CONFIG}: {pattern!r:.200} is no regular expression that can be used ({error})"
+        ) from None

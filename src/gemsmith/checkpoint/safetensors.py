@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gemsmith.errors import CheckpointError
+from gemsmith.files import regular_file
+from gemsmith.plain_json import parse_json
 
 if TYPE_CHECKING:
     import numpy as np
@@ -99,20 +101,20 @@ def read_header(file: Path) -> tuple[dict[str, TensorPlace], Mapping[str, str]]:
     """
     try:
         size_bytes = file.stat().st_size
-        with file.open("rb") as stream:
+        with regular_file(file).open("rb") as stream:
             start = stream.read(8)
             length = int.from_bytes(start, "little")
             if len(start) < 8 or length > min(size_bytes, _LONGEST_HEADER_BYTES):
                 raise CheckpointError(f"{file}: is truncated or not safetensors ({size_bytes} bytes); copy it again")
-            header = json.loads(stream.read(length))
+            header = parse_json(stream.read(length).decode())
     except OSError as error:
         raise CheckpointError(f"{file}: cannot be read ({error.strerror})") from None
-    except ValueError:
-        raise CheckpointError(f"{file}: its safetensors header is damaged; copy it again") from None
+    except ValueError as error:
+        raise CheckpointError(f"{file}: its safetensors header is damaged ({error}); copy it again") from None
     if not isinstance(header, dict):
         raise CheckpointError(f"{file}: its safetensors header is damaged; copy it again")
     metadata = header.pop("__metadata__", {})
-    if not isinstance(metadata, dict):
+    if not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
         raise CheckpointError(f"{file}: its safetensors header is damaged; copy it again")
     places = {name: _place(file, name, entry, 8 + length) for name, entry in header.items()}
     end = max((place.end for place in places.values()), default=8 + length)

@@ -115,7 +115,7 @@ def read_json(file: Path) -> Any:
         return json.loads(file.read_bytes())
     except OSError as error:
         raise DamageError(_unreadable(file, error)) from None
-    except ValueError:
+    except (ValueError, RecursionError):
         raise DamageError(f"its {file.name} is damaged") from None
 
 

@@ -37,7 +37,6 @@ _EXTRAS = {
     "evals": "serve",
     "bench": "serve",
     "serve": "serve",
-    "tasks.regex": "serve",
     "train.trl": "trl",
     "train": "jax",
     "aot": "jax",
@@ -47,6 +46,8 @@ _EXTRAS = {
     "data": "data",
     "pictures": "data",
     "checkpoint": "data",
+    "patterns": "data",
+    "tasks.regex": "data",
 }
 """A part of Gemsmith -> the extra that brings what it imports. Of parts that import each other the upper one comes
 first."""

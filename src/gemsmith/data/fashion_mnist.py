@@ -15,7 +15,7 @@ import numpy as np
 from gemsmith.data.image_folder import FORMAT
 from gemsmith.data.rows import source_sha256
 from gemsmith.errors import DataError
-from gemsmith.files import replacing_folder, sha256_file
+from gemsmith.files import regular_file, replacing_folder, sha256_file
 from gemsmith.pictures.rgb import make_rgb, png_bytes
 from gemsmith.records import PreparedRecord
 
@@ -23,6 +23,7 @@ CLASSES = ("t-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt",
 """The folders' names, by the published number of each class."""
 PARTS = {"train": "train", "held_out": "t10k"}
 """A folder, and how the files are called whose pictures it gets."""
+_MOST_BYTES = 2**28
 _MAGIC = {1: 0x801, 3: 0x803}
 _WHERE = "give the folder with the four files of Fashion-MNIST, such as /usr/share/datasets/fashion-mnist, where "
 _WHERE += "Debian's package dataset-fashion-mnist puts them"
@@ -92,8 +93,8 @@ def _file(folder: Path, part: str, kind: str) -> Path:
 def _read_idx(file: Path, axes: int) -> np.ndarray:
     """The bytes of an IDX file, in the shape that it says: a magic number and each axis's length, big-endian."""
     try:
-        with gzip.open(file) as stream:
-            data = stream.read()
+        with gzip.open(regular_file(file)) as stream:
+            data = stream.read(_MOST_BYTES)
     except (OSError, EOFError, zlib.error) as error:
         reason = "is not there" if isinstance(error, FileNotFoundError) else f"cannot be read ({error})"
         raise DataError(f"{file}: {reason}; {_WHERE}") from None

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gemsmith.errors import DataError
-from gemsmith.files import replacing, sha256_file
+from gemsmith.files import regular_file, replacing, sha256_file
 from gemsmith.records import PreparedRecord
 
 SPLITS = ("trainval", "test")
@@ -77,7 +77,7 @@ def read_split(folder: Path, split: str) -> list[Photo]:
     """The photos that a split's list names, in its order."""
     file = _list(folder, split)
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        lines = regular_file(file).read_text(encoding="utf-8").splitlines()
     except FileNotFoundError:
         raise DataError(f"{file}: is not there; {_WHERE}") from None
     except (OSError, UnicodeDecodeError) as error:

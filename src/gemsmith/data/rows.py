@@ -289,19 +289,18 @@ def _check_turns(messages: Sequence[Message], names: Sequence[str], origin: str)
         raise DataError(f"{origin}: has no assistant turn, so nothing to train on; add one, or take the row out")
     if roles[0] == "assistant":
         raise DataError(f"{origin}: begins with an assistant turn; put what it answers before it")
-    empty = next(
-        (
-            name
-            for name, turn in zip(names, messages, strict=True)
-            if turn.role == "assistant" and not text_of(turn).strip()
-        ),
-        None,
-    )
-    if empty:
-        raise DataError(f"{origin}: {empty} is an empty answer; fill it, or take the row out")
+    if roles[-1] != "assistant":
+        raise DataError(
+            f"{origin}: ends with {names[-1]}, a turn of the role {roles[-1]} that nothing answers; add the answer, or "
+            "take the turn out"
+        )
     for name, turn in zip(names, messages, strict=True):
-        if turn.role != "user" and images_of([turn]):
+        pictures = images_of([turn])
+        if turn.role != "user" and pictures:
             raise DataError(f"{origin}: {name} is of the role {turn.role} and has a picture; only user turns may")
+        if turn.role != "system" and not pictures and not text_of(turn).strip():
+            what = "answer" if turn.role == "assistant" else "prompt"
+            raise DataError(f"{origin}: {name} is an empty {what}; fill it, or take the row out")
 
 
 def _read_message(turn: Any, where: str, column: Iterator[ImagePart], source: PictureSource) -> Message:

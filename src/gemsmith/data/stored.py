@@ -1,18 +1,23 @@
 """Rows as files hold them: JSONL, parquet, a folder of either, or a dataset that Hugging Face's `datasets` saved."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gemsmith.errors import DataError, first_line
-from gemsmith.files import expand_home
+from gemsmith.files import expand_home, regular_file
+from gemsmith.plain_json import parse_json, read_json
 
 if TYPE_CHECKING:
     import pyarrow
 
 _SUFFIXES = (".jsonl", ".parquet")
+# Few, since a column may hold pictures of a megabyte each.
+_ROWS_AT_ONCE = 64
+# Text that is the same again and again is packed a hundredfold; beyond that a table is taken for a bomb.
+_MOST_UNPACKED, _MOST_UNPACKED_BYTES = 500, 2**28
 
 
 def find_files(source: str) -> tuple[Path, ...]:
@@ -95,13 +100,13 @@ def _files_of_saved_dataset(folder: Path) -> tuple[Path, ...]:
 
 def _read_json(file: Path) -> dict[str, Any]:
     try:
-        return dict(json.loads(file.read_text(encoding="utf-8")))
-    except (ValueError, TypeError) as error:
+        return dict(read_json(file))
+    except (OSError, ValueError, TypeError) as error:
         raise DataError(f"{file}: is not a JSON object ({error}); save the dataset again with save_to_disk") from None
 
 
 def _jsonl_rows(file: Path) -> Iterator[tuple[str, Any]]:
-    with file.open("rb") as lines:
+    with regular_file(file).open("rb") as lines:
         for number, line in enumerate(lines, start=1):
             origin = f"{file.name} line {number}"
             try:
@@ -111,15 +116,13 @@ def _jsonl_rows(file: Path) -> Iterator[tuple[str, Any]]:
             if not text.strip():
                 continue
             try:
-                yield origin, json.loads(text.rstrip())
+                yield origin, parse_json(text.rstrip())
             except json.JSONDecodeError as error:
                 raise DataError(
                     f"{origin}, column {error.colno}: is not JSON ({error.msg}); {file} needs one JSON object a line"
                 ) from None
-            except RecursionError:
-                raise DataError(f"{origin}: is nested too deeply; a row is one flat JSON object") from None
-            except ValueError as error:  # a number of more digits than Python reads
-                raise DataError(f"{origin}: is not JSON ({error})") from None
+            except ValueError as error:
+                raise DataError(f"{origin}: is not JSON ({error}); {file} needs one JSON object a line") from None
 
 
 def _parquet_rows(is_read: Callable[[str], bool], file: Path) -> Iterator[tuple[str, Any]]:
@@ -127,8 +130,10 @@ def _parquet_rows(is_read: Callable[[str], bool], file: Path) -> Iterator[tuple[
     import pyarrow.parquet
 
     try:
-        with pyarrow.parquet.ParquetFile(file) as table:
-            batches = table.iter_batches(batch_size=_rows_at_once(table.schema_arrow))
+        with pyarrow.parquet.ParquetFile(regular_file(file)) as table:
+            groups = (table.metadata.row_group(index) for index in range(table.num_row_groups))
+            _refuse_bomb(file, sum(group.total_byte_size for group in groups))
+            batches = _counted(file, table.iter_batches(batch_size=_ROWS_AT_ONCE))
             yield from _numbered(file, (row for batch in batches for row in _batch_rows(batch, is_read)))
     except (pyarrow.ArrowException, UnicodeDecodeError) as error:
         raise DataError(f"{file}: cannot be read as parquet ({first_line(error)})") from None
@@ -138,21 +143,32 @@ def _arrow_rows(is_read: Callable[[str], bool], file: Path) -> Iterator[tuple[st
     import pyarrow
 
     try:
-        with pyarrow.memory_map(str(file)) as stream, pyarrow.ipc.open_stream(stream) as table:
-            yield from _numbered(file, (row for batch in _parts(table) for row in _batch_rows(batch, is_read)))
+        with pyarrow.memory_map(str(regular_file(file))) as stream, pyarrow.ipc.open_stream(stream) as table:
+            batches = _counted(file, _parts(table))
+            yield from _numbered(file, (row for batch in batches for row in _batch_rows(batch, is_read)))
     except (pyarrow.ArrowException, UnicodeDecodeError) as error:
         raise DataError(f"{file}: cannot be read as an arrow stream ({first_line(error)})") from None
 
 
-def _rows_at_once(schema: "pyarrow.Schema") -> int:
-    """Few where columns hold bytes: pictures of a megabyte each."""
-    return 64 if any("binary" in str(column.type) for column in schema) else 4096
+def _counted(file: Path, batches: Iterable["pyarrow.RecordBatch"]) -> Iterator["pyarrow.RecordBatch"]:
+    unpacked = 0
+    for batch in batches:
+        unpacked += batch.nbytes
+        _refuse_bomb(file, unpacked)
+        yield batch
+
+
+def _refuse_bomb(file: Path, unpacked_bytes: int) -> None:
+    if unpacked_bytes > max(_MOST_UNPACKED_BYTES, _MOST_UNPACKED * (size := file.stat().st_size)):
+        raise DataError(
+            f"{file}: unpacks its {size:,} bytes to {unpacked_bytes:,} or more; allowed are {_MOST_UNPACKED} times as "
+            "many; write its rows as JSONL"
+        )
 
 
 def _parts(table: "pyarrow.RecordBatchReader") -> Iterator["pyarrow.RecordBatch"]:
-    size = _rows_at_once(table.schema)
     for batch in table:
-        yield from (batch.slice(begin, size) for begin in range(0, batch.num_rows, size))
+        yield from (batch.slice(begin, _ROWS_AT_ONCE) for begin in range(0, batch.num_rows, _ROWS_AT_ONCE))
 
 
 def _batch_rows(batch: "pyarrow.RecordBatch", is_read: Callable[[str], bool]) -> list[Any]:
@@ -166,6 +182,8 @@ def _batch_rows(batch: "pyarrow.RecordBatch", is_read: Callable[[str], bool]) ->
         return pyarrow.compute.if_else(values.is_valid(), True, None)
 
     names = batch.schema.names
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise DataError(f"a table has the column {twice} twice; keep one")
     arrays = [read(name, values) for name, values in zip(names, batch.columns, strict=True)]
     return list(pyarrow.RecordBatch.from_arrays(arrays, names=names).to_pylist())
 

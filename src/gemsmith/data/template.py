@@ -16,6 +16,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from gemsmith.data.limits import OutOfTime, restart_clock
 from gemsmith.errors import CheckpointError, DataError
 from gemsmith.files import expand_home
+from gemsmith.plain_json import read_json
 
 # Gemma's own is 20 kB.
 _LARGEST_BYTES = 1_000_000
@@ -195,12 +196,12 @@ def _find_in_folder(folder: Path, config: Mapping[str, Any]) -> tuple[str, str]:
 def _read_tokenizer_config(folder: Path) -> dict[str, Any]:
     file = folder / "tokenizer_config.json"
     try:
-        return dict(json.loads(file.read_text(encoding="utf-8")))
+        return dict(read_json(file))
     except FileNotFoundError:
         raise CheckpointError(
             f"checkpoint {folder}: has no tokenizer_config.json; copy it from where the weights came from"
         ) from None
-    except (ValueError, TypeError, RecursionError) as error:
+    except (OSError, ValueError, TypeError) as error:
         raise CheckpointError(
             f"{file}: is not a JSON object ({error}); copy it again from where the weights came from"
         ) from None

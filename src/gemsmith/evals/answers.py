@@ -1,7 +1,6 @@
 """Answers that exist already, scored without a server: `gemsmith eval --task verilog --answers FILE`."""
 
 import hashlib
-import json
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +12,8 @@ from rich.table import Table
 from gemsmith.errors import DataError, InputError, nearest
 from gemsmith.eval_records import AnswersRecord, ProblemScore
 from gemsmith.evals.pass_at import pass_at_each
+from gemsmith.files import regular_file
+from gemsmith.plain_json import parse_json
 from gemsmith.sandbox import Sandbox, find_sandbox
 from gemsmith.tasks.verilog_eval.problems import Problem, problems_sha256, read_problems
 from gemsmith.tasks.verilog_eval.simulate import Verdict, count_reasons, find_simulator, judge, open_bench
@@ -104,7 +105,7 @@ def _score_problem(problem: Problem, answers: Sequence[str], sandbox: Sandbox) -
 def _read_answers(file: Path, names: Sequence[str]) -> Mapping[str, list[str]]:
     """The answers to each problem, in the file's order."""
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        lines = regular_file(file).read_text(encoding="utf-8").splitlines()
     except OSError as error:
         raise DataError(f"--answers {file}: cannot be read ({error.strerror or error})") from None
     except UnicodeDecodeError:
@@ -127,7 +128,7 @@ def _read_answers(file: Path, names: Sequence[str]) -> Mapping[str, list[str]]:
 def _read_answer(line: str, place: str) -> tuple[str, str]:
     form = '{"problem": "…", "completion": "…"}'
     try:
-        row = json.loads(line)
+        row = parse_json(line)
     except ValueError:
         raise DataError(f"{place}: is not JSON; each line must be {form}") from None
     if not isinstance(row, dict) or not row.keys() >= _KEYS or not all(isinstance(row[key], str) for key in _KEYS):

@@ -127,7 +127,9 @@ def check_tasks(run: Run) -> None:
     It needs and fetches no checkpoint, and runs no question's own code.
     """
     entries = eval_tasks(run.recipe)
-    if not entries or any(entry.task not in SOURCES for entry in entries):
+    if not entries:
+        _refuse_no_rows()
+    if any(entry.task not in SOURCES for entry in entries):
         _check_rows(entries, _questions_of(run, read_held_out(run.recipe).documents))
     for entry in entries:
         if entry.task in SOURCES:

@@ -10,7 +10,6 @@ where numpy's BLAS adds up in another order than torch's on a processor.
 
 import errno
 import itertools
-import json
 import math
 import operator
 import os
@@ -35,6 +34,7 @@ from gemsmith.errors import CheckpointError, MachineError
 from gemsmith.export.adapters import check_values
 from gemsmith.export.threads import one_blas_thread
 from gemsmith.export.writer import FileWriter
+from gemsmith.plain_json import read_json
 from gemsmith.records import FileSum
 
 # Values of a matrix, and bytes that are copied, at once: what a core's cache holds. benchmarks/merge.py.
@@ -132,7 +132,7 @@ def _is_tokenizer(file: Path) -> bool:
     if file.name != "tokenizer.json":
         return False
     try:
-        content = json.loads(file.read_bytes())
+        content = read_json(file)
     except (OSError, ValueError):
         return False
     return isinstance(content, dict) and "model" in content

@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 import yaml
 
 from gemsmith.errors import RecipeError, nearest
-from gemsmith.plain_yaml import parse_yaml
+from gemsmith.files import regular_file
+from gemsmith.plain_yaml import MOST_CHARACTERS, parse_yaml
 
 SHIPPED = Path(__file__).with_name("catalogue.yaml")
 KINDS = ("tpu", "gpu", "cpu")
@@ -23,7 +24,7 @@ SERVED = (
 """The same of load tests."""
 RowT = TypeVar("RowT")
 # Parsing is most of the time that a catalogue costs, and LibYAML is ten times faster; not every PyYAML is built with
-# it.
+# it. It ends the process where a file nests too deeply, so a user's own is read in Python.
 _Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -189,12 +190,12 @@ def own_files(path: Path | str | None) -> list[Path]:
 def read_rows(path: Path) -> dict[str, dict[str, dict[str, Any]]]:
     """A file's rows by section and name, not yet checked. Raises RecipeError for what is no catalogue."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = regular_file(path, most_bytes=4 * MOST_CHARACTERS).read_text(encoding="utf-8")
     except OSError as error:
         raise RecipeError(f"hardware.catalogue {path}: cannot be read ({error.strerror or error})") from None
     except UnicodeDecodeError:
         raise RecipeError(f"hardware.catalogue {path}: is not UTF-8 text") from None
-    values = parse_yaml(text, f"hardware.catalogue {path}", _Base)
+    values = parse_yaml(text, f"hardware.catalogue {path}", _Base if path == SHIPPED else yaml.SafeLoader)
     if not isinstance(values, dict):
         raise RecipeError(f"hardware.catalogue {path}: must be a mapping of chips and machines")
     rows: dict[str, dict[str, dict[str, Any]]] = {"chips": {}, "machines": {}}

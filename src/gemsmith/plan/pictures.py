@@ -1,12 +1,12 @@
 """How many pictures a row has room for, as far as that can be told before training, and how it was told."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from gemsmith.execution import bucket_of
 from gemsmith.files import expand_home
+from gemsmith.plain_json import parse_json
 from gemsmith.plan.steps import SAMPLE_BYTES
 from gemsmith.recipe import Recipe
 from gemsmith.records import DataRecord
@@ -85,7 +85,7 @@ def _rows(lines: list[bytes]) -> Iterator[dict[str, Any]]:
     """Those that can be read: what is wrong with others the data stage says."""
     for line in lines:
         try:
-            row = json.loads(line)
+            row = parse_json(line.decode())
         except ValueError:
             continue
         if isinstance(row, dict):

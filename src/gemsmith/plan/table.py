@@ -142,7 +142,7 @@ def bar_of(machine: MachinePlan) -> str:
     for name, size in machine.parts.items():
         if name != RUNTIME:
             held += size
-            letters += LETTERS.get(name, OTHER) * (round(BAR * held / limit) - len(letters))
+            letters += LETTERS.get(name, OTHER) * (min(BAR, round(BAR * held / limit)) - len(letters))
     if machine.exceeded_by is not None:
         return letters[: BAR - 1].ljust(BAR - 1, OTHER) + ">"
     runtime = max(1, round(BAR * machine.parts.get(RUNTIME, 0) / limit))

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from gemsmith.port import rules
-from gemsmith.port.base import base_rule, linear_switch, targets_rule
+from gemsmith.port.base import base_rule, encoders_rule, experts_rule, linear_switch, pictures_rule, targets_rule
 from gemsmith.port.data import DATASET_RULES, held_out_rule, path_rule, test_path_rule
 from gemsmith.port.table import (
     Reading,
@@ -155,7 +155,7 @@ RULES: Mapping[str, Rule] = {
     _DOUBLE: idle("load_in_4bit says what becomes of it"),
     "bnb_config_kwargs.bnb_4bit_quant_type": idle("which 4 bits; load_in_4bit says whether"),
     "gptq": plain(False, otherwise="a base in GPTQ's 4 bits; Gemsmith's are nf4"),
-    "quantize_moe_experts": plain(True, otherwise="experts in bfloat16; Gemsmith's are rounded with the rest"),
+    "quantize_moe_experts": experts_rule,
     "rl": _PREFERENCE,
     "reward_model": refuse(False, what="a reward model"),
     "process_reward_model": refuse(False, what="a reward model"),
@@ -230,10 +230,11 @@ RULES: Mapping[str, Rule] = {
     "added_tokens_overrides.*": plain(otherwise=_VOCABULARY),
     "resize_token_embeddings_to_32x": plain(False, otherwise=_VOCABULARY),
     "unfrozen_parameters": plain(otherwise=_WHOLE),
-    "processor_type": plain(otherwise="pictures or sound in the rows; Gemsmith trains on text"),
-    "freeze_mm_modules": plain(
-        True, otherwise="the vision and audio encoders are trained too; Gemsmith trains the text model's adapters"
-    ),
+    "processor_type": pictures_rule,
+    "image_size": plain(otherwise="pictures are made that large first; Gemsmith takes them as they are, up to "
+                                  "data.image_tokens"),
+    "image_resize_algorithm": idle("image_size says whether"),
+    "freeze_mm_modules": encoders_rule,
     "dataset_exact_deduplication": plain(False, otherwise="takes out repeated rows; do so in the rows"),
     "deepspeed": rules.several_devices,
     "deepspeed.*": plain(otherwise="DeepSpeed's settings, which may be of any kind"),

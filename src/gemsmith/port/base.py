@@ -1,16 +1,20 @@
 """The base model of a source as a checkpoint and variant of Gemma 4, and its target modules as kinds of projection."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from gemsmith.checkpoint.folder import name_variant, read_config
 from gemsmith.errors import RecipeError
+from gemsmith.execution import BACKENDS
 from gemsmith.files import expand_home
+from gemsmith.patterns import compile_pattern, search
 from gemsmith.port.table import Reading, Row, Rule, is_on, row
 from gemsmith.zoo import LORA_KINDS, VARIANTS, Variant, find_variant, lora_targets, read_variant, variant_of_hub_id
+from gemsmith.zoo.targets import ALL_LINEAR, VISION, kinds_of
 from gemsmith.zoo.tensors import PREFIX
+from gemsmith.zoo.vision_tensors import vision_tensors
 
 _SIZE = re.compile(r"gemma[-_]?4[-_](e2b|e4b|12b|26b[-_]a4b|31b)(?![0-9a-z])", re.IGNORECASE)
 _QUANTISED = re.compile(
@@ -118,49 +122,81 @@ def linear_switch(names_key: str) -> Rule:
     return rule
 
 
+def pictures_rule(key: str, value: Any, reading: Reading) -> Row:
+    """The row of the key that says that rows may have pictures."""
+    if value is None:
+        return row(reading, key, value, "none", "not set")
+    if reading.variant and not vision_tensors(reading.variant):
+        return row(reading, key, value, "differs", f"pictures in the rows, and {reading.variant.name} takes text alone")
+    return row(
+        reading, key, value, "none", "rows may have pictures, and are trained on with them; with sound they are none"
+    )
+
+
+def encoders_rule(key: str, value: Any, reading: Reading) -> Row:
+    """The row of a key that keeps the encoders as they are; else which of their modules are trained, --set says."""
+    if value is None or is_on(value):
+        return row(reading, key, value, "none", "not set" if value is None else "what Gemsmith does anyway")
+    if "lora.targets" in reading.overridden:
+        return row(reading, key, value, "set", "--set lora.targets says what is adapted")
+    why = "encoders are trained too; --set lora.targets=[..., vision] adapts the vision tower, nothing the audio's"
+    return row(reading, key, value, "differs", why)
+
+
+def experts_rule(key: str, value: Any, reading: Reading) -> Row:
+    """The row of whether experts are quantised with the rest."""
+    has_experts = reading.variant is None or reading.variant.experts
+    if not has_experts or value is None or is_on(value) == BACKENDS[reading.backend].quantises_experts:
+        return row(reading, key, value, "none", "not set" if value is None else "what Gemsmith does anyway")
+    kept = "rounded with the rest" if BACKENDS[reading.backend].quantises_experts else "in bfloat16"
+    return row(reading, key, value, "differs", f"experts are {kept} with train.backend {reading.backend}")
+
+
 def _all_linear(key: str, value: Any, reading: Reading) -> Row:
-    variant, kinds = reading.variant, list(LORA_KINDS)
-    others = []
-    if variant is None or variant.per_layer_input:
-        others.append("the per-layer inputs' projections")
-    if variant is None or variant.experts:
-        others.append("the router")
-    if others:
-        why = f"all linear layers are more than {', '.join(kinds)}: {' and '.join(others)} get no adapter in Gemsmith"
+    if BACKENDS[reading.backend].adapts_all_linear:
+        return row(reading, key, value, "derived", "every linear layer but the output's", lora__targets=[ALL_LINEAR])
+    kinds, variants = list(LORA_KINDS), [reading.variant] if reading.variant else list(VARIANTS.values())
+    linear = dict.fromkeys(tensor.role for one in variants for tensor in lora_targets(one, [ALL_LINEAR]))
+    # Adapters on what embeds pictures never change where rows are text.
+    embeds = (
+        [] if reading.value("processor_type") else [tensor.role for one in variants for tensor in vision_tensors(one)]
+    )
+    if others := [role for role in linear if role not in {*kinds, *embeds}]:
+        able = " or ".join(name for name, backend in BACKENDS.items() if backend.adapts_all_linear)
+        why = f"all linear layers are more: {', '.join(others)} too; --set train.backend={able} adapts them all"
         return row(reading, key, value, "differs", why, lora__targets=kinds)
     return row(reading, key, value, "derived", "every linear layer of the text model", lora__targets=kinds)
 
 
 def _by_names(key: str, names: Sequence[str], reading: Reading, value: Any) -> Row:
-    modules = {kind: [target.module for target in _targets(reading, kind)] for kind in LORA_KINDS}
-    found = {
-        kind: _matched(modules[kind], lambda module: any(f".{module}".endswith(f".{name}") for name in names))
-        for kind in LORA_KINDS
-    }
-    every = [module for kind in LORA_KINDS for module in modules[kind]]
+    found, every = _found(reading, lambda module: any(f".{module}".endswith(f".{name}") for name in names))
     strange = [name for name in names if not any(f".{module}".endswith(f".{name}") for module in _both_names(every))]
     return _row_of_kinds(key, value, reading, found, strange)
 
 
 def _by_expression(key: str, pattern: str, reading: Reading, value: Any) -> Row:
     try:
-        expression = re.compile(pattern)
-    except re.error as error:
+        expression = compile_pattern(pattern)
+        found, _ = _found(reading, lambda module: search(expression, module, whole=True) is not None)
+    except ValueError as error:
         raise RecipeError(
-            f"{reading.file}: {key} is {pattern!r}, which is not a regular expression ({error})"
+            f"{reading.file}: {key} is {pattern!r:.200}, which is not a regular expression that can be used ({error})"
         ) from None
-    found = {
-        kind: _matched(
-            [target.module for target in _targets(reading, kind)],
-            lambda module: expression.fullmatch(module) is not None,
-        )
-        for kind in LORA_KINDS
-    }
     return _row_of_kinds(key, value, reading, found, [])
 
 
+def _found(reading: Reading, fits: Callable[[str], bool]) -> tuple[dict[str, float], list[str]]:
+    """The share of each kind's modules that fit, and all modules."""
+    variant = reading.variant or find_variant("gemma4-31b")
+    modules = {kind: [target.module for target in lora_targets(variant, [kind])] for kind in kinds_of(variant)}
+    found = {kind: _matched(names, fits) for kind, names in modules.items()}
+    if found.get(VISION, 1) < 1 and not reading.value("processor_type"):  # adapters that rows of text never change
+        del found[VISION]
+    return found, [module for names in modules.values() for module in names]
+
+
 def _row_of_kinds(key: str, value: Any, reading: Reading, found: dict[str, float], strange: list[str]) -> Row:
-    kinds = [kind for kind in LORA_KINDS if found[kind]]
+    kinds = [kind for kind in found if found[kind]]
     partial = [kind for kind in kinds if found[kind] < 1]
     problems = [f"{', '.join(strange)}: no adapter of Gemsmith's goes there"] if strange else []
     if partial:
@@ -175,11 +211,7 @@ def _row_of_kinds(key: str, value: Any, reading: Reading, found: dict[str, float
     )
 
 
-def _targets(reading: Reading, kind: str) -> list[Any]:
-    return lora_targets(reading.variant or find_variant("gemma4-31b"), [kind])
-
-
-def _matched(modules: Iterable[str], fits: Any) -> float:
+def _matched(modules: Sequence[str], fits: Callable[[str], bool]) -> float:
     """The share of the modules that fit, by either of their two names."""
     hits = [any(fits(name) for name in _both_names([module])) for module in modules]
     return sum(hits) / len(hits)

@@ -3,7 +3,6 @@
 Gemsmith reads local files of messages, or of prompt and response.
 """
 
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 from gemsmith.errors import RecipeError, nearest
 from gemsmith.files import expand_home
+from gemsmith.plain_json import read_json
 from gemsmith.port.table import Reading, Row, Rule, idle, is_on, number, plain, read_as, row, to_do
 
 PLACEHOLDER = "rows.jsonl"
@@ -166,7 +166,7 @@ def _described(reading: Reading, names: list[str]) -> list[Mapping[str, Any]]:
     """
     file = expand_home(str(reading.value("dataset_dir"))) / "dataset_info.json"
     try:
-        entries = json.loads(file.read_text(encoding="utf-8"))
+        entries = read_json(file)
     except FileNotFoundError:
         return []
     except (OSError, ValueError) as error:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gemsmith.port import rules
-from gemsmith.port.base import base_rule, comma_targets
+from gemsmith.port.base import base_rule, comma_targets, encoders_rule
 from gemsmith.port.data import factory_dataset_rule, factory_eval_rule, held_out_rule
 from gemsmith.port.table import (
     Reading,
@@ -114,7 +114,6 @@ def pure_rule(key: str, value: Any, reading: Reading) -> Row:
 _RUNS = idle("how it runs on GPUs, not what is learned")
 _SWITCH_WHY = "another way to train than AdamW on plain LoRA"
 _ADAPTER_WHY = "another adapter than W + scale * B A, or another start"
-_ENCODERS = "the vision and audio encoders are trained too; Gemsmith trains the text model's adapters"
 
 RULES: Mapping[str, Rule] = {
     **TRAINING_RULES,
@@ -145,7 +144,7 @@ RULES: Mapping[str, Rule] = {
     "dataset": factory_dataset_rule,
     "eval_dataset": factory_eval_rule,
     "dataset_dir": idle("where dataset_info.json describes the datasets; the row of dataset says what became of them"),
-    "media_dir": idle("pictures and sound; rows of text need none"),
+    "media_dir": idle("where pictures are; rows name them"),
     "template": template_rule,
     "default_system": plain(otherwise="added to every row; put it into the rows"),
     "cutoff_len": length_rule,
@@ -161,8 +160,8 @@ RULES: Mapping[str, Rule] = {
     "ignore_pad_token_for_loss": plain(True, otherwise="padding is trained"),
     "early_stopping_steps": plain(otherwise="ends early; Gemsmith runs all steps"),
     "tool_format": plain(otherwise="rows with tools; Gemsmith's have system, user and assistant"),
-    "freeze_vision_tower": plain(True, otherwise=_ENCODERS),
-    "freeze_multi_modal_projector": plain(True, otherwise=_ENCODERS),
+    "freeze_vision_tower": encoders_rule,
+    "freeze_multi_modal_projector": encoders_rule,
     "freeze_language_model": plain(False, otherwise="the text model is not trained; Gemsmith trains nothing else"),
     "resize_vocab": plain(False, otherwise="the vocabulary is changed; Gemsmith trains with Gemma's own"),
     "add_tokens": plain(otherwise="the vocabulary is changed; Gemsmith trains with Gemma's own"),

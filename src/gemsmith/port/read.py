@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from gemsmith.errors import RecipeError
+from gemsmith.files import regular_file
+from gemsmith.plain_json import read_json
 from gemsmith.plain_yaml import parse_yaml
 
 FOLDER_FILES = (
@@ -100,7 +102,7 @@ def _read(file: Path) -> Mapping[str, Any]:
     if file.suffix in _PICKLES:
         raise RecipeError(f"{file}: is a pickle, which runs code when it is read, so it is not; {_TO_JSON}")
     try:
-        text = file.read_text(encoding="utf-8-sig")
+        text = regular_file(file, most_bytes=2**27).read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         raise RecipeError(
             f"{file}: is not there; give an adapter_config.json, training arguments, an Axolotl or LLaMA-Factory YAML"
@@ -112,32 +114,19 @@ def _read(file: Path) -> Mapping[str, Any]:
     if not text.strip():
         raise RecipeError(f"{file}: is empty; give JSON or YAML with settings")
     values = (
-        _parse_json(file, text)
-        if file.suffix == ".json" or text.lstrip().startswith("{")
-        else parse_yaml(text, str(file))
+        _parse_json(file) if file.suffix == ".json" or text.lstrip().startswith("{") else parse_yaml(text, str(file))
     )
     if not isinstance(values, dict) or not values:
         raise RecipeError(f"{file}: holds no mapping of keys to values; give JSON or YAML with settings")
     return values
 
 
-def _parse_json(file: Path, text: str) -> Any:
-    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        values = dict(pairs)
-        if len(values) < len(pairs):
-            names = [name for name, _ in pairs]
-            raise RecipeError(
-                f"{file}: {next(name for name in names if names.count(name) > 1)} is given twice; keep one"
-            )
-        return values
-
+def _parse_json(file: Path) -> Any:
     try:
-        return json.loads(text, object_pairs_hook=once)
+        return read_json(file)
     except json.JSONDecodeError as error:
         raise RecipeError(f"{file} line {error.lineno}, column {error.colno}: is not JSON ({error.msg})") from None
-    except RecursionError:
-        raise RecipeError(f"{file}: is nested too deeply for settings") from None
-    except ValueError as error:  # a number of more digits than Python reads
+    except ValueError as error:
         raise RecipeError(f"{file}: is not JSON ({error})") from None
 
 

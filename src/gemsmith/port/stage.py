@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from gemsmith.errors import RecipeError
+from gemsmith.execution import BACKENDS
 from gemsmith.port import axolotl, llama_factory, peft, trainer
 from gemsmith.port.base import find_base
 from gemsmith.port.data import PLACEHOLDER
 from gemsmith.port.read import Settings, read_settings
 from gemsmith.port.table import Reading, Row, Rule, is_on, unknown
-from gemsmith.recipe import Derived, Recipe
+from gemsmith.recipe import Derived, Recipe, Train
 from gemsmith.recipe_file import build_recipe
 from gemsmith.zoo import Variant, find_variant, variant_of_hub_id
 
@@ -119,9 +120,15 @@ def _readings(
             variant=variant,
             overridden=_overridden(overrides),
             adapter_elsewhere=elsewhere,
+            backend=_backend(overrides),
         )
         readings.append((reading, project.rules))
     return readings
+
+
+def _backend(overrides: Sequence[str]) -> str:
+    given = [value for key, _, value in (override.partition("=") for override in overrides) if key == "train.backend"]
+    return next((name for name in given[-1:] if name in BACKENDS), Train.model_fields["backend"].default)
 
 
 def _project(file: Settings) -> _Project:

@@ -44,6 +44,8 @@ class Reading:
     variant: Variant | None = None
     overridden: frozenset[str] = frozenset()
     adapter_elsewhere: bool = False
+    backend: str = "tunix"
+    """The train.backend that the recipe will have."""
 
     def value(self, key: str) -> Any:
         """What holds for a key: what the file gives, or the default. An explicit null is a null."""

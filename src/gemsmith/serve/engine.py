@@ -1,6 +1,5 @@
 """Which vLLM there is, and how it is started on this kind of machine."""
 
-import json
 import os
 import subprocess
 import sys
@@ -11,6 +10,7 @@ from pathlib import Path
 from gemsmith.errors import CheckpointError, MachineError
 from gemsmith.files import expand_home
 from gemsmith.hardware import Machine
+from gemsmith.plain_json import read_json
 from gemsmith.serve.adapter import ServedAdapter
 from gemsmith.serve.upstream import ASK_VERSION, cpu_environment
 
@@ -134,8 +134,8 @@ def has_chat_template(folder: Path) -> bool:
         return True
     tokenizer_config = folder / "tokenizer_config.json"
     try:
-        return "chat_template" in json.loads(tokenizer_config.read_text(encoding="utf-8"))
+        return "chat_template" in read_json(tokenizer_config)
     except FileNotFoundError:
         return False
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         raise CheckpointError(f"{tokenizer_config}: is not JSON ({error})") from None

@@ -76,7 +76,7 @@ def _body(answer: bytes) -> str:
 def _json(answer: bytes) -> Mapping[str, Any]:
     try:
         found = json.loads(_body(answer))
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 

@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from gemsmith.errors import GemsmithError, RecipeError, first_line
+from gemsmith.files import regular_file
 from gemsmith.tasks.task import Question, RowMaker, Scorer
 from gemsmith.terminal import open_console
 
@@ -102,7 +103,7 @@ def load_row_maker(file: str) -> RowMaker:
 def _load(file: str, key: str) -> ModuleType:
     path = Path(file)
     try:
-        code = path.read_bytes()
+        code = regular_file(path).read_bytes()
     except OSError as error:
         raise RecipeError(f"{key}: {file} cannot be read ({error.strerror or error}); name a Python file") from None
     return _run(path, code, key)

@@ -6,15 +6,16 @@ what they hold in the expected answer: `The answer is (\d+)`.
 """
 
 from collections.abc import Sequence
-
-import regex
+from typing import TYPE_CHECKING
 
 from gemsmith.errors import DataError, ScorerError
+from gemsmith.patterns import compile_pattern, search
 from gemsmith.tasks.task import Question, Verdict
 
+if TYPE_CHECKING:
+    import regex
+
 COLUMNS = ("pattern",)
-# A pattern such as (a+)+b takes exponential time on an answer made for it.
-TIMEOUT_S = 2.0
 _SHOWN = 60
 
 
@@ -35,7 +36,7 @@ def check(question: Question) -> None:
 
 
 def score(question: Question, answers: Sequence[str]) -> list[Verdict]:
-    """A verdict for each answer. Raises ScorerError where the pattern takes longer than TIMEOUT_S on one."""
+    """A verdict for each answer. Raises ScorerError where the pattern takes too long on one."""
     pattern = _compile(question)
     expected = _search(pattern, question.expected) if pattern.groups else None
     return [_judge(_search(pattern, answer), expected) for answer in answers]
@@ -53,8 +54,8 @@ def _judge(found: tuple[str | None, ...] | None, expected: tuple[str | None, ...
 def _search(pattern: "regex.Pattern[str]", text: str) -> tuple[str | None, ...] | None:
     """What the groups of the first match hold; None where there is none."""
     try:
-        match = pattern.search(text, timeout=TIMEOUT_S, concurrent=True)
-    except TimeoutError:
+        match = search(pattern, text)
+    except ValueError:
         raise ScorerError("pattern too slow") from None
     return match.groups() if match else None
 
@@ -64,8 +65,8 @@ def _compile(question: Question) -> "regex.Pattern[str]":
     if not isinstance(pattern, str):
         raise DataError(f"{question.origin}: pattern is {pattern!r}; give a regular expression, as text")
     try:
-        return regex.compile(pattern)
-    except (regex.error, RecursionError, OverflowError) as error:
+        return compile_pattern(pattern)
+    except ValueError as error:
         raise DataError(f"{question.origin}: pattern {pattern!r} is no regular expression ({error})") from None
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gemsmith.errors import DataError
+from gemsmith.files import regular_file
 
 _ENDS = {"prompt": "_prompt.txt", "reference": "_ref.sv", "testbench": "_test.sv"}
 
@@ -46,7 +47,7 @@ def problems_sha256(problems: tuple[Problem, ...]) -> str:
 
 def _read(file: Path) -> str:
     try:
-        return file.read_text(encoding="utf-8")
+        return regular_file(file).read_text(encoding="utf-8")
     except FileNotFoundError:
         raise DataError(f"dataset {file.parent}: lacks {file.name}; copy the dataset again") from None
     except UnicodeDecodeError:

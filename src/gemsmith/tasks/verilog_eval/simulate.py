@@ -78,7 +78,7 @@ def judge(bench: Bench, answer: str, sandbox: Sandbox) -> Verdict:
             ["iverilog", "-g2012", "-E", "-o", f"{FOLDER}/read.sv", f"{FOLDER}/answer.sv"],
             _opened(Path(name)),
             limits=COMPILING,
-            writable=True,
+            writes="read.sv",
         )
         if failed := _failed(read, "compile error"):
             return failed
@@ -108,7 +108,7 @@ def _simulate(problem: Problem, source: str, sandbox: Sandbox) -> Verdict:
         for file, text in files.items():
             (folder / file).write_text(text, encoding="utf-8")
         compiled = sandbox.run(
-            [*_COMPILE, *(f"{FOLDER}/{file}" for file in files)], folder, limits=COMPILING, writable=True
+            [*_COMPILE, *(f"{FOLDER}/{file}" for file in files)], folder, limits=COMPILING, writes="tb.vvp"
         )
         if failed := _failed(compiled, "compile error"):
             return failed
@@ -135,8 +135,8 @@ def _read_result(printed: str, word: str) -> Verdict:
 
 
 def _opened(folder: Path) -> Path:
-    """The folder, for the sandbox's user, who has no other."""
-    folder.chmod(0o777)
+    """The folder, for the sandbox's user to read."""
+    folder.chmod(0o755)
     return folder
 
 
