@@ -295,7 +295,7 @@ def qlora() -> dict[str, Any]:
 
 
 def main() -> None:
-    cases, runs = dict(compiled_cases()), published_runs()
+    cases, runs, load_tests = dict(compiled_cases()), published_runs(), list(published_serving())
     errors = [abs(case["memory_error"]) for case in cases.values()]
     without = [abs(case["left_out_error"]) for case in cases.values() if case["left_out_error"] is not None]
     left_out = [abs(run["left_out_error"]) for run in runs.values()]
@@ -322,12 +322,12 @@ def main() -> None:
         },
         "compiled": cases,
         "published": runs,
-        "published_serving": list(published_serving()),
+        "published_serving": load_tests,
         "published_memory": {"31B QLoRA, one 80 GB GPU": qlora()},
     }
     (short.RECORDS / "plan_accuracy.json").write_text(json.dumps(record, indent=1) + "\n")
     print_tables(cases, runs)
-    for served in record["published_serving"]:
+    for served in load_tests:
         print(json.dumps(served), file=sys.stderr)
     print(json.dumps({key: record[key] for key in ("memory", "time", "published_memory")}, indent=1), file=sys.stderr)
 
