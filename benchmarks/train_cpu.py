@@ -15,7 +15,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -108,6 +107,7 @@ def train_ours(folder: Path, variant: Variant = VARIANT) -> dict[str, Any]:
     from flax import nnx
 
     from gemsmith.checkpoint import open_checkpoint
+    from gemsmith.train.attempt import Stop
     from gemsmith.train.tunix.backend import adapted_model
     from gemsmith.train.tunix.compiling import Compiled, compile_step
     from gemsmith.train.tunix.mesh import make_mesh, micro_batches_on
@@ -125,7 +125,7 @@ def train_ours(folder: Path, variant: Variant = VARIANT) -> dict[str, Any]:
 
     def update(rows: dict[str, np.ndarray], number: int) -> float:
         nonlocal compiled, trained, moments
-        compiled = compiled or compile_step(step, shapes, threading.Event(), recipe.train)
+        compiled = compiled or compile_step(step, shapes, Stop(), recipe.train)
         assert compiled is not None, "nothing stops it"
         values: dict[str, Any] = rows | {"learning_rate": RATE, "step": number + 1, "loss_limit": np.inf, "stop": 0}
         inputs = {

@@ -43,11 +43,16 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     return report
 
 
-@pytest.fixture(scope="session", autouse=True)
-def control_c() -> None:
-    """Python's own answer to Ctrl-C, here and in what the tests start: a shell's background jobs are told to ignore
-    it."""
+def reset_signals() -> None:
+    """Python's own answers, here and in what the tests start: a shell's background jobs are told to ignore Ctrl-C, and
+    a process in which a command has ended ignores SIGTERM, too."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+@pytest.fixture(autouse=True)
+def own_signals() -> None:
+    reset_signals()
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -185,6 +190,7 @@ def gemsmith(capfd):
     def run(*arguments: object) -> tuple[int, str, str]:
         with pytest.raises(SystemExit) as end:
             main([str(argument) for argument in arguments])
+        reset_signals()
         out, err = capfd.readouterr()
         return int(end.value.code or 0), out, err
 

@@ -1,6 +1,8 @@
 """Errors as a person reads them: exit codes, near matches, and one line of a library's many."""
 
 import errno
+import subprocess
+import sys
 
 import pytest
 
@@ -17,11 +19,21 @@ from gemsmith.errors import (
 )
 
 
-def test_only_what_the_user_can_mend_and_sigterm_have_exit_codes_of_their_own():
+def test_only_what_the_user_can_mend_has_an_exit_code_of_its_own():
     kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, GemsmithError)]
     assert len(kinds) > 10
     for kind in kinds:
-        assert kind.exit_code == (2 if issubclass(kind, InputError) else 143 if kind is Preempted else 1), kind
+        assert kind.exit_code == (2 if issubclass(kind, InputError) else 1), kind
+
+
+def test_what_nobody_catches_of_sigterm_is_no_error_and_ends_with_its_code():
+    assert not issubclass(Preempted, Exception)
+    ended = subprocess.run(
+        [sys.executable, "-c", "from gemsmith.errors import Preempted; raise Preempted('told')"],
+        capture_output=True,
+        check=False,
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (143, b"", b"")
 
 
 @pytest.mark.parametrize(("word", "expected"), [("rnak", " (did you mean rank?)"), ("zzz", ""), ("", "")])

@@ -38,6 +38,23 @@ def test_a_folder_lost_between_two_renames_is_put_back(tmp_path):
     assert (folder / "file").read_text() == "old"
 
 
+def test_ctrl_c_between_the_two_renames_leaves_the_folder_as_it_was(tmp_path, monkeypatch):
+    folder = tmp_path / "merged"
+    folder.mkdir()
+    (folder / "old").touch()
+    rename = Path.rename
+
+    def interrupted(self, target):
+        if self.name == ".merged.partial":
+            raise KeyboardInterrupt
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", interrupted)
+    with pytest.raises(KeyboardInterrupt), replacing_folder(folder) as beside:
+        (beside / "new").touch()
+    assert [path.name for path in folder.iterdir()] == ["old"] and [*tmp_path.iterdir()] == [folder]
+
+
 def test_a_folder_that_another_process_begins_while_the_old_one_is_deleted_is_left_alone(tmp_path, monkeypatch):
     folder, another = tmp_path / "merged", tmp_path / ".merged.partial"
     rmtree = shutil.rmtree

@@ -38,7 +38,7 @@ LAYERS = [
     {"files", "bucket"},
     {"plain_yaml", "patterns", "lock"},
     {"terminal", "program", "sandbox", "worker_process"},
-    {"errors", "characters", "messages", "version"},
+    {"errors", "characters", "messages", "signals", "version"},
 ]
 RANK = {part: rank for rank, layer in enumerate(reversed(LAYERS)) for part in layer}
 

@@ -2,11 +2,13 @@ import gc
 import os
 import signal
 import subprocess
+import sys
 import time
 
 import pytest
 
 from gemsmith.cli import cli
+from gemsmith.errors import CheckpointError
 
 
 @pytest.mark.parametrize(("number", "expected"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -30,6 +32,82 @@ def test_a_signal_that_meets_the_garbage_collector_is_not_lost(gemsmith, monkeyp
     monkeypatch.setattr(cli.commands["schema"], "callback", collect)
     code, out, err = gemsmith("schema")
     assert (code, out) == (expected, "") and err.strip().startswith("note: stopped by") and "Traceback" not in err
+
+
+def ending_with(deed):
+    """A command whose library does `deed` with what SIGTERM raises in it."""
+
+    def command() -> None:
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(10)
+        except Exception:  # noqa: BLE001 - as a library does
+            print("went on")
+        except BaseException as error:  # noqa: BLE001
+            deed(error)
+
+    return command
+
+
+def fail_with(kind):
+    def fail(_):
+        raise kind("checkpoints/20: is damaged; delete it")
+
+    return fail
+
+
+def test_sigterm_is_no_failure_that_a_library_may_swallow(gemsmith, monkeypatch):
+    def again(error):
+        raise error
+
+    monkeypatch.setattr(cli.commands["schema"], "callback", ending_with(again))
+    assert gemsmith("schema") == (143, "", "note: stopped by SIGTERM; the same command goes on where it was\n")
+
+
+@pytest.mark.parametrize("kind", [CheckpointError, RuntimeError, KeyboardInterrupt])
+def test_what_a_library_makes_of_sigterm_is_told_as_the_stop_that_it_is(gemsmith, monkeypatch, kind):
+    monkeypatch.setattr(cli.commands["schema"], "callback", ending_with(fail_with(kind)))
+    code, out, err = gemsmith("schema")
+    assert (code, out) == (143, "") and err.strip().count("\n") == 0
+    assert err.strip().startswith("note: stopped by SIGTERM; the same command goes on where it was; it ended with: ")
+    assert "is damaged" in err
+
+
+def test_ctrl_c_says_what_training_says_of_it(gemsmith, monkeypatch):
+    def stop():
+        raise KeyboardInterrupt("stopped by Ctrl-C: step 7 is saved; continue with: gemsmith train runs/my")
+
+    monkeypatch.setattr(cli.commands["schema"], "callback", stop)
+    code, _, err = gemsmith("schema")
+    assert code == 130 and err.strip() == (
+        "note: stopped by Ctrl-C: step 7 is saved; continue with: gemsmith train runs/my"
+    )
+
+
+AT_THE_END = """
+import atexit, os, signal, sys, time
+class Kept:
+    def __del__(self, kill=os.kill, pid=os.getpid(), numbers=(signal.SIGTERM, signal.SIGINT)):
+        for number in numbers:
+            kill(pid, number)
+sys.kept = Kept()
+def send():
+    for number in (signal.SIGTERM, signal.SIGINT):
+        os.kill(os.getpid(), number)
+        time.sleep(0.01)
+atexit.register(send)
+from gemsmith.cli import main
+main(sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize(("word", "code"), [("schema", 0), ("no-such-verb", 2)])
+def test_signals_change_nothing_once_the_result_stands(word, code):
+    ended = subprocess.run(
+        [sys.executable, "-c", AT_THE_END, word], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert ended.returncode == code, ended.stderr
+    assert ended.stderr.count("\n") == (code == 2) and "Traceback" not in ended.stderr
 
 
 def test_a_folder_that_cannot_be_written_is_one_line(gemsmith, recipe, tmp_path):

@@ -38,6 +38,17 @@ def test_requests_are_answered_in_order_errors_among_them_until_the_process_ends
     assert worker.returncode == 7
 
 
+def test_a_worker_leaves_sigterm_to_the_process_that_asks_it() -> None:
+    """A machine that is taken away sends it to all: that the worker died of it would read like a crash."""
+    worker = start_worker((sys.executable, "-P", "-c", PROGRAM))
+    try:
+        assert ask(worker, 4) == 0.25
+        worker.terminate()
+        assert ask(worker, 2) == 0.5
+    finally:
+        end_worker(worker)
+
+
 def test_an_ended_worker_is_killed_and_its_pipes_are_closed() -> None:
     worker = start_worker((sys.executable, "-P", "-c", PROGRAM))
     end_worker(worker)

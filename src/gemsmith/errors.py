@@ -60,10 +60,14 @@ class VerifyError(GemsmithError):
     """The exported weights are not what training produced."""
 
 
-class Preempted(GemsmithError):  # noqa: N818
-    """SIGTERM: the state was saved and the run can be continued."""
+class Preempted(SystemExit):
+    """SIGTERM. No Exception, as KeyboardInterrupt is none, so that no library takes it for a failure of its own.
 
-    exit_code = 143
+    A SystemExit, because event loops let no other BaseException through, and because the exit code is then the same
+    where nobody catches it.
+    """
+
+    exit_code = code = 143
 
 
 def nearest(word: str, allowed: Iterable[str]) -> str:

@@ -100,6 +100,8 @@ def replacing_folder(path: Path) -> Iterator[Path]:
                 path.rename(old)
             beside.rename(path)
         except BaseException:
+            if old.exists() and not path.exists():  # Ctrl-C between the two renames
+                old.rename(path)
             shutil.rmtree(beside, ignore_errors=True)
             raise
         # From here on the name `beside` may be another process's.

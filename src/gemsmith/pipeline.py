@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from gemsmith.checkpoint.fetch import check_source
-from gemsmith.errors import GemsmithError, MachineError, Preempted, RunError, VersionError
+from gemsmith.errors import GemsmithError, MachineError, RunError, VersionError
 from gemsmith.plan_records import PlanRecord
 from gemsmith.recipe import eval_tasks
 from gemsmith.records import DataRecord, Record, TrainRecord
@@ -42,8 +42,6 @@ def run_stages(run: Run) -> list[Record]:
         _warn_of_no_engine(run, to_run, console)
         try:
             records = _run_each(run, servers, stages, console)
-        except Preempted:
-            raise
         except GemsmithError:
             if run.record_file("train").exists():
                 _report_what_there_is(run, console)

@@ -1,6 +1,7 @@
 """Processes that answer requests in pickle, over stdin and stdout: what they do may crash without ending this one."""
 
 import pickle
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -52,6 +53,8 @@ def end_worker(worker: Worker) -> None:
 
 def answer_requests(answer: Callable[[Any], Any], *, errors: tuple[type[Exception], ...]) -> None:
     """In the process: answers until stdin ends, or whoever asked is gone; `errors` are answers, others end it."""
+    # A machine that is about to be taken away sends it to all processes; whoever asked ends this one in its own time.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     requests, replies = sys.stdin.buffer, sys.stdout.buffer
     sys.stdout = sys.stderr  # what a library prints must not come between the replies
     while True:

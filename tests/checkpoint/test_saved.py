@@ -1,5 +1,8 @@
 import contextlib
 import json
+import os
+import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -8,6 +11,7 @@ from gemsmith.checkpoint.saved import (
     check_files,
     compare_checksums,
     has_checksums,
+    read_or_damage,
     read_step_metadata,
     saved_steps,
     seal,
@@ -53,6 +57,20 @@ def test_metadata_of_an_earlier_version_is_read_as_it_is():
 def test_tensors_that_differ_are_named(found, message):
     with pytest.raises(DamageError, match=message):
         compare_checksums(SEALED, "model_params", found)
+
+
+def test_ctrl_c_while_a_step_is_read_is_not_its_damage():
+    """Orbax makes an Exception of its own of whatever is raised in its reads."""
+
+    def read():
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.05)
+        except BaseException as error:
+            raise Exception("Encountered error while reading array") from error
+
+    with pytest.raises(KeyboardInterrupt):
+        read_or_damage(read)
 
 
 def make_step(folder: Path, *names: str, committed: object = 1) -> Path:

@@ -1,5 +1,9 @@
 import math
+import os
 import shutil
+import signal
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -9,7 +13,7 @@ from gemsmith.errors import CheckpointError, EngineError, RunError
 from gemsmith.recipe import Train
 from gemsmith.records import TrainStep
 from gemsmith.run import Run, stage_keys
-from gemsmith.train.attempt import checkpoint_metadata, earlier_steps, refuse_to_go_on
+from gemsmith.train.attempt import Stop, checkpoint_metadata, earlier_steps, refuse_to_go_on, stop_on_signals
 from gemsmith.train.schedule import learning_rate
 from gemsmith.train.stage import train
 
@@ -71,6 +75,53 @@ def test_a_loss_that_is_no_number_before_any_update_is_not_blamed_on_the_learnin
         match=r"checkpoints/1; lower optimizer\.learning_rate, let such steps be skipped, or look at the rows",
     ):
         refuse_to_go_on(run, steps(1.0, math.nan), Train(), 1)
+
+
+STEPS = """
+import hashlib, os, signal, sys, threading, time
+from gemsmith.train import attempt
+attempt._UNHEARD_S = {unheard_s}
+stop = attempt.Stop()
+def send(after_s):
+    threading.Timer(after_s, os.kill, (os.getpid(), signal.SIGINT)).start()
+with attempt.stop_on_signals(stop):
+    send(0.1)
+    assert stop.wait(10) and stop.number == signal.SIGINT
+    print("first", flush=True)
+    send(0.1)
+    try:
+        {step}
+    except KeyboardInterrupt:
+        print("second", flush=True)
+"""
+
+
+def run_steps(step, *, unheard_s):
+    command = [sys.executable, "-c", STEPS.format(step=step, unheard_s=unheard_s)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+
+
+def test_the_first_ctrl_c_asks_for_a_save_and_the_second_is_raised():
+    ended = run_steps("time.sleep(30)", unheard_s=20)
+    assert (ended.returncode, ended.stdout) == (0, "first\nsecond\n")
+    assert ended.stderr == "train  ends once the step under way is saved; Ctrl-C again ends it at once\n"
+
+
+def test_the_second_ctrl_c_ends_a_step_in_which_python_hears_nothing():
+    ended = run_steps("hashlib.pbkdf2_hmac('sha256', b'a', b'b', 10**9)", unheard_s=0.1)  # ten minutes
+    assert (ended.returncode, ended.stdout) == (130, "first\n")
+    assert ended.stderr.splitlines()[-1] == (
+        "note: stopped by Ctrl-C; the same command goes on from the last saved step"
+    )
+
+
+def test_sigterm_sets_the_stop_however_often_it_comes():
+    stop = Stop()
+    with stop_on_signals(stop):
+        for _ in range(3):
+            os.kill(os.getpid(), signal.SIGTERM)
+        assert stop.wait(10)
+    assert stop.number == signal.SIGTERM and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
 def steps_with(optimizer, count: int) -> list[TrainStep]:

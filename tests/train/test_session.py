@@ -1,6 +1,7 @@
 """One attempt at a run, with a backend that computes nothing."""
 
 import math
+import signal
 
 import pytest
 
@@ -28,7 +29,7 @@ class Still:
         self.session = session
 
     def saved_steps(self):
-        return []
+        return [step.step for step in self.session.log.steps]
 
     def delete_saved(self):
         self.deleted += 1
@@ -50,8 +51,46 @@ def session_of(small_recipe, tmp_path):
 def test_a_training_that_ends_before_its_last_step_was_stopped(session_of):
     with pytest.raises(Preempted, match="step 2 is saved"):
         session_of({}, {"told_to_stop": True}).train()
-    with pytest.raises(Preempted, match="nothing was trained yet"):
+    with pytest.raises(Preempted, match="no step is saved yet; continue with: gemsmith train"):
         session_of().train()
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_ctrl_c_names_the_step_that_is_saved(session_of, monkeypatch, asked):
+    attempt = session_of({}, {"told_to_stop": True})
+    if asked:  # and the step saved, by the first Ctrl-C
+        attempt.stopping.ask(signal.SIGINT)
+    else:  # at once, by the second
+        run = Still.run
+
+        def interrupted(self):
+            run(self)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(Still, "run", interrupted)
+    with pytest.raises(KeyboardInterrupt, match=r"stopped by Ctrl-C: step 2 is saved; continue with: gemsmith train "):
+        attempt.train()
+
+
+def test_a_stop_that_comes_with_the_last_step_is_told_once_the_record_is_written(small_recipe, tmp_path, monkeypatch):
+    """So that no other stage begins."""
+    run, written = Run(path=tmp_path, recipe=small_recipe()), []
+    backend = Still([{}, {}, {}, {}])
+    monkeypatch.setattr(Still, "writes", True)
+    monkeypatch.setattr(Session, "_sinks", lambda *_: ())
+    monkeypatch.setattr(Session, "record", lambda self, *_: self.stopping.ask(signal.SIGTERM))
+    monkeypatch.setattr(session, "write_record", lambda *given: written.append(given))
+    with pytest.raises(Preempted, match="step 4 is saved"):
+        session.train_session(run, backend, steps=4, model="m", clock=None)
+    assert len(written) == 1
+
+
+def test_going_on_says_from_which_step(small_recipe, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(Still, "writes", True)
+    monkeypatch.setattr(Still, "restore", lambda *_: None, raising=False)
+    monkeypatch.setattr(Session, "_resume", lambda _: (3, [], []))
+    Session(Run(path=tmp_path, recipe=small_recipe()), Still(), steps=8, fresh=False)
+    assert capsys.readouterr().err == "train  resuming from step 3 of 8\n"
 
 
 def test_each_step_is_logged_with_the_rate_that_it_was_planned_with(session_of):

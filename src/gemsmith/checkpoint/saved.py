@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 from gemsmith.checkpoint.adapter import WEIGHTS
 from gemsmith.checkpoint.peft_config import CONFIG
 from gemsmith.errors import DamageError, first_line
+from gemsmith.signals import heard_later
 
 ResultT = TypeVar("ResultT")
 
@@ -123,7 +124,8 @@ def read_or_damage(read: Callable[[], ResultT], *, but: type[Exception] = Memory
     """What `read` returns; DamageError in one line where Orbax trips over a damaged file with any error but `but`."""
     unmute = _mute_abandoned_reads()
     try:
-        result = read()
+        with heard_later():
+            result = read()
     except (MemoryError, but):
         unmute()
         raise

@@ -5,13 +5,11 @@ it.
 """
 
 import asyncio
-import contextlib
 import email.utils
 import functools
 import json
 import math
 import signal
-import threading
 import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -23,6 +21,7 @@ import httpx
 from gemsmith.serve.chat import Failure, read_object
 from gemsmith.serve.engine import api_headers
 from gemsmith.serve.server import Server
+from gemsmith.signals import handling
 
 CONNECT_S = 10.0
 # Before the second and later tries, and none after that. Together longer than the 5 s after which vLLM's watchdog ends
@@ -175,7 +174,7 @@ def _run_until_stopped(work: Coroutine[Any, Any, None]) -> None:
             told.append(number)
             loop.call_soon_threadsafe(task.cancel)
 
-        with _sigterm_handled_by(stop):
+        with handling({signal.SIGTERM: stop}):
             await work
 
     try:
@@ -183,17 +182,3 @@ def _run_until_stopped(work: Coroutine[Any, Any, None]) -> None:
     finally:
         if told:
             signal.raise_signal(signal.SIGTERM)
-
-
-@contextlib.contextmanager
-def _sigterm_handled_by(stop: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """Another handler in place of ours; where SIGTERM ends the process without one, or is ignored, that stays."""
-    handler = signal.getsignal(signal.SIGTERM)
-    if not callable(handler) or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, handler)

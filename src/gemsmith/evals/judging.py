@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from gemsmith.errors import GemsmithError, ScorerError
+from gemsmith.errors import GemsmithError, Preempted, ScorerError
 from gemsmith.serve.chat import Failure
 from gemsmith.tasks import Judges, Question, Scorer, Verdict
 
@@ -37,7 +37,7 @@ def judge(scorer: Scorer | Judges, question: Question, answers: Sequence[str]) -
         verdicts = tuple(scorer.score(question, answers))
     except ScorerError as error:
         return Failure(reason=str(error), detail=str(error))
-    except GemsmithError:
+    except (GemsmithError, Preempted):
         raise
     except (Exception, SystemExit) as error:  # noqa: BLE001 - a scorer can raise anything over a text that a model wrote
         return Failure(reason=type(error).__name__, detail=" ".join(str(error).split())[:_SHOWN])

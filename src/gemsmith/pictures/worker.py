@@ -3,7 +3,6 @@
 Each request is a Check or a Cut, in pickle; it is answered by what comes of it, or by the error that it raised.
 """
 
-import signal
 from typing import NamedTuple
 
 import numpy as np
@@ -31,8 +30,6 @@ class Cut(NamedTuple):
 
 def main() -> None:
     """Answers until stdin ends, or whoever asked is gone."""
-    # A machine that is about to be taken away sends it to all processes; whoever asked ends this one in its own time.
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     answer_requests(answer, errors=(GemsmithError, BadPicture))
 
 

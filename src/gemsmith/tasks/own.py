@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from gemsmith.errors import GemsmithError, RecipeError, first_line
+from gemsmith.errors import GemsmithError, Preempted, RecipeError, first_line
 from gemsmith.files import regular_file
 from gemsmith.tasks.task import Question, RowMaker, Scorer
 from gemsmith.terminal import open_console
@@ -49,7 +49,7 @@ class OwnRows:
         try:
             made: Iterable[Mapping[str, Any]] = self.module.make_rows(rows, split, seed)
             yield from made
-        except GemsmithError:
+        except (GemsmithError, Preempted):
             raise
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the file can raise anything
             raise RecipeError(f"task: {self.file}: make_rows fails: {_explain(error)}; mend the file") from None
@@ -78,7 +78,7 @@ def _in_one_line(function: Callable[[Question], Any], name: str, where: str) -> 
     def call(question: Question) -> Any:
         try:
             found = function(question)
-        except GemsmithError:
+        except (GemsmithError, Preempted):
             raise
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the file can raise anything
             raise RecipeError(f"{where}: {name} fails at {question.origin}: {_explain(error)}; mend the file") from None
@@ -120,6 +120,8 @@ def _run(path: Path, code: bytes, key: str) -> ModuleType:
         exec(compile(code, str(path), "exec"), module.__dict__)  # noqa: S102 - what the recipe asks for
     except SyntaxError as error:
         raise RecipeError(f"{key}: {path} line {error.lineno}: is not Python ({error.msg}); mend it") from None
+    except Preempted:
+        raise
     except (Exception, SystemExit) as error:  # noqa: BLE001 - the file can raise anything
         raise RecipeError(f"{key}: {path} cannot be loaded: {_explain(error)}; mend it") from None
     for name in ("check", "list_choices"):

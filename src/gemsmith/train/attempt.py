@@ -4,10 +4,12 @@ import contextlib
 import itertools
 import json
 import math
+import os
 import shutil
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import FrameType
 from typing import Any
 
 from gemsmith.checkpoint import open_checkpoint
@@ -16,9 +18,13 @@ from gemsmith.errors import DataError, EngineError, MachineError, Preempted, Run
 from gemsmith.recipe import Optimizer, Train
 from gemsmith.records import DataRecord, TrainStep
 from gemsmith.run import Run, confirm_recipe, read_record, refused_changes, stage_keys
+from gemsmith.signals import STOPS, handling, listening
+from gemsmith.terminal import open_console
 from gemsmith.train.schedule import learning_rate
 from gemsmith.train.spikes import reason_to_stop
 
+# Python hears Ctrl-C between two of its own steps, so at once unless it waits for a device.
+_UNHEARD_S = 2.0
 # Keys that name places of one machine, so that they may differ.
 _OF_ONE_MACHINE = ("checkpoint", "data.train", "data.template", "train.start_adapter")
 
@@ -178,20 +184,55 @@ def forget_earlier(run: Run) -> None:
     confirm_recipe(run)
 
 
-def preempted(run: Run, last: int) -> Preempted:
-    """What to raise where SIGTERM ended the attempt after step `last`."""
-    saved = f"step {last} is saved" if last else "nothing was trained yet"
-    return Preempted(f"stopped by SIGTERM: {saved}; continue with: gemsmith train {run.path}")
+def stopped(run: Run, number: int, last: int | None) -> BaseException:
+    """What to raise where SIGTERM or Ctrl-C, a signal's `number`, ended the attempt; `last`: the last saved step."""
+    kind, by = (KeyboardInterrupt, "Ctrl-C") if number == signal.SIGINT else (Preempted, "SIGTERM")
+    saved = f"step {last} is saved" if last else "no step is saved yet"
+    return kind(f"stopped by {by}: {saved}; continue with: gemsmith train {run.path}")
+
+
+class Stop(threading.Event):
+    """Set where an attempt is to end once the step under way is saved."""
+
+    number = signal.SIGTERM
+    """The signal that asked for it."""
+
+    def ask(self, number: int) -> None:
+        """Sets it, and says on stderr what becomes of Ctrl-C."""
+        if number == signal.SIGINT:
+            open_console().print("train  ends once the step under way is saved; Ctrl-C again ends it at once")
+        self.number = signal.Signals(number)
+        self.set()
 
 
 @contextlib.contextmanager
-def stop_on_sigterm(stop: Callable[[], None]) -> Iterator[None]:
-    """SIGTERM, which announces a preemption, calls `stop` while the block runs."""
-    if threading.current_thread() is not threading.main_thread():  # Python lets only the main thread set handlers
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, lambda *_: stop())
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+def stop_on_signals(stop: Stop) -> Iterator[None]:
+    """SIGTERM, which announces a preemption, and the first Ctrl-C set `stop` while the block runs.
+
+    The second Ctrl-C raises KeyboardInterrupt. Where that is not heard, as within a long step, the process ends.
+    """
+    again, ended = threading.Event(), threading.Event()
+
+    def hear(number: int) -> None:
+        if number not in STOPS or again.is_set():
+            return
+        if number == signal.SIGTERM or not stop.is_set():
+            stop.ask(number)
+            return
+        again.set()
+        os.kill(os.getpid(), number)  # the handler below may have been called before `again` was set
+        if not ended.wait(_UNHEARD_S):
+            console = open_console()
+            console.show_cursor()
+            console.print("note: stopped by Ctrl-C; the same command goes on from the last saved step")
+            os._exit(130)
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        if again.is_set():
+            raise KeyboardInterrupt
+
+    with listening(hear), handling(dict.fromkeys(STOPS, interrupt)):
+        try:
+            yield
+        finally:
+            ended.set()

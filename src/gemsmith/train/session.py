@@ -6,7 +6,7 @@ library is imported.
 
 import contextlib
 import math
-import threading
+import signal
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,17 +17,19 @@ from gemsmith.errors import DamageError
 from gemsmith.provenance import Clock
 from gemsmith.records import Origin, PictureBucket, TrainPictures, TrainRecord, TrainSaves, TrainStep
 from gemsmith.run import Run, make_origin, write_record
+from gemsmith.terminal import open_console
 from gemsmith.train.adapter_init import start_adapter_hash
 from gemsmith.train.attempt import (
+    Stop,
     checkpoint_metadata,
     damaged_step,
     earlier_steps,
     forget_earlier,
     is_spike,
-    preempted,
     refuse_no_targets,
     refuse_to_go_on,
-    stop_on_sigterm,
+    stop_on_signals,
+    stopped,
 )
 from gemsmith.train.falling import risen_notices, unfallen_notices
 from gemsmith.train.log import Display, Events, Sink, StepLog, StepsFile
@@ -128,7 +130,7 @@ class Session:
 
     def __init__(self, run: Run, backend: Backend, *, steps: int, fresh: bool) -> None:
         self.run, self.steps, self.fresh = run, steps, fresh
-        self.stopping, self.told_to_stop = threading.Event(), False
+        self.stopping, self.told_to_stop = Stop(), False
         self._backend, self._mark_s = backend, 0.0
         self._start_adapter_sha256 = start_adapter_hash(run.recipe)
         self._notices: tuple[str, ...] = ()
@@ -138,6 +140,8 @@ class Session:
         if self.done:
             with self._one_line_damage():
                 backend.restore(self.done)
+            if backend.writes:
+                open_console().print(f"train  resuming from step {self.done} of {steps}")
         self.log = StepLog(earlier, self._sinks(earlier) if backend.writes else ())
 
     def _sinks(self, earlier: Sequence[TrainStep]) -> tuple[Sink, ...]:
@@ -168,13 +172,19 @@ class Session:
             raise damaged_step(self.run, self._backend.saved_steps(), error, self._backend.is_good) from None
 
     def train(self) -> None:
-        """Trains what is left. Raises Preempted where it was stopped before the end."""
-        if self.done < self.steps:
-            with self.log:
-                self._backend.run()
-        last = self.log.steps[-1].step if self.log.steps else 0
-        if last < self.steps:
-            raise preempted(self.run, last)
+        """Trains what is left. Raises Preempted, or after Ctrl-C KeyboardInterrupt, where it ends before the end."""
+        try:
+            if self.done < self.steps:
+                with self.log:
+                    self._backend.run()
+        except KeyboardInterrupt:
+            raise self.stopped(signal.SIGINT) from None
+        if len(self.log.steps) < self.steps:
+            raise self.stopped(self.stopping.number)
+
+    def stopped(self, number: int) -> BaseException:
+        """What to raise where a signal has ended the attempt."""
+        return stopped(self.run, number, None if self.fresh else self._last_saved())
 
     # What a backend asks.
 
@@ -316,15 +326,17 @@ def train_session(
 ) -> TrainRecord:
     """The record of a training of so many steps, written to train.json by the process that writes.
 
-    `fresh`: see gemsmith.train.stage.train. Raises RunError for saved steps that cannot be gone on from, and Preempted
-    after SIGTERM, once the last step is saved.
+    `fresh`: see gemsmith.train.stage.train. Raises RunError for saved steps that cannot be gone on from, and once the
+    last step is saved Preempted after SIGTERM, KeyboardInterrupt after Ctrl-C.
     """
     session = Session(run, backend, steps=steps, fresh=fresh)
-    with stop_on_sigterm(session.stopping.set):
+    with stop_on_signals(session.stopping):
         session.train()
-    record = session.record(clock, model)
-    if backend.writes:
-        write_record(run, record)
+        record = session.record(clock, model)
+        if backend.writes:
+            write_record(run, record)
+    if session.stopping.is_set():  # training is complete, but another stage may follow
+        raise session.stopped(session.stopping.number)
     return record
 
 

@@ -3,12 +3,13 @@
 import pytest
 import torch
 
-from gemsmith.errors import MachineError
+from gemsmith.errors import MachineError, Preempted
 from gemsmith.train.trl import group as trl_group
 
 
 @pytest.mark.parametrize(
-    ("error", "code"), [(MachineError("out of memory"), 2), (RuntimeError("CUDA error"), 1), (KeyboardInterrupt(), 130)]
+    ("error", "code"),
+    [(MachineError("full"), 2), (RuntimeError("CUDA error"), 1), (KeyboardInterrupt(), 130), (Preempted("told"), 143)],
 )
 def test_a_process_that_fails_on_a_gpu_does_not_wait_for_the_others(monkeypatch, error, code):
     """NCCL's communicators end together, and the others may be in a collective that this process will not come to."""

@@ -1,6 +1,10 @@
 """One command starts as many processes as take part, and ends as they end."""
 
+import os
+import signal
 import sys
+import threading
+import time
 
 import pytest
 
@@ -31,8 +35,8 @@ os.kill(os.getpid(), signal.SIGTERM) if {code} == 143 else sys.exit(1)
     [
         (2, 0, InputError, "process 1 of 2 ended with 2; its reason is above"),
         (1, 0, EngineError, "process 0 of 2 ended with 1"),
-        (143, 0, Preempted, "stopped by SIGTERM; continue with"),
-        (130, 0, KeyboardInterrupt, None),
+        (143, 0, Preempted, "stopped by SIGTERM: no step is saved yet; continue with: gemsmith train"),
+        (130, 0, KeyboardInterrupt, "stopped by Ctrl-C: no step is saved yet; continue with: gemsmith train"),
         (2, 600, InputError, "process 1 of 2 ended with 2"),  # the other waits for it for ever
     ],
 )
@@ -61,9 +65,45 @@ def test_the_process_that_writes_the_checkpoint_has_all_the_time_it_needs(small_
     monkeypatch.setattr(trl_launch, "_WORKER", (sys.executable, "-c", SAVES))
     monkeypatch.setattr(trl_launch, "_PATIENCE_S", 0.1)
     run = Run(path=tmp_path, recipe=small_recipe(train={"mesh": {"fsdp": 2}}))
-    with pytest.raises(Preempted, match="stopped by SIGTERM; continue with"):
+    with pytest.raises(Preempted, match="stopped by SIGTERM: no step is saved yet; continue with"):
         trl_launch.launch(run, 2, fresh=False)
     assert (tmp_path / "saved").exists()
+
+
+STOPPED = """
+import os, signal, sys, time
+sys.stdin.read()
+run, rank = sys.argv[1], os.environ["RANK"]
+def save(number, _):
+    os.makedirs(os.path.join(run, "checkpoints", "7"), exist_ok=True)
+    open(os.path.join(run, "checkpoints", "7", "training.json"), "w").close()
+    if "{deaf}" != "deaf":
+        sys.exit(143)
+signal.signal(signal.SIGTERM, save)
+open(os.path.join(run, "started" + rank), "w").close()
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize(("times", "deaf"), [(1, ""), (2, "deaf")])
+def test_the_first_ctrl_c_lets_all_processes_save_and_the_second_ends_them(
+    small_recipe, tmp_path, monkeypatch, times, deaf
+):
+    monkeypatch.setattr(trl_launch, "_WORKER", (sys.executable, "-c", STOPPED.format(deaf=deaf)))
+    run = Run(path=tmp_path, recipe=small_recipe(train={"mesh": {"fsdp": 2}}))
+
+    def press():
+        for _ in range(times):
+            while not all((tmp_path / f"started{rank}").exists() for rank in range(2)):
+                time.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.3)
+
+    presses = threading.Thread(target=press)
+    presses.start()
+    with pytest.raises(KeyboardInterrupt, match="stopped by Ctrl-C: step 7 is saved; continue with: gemsmith train"):
+        trl_launch.launch(run, 2, fresh=False)
+    presses.join()
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ def test_sigterm_while_the_step_compiles_ends_the_run_soon(prepared_run):
     )
     assert ended.returncode == 143
     assert ended.stderr.splitlines()[-1].startswith(
-        "note: stopped by SIGTERM: nothing was trained yet; continue with: gemsmith train"
+        "note: stopped by SIGTERM: no step is saved yet; continue with: gemsmith train"
     )
     assert time.monotonic() - begin_s < 30
     assert not run.record_file("train").exists()

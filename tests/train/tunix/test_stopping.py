@@ -68,17 +68,20 @@ def test_control_c_in_the_middle_of_a_save_waits_for_it(prepared_run, monkeypatc
 
 
 @pytest.mark.slow
-def test_sigterm_saves_the_step_under_way(whole, prepared_run, monkeypatch, interrupt, same_numbers, saved_bytes):
+@pytest.mark.parametrize(("number", "kind"), [(signal.SIGTERM, Preempted), (signal.SIGINT, KeyboardInterrupt)])
+def test_a_signal_saves_the_step_under_way(
+    whole, prepared_run, monkeypatch, interrupt, same_numbers, saved_bytes, number, kind, capfd
+):
     run = prepared_run()
-    interrupt(monkeypatch, at=3, by=signal.SIGTERM)
-    before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(Preempted, match="step 3 is saved") as stopped:
+    interrupt(monkeypatch, at=3, by=number)
+    before = signal.getsignal(number)
+    with pytest.raises(kind, match="step 3 is saved; continue with: gemsmith train"):
         train(run)
-    assert stopped.value.exit_code == 143
-    assert signal.getsignal(signal.SIGTERM) == before
+    assert signal.getsignal(number) == before
     monkeypatch.undo()
     record = train(run)
     assert record.resumed_at == (3,)
+    assert "train  resuming from step 3 of 6" in capfd.readouterr().err.splitlines()
     assert same_numbers(record, whole[1])
     assert saved_bytes(run, 6) == saved_bytes(whole[0], 6)
 

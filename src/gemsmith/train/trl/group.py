@@ -90,13 +90,7 @@ def joined(gpus: int) -> Iterator[Group]:
             # NCCL ends its communicators together: while others wait in a collective, so would this one, its reason
             # untold and its end unseen by what started it, and at Python's end once more.
             # https://github.com/pytorch/pytorch/pull/119250
-            code = (
-                130
-                if isinstance(error, KeyboardInterrupt)
-                else error.exit_code
-                if isinstance(error, GemsmithError)
-                else 1
-            )
+            code = 130 if isinstance(error, KeyboardInterrupt) else getattr(error, "exit_code", 1)
             atexit.register(_leave, code)
         else:
             torch.distributed.destroy_process_group()

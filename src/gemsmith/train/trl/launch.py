@@ -11,18 +11,20 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
+from types import FrameType
 
+from gemsmith.checkpoint.saved import saved_steps
 from gemsmith.data import load_batches
-from gemsmith.errors import EngineError, GemsmithError, InputError, Preempted, RecipeError
+from gemsmith.errors import EngineError, InputError, Preempted, RecipeError
 from gemsmith.recipe import Recipe
 from gemsmith.records import TrainRecord
 from gemsmith.run import Run, read_record
+from gemsmith.signals import STOPS, handling
 from gemsmith.sizing.limits import trl_mesh
 from gemsmith.terminal import open_console
+from gemsmith.train.attempt import Stop, stopped
 
 _WORKER = (sys.executable, "-m", "gemsmith.train.trl.worker")
 # Tells a process who has started it.
@@ -78,12 +80,28 @@ def launch(run: Run, processes: int, *, fresh: bool) -> None:
         f"train  starting {processes} processes; with several nodes, run on each (plus --nnodes and --rdzv-*): "
         f"{shlex.join(by_hand)}"
     )
-    port, recipe = _free_port(), run.recipe.model_dump_json()
+    port, recipe, stop = _free_port(), run.recipe.model_dump_json(), Stop()
     started: list[subprocess.Popen] = []
-    with _handing_on_signals(started):
-        started += [_start(command, rank, processes, port, recipe) for rank in range(processes)]
-        codes = _wait(started)
-    _raise_for(codes, run.path)
+
+    def hand_on(number: int, _frame: FrameType | None) -> None:
+        if number == signal.SIGINT and stop.is_set():
+            raise KeyboardInterrupt
+        stop.ask(number)
+        for process in started:
+            process.terminate()
+
+    try:
+        started.extend(_start(command, rank, processes, port, recipe) for rank in range(processes))
+        with handling(dict.fromkeys(STOPS, hand_on)):
+            codes = _wait(started)
+    except KeyboardInterrupt:
+        raise _stopped(run, signal.SIGINT) from None
+    finally:
+        for process in started:
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+    _raise_for(codes, run, stop)
 
 
 def _start(command: Sequence[str], rank: int, processes: int, port: int, recipe: str) -> subprocess.Popen:
@@ -102,8 +120,10 @@ def _start(command: Sequence[str], rank: int, processes: int, port: int, recipe:
         | os.environ
         | {name: str(value) for name, value in variables.items()}
     )
-    # Ctrl-C reaches every process of the terminal; all of them end by themselves.
-    process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+    # In a group of its own: Ctrl-C reaches it as SIGTERM, through the process that starts it.
+    process = subprocess.Popen(
+        command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, process_group=0
+    )
     assert process.stdin is not None, "asked for"
     with contextlib.suppress(BrokenPipeError), process.stdin as pipe:
         pipe.write(recipe.encode())
@@ -129,45 +149,28 @@ def _wait(started: Sequence[subprocess.Popen]) -> list[int]:
         time.sleep(_POLL_S)
 
 
-def _raise_for(codes: Sequence[int], path: Path) -> None:
-    known = {InputError.exit_code: InputError, Preempted.exit_code: Preempted}
+def _raise_for(codes: Sequence[int], run: Run, stop: Stop) -> None:
     # One that SIGTERM met before it could save has saved nothing that it had.
     ended = [Preempted.exit_code if code == -signal.SIGTERM else code for code in codes]
     failed = [(rank, code) for rank, code in enumerate(ended) if code]
-    if not failed:
-        return
     if any(code in (130, -signal.SIGINT) for _, code in failed):
-        raise KeyboardInterrupt
+        raise _stopped(run, signal.SIGINT)
+    known = (InputError.exit_code, Preempted.exit_code)
     # One that only lost the others says less than the one that has a reason.
-    rank, code = min(failed, key=lambda item: (item[1] not in known, item[0]))
-    kind: type[GemsmithError] = known.get(code, EngineError)
-    reason = (
-        "stopped by SIGTERM"
-        if kind is Preempted
-        else f"process {rank} of {len(codes)} ended with {code}; its reason is above"
-    )
-    raise kind(f"training: {reason}; continue with: gemsmith train {path}")
+    for rank, code in sorted(failed, key=lambda item: (item[1] not in known, item[0])):
+        if code == Preempted.exit_code:
+            raise _stopped(run, stop.number)
+        kind = InputError if code == InputError.exit_code else EngineError
+        raise kind(
+            f"training: process {rank} of {len(codes)} ended with {code}; its reason is above; continue with: gemsmith "
+            f"train {run.path}"
+        )
+    if stop.is_set():  # training is complete, but another stage may follow
+        raise _stopped(run, stop.number)
 
 
-@contextlib.contextmanager
-def _handing_on_signals(started: Sequence[subprocess.Popen]) -> Iterator[None]:
-    """SIGTERM goes to all processes, which save and end; whatever ends the block early ends them."""
-    on_main = threading.current_thread() is threading.main_thread()
-
-    def hand_on(number: int, _: object) -> None:
-        for process in started:
-            process.send_signal(number)
-
-    before = signal.signal(signal.SIGTERM, hand_on) if on_main else None
-    try:
-        yield
-    finally:
-        if on_main:
-            signal.signal(signal.SIGTERM, before)
-        for process in started:
-            if process.poll() is None:
-                process.kill()
-            process.wait()
+def _stopped(run: Run, number: int) -> BaseException:
+    return stopped(run, number, max(saved_steps(run.checkpoints), default=None))
 
 
 def _free_port() -> int:

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from gemsmith.characters import spell_out
-from gemsmith.errors import GemsmithError, MachineError
+from gemsmith.errors import GemsmithError, MachineError, Preempted
 from gemsmith.recipe import Recipe
 from gemsmith.run import Run
 from gemsmith.train.trl.launch import LAUNCHER
@@ -24,9 +24,11 @@ def main() -> int:
     run, rank = Run(path=Path(sys.argv[1]), recipe=Recipe.model_validate_json(sys.stdin.read())), os.environ["RANK"]
     try:
         train_with_trl(run, fresh="--fresh" in sys.argv[2:])
+    except Preempted as error:  # whoever started it says so, once for all
+        return error.exit_code
     except GemsmithError as error:
         if rank == "0" or isinstance(error, MachineError):
-            print(spell_out(f"{'error' if error.exit_code in (1, 2) else 'note'}: {error}"), file=sys.stderr)
+            print(spell_out(f"error: {error}"), file=sys.stderr)
         return error.exit_code
     except RuntimeError as error:
         if not any(words in str(error) for words in _LOST):

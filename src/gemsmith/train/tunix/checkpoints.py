@@ -1,10 +1,7 @@
 """Saved steps of the JAX backend: Tunix's, with checksums, and read on every host; see upstream.py for why."""
 
-import contextlib
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +15,7 @@ from tunix.sft.checkpoint_manager import CheckpointManager
 
 from gemsmith.checkpoint.saved import compare_checksums, read_or_damage, read_step_metadata, seal
 from gemsmith.errors import DamageError
+from gemsmith.signals import heard_later
 from gemsmith.train.tunix.checksums import checksums
 
 
@@ -56,7 +54,7 @@ class Checkpoints(CheckpointManager):
         states = _states(model, optimizer)
         sums = {name: checksums(state) for name, state in states.items()}
         options["custom_metadata"] = seal(metadata, sums)
-        with _later_interrupt():
+        with heard_later():
             saved = super().save(step, model, optimizer, *args, force=True, **options)
         size_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(states)) if saved else 0
         self._after_save(time.monotonic() - begun_s, size_bytes)
@@ -129,19 +127,3 @@ def _read_on_all_hosts(read: Callable[[], Any]) -> Any:
     if reason:
         raise DamageError(reason)
     return result
-
-
-@contextlib.contextmanager
-def _later_interrupt() -> Iterator[None]:
-    """Ctrl-C is raised once the block is done: in the middle of its start, Orbax forgets a save that it has begun."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    caught: list[int] = []
-    before = signal.signal(signal.SIGINT, lambda number, _: caught.append(number))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-    if caught and callable(before):
-        before(signal.SIGINT, None)

@@ -14,6 +14,7 @@ import jax
 
 from gemsmith.files import expand_home
 from gemsmith.recipe import Train
+from gemsmith.train.attempt import Stop
 from gemsmith.train.tunix.step import Step
 from gemsmith.train.tunix.xla import Option, compiler_options, explain_refusal
 
@@ -43,9 +44,7 @@ def use_compile_cache() -> None:
     jax.config.update("jax_compilation_cache_max_size", _LARGEST_CACHE_BYTES)
 
 
-def compile_step(
-    step: Step, inputs: dict[str, jax.ShapeDtypeStruct], stop: threading.Event, train: Train
-) -> Compiled | None:
+def compile_step(step: Step, inputs: dict[str, jax.ShapeDtypeStruct], stop: Stop, train: Train) -> Compiled | None:
     """The step, compiled for these inputs; None where `stop` was set first.
 
     Raises InputError where XLA does not take a flag of the recipe's, or one of Gemsmith's own.
@@ -85,11 +84,11 @@ class _Work(threading.Thread):
             self.ended.set()
 
 
-def _leave(work: _Work, stop: threading.Event) -> None:
+def _leave(work: _Work, stop: Stop) -> None:
     if not work.ended.is_set():
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(143 if stop.is_set() else 130)
+        os._exit(128 + stop.number if stop.is_set() else 130)
 
 
 @contextlib.contextmanager

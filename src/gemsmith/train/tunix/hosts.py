@@ -4,16 +4,14 @@ Only the first host writes records and logs; a step's metrics, and so every deci
 same on all.
 """
 
-import contextlib
 import hashlib
 import json
 import os
 import secrets
 import signal
 import socket
-import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -22,6 +20,7 @@ from jax.experimental import multihost_utils
 
 from gemsmith.errors import InputError, MachineError, RunError, first_line
 from gemsmith.run import Run
+from gemsmith.signals import handling
 from gemsmith.terminal import open_console
 from gemsmith.train.attempt import disagreement, same_everywhere
 from gemsmith.train.tunix.upstream import count_tpu_hosts
@@ -30,6 +29,8 @@ from gemsmith.version import __version__
 Shapes = dict[str, jax.ShapeDtypeStruct]
 
 _PATIENCE_S = 300
+# While JAX waits: Python hears no signal inside it, and there is nothing to save yet.
+_DYING = {signal.SIGTERM: signal.SIG_DFL}
 _NAMES = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
 
 
@@ -48,7 +49,7 @@ def start_hosts() -> None:
     if given:
         _join(given)
     elif count_tpu_hosts() > 1:
-        with _dying_of_sigterm():
+        with handling(_DYING):
             jax.distributed.initialize()
 
 
@@ -141,24 +142,8 @@ def _join(given: dict[str, str]) -> None:
         open_console().print(f"train  waiting for {int(count) - 1} more hosts at {address}")
     else:
         _wait_for(name, int(port), host=f"{number} of {count}")
-    with _dying_of_sigterm():
+    with handling(_DYING):
         jax.distributed.initialize(address, int(count), int(number), cluster_detection_method="deactivate")
-
-
-@contextlib.contextmanager
-def _dying_of_sigterm() -> Iterator[None]:
-    """While the block waits inside JAX, SIGTERM ends the process.
-
-    Python hears no signal there, and there is nothing to save yet.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _check_port(port: int) -> None:
