@@ -7,6 +7,8 @@ import pytest
 
 from gemsmith.checkpoint import open_checkpoint
 from gemsmith.checkpoint.adapter import LowRank, read_peft_adapter, write_peft_adapter
+from gemsmith.checkpoint.held import as_trained
+from gemsmith.recipe import Train
 from gemsmith.testing.tiny import make_checkpoint, with_vision
 from gemsmith.verify import logits
 from gemsmith.verify.prompts import picture_prompt, text_prompts
@@ -16,19 +18,28 @@ from gemsmith.zoo import class_names, find_variant, lora_targets
 TINY = ("tiny-31b", "tiny-e2b", "tiny-26b-a4b", "tiny-12b")
 
 
-@pytest.mark.parametrize("variant", TINY)
-def test_layer_by_layer_logits_are_those_of_the_whole_model(tiny_checkpoint, adapter_of, tmp_path, variant):
+@pytest.mark.parametrize(
+    ("variant", "dtype"), [*((name, "bfloat16") for name in TINY), ("tiny-12b", "nf4"), ("tiny-26b-a4b", "int8")]
+)
+def test_layer_by_layer_logits_are_those_of_the_whole_model(tiny_checkpoint, adapter_of, tmp_path, variant, dtype):
     adapter, base = adapter_of(variant), open_checkpoint(str(tiny_checkpoint(variant, "bfloat16")))
+    base = as_trained(base, Train(dtype=dtype))
     write_peft_adapter(adapter, tmp_path, "base")
     prompts = text_prompts(None, base.variant.vocabulary, 0)
+    prompts += [replace(prompts[0], targets=np.arange(48) % 2)]
     with logits._quiet():
         whole, streamed = (
-            logits._base_logits(base, tmp_path, adapter, prompts, streamed=streamed) for streamed in (False, True)
+            logits._base_answers(base, tmp_path, adapter, prompts, streamed=streamed) for streamed in (False, True)
         )
     for name, one, other in zip(("base", "base + adapter", "rounded"), whole, streamed, strict=True):
-        for left, right in zip(one, other, strict=True):
+        for left, right in zip(one.logits, other.logits, strict=True):
             np.testing.assert_allclose(left, right, atol=1e-5, err_msg=name)  # measured: 0
-    assert logits._distance(streamed[0], streamed[1]) > 0.1 and logits._distance(streamed[1], streamed[2]) > 1e-3
+        assert one.targets == other.targets == 24 and one.nll == pytest.approx(other.nll, abs=1e-4)
+    plain, unmerged, rounded = (answers.logits for answers in streamed)
+    assert logits._distance(plain, unmerged) > 0.1 and logits._distance(unmerged, rounded) > 1e-3
+    if dtype != "bfloat16":
+        with logits._quiet():
+            assert logits._distance(plain, logits._run(logits.load_model(base.folder), prompts).logits) > 0.05
 
 
 @pytest.mark.parametrize("variant", TINY)
@@ -48,14 +59,15 @@ def test_pictures_are_seen_layer_by_layer_as_by_the_whole_model(adapter_of, tmp_
     prompts = [picture_prompt(base, None, 0, 0)]
     with logits._quiet():
         whole, streamed = (
-            logits._base_logits(base, tmp_path / "adapter", adapter, prompts, streamed=streamed)
+            logits._base_answers(base, tmp_path / "adapter", adapter, prompts, streamed=streamed)
             for streamed in (False, True)
         )
         blind = replace(prompts[0], picture=None)
-        unseen, *_ = logits._base_logits(base, tmp_path / "adapter", adapter, [blind], streamed=True)
+        unseen, *_ = logits._base_answers(base, tmp_path / "adapter", adapter, [blind], streamed=True)
     for name, one, other in zip(("base", "base + adapter", "rounded"), whole, streamed, strict=True):
-        np.testing.assert_allclose(one[0], other[0], atol=1e-5, err_msg=name)
-    assert logits._distance(streamed[0], streamed[1]) > 0.1 and logits._distance(streamed[0], unseen) > 0.1
+        np.testing.assert_allclose(one.logits[0], other.logits[0], atol=1e-5, err_msg=name)
+    plain, unmerged, _ = (answers.logits for answers in streamed)
+    assert logits._distance(plain, unmerged) > 0.1 and logits._distance(plain, unseen.logits) > 0.1
 
 
 def test_a_model_that_fits_only_layer_by_layer_is_compared_so(exported, monkeypatch):

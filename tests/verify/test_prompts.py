@@ -7,9 +7,11 @@ import pytest
 
 from gemsmith.checkpoint import open_checkpoint
 from gemsmith.data.pack import Rows
-from gemsmith.pictures.check import Picture
+from gemsmith.pictures.check import Picture, check_picture, cut_picture
+from gemsmith.pictures.patches import read_patching, scale
+from gemsmith.testing.pictures import picture_bytes
 from gemsmith.testing.tiny import IMAGE_TOKENS, make_checkpoint, with_vision
-from gemsmith.verify.prompts import picture_prompt, text_prompts
+from gemsmith.verify.prompts import loss_prompts, picture_prompt, text_prompts
 from gemsmith.zoo import find_variant
 
 IMAGE, BEGIN, END = (IMAGE_TOKENS[name][0] for name in ("image_token", "boi_token", "eoi_token"))
@@ -62,3 +64,26 @@ def test_without_rows_a_picture_stands_among_random_tokens(base):
     places = np.flatnonzero(prompt.tokens == IMAGE)
     assert len(places) == prompt.picture.soft_tokens == 64 and places[-1] - places[0] == 63
     assert prompt.tokens[places[0] - 1] == BEGIN and prompt.tokens[places[-1] + 1] == END
+
+
+def test_the_loss_of_documents_is_measured_around_their_first_targets():
+    tokens = np.arange(1, 801).reshape(2, 400)
+    rows = make_rows(tokens, [[1] * 200 + [2] * 200, [1] * 300 + [0] * 100])
+    rows.loss_mask[:] = 0
+    rows.loss_mask[0, 190:200] = rows.loss_mask[1, 150:300] = 1  # none in the second
+    first, second = loss_prompts(None, rows, 70)
+    assert first.tokens.tolist() == list(range(63, 201)) and first.targets.tolist() == [0] * 128 + [1] * 10
+    assert second.tokens.tolist() == list(range(423, 679)) and second.targets.tolist() == [0] * 128 + [1] * 128
+
+
+def test_the_loss_of_a_document_with_a_picture_is_that_of_the_real_one_where_it_is(base, tmp_path):
+    file = tmp_path / "a.png"
+    file.write_bytes(picture_bytes(24, 24, seed=1))
+    patching = read_patching(base.config, 70)
+    seen = check_picture(str(file), patching)
+    row = [20, BEGIN, *[IMAGE] * seen.soft_tokens, END, 21, 22]
+    rows = make_rows([row, row], [[1] * len(row)] * 2, ((seen,), (replace(seen, path="gone.png"),)))
+    (prompt,) = loss_prompts(base, rows, 70)
+    assert prompt.tokens.tolist() == row and prompt.targets.all() and prompt.image_token == IMAGE
+    expected = scale(cut_picture(seen, patching), patching)
+    assert np.array_equal(prompt.picture.values, expected.values)

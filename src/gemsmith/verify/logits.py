@@ -5,7 +5,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import numpy as np
 from gemsmith.checkpoint import Checkpoint, open_checkpoint
 from gemsmith.checkpoint.adapter import Adapter
 from gemsmith.errors import CheckpointError, first_line
-from gemsmith.records import Check
+from gemsmith.records import Check, Losses
 from gemsmith.verify.layer_streaming import read_adapters, round_merged, vision_bytes, window_bytes, windowed_model
 from gemsmith.verify.prompts import Prompt
 from gemsmith.zoo import name_in_files
@@ -40,12 +40,30 @@ class LogitCheck:
     max_abs_difference: float | None
     effect: float | None = None
     rounding: float | None = None
+    losses: Losses | None = None
+
+
+@dataclass(kw_only=True)
+class _Answers:
+    """Of one model: the logits of each prompt, and the sum of the nll of the targets of those that have some."""
+
+    logits: list[np.ndarray] = field(default_factory=list)
+    nll: float = 0.0
+    targets: int = 0
 
 
 def compare_logits(
-    base: Checkpoint, adapter_folder: Path, merged_folder: Path, adapter: Adapter, prompts: Sequence[Prompt]
+    base: Checkpoint,
+    adapter_folder: Path,
+    merged_folder: Path,
+    adapter: Adapter,
+    prompts: Sequence[Prompt],
+    *,
+    trained_on: Checkpoint,
 ) -> LogitCheck:
-    """Runs the prompts through base, base + adapter, and merged.
+    """Runs the prompts through base, base + adapter, and merged; those with targets for their loss alone.
+
+    `base` is what was merged into, `trained_on` that of which base and base + adapter have their loss measured.
 
     Merged weights carry one rounding to the base's dtype that base + adapter does not. Where the base is bfloat16 that
     alone moves logits by a few per cent, and in a mixture of experts it may turn a token to another expert, so no
@@ -62,11 +80,20 @@ def compare_logits(
         return LogitCheck(check=Check(name="logits", passed=None, detail=detail), max_abs_difference=None)
     with _quiet():
         try:
-            plain, unmerged, rounded = _base_logits(base, adapter_folder, adapter, prompts, streamed=streamed)
-            merged = _merged_logits(merged_folder, prompts, streamed=streamed)
+            plain, unmerged, rounded = _base_answers(base, adapter_folder, adapter, prompts, streamed=streamed)
+            merged = _merged_answers(merged_folder, prompts, streamed=streamed)
+            before, after = plain, unmerged
+            if trained_on is not base:
+                measured = [prompt for prompt in prompts if prompt.targets is not None]
+                before, after, _ = _base_answers(trained_on, adapter_folder, adapter, measured, streamed=streamed)
         except CheckpointError as error:
             return LogitCheck(check=Check(name="logits", passed=False, detail=str(error)), max_abs_difference=None)
-    return _judge(plain, unmerged, rounded, merged, how=" (layer by layer)" if streamed else "")
+    check = _judge(*(answers.logits for answers in (plain, unmerged, rounded, merged)), streamed=streamed)
+    if not merged.targets:
+        return check
+    base_loss, trained, exported = (answers.nll / answers.targets for answers in (before, after, merged))
+    losses = Losses(base=base_loss, trained=trained, exported=exported, targets=merged.targets)
+    return replace(check, losses=losses)
 
 
 def memory_needed_bytes(base: Checkpoint) -> int:
@@ -194,10 +221,12 @@ def _peft_matrices(tuned: Any) -> dict[tuple[str, str], Any]:
     return matrices
 
 
-def _base_logits(
+def _base_answers(
     base: Checkpoint, folder: Path, adapter: Adapter, prompts: Sequence[Prompt], *, streamed: bool
-) -> tuple[list[np.ndarray], list[np.ndarray], list[np.ndarray]]:
-    """Logits of the base, of base + adapter, and of PEFT's merge with the base's rounding."""
+) -> tuple[_Answers, _Answers, _Answers]:
+    """Of the base, of base + adapter, and of PEFT's merge with the base's rounding."""
+    import torch
+
     if streamed:
         model = load_streamed(base)
         plain = _run(model, prompts)
@@ -206,6 +235,9 @@ def _base_logits(
         round_merged(tuned, lambda module, weight: _rounded(weight, base.places[f"{module}.weight"].dtype))
         return plain, unmerged, _run(tuned, prompts)
     model = load_model(base.folder)
+    for name, place in base.places.items():
+        if place.held:
+            model.get_parameter(name).data = torch.from_numpy(place.read().astype(np.float32))
     plain = _run(model, prompts)
     tuned = load_peft(model, folder, adapter)
     unmerged = _run(tuned, prompts)
@@ -216,7 +248,7 @@ def _base_logits(
     return plain, unmerged, _run(merged, prompts)
 
 
-def _merged_logits(folder: Path, prompts: Sequence[Prompt], *, streamed: bool) -> list[np.ndarray]:
+def _merged_answers(folder: Path, prompts: Sequence[Prompt], *, streamed: bool) -> _Answers:
     gc.collect()
     merged = open_checkpoint(str(folder))
     return _run(load_streamed(merged) if streamed else load_model(folder), prompts)
@@ -229,11 +261,21 @@ def _rounded(weight: Any, dtype: str) -> Any:
     return weight.to({"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}[dtype]).float()
 
 
-def _run(model: Any, prompts: Sequence[Prompt]) -> list[np.ndarray]:
+def _run(model: Any, prompts: Sequence[Prompt]) -> _Answers:
     import torch
 
+    found = _Answers()
     with torch.inference_mode():
-        return [model(**_inputs(prompt)).logits[0].float().numpy() for prompt in prompts]
+        for prompt in prompts:
+            logits = model(**_inputs(prompt)).logits[0].float()
+            if prompt.targets is None:
+                found.logits.append(logits.numpy())
+                continue
+            wanted = torch.from_numpy(np.flatnonzero(prompt.targets[1:]))
+            tokens = torch.from_numpy(prompt.tokens[1:])[wanted]
+            found.nll += float(torch.nn.functional.cross_entropy(logits[wanted], tokens, reduction="sum"))
+            found.targets += len(tokens)
+    return found
 
 
 def _inputs(prompt: Prompt) -> dict[str, Any]:
@@ -254,8 +296,9 @@ def _judge(
     rounded: list[np.ndarray],
     merged: list[np.ndarray],
     *,
-    how: str = "",
+    streamed: bool,
 ) -> LogitCheck:
+    how = " (layer by layer)" if streamed else ""
     largest = max(float(np.abs(logits).max()) for logits in merged)
     allowed = TOLERANCE * max(1.0, largest)
     difference, rounding = _distance(merged, rounded), _distance(merged, unmerged)

@@ -3,9 +3,11 @@
 A picture in a prompt has the shape of one that was trained on and random values: its file may not be on this machine.
 """
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
+from typing import Any
 
 import numpy as np
 
@@ -14,12 +16,16 @@ from gemsmith.checkpoint.adapter import Adapter
 from gemsmith.checkpoint.folder import read_config
 from gemsmith.data.batches import open_rows
 from gemsmith.data.pack import Rows
-from gemsmith.pictures.patches import Patches, Patching, fitted_size, read_patching
+from gemsmith.errors import DataError
+from gemsmith.pictures.check import cut_picture
+from gemsmith.pictures.patches import Patches, Patching, fitted_size, read_patching, scale
 from gemsmith.run import Run
 from gemsmith.zoo.tensors import PREFIX
 
 PROMPTS = 3
 PROMPT_TOKENS = 128
+_DOCUMENTS = 4
+"""Whose loss is measured."""
 _AROUND = 32
 """Tokens before and after a picture of random tokens."""
 _SIDE = 8
@@ -28,9 +34,13 @@ _SIDE = 8
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Prompt:
-    """Tokens (L,), and where some are a picture's soft tokens, that picture and the id that stands in their places."""
+    """Tokens (L,), and where some are a picture's soft tokens, that picture and the id that stands in their places.
+
+    Of a document whose loss is measured also its `targets`, (L,) of 0 and 1.
+    """
 
     tokens: np.ndarray
+    targets: np.ndarray | None = None
     picture: Patches | None = None
     image_token: int | None = None
 
@@ -71,8 +81,38 @@ def picture_prompt(base: Checkpoint, rows: Rows | None, image_tokens: int, seed:
         picture = rows.pictures[row][0]
         wide, tall = fitted_size(picture.width, picture.height, patching)
         side = patching.patch * patching.pooling
-        tokens, sides = _around_the_first(np.asarray(rows.tokens[row]), rows, row, image), (wide // side, tall // side)
+        tokens = rows.tokens[row][_around_the_first(rows, row, image)].astype(np.int64)
+        sides = wide // side, tall // side
     return Prompt(tokens=tokens, picture=_random_picture(random, patching, *sides), image_token=image)
+
+
+def loss_prompts(base: Checkpoint, rows: Rows, image_tokens: int) -> list[Prompt]:
+    """The first documents that were trained on, as much of each as is around its first targets or its picture.
+
+    A picture is the real one. None where no document can be had: its picture's file may not be on this machine.
+    """
+    found = []
+    for row in range(len(rows)):
+        pictures = rows.pictures[row] if rows.pictures else ()
+        if pictures:
+            config = read_config(base.folder)
+            patching, image = read_patching(config, image_tokens), int(config["image_token_id"])
+            with contextlib.suppress(DataError):
+                seen = {"picture": scale(cut_picture(pictures[0], patching), patching), "image_token": image}
+                found.append(_with_targets(rows, row, _around_the_first(rows, row, image), **seen))
+        else:
+            for places in rows.documents(row):
+                first = places.start + int(np.argmax(rows.loss_mask[row][places]))
+                around = slice(max(places.start, first - PROMPT_TOKENS), min(places.stop, first + PROMPT_TOKENS))
+                found.append(_with_targets(rows, row, around))
+        if len(found) >= _DOCUMENTS:
+            break
+    return [prompt for prompt in found[:_DOCUMENTS] if prompt.targets is not None and prompt.targets[1:].any()]
+
+
+def _with_targets(rows: Rows, row: int, around: slice, **picture: Any) -> Prompt:
+    tokens, targets = rows.tokens[row][around].astype(np.int64), np.asarray(rows.loss_mask[row][around])
+    return Prompt(tokens=tokens, targets=targets, **picture)
 
 
 def trained_rows(run: Run) -> Rows | None:
@@ -88,15 +128,16 @@ def _documents(rows: Rows) -> Iterator[np.ndarray]:
             yield np.asarray(rows.tokens[row][places])
 
 
-def _around_the_first(tokens: np.ndarray, rows: Rows, row: int, image: int) -> np.ndarray:
-    """The document's tokens around its first picture, up to the next."""
+def _around_the_first(rows: Rows, row: int, image: int) -> slice:
+    """The places of the document's tokens around its first picture, up to the next."""
+    tokens = np.asarray(rows.tokens[row])
     begin = int(np.flatnonzero(tokens == image)[0])
     document = next(places for places in rows.documents(row) if places.start <= begin < places.stop)
     end = begin + rows.pictures[row][0].soft_tokens
     later = np.flatnonzero(tokens[end : document.stop] == image)
     # What stands before a picture is its own, too.
     last = end + int(later[0]) - 1 if len(later) else document.stop
-    return tokens[max(document.start, begin - PROMPT_TOKENS) : min(last, end + PROMPT_TOKENS)].astype(np.int64)
+    return slice(max(document.start, begin - PROMPT_TOKENS), min(last, end + PROMPT_TOKENS))
 
 
 def _random_tokens(random: np.random.Generator, vocabulary: int, count: int) -> np.ndarray:
