@@ -256,8 +256,7 @@ class Check(Part):
 
 
 class Losses(Part):
-    """Mean loss of the same targets that were trained on: of the base as training held it, that with the adapter, and
-    merged/."""
+    """Mean loss of the same trained targets: of the base as training held it, that with the adapter, and merged/."""
 
     base: float
     trained: float

@@ -222,7 +222,7 @@ def test_losses_of_base_trained_and_exported_are_measured_on_the_rows(make_run):
     export(run)
     record = verify(run)
     losses = record.losses
-    assert record.checks[-1].name == "loss" and losses.targets > 100
+    assert record.checks[-1].name == "loss" and losses.targets > 50
     assert losses.exported == pytest.approx(losses.trained, abs=0.02)
     assert abs(losses.base - losses.trained) > 0.05  # a random adapter moves it
     quantised = with_keys(run, train={"dtype": "nf4"})

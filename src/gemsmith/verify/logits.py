@@ -5,13 +5,13 @@ import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from gemsmith.checkpoint import Checkpoint, open_checkpoint
+from gemsmith.checkpoint import Checkpoint, open_checkpoint, read_config
 from gemsmith.checkpoint.adapter import Adapter
 from gemsmith.errors import CheckpointError, first_line
 from gemsmith.records import Check, Losses
@@ -43,15 +43,6 @@ class LogitCheck:
     losses: Losses | None = None
 
 
-@dataclass(kw_only=True)
-class _Answers:
-    """Of one model: the logits of each prompt, and the sum of the nll of the targets of those that have some."""
-
-    logits: list[np.ndarray] = field(default_factory=list)
-    nll: float = 0.0
-    targets: int = 0
-
-
 def compare_logits(
     base: Checkpoint,
     adapter_folder: Path,
@@ -59,11 +50,11 @@ def compare_logits(
     adapter: Adapter,
     prompts: Sequence[Prompt],
     *,
-    trained_on: Checkpoint,
+    trained_on: Checkpoint | None = None,
 ) -> LogitCheck:
-    """Runs the prompts through base, base + adapter, and merged; those with targets for their loss alone.
+    """Runs the prompts through base, base + adapter, and merged.
 
-    `base` is what was merged into, `trained_on` that of which base and base + adapter have their loss measured.
+    Losses are those of `trained_on`, of that with the adapter, and of merged; it is `base` unless given.
 
     Merged weights carry one rounding to the base's dtype that base + adapter does not. Where the base is bfloat16 that
     alone moves logits by a few per cent, and in a mixture of experts it may turn a token to another expert, so no
@@ -80,20 +71,15 @@ def compare_logits(
         return LogitCheck(check=Check(name="logits", passed=None, detail=detail), max_abs_difference=None)
     with _quiet():
         try:
-            plain, unmerged, rounded = _base_answers(base, adapter_folder, adapter, prompts, streamed=streamed)
-            merged = _merged_answers(merged_folder, prompts, streamed=streamed)
+            plain, unmerged, rounded = _base_logits(base, adapter_folder, adapter, prompts, streamed=streamed)
+            merged = _merged_logits(merged_folder, prompts, streamed=streamed)
             before, after = plain, unmerged
-            if trained_on is not base:
-                measured = [prompt for prompt in prompts if prompt.targets is not None]
-                before, after, _ = _base_answers(trained_on, adapter_folder, adapter, measured, streamed=streamed)
+            if trained_on is not None and trained_on is not base:
+                before, after, _ = _base_logits(trained_on, adapter_folder, adapter, prompts, streamed=streamed)
         except CheckpointError as error:
             return LogitCheck(check=Check(name="logits", passed=False, detail=str(error)), max_abs_difference=None)
-    check = _judge(*(answers.logits for answers in (plain, unmerged, rounded, merged)), streamed=streamed)
-    if not merged.targets:
-        return check
-    base_loss, trained, exported = (answers.nll / answers.targets for answers in (before, after, merged))
-    losses = Losses(base=base_loss, trained=trained, exported=exported, targets=merged.targets)
-    return replace(check, losses=losses)
+    check = _judge(plain, unmerged, rounded, merged, how=" (layer by layer)" if streamed else "")
+    return replace(check, losses=_losses(prompts, before, after, merged))
 
 
 def memory_needed_bytes(base: Checkpoint) -> int:
@@ -169,6 +155,9 @@ def _load_errors(folder: Path) -> Iterator[None]:
         yield
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
         reason = f"transformers {transformers.__version__} cannot load it ({first_line(error)})"
+        if (saved_by := read_config(folder).get("transformers_version")) not in (None, transformers.__version__):
+            # An old one may be here: google-tunix asks for safetensors below what newer ones need.
+            reason += f"; {saved_by} saved it: pip install --no-deps --upgrade transformers tokenizers safetensors"
         raise CheckpointError(f"{folder}: {reason}") from None
 
 
@@ -221,12 +210,10 @@ def _peft_matrices(tuned: Any) -> dict[tuple[str, str], Any]:
     return matrices
 
 
-def _base_answers(
+def _base_logits(
     base: Checkpoint, folder: Path, adapter: Adapter, prompts: Sequence[Prompt], *, streamed: bool
-) -> tuple[_Answers, _Answers, _Answers]:
-    """Of the base, of base + adapter, and of PEFT's merge with the base's rounding."""
-    import torch
-
+) -> tuple[list[np.ndarray], list[np.ndarray], list[np.ndarray]]:
+    """Logits of the base, of base + adapter, and of PEFT's merge with the base's rounding."""
     if streamed:
         model = load_streamed(base)
         plain = _run(model, prompts)
@@ -234,6 +221,8 @@ def _base_answers(
         unmerged = _run(tuned, prompts)
         round_merged(tuned, lambda module, weight: _rounded(weight, base.places[f"{module}.weight"].dtype))
         return plain, unmerged, _run(tuned, prompts)
+    import torch
+
     model = load_model(base.folder)
     for name, place in base.places.items():
         if place.held:
@@ -248,7 +237,7 @@ def _base_answers(
     return plain, unmerged, _run(merged, prompts)
 
 
-def _merged_answers(folder: Path, prompts: Sequence[Prompt], *, streamed: bool) -> _Answers:
+def _merged_logits(folder: Path, prompts: Sequence[Prompt], *, streamed: bool) -> list[np.ndarray]:
     gc.collect()
     merged = open_checkpoint(str(folder))
     return _run(load_streamed(merged) if streamed else load_model(folder), prompts)
@@ -261,21 +250,11 @@ def _rounded(weight: Any, dtype: str) -> Any:
     return weight.to({"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}[dtype]).float()
 
 
-def _run(model: Any, prompts: Sequence[Prompt]) -> _Answers:
+def _run(model: Any, prompts: Sequence[Prompt]) -> list[np.ndarray]:
     import torch
 
-    found = _Answers()
     with torch.inference_mode():
-        for prompt in prompts:
-            logits = model(**_inputs(prompt)).logits[0].float()
-            if prompt.targets is None:
-                found.logits.append(logits.numpy())
-                continue
-            wanted = torch.from_numpy(np.flatnonzero(prompt.targets[1:]))
-            tokens = torch.from_numpy(prompt.tokens[1:])[wanted]
-            found.nll += float(torch.nn.functional.cross_entropy(logits[wanted], tokens, reduction="sum"))
-            found.targets += len(tokens)
-    return found
+        return [model(**_inputs(prompt)).logits[0].float().numpy() for prompt in prompts]
 
 
 def _inputs(prompt: Prompt) -> dict[str, Any]:
@@ -296,9 +275,8 @@ def _judge(
     rounded: list[np.ndarray],
     merged: list[np.ndarray],
     *,
-    streamed: bool,
+    how: str = "",
 ) -> LogitCheck:
-    how = " (layer by layer)" if streamed else ""
     largest = max(float(np.abs(logits).max()) for logits in merged)
     allowed = TOLERANCE * max(1.0, largest)
     difference, rounding = _distance(merged, rounded), _distance(merged, unmerged)
@@ -315,6 +293,22 @@ def _judge(
         effect=effect,
         rounding=rounding,
     )
+
+
+def _losses(prompts: Sequence[Prompt], *models: list[np.ndarray]) -> Losses | None:
+    """Of base, trained and exported; None where no prompt has targets."""
+    places = [np.flatnonzero([] if prompt.targets is None else prompt.targets[1:]) for prompt in prompts]
+    if not (targets := sum(map(len, places))):
+        return None
+
+    def nll(prompt: Prompt, logits: np.ndarray, before: np.ndarray) -> float:
+        found = logits[before].astype(np.float64)
+        return float(
+            (np.logaddexp.reduce(found, axis=1) - found[np.arange(len(before)), prompt.tokens[before + 1]]).sum()
+        )
+
+    base, trained, exported = (sum(map(nll, prompts, logits, places)) / targets for logits in models)
+    return Losses(base=base, trained=trained, exported=exported, targets=targets)
 
 
 def _distance(one: list[np.ndarray], other: list[np.ndarray]) -> float:

@@ -1,13 +1,13 @@
 """What the models that verify compares are asked: documents that were trained on; random tokens where there are none.
 
-A picture in a prompt has the shape of one that was trained on and random values: its file may not be on this machine.
+A picture in a prompt is one that was trained on, or has the shape of one and random values where its file is not on
+this machine.
 """
 
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
 
 import numpy as np
 
@@ -24,8 +24,6 @@ from gemsmith.zoo.tensors import PREFIX
 
 PROMPTS = 3
 PROMPT_TOKENS = 128
-_DOCUMENTS = 4
-"""Whose loss is measured."""
 _AROUND = 32
 """Tokens before and after a picture of random tokens."""
 _SIDE = 8
@@ -36,7 +34,7 @@ _SIDE = 8
 class Prompt:
     """Tokens (L,), and where some are a picture's soft tokens, that picture and the id that stands in their places.
 
-    Of a document whose loss is measured also its `targets`, (L,) of 0 and 1.
+    `targets` (L,): 1 where the token was a target of training; None where that is not known, or the picture another.
     """
 
     tokens: np.ndarray
@@ -57,10 +55,10 @@ def make_prompts(
 
 
 def text_prompts(rows: Rows | None, vocabulary: int, seed: int) -> list[Prompt]:
-    """The first tokens of the first documents without pictures that were trained on; random ones without such."""
+    """The first documents without pictures that were trained on, around their targets; random tokens without such."""
     found = [] if rows is None else [*islice(_documents(rows), PROMPTS)]
     if found:
-        return [Prompt(tokens=document[:PROMPT_TOKENS].astype(np.int64)) for document in found]
+        return found
     random = np.random.default_rng(seed)
     return [Prompt(tokens=_random_tokens(random, vocabulary, 48)) for _ in range(PROMPTS)]
 
@@ -81,38 +79,12 @@ def picture_prompt(base: Checkpoint, rows: Rows | None, image_tokens: int, seed:
         picture = rows.pictures[row][0]
         wide, tall = fitted_size(picture.width, picture.height, patching)
         side = patching.patch * patching.pooling
-        tokens = rows.tokens[row][_around_the_first(rows, row, image)].astype(np.int64)
+        tokens, places = _around_the_first(np.asarray(rows.tokens[row]), rows, row, image)
         sides = wide // side, tall // side
+        with contextlib.suppress(DataError):
+            real, targets = scale(cut_picture(picture, patching), patching), np.asarray(rows.loss_mask[row])[places]
+            return Prompt(tokens=tokens, targets=targets, picture=real, image_token=image)
     return Prompt(tokens=tokens, picture=_random_picture(random, patching, *sides), image_token=image)
-
-
-def loss_prompts(base: Checkpoint, rows: Rows, image_tokens: int) -> list[Prompt]:
-    """The first documents that were trained on, as much of each as is around its first targets or its picture.
-
-    A picture is the real one. None where no document can be had: its picture's file may not be on this machine.
-    """
-    found = []
-    for row in range(len(rows)):
-        pictures = rows.pictures[row] if rows.pictures else ()
-        if pictures:
-            config = read_config(base.folder)
-            patching, image = read_patching(config, image_tokens), int(config["image_token_id"])
-            with contextlib.suppress(DataError):
-                seen = {"picture": scale(cut_picture(pictures[0], patching), patching), "image_token": image}
-                found.append(_with_targets(rows, row, _around_the_first(rows, row, image), **seen))
-        else:
-            for places in rows.documents(row):
-                first = places.start + int(np.argmax(rows.loss_mask[row][places]))
-                around = slice(max(places.start, first - PROMPT_TOKENS), min(places.stop, first + PROMPT_TOKENS))
-                found.append(_with_targets(rows, row, around))
-        if len(found) >= _DOCUMENTS:
-            break
-    return [prompt for prompt in found[:_DOCUMENTS] if prompt.targets is not None and prompt.targets[1:].any()]
-
-
-def _with_targets(rows: Rows, row: int, around: slice, **picture: Any) -> Prompt:
-    tokens, targets = rows.tokens[row][around].astype(np.int64), np.asarray(rows.loss_mask[row][around])
-    return Prompt(tokens=tokens, targets=targets, **picture)
 
 
 def trained_rows(run: Run) -> Rows | None:
@@ -120,24 +92,27 @@ def trained_rows(run: Run) -> Rows | None:
     return open_rows(run) if run.data.is_dir() else None
 
 
-def _documents(rows: Rows) -> Iterator[np.ndarray]:
-    """Those of the first rows that have no pictures."""
+def _documents(rows: Rows) -> Iterator[Prompt]:
+    """Those of the first rows that have no pictures: the first token, which models need, and what is around targets."""
     without = (row for row in range(len(rows)) if not (rows.pictures and rows.pictures[row]))
     for row in islice(without, PROMPTS):
         for places in rows.documents(row):
-            yield np.asarray(rows.tokens[row][places])
+            first = places.start + int(np.argmax(rows.loss_mask[row][places]))
+            begin = max(places.start + 1, first - PROMPT_TOKENS // 2)
+            chosen = [places.start, *range(begin, min(places.stop, begin + PROMPT_TOKENS - 1))]
+            yield Prompt(tokens=rows.tokens[row][chosen].astype(np.int64), targets=rows.loss_mask[row][chosen])
 
 
-def _around_the_first(rows: Rows, row: int, image: int) -> slice:
-    """The places of the document's tokens around its first picture, up to the next."""
-    tokens = np.asarray(rows.tokens[row])
+def _around_the_first(tokens: np.ndarray, rows: Rows, row: int, image: int) -> tuple[np.ndarray, slice]:
+    """The document's tokens around its first picture, up to the next, and their places."""
     begin = int(np.flatnonzero(tokens == image)[0])
     document = next(places for places in rows.documents(row) if places.start <= begin < places.stop)
     end = begin + rows.pictures[row][0].soft_tokens
     later = np.flatnonzero(tokens[end : document.stop] == image)
     # What stands before a picture is its own, too.
     last = end + int(later[0]) - 1 if len(later) else document.stop
-    return slice(max(document.start, begin - PROMPT_TOKENS), min(last, end + PROMPT_TOKENS))
+    places = slice(max(document.start, begin - PROMPT_TOKENS), min(last, end + PROMPT_TOKENS))
+    return tokens[places].astype(np.int64), places
 
 
 def _random_tokens(random: np.random.Generator, vocabulary: int, count: int) -> np.ndarray:

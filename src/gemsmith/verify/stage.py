@@ -31,7 +31,7 @@ from gemsmith.terminal import open_console
 from gemsmith.verify.beside import compare_beside
 from gemsmith.verify.logits import compare_logits
 from gemsmith.verify.losses import check_losses
-from gemsmith.verify.prompts import Prompt, loss_prompts, make_prompts, trained_rows
+from gemsmith.verify.prompts import make_prompts, trained_rows
 
 PACKAGES = ("numpy", "peft", "safetensors", "torch", "transformers")
 _COMPARED_BYTES = 32 * 2**20
@@ -236,7 +236,8 @@ def _run_checks(
     if any(check.passed is False for check in checks):
         checks.append(Check(name="logits", passed=None, detail="not compared, because other checks failed"))
         return found(changed_tensors=len(difference.changed))
-    prompts = _prompts(run, base, adapter)
+    of_run = {"image_tokens": run.recipe.data.image_tokens, "seed": run.recipe.seed} if run else {}
+    prompts = make_prompts(base, trained_rows(run) if run else None, adapter, **of_run)
     logits = compare_logits(into, adapter_folder, merged_folder, adapter, prompts, trained_on=trained_on)
     dtypes = sorted({base.places[f"{module}.weight"].dtype for module in adapter.modules})
     rounding = Rounding(dtypes=dtypes, away=recomputed.rounded_away, effect=logits.effect, moved=logits.rounding)
@@ -255,14 +256,6 @@ def _run_checks(
         losses=logits.losses,
         notices=notices,
     )
-
-
-def _prompts(run: Run | None, base: Checkpoint, adapter: Adapter) -> list[Prompt]:
-    if run is None:
-        return make_prompts(base, None, adapter)
-    rows, image_tokens = trained_rows(run), run.recipe.data.image_tokens
-    prompts = make_prompts(base, rows, adapter, image_tokens=image_tokens, seed=run.recipe.seed)
-    return prompts + (loss_prompts(base, rows, image_tokens) if rows else [])
 
 
 def _finish(record: VerifyRecord, place: Path) -> None:
