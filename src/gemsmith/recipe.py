@@ -32,7 +32,7 @@ AutoOrOff = Annotated[Tuned, BeforeValidator(lambda value: "off" if value is Fal
 ADDED_LATER = frozenset(
     "bench.grid bench.max_concurrency bench.pictures bench.slo_tpot_ms bench.slo_ttft_ms bench.timeout_s "
     "data.bad_image data.held_out data.image_tokens data.labels data.max_patches data.prompt eval.options eval.tasks "
-    "serve.image serve.kv_cache_dtype serve.pictures serve.weights train.tuned".split()
+    "export.merge_into serve.image serve.kv_cache_dtype serve.pictures serve.weights train.tuned".split()
 )
 """Keys that recipes of earlier versions lack. At its default such a key is left out of what says how a stage was made,
 so that what those versions made stays complete and can be gone on with."""
@@ -218,15 +218,16 @@ class Train(Section):
 
 class Export(Section):
     step: Positive | None = Field(None, description="The saved step to export; default: the last.")
+    merge_into: Literal["trained", "original"] = Field(
+        "trained", description="nf4 and int8: the dequantized weights that were `trained` on, or the `original` ones."
+    )
 
 
 class Serve(Section):
     host: str = Field("127.0.0.1", description="The address that vLLM listens on.")
     port: Annotated[int, Field(gt=0, lt=65_536)] | None = Field(None, description="Default: a free one.")
     max_model_len: Positive | None = Field(None, description="Tokens; default: what bench and eval need.")
-    dtype: Literal["auto", "bfloat16", "float32"] = Field(
-        "auto", description="Of the weights while they are served; `auto`: the checkpoint's own."
-    )
+    dtype: Literal["auto", "bfloat16", "float32"] = Field("auto", description="As served; `auto`: as the weights are.")
     python: str | None = Field(
         None, description="The Python of the environment that holds vLLM; default: .venv-serve beside Gemsmith's own."
     )

@@ -245,6 +245,8 @@ class ExportRecord(Record):
     """The base's fingerprint; that of the one trained on is compared with it where it is known."""
     adapter: tuple[FileSum, ...]
     merged: tuple[FileSum, ...]
+    merged_into: Literal["trained", "original"] = "original"
+    """The weights that were trained on, dequantized where they were quantized, or the base's own."""
     merged_tensors: int
     copied_tensors: int
 
@@ -254,6 +256,15 @@ class Check(Part):
     passed: bool | None
     """None: could not be done here, which is no pass; the detail says why."""
     detail: str
+
+
+class Losses(Part):
+    """Mean loss of the same trained targets: of the base as training held it, that with the adapter, and merged/."""
+
+    base: float
+    trained: float
+    exported: float
+    targets: int
 
 
 class VerifyRecord(Record):
@@ -269,6 +280,8 @@ class VerifyRecord(Record):
     """The most that base + adapter differs from the base."""
     logits_rounding: float | None = None
     """The most that merged differs from base + adapter as it is, without the rounding to the base's dtype."""
+    losses: Losses | None = None
+    """None: not measured, or by an earlier version."""
     rounded_away: float | None = None
     """Norm of what that rounding took from the adapter's changes over the norm of those changes: 0 nothing, 1 all;
     None: not computed."""

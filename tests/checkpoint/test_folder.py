@@ -1,14 +1,34 @@
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
+import transformers
 from safetensors.numpy import load_file, save_file
 
 from gemsmith.checkpoint import open_checkpoint
 from gemsmith.checkpoint.folder import INDEX
 from gemsmith.errors import CheckpointError
+from gemsmith.testing.tiny import make_checkpoint, with_vision
 from gemsmith.zoo import find_variant
+
+
+@pytest.mark.parametrize("name", ["tiny-12b", "tiny-31b", "tiny-e2b", "tiny-26b-a4b"])
+def test_a_checkpoint_of_more_than_ten_layers_that_transformers_saved_again_is_the_same(name, tmp_path):
+    variant = with_vision(replace(find_variant(name), layers=12))
+    base = open_checkpoint(str(make_checkpoint(variant, tmp_path / "base")))
+    (architecture,) = base.config["architectures"]
+    model = getattr(transformers, architecture).from_pretrained(base.folder, dtype=torch.bfloat16)
+    again = tmp_path / "again"
+    model.save_pretrained(again, max_shard_size="500KB")
+    transformers.AutoTokenizer.from_pretrained(base.folder).save_pretrained(again)
+    saved = open_checkpoint(str(again))
+    assert saved.config["text_config"]["per_layer_config"].keys() >= {"05", "11"} and (again / INDEX).exists()
+    assert saved.variant == base.variant and saved.places.keys() == base.places.keys()
+    assert saved.fingerprint() == base.fingerprint()
 
 
 @pytest.fixture
@@ -109,3 +129,16 @@ def test_an_index_that_leaves_the_folder_is_refused(folder, refused):
 def test_an_index_whose_shards_are_no_names_is_refused(folder, shard, refused):
     (folder / INDEX).write_text(json.dumps({"weight_map": {"model.language_model.norm.weight": shard}}))
     assert "is damaged; copy it again" in refused(folder)
+
+
+@pytest.mark.parametrize("changed", [False, True])
+def test_a_head_that_was_saved_beside_the_embedding_must_be_the_same(folder, refused, changed):
+    """transformers leaves such a head as it is, so what is trained would not be what is served."""
+    shard = folder / "model-00001-of-00002.safetensors"
+    tensors = load_file(shard)
+    head = tensors["model.language_model.embed_tokens.weight"]
+    save_file(tensors | {"lm_head.weight": head + np.float32(0.1) * changed}, shard)
+    if changed:
+        assert "lm_head.weight is not model.language_model.embed_tokens.weight, to which every" in refused(folder)
+    else:
+        assert "lm_head.weight" in open_checkpoint(str(folder)).places

@@ -13,9 +13,10 @@ import pytest
 
 from gemsmith.errors import CheckpointError, EngineError, MachineError, RunError
 from gemsmith.lock import LOCK
-from gemsmith.records import ServeRecord
+from gemsmith.provenance import start_clock
+from gemsmith.records import ExportRecord, ServeRecord, VerifyRecord
 from gemsmith.resolve import resolve
-from gemsmith.run import Run, is_complete, open_run, open_source, read_record
+from gemsmith.run import Run, is_complete, make_origin, open_run, open_source, read_record, write_record
 from gemsmith.serve.server import Server, running_server
 from gemsmith.serve.stage import FIRST_PROMPT, Servers, curl_line, keep_serving, make_settings, serve
 
@@ -279,6 +280,42 @@ def test_keep_serving_prints_the_notice_of_unverified_weights(
         in capsys.readouterr().err
     )
     assert read_record(run, ServeRecord).notices
+
+
+@pytest.mark.parametrize(
+    ("weights", "merged_into", "dtype", "remedy"),
+    [
+        ("adapter", "trained", "nf4", "set serve.weights: merged."),
+        ("adapter", "original", "int8", "set export.merge_into: trained."),
+        ("merged", "original", "nf4", "set export.merge_into: trained."),
+        ("merged", "trained", "nf4", None),
+        ("adapter", "original", "bfloat16", None),
+    ],
+)
+def test_an_adapter_on_other_weights_than_it_was_trained_on_is_told_of(
+    fake_vllm: Callable[..., Path],
+    adapted_run: Callable[..., Run],
+    weights: str,
+    merged_into: str,
+    dtype: str,
+    remedy: str | None,
+) -> None:
+    fake_vllm(effect=0.5)
+    run = adapted_run({"serve": {"weights": weights}, "train": {"dtype": dtype}})
+    write_record(run, read_record(run, ExportRecord).model_copy(update={"merged_into": merged_into}))
+    verified = {"origin": make_origin(run, "verify", start_clock())}
+    write_record(run, read_record(run, VerifyRecord).model_copy(update=verified))
+    with Servers(run) as servers:
+        serve(run, servers)
+    notices = read_record(run, ServeRecord).notices
+    if remedy is None:
+        assert not notices
+    else:
+        (notice,) = notices
+        assert notice.startswith(
+            f"The adapter was trained on the base in {dtype} and is served on its original weights"
+        )
+        assert notice.endswith(remedy)
 
 
 def test_ctrl_c_ends_keep_serving_quietly(

@@ -1,9 +1,11 @@
+from dataclasses import replace
+
 import pytest
 
 from gemsmith.errors import RecipeError
 from gemsmith.recipe_file import build_recipe
-from gemsmith.sizing.limits import check_training
-from gemsmith.zoo import find_variant
+from gemsmith.sizing.limits import check_training, check_trl_quantised
+from gemsmith.zoo import VARIANTS, find_variant
 
 
 def check(model: str, *overrides: str) -> None:
@@ -75,3 +77,15 @@ def test_what_no_machine_can_train_is_refused_without_one(model, overrides, expe
 )
 def test_what_some_machine_can_train_is_not(overrides):
     check("gemma4-31b", *overrides)
+
+
+def test_rows_that_blocks_of_bitsandbytes_run_over_are_refused():
+    """Its kernels for CPUs and for GPUs differ there; no published variant has such rows."""
+    odd = replace(find_variant("tiny-31b"), embed_dim=96)
+    with pytest.raises(
+        RecipeError, match=r"^train\.dtype: nf4 was given, but bitsandbytes' blocks of 64 run over .* of 96;"
+    ):
+        check_trl_quantised("nf4", odd)
+    for variant in VARIANTS.values():
+        if not variant.experts:
+            check_trl_quantised("nf4", variant)

@@ -7,6 +7,8 @@ import pytest
 
 from gemsmith.checkpoint import open_checkpoint
 from gemsmith.checkpoint.adapter import LowRank, read_peft_adapter, write_peft_adapter
+from gemsmith.checkpoint.held import as_trained
+from gemsmith.recipe import Train
 from gemsmith.testing.tiny import make_checkpoint, with_vision
 from gemsmith.verify import logits
 from gemsmith.verify.prompts import picture_prompt, text_prompts
@@ -16,9 +18,12 @@ from gemsmith.zoo import class_names, find_variant, lora_targets
 TINY = ("tiny-31b", "tiny-e2b", "tiny-26b-a4b", "tiny-12b")
 
 
-@pytest.mark.parametrize("variant", TINY)
-def test_layer_by_layer_logits_are_those_of_the_whole_model(tiny_checkpoint, adapter_of, tmp_path, variant):
+@pytest.mark.parametrize(
+    ("variant", "dtype"), [*((name, "bfloat16") for name in TINY), ("tiny-12b", "nf4"), ("tiny-26b-a4b", "int8")]
+)
+def test_layer_by_layer_logits_are_those_of_the_whole_model(tiny_checkpoint, adapter_of, tmp_path, variant, dtype):
     adapter, base = adapter_of(variant), open_checkpoint(str(tiny_checkpoint(variant, "bfloat16")))
+    base = as_trained(base, Train(dtype=dtype))
     write_peft_adapter(adapter, tmp_path, "base")
     prompts = text_prompts(None, base.variant.vocabulary, 0)
     with logits._quiet():
@@ -29,6 +34,9 @@ def test_layer_by_layer_logits_are_those_of_the_whole_model(tiny_checkpoint, ada
         for left, right in zip(one, other, strict=True):
             np.testing.assert_allclose(left, right, atol=1e-5, err_msg=name)  # measured: 0
     assert logits._distance(streamed[0], streamed[1]) > 0.1 and logits._distance(streamed[1], streamed[2]) > 1e-3
+    if dtype != "bfloat16":
+        with logits._quiet():
+            assert logits._distance(whole[0], logits._run(logits.load_model(base.folder), prompts)) > 0.05
 
 
 @pytest.mark.parametrize("variant", TINY)

@@ -8,6 +8,8 @@ import pytest
 
 from gemsmith.errors import CheckpointError
 from gemsmith.verify import logits
+from gemsmith.verify.logits import _losses
+from gemsmith.verify.prompts import Prompt
 from gemsmith.verify.stage import verify
 
 
@@ -42,3 +44,15 @@ def test_a_checkpoint_of_a_later_transformers_is_said_with_what_to_install(tiny_
     wanted = r"cannot load it \(no width\); 99.0 saved it: pip install --no-deps --upgrade transformers"
     with pytest.raises(CheckpointError, match=wanted), logits._load_errors(folder):
         raise TypeError("no width")
+
+
+def test_the_mean_loss_is_taken_over_targets_alone():
+    random = np.random.default_rng(0)
+    tokens, targets = random.integers(0, 9, 6), np.array([1, 0, 1, 0, 0, 1])
+    prompts = [Prompt(tokens=tokens), Prompt(tokens=tokens, targets=targets)]
+    models = [[random.standard_normal((6, 9)).astype(np.float32) for _ in prompts] for _ in range(3)]
+    found = _losses(prompts, *models)
+    for model, loss in zip(models, (found.base, found.trained, found.exported), strict=True):
+        share = np.exp(model[1]) / np.exp(model[1]).sum(1, keepdims=True)
+        assert loss == pytest.approx(-np.log([share[1, tokens[2]], share[4, tokens[5]]]).mean())
+    assert found.targets == 2 and _losses(prompts[:1], *(model[:1] for model in models)) is None

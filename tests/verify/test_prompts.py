@@ -7,7 +7,9 @@ import pytest
 
 from gemsmith.checkpoint import open_checkpoint
 from gemsmith.data.pack import Rows
-from gemsmith.pictures.check import Picture
+from gemsmith.pictures.check import Picture, check_picture, cut_picture
+from gemsmith.pictures.patches import read_patching, scale
+from gemsmith.testing.pictures import picture_bytes
 from gemsmith.testing.tiny import IMAGE_TOKENS, make_checkpoint, with_vision
 from gemsmith.verify.prompts import picture_prompt, text_prompts
 from gemsmith.zoo import find_variant
@@ -62,3 +64,29 @@ def test_without_rows_a_picture_stands_among_random_tokens(base):
     places = np.flatnonzero(prompt.tokens == IMAGE)
     assert len(places) == prompt.picture.soft_tokens == 64 and places[-1] - places[0] == 63
     assert prompt.tokens[places[0] - 1] == BEGIN and prompt.tokens[places[-1] + 1] == END
+
+
+def test_a_prompt_of_a_long_document_is_its_first_token_and_what_is_around_the_first_targets():
+    tokens = np.arange(1, 801).reshape(2, 400)
+    rows = make_rows(tokens, [[1] * 200 + [2] * 200, [1] * 300 + [0] * 100])
+    rows.loss_mask[:] = 0
+    rows.loss_mask[0, 190:200] = rows.loss_mask[1, 150:300] = 1  # none in the second
+    first, none, last = text_prompts(rows, 1024, 0)
+    assert first.tokens.tolist() == [1, *range(127, 201)] and first.targets.tolist() == [0] * 65 + [1] * 10
+    assert none.tokens.tolist() == list(range(201, 329)) and not none.targets.any()
+    assert last.tokens.tolist() == [401, *range(487, 614)] and last.targets.tolist() == [0] * 65 + [1] * 63
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_prompt_with_a_picture_has_targets_where_it_is_the_real_one(base, tmp_path, there):
+    file = tmp_path / "a.png"
+    file.write_bytes(picture_bytes(24, 24, seed=1))
+    patching = read_patching(base.config, 70)
+    seen = check_picture(str(file), patching)
+    expected = scale(cut_picture(seen, patching), patching)
+    file.write_bytes(file.read_bytes() if there else b"another")
+    row = [20, BEGIN, *[IMAGE] * seen.soft_tokens, END, 21, 22]
+    prompt = picture_prompt(base, make_rows([row], [[1] * len(row)], ((seen,),)), 70, 0)
+    assert prompt.tokens.tolist() == row and prompt.picture.values.shape == expected.values.shape
+    assert np.array_equal(prompt.picture.values, expected.values) is there
+    assert prompt.targets.all() if there else prompt.targets is None

@@ -8,9 +8,13 @@ from pathlib import Path
 import pytest
 
 from gemsmith.errors import EngineError, MachineError, VerifyError
+from gemsmith.export.stage import export
+from gemsmith.records import Check
 from gemsmith.serve.engine import find_engine
 from gemsmith.serve.tokens import AnswerTokens
+from gemsmith.verify import served
 from gemsmith.verify.served import _agrees, _ask, _differs, check_served_folder, gap_at_parting
+from gemsmith.verify.stage import verify
 
 
 def reply(text: str, **top: float) -> AnswerTokens:
@@ -48,6 +52,27 @@ def test_an_adapter_that_answers_otherwise_fails_and_says_what_to_do():
     assert _agrees([near, reply("q")], [tuned, reply("q")], 0.3).passed
     check = _agrees([far, reply("q")], [tuned, reply("q")], 0.3)
     assert not check.passed and "1 of 2" in check.detail and "serve the merged weights" in check.detail
+
+
+@pytest.mark.parametrize(("dtype", "compared"), [("bfloat16", True), ("nf4", False)])
+def test_an_adapter_on_the_original_base_is_not_compared_with_what_was_merged_into_another(
+    exported, monkeypatch, capsys, dtype, compared
+):
+    train = exported.recipe.train.model_copy(update={"dtype": dtype})
+    run = dataclasses.replace(exported, recipe=exported.recipe.model_copy(update={"train": train}))
+    export(run)
+    verify(run)
+    both = tuple(Check(name=name, passed=name == "served", detail="") for name in ("served", "served adapter"))
+    monkeypatch.setattr(served, "check_served", lambda *_, **__: both)
+    monkeypatch.setattr(served, "trained_rows", lambda _: None)
+    if compared:
+        with pytest.raises(VerifyError, match="served adapter"):
+            served.check_served_run(run)
+    else:
+        record = served.check_served_run(run)
+        assert record.passed and record.checks[-1].passed is None
+        assert "the adapter's server the original" in record.checks[-1].detail
+        assert "not done served adapter" in capsys.readouterr().err
 
 
 def completion(**choice):

@@ -7,6 +7,8 @@ import pytest
 
 from gemsmith.checkpoint import open_checkpoint
 from gemsmith.checkpoint.adapter import LowRank, read_peft_adapter, write_peft_adapter
+from gemsmith.checkpoint.held import as_trained
+from gemsmith.data import prepare_data
 from gemsmith.errors import CheckpointError, VerifyError
 from gemsmith.export import stage as stage_module
 from gemsmith.export.stage import export
@@ -56,6 +58,12 @@ def record_again(run) -> None:
     write_record(run, read_record(run, ExportRecord).model_copy(update=sums))
 
 
+def with_keys(run, **sections):
+    """The run with these keys of its recipe."""
+    parts = {name: getattr(run.recipe, name).model_copy(update=keys) for name, keys in sections.items()}
+    return replace(run, recipe=run.recipe.model_copy(update=parts))
+
+
 @pytest.mark.parametrize(
     ("variant", "dtype"),
     [
@@ -74,6 +82,7 @@ def test_an_exported_run_passes_every_check(make_run, variant, dtype, capsys):
         "files",
         "base",
         "adapter",
+        "beside",
         "tensors",
         "values",
         "norms",
@@ -154,6 +163,77 @@ def test_a_file_too_many_or_too_few_fails(exported):
     (exported.merged / "notes.txt").write_text("mine")
     (exported.merged / "generation_config.json").unlink()
     assert failed(exported)["files"] == "merged/generation_config.json is missing; merged/notes.txt was not exported"
+
+
+@pytest.mark.parametrize("name", ["generation_config.json", "tokenizer_config.json", "chat_template.jinja", "new.json"])
+def test_what_is_no_weight_is_compared_with_the_base_even_where_the_checksums_know_nothing(exported, name):
+    (exported.merged / name).write_text("{}")
+    record_again(exported)
+    verdict = "is not in the base" if name == "new.json" else "is not the base's"
+    assert failed(exported) == {"beside": f"{name} {verdict}"}
+
+
+@pytest.mark.parametrize("dtype", ["nf4", "int8"])
+def test_a_run_on_a_quantised_base_is_merged_into_what_it_was_trained_on(make_run, adapter_of, dtype):
+    """Of an adapter on q alone: what has none is dequantized, too, as it was in training."""
+    adapter = adapter_of("tiny-12b")
+    only_q = {name: pair for name, pair in adapter.modules.items() if name.endswith("q_proj")}
+    run = make_run("tiny-12b", steps={20: replace(adapter, modules=only_q)}, targets=["q"])
+    run = with_keys(run, train={"dtype": dtype})
+    record = export(run)
+    base, merged = open_checkpoint(run.recipe.checkpoint), open_checkpoint(str(run.merged))
+    held = as_trained(base, run.recipe.train)
+    assert record.merged_into == "trained" and record.merged_tensors == len(only_q)
+    others = [name for name, place in base.places.items() if not place.held and not held.places[name].held]
+    assert record.copied_tensors == len(others)
+    for name, place in held.places.items():
+        expected = place.read()
+        if (pair := only_q.get(name.removesuffix(".weight"))) is not None:
+            delta = np.float32(adapter.scale) * (pair.b @ pair.a)
+            expected = (delta + expected.astype(np.float32)).astype(expected.dtype)
+        np.testing.assert_array_equal(merged.read(name), expected, err_msg=name)
+    verified = verify(run)
+    assert verified.passed and verified.changed_tensors == len(only_q)
+    assert ", which is dequantized as it was trained on" in {c.name: c.detail for c in verified.checks}["tensors"]
+    write_bytes(run, UP, bytes([raw(run, UP)[40] ^ 1]), offset=40)
+    record_again(run)
+    assert failed(run) == {"tensors": f"{UP} differs from the base and has no adapter"}
+
+
+def test_the_original_weights_take_a_quantised_runs_adapter_where_that_is_asked_for(make_run):
+    plain = make_run("tiny-12b")
+    export(plain)
+    expected = {file.name: file.read_bytes() for file in plain.merged.iterdir()}
+    for keys in (
+        {"train": {"dtype": "nf4"}, "export": {"merge_into": "original"}},
+        {"export": {"merge_into": "original"}},
+    ):
+        run = with_keys(plain, **keys)
+        assert export(run).merged_into == "original"
+        assert {file.name: file.read_bytes() for file in run.merged.iterdir()} == expected
+        assert verify(run).passed
+    write_record(run, read_record(run, ExportRecord).model_copy(update={"merged_into": "trained"}))
+    assert failed(with_keys(run, train={"dtype": "nf4"})).keys() == {"values"}
+
+
+def test_losses_of_base_trained_and_exported_are_measured_on_the_rows(make_run):
+    run = make_run("tiny-12b")
+    prepare_data(run)
+    export(run)
+    record = verify(run)
+    losses = record.losses
+    assert record.checks[-1].name == "loss" and losses.targets > 50
+    assert losses.exported == pytest.approx(losses.trained, abs=0.02)
+    assert abs(losses.base - losses.trained) > 0.05  # a random adapter moves it
+    quantised = with_keys(run, train={"dtype": "nf4"})
+    export(quantised)
+    trained = verify(quantised).losses
+    assert trained.exported == pytest.approx(trained.trained, abs=0.02) and abs(trained.base - losses.base) > 0.005
+    original = with_keys(quantised, export={"merge_into": "original"})
+    export(original)
+    other = verify(original).losses
+    assert (other.base, other.trained) == pytest.approx((trained.base, trained.trained), abs=1e-4)
+    assert other.exported == pytest.approx(losses.exported, abs=1e-4)
 
 
 def test_a_missing_shard_fails(exported):

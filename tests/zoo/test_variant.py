@@ -1,9 +1,12 @@
 import copy
 import dataclasses
+import json
 
 import pytest
+import transformers
 
 from gemsmith.errors import CheckpointError
+from gemsmith.testing.tiny import make_config, with_vision
 from gemsmith.zoo import VARIANTS, find_variant, read_variant
 from gemsmith.zoo.variant import differing_fields
 
@@ -37,12 +40,39 @@ def test_a_config_that_gives_the_global_heads_by_layer_is_read(config):
         ("0", {"head_dim": 128}),
         ("5", {"head_dim": 128}),
         ("5", {"sliding_window": 8}),
+        ("5", 512),
         ("full_attention", {}),
+        ("60", {"head_dim": 512}),
+        ("-5", {"head_dim": 512}),
+        ("05", {"head_dim": 512}),  # beside "5"
+        ("", {}),
     ):
         bad = copy.deepcopy(config)
         bad["text_config"]["per_layer_config"][layer] = entry
         with pytest.raises(CheckpointError, match="per_layer_config must"):
             read_variant(bad)
+
+
+@pytest.mark.parametrize("name", ["Gemma4Config", "Gemma4TextConfig", "Gemma4UnifiedConfig"])
+@pytest.mark.parametrize(("layers", "every"), [(6, 3), (11, 11), (12, 6), (60, 6), (105, 7)])
+def test_configs_that_transformers_saved_are_read(name, layers, every, tmp_path):
+    """Its keys are zero-padded from eleven layers on; both forms are read, and so is no key at all."""
+    published = dataclasses.replace(
+        find_variant("tiny-12b" if "Unified" in name else "tiny-31b"), layers=layers, global_every=every
+    )
+    published = published if "Text" in name else with_vision(published)
+    config = published.to_config() if "Text" in name else make_config(published)
+    getattr(transformers, name).from_dict(config).save_pretrained(tmp_path)
+    saved = json.loads((tmp_path / "config.json").read_text())
+    text = saved.get("text_config", saved)
+    padded = text["per_layer_config"]
+    assert "global_head_dim" not in text and f"{every - 1}".zfill(len(str(layers - 1))) in padded
+    for keys in (padded, {key.lstrip("0"): entry for key, entry in padded.items()}):
+        text["per_layer_config"] = keys
+        found = read_variant(saved)
+        assert differing_fields(found, published) == [] and found.vision == published.vision
+    text["per_layer_config"] = {}  # where global heads are as the others
+    assert read_variant(saved).global_head_dim == published.head_dim
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 INDEX = "model.safetensors.index.json"
+_EMBEDDING, _HEAD = f"{PREFIX}embed_tokens.weight", "lm_head.weight"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,7 +130,7 @@ def _places_of(file: Path) -> dict[str, TensorPlace]:
 
 
 def _check_tensors(folder: Path, variant: Variant, places: Mapping[str, TensorPlace]) -> None:
-    """Every tensor of the variant is there in its shape, and no other text tensor."""
+    """Every tensor of the variant is there in its shape, no other text tensor, and no head but the embedding."""
     expected = {tensor.name: tensor for tensor in text_tensors(variant, optional=True)}
     missing = [tensor.name for tensor in expected.values() if not tensor.optional and tensor.name not in places]
     if missing:
@@ -156,3 +157,9 @@ def _check_tensors(folder: Path, variant: Variant, places: Mapping[str, TensorPl
                 f"checkpoint {folder}: {name} is {place.dtype}; allowed: BF16, F16, F32 (give the weights before "
                 "quantisation)"
             )
+    head, embedding = places.get(_HEAD), places[_EMBEDDING]
+    if head and fingerprint({"": head}) != fingerprint({"": embedding}):
+        raise CheckpointError(
+            f"checkpoint {folder}: {_HEAD} is not {_EMBEDDING}, to which every Gemma 4's head is tied; give the "
+            "checkpoint from before its head was trained"
+        )

@@ -60,9 +60,25 @@ class TensorPlace:
     shape: tuple[int, ...]
     begin: int
     end: int
+    held: "Callable[[np.ndarray], np.ndarray] | None" = None
+    """What training made of the values of whole rows, where that is not what the file has."""
+
+    @property
+    def matrix(self) -> tuple[int, int]:
+        """Its shape as rows of the last axis."""
+        return math.prod(self.shape[:-1]), self.shape[-1]
+
+    def rows(self, rows: slice) -> "np.ndarray":
+        """Those rows of the matrix, as training held them."""
+        found = self._mapped().reshape(self.matrix)[rows]
+        return found if self.held is None else self.held(found)
 
     def read(self) -> "np.ndarray":
-        """The tensor, mapped from the file; nothing is copied until it is used."""
+        """The tensor, mapped from the file, or as training held it."""
+        return self._mapped() if self.held is None else self.held(self._mapped())
+
+    def _mapped(self) -> "np.ndarray":
+        """Nothing is copied until it is used."""
         import numpy as np
 
         if self.begin == self.end:

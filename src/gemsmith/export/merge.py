@@ -57,6 +57,7 @@ class Merged:
     files: tuple[FileSum, ...]
     merged_tensors: int
     copied_tensors: int
+    """With the base's bytes; the rest is without an adapter, and as training held it."""
 
 
 def check_mergeable(base: Checkpoint, adapter: Adapter) -> None:
@@ -72,6 +73,7 @@ def write_merged(base: Checkpoint, adapter: Adapter, folder: Path) -> Merged:
     Raises CheckpointError where a merged weight is not finite, or the base was changed meanwhile.
     """
     weights = {f"{module}.weight": module for module in adapter.modules}
+    changed = weights.keys() | {name for name, place in base.places.items() if place.held}
     threads = max(1, len(os.sched_getaffinity(0)))
     buffers, before = _Buffers(), file_states(files_to_write(base))
     with (
@@ -84,9 +86,9 @@ def write_merged(base: Checkpoint, adapter: Adapter, folder: Path) -> Merged:
 
         def blocks() -> Iterator[tuple[Path, Future[np.ndarray]]]:
             for file in before:
-                here = {name: place for name, place in base.places.items() if place.file == file and name in weights}
+                here = {name: place for name, place in base.places.items() if place.file == file and name in changed}
                 changes = [
-                    (name, here[name], weights[name]) for name in sorted(here, key=lambda name: here[name].begin)
+                    (name, here[name], weights.get(name)) for name in sorted(here, key=lambda name: here[name].begin)
                 ]
                 source = _Source(descriptor=opened.enter_context(file.open("rb")).fileno(), buffers=buffers)
                 yield from ((file, block) for block in _blocks(source, changes, adapter, pool))
@@ -101,7 +103,7 @@ def write_merged(base: Checkpoint, adapter: Adapter, folder: Path) -> Merged:
             writer.end()
         sums = writer.sums()
     _sync(folder)
-    return Merged(files=sums, merged_tensors=len(weights), copied_tensors=len(base.places) - len(weights))
+    return Merged(files=sums, merged_tensors=len(weights), copied_tensors=len(base.places) - len(changed))
 
 
 def files_to_write(base: Checkpoint) -> list[Path]:
@@ -272,14 +274,14 @@ def _check_fit(base: Checkpoint, adapter: Adapter) -> None:
 
 
 def _blocks(
-    source: "_Source", changes: list[tuple[str, TensorPlace, str]], adapter: Adapter, pool: ThreadPoolExecutor
+    source: "_Source", changes: list[tuple[str, TensorPlace, str | None]], adapter: Adapter, pool: ThreadPoolExecutor
 ) -> Iterator["Future[np.ndarray]"]:
     """The file's blocks in order, at least one, each being read and computed by a thread of the pool."""
     here, size = 0, os.fstat(source.descriptor).st_size
     for name, place, module in changes:
         yield from _copies(source, here, place.begin, pool)
-        pair = adapter.modules[module]
-        for rows in row_blocks(place.shape):
+        pair = adapter.modules[module] if module else None
+        for rows in row_blocks(place.matrix):
             yield pool.submit(_merged_block, source, name, place, rows, pair, adapter.scale)
         here = place.end
     yield from _copies(source, here, size, pool)
@@ -311,12 +313,16 @@ class _Source:
 
 
 def _merged_block(
-    source: _Source, name: str, place: TensorPlace, rows: slice, pair: LowRank, scale: float
+    source: _Source, name: str, place: TensorPlace, rows: slice, pair: LowRank | None, scale: float
 ) -> np.ndarray:
-    dtype, width = numpy_dtype(place.dtype), place.shape[1]
+    dtype, width = numpy_dtype(place.dtype), place.shape[-1]
     begin = place.begin + rows.start * width * dtype.itemsize
     block = source.read(begin, (rows.stop - rows.start) * width * dtype.itemsize)
-    merged = merged_rows(block.view(dtype).reshape(-1, width), pair.a, pair.b[rows], scale)
+    merged = block.view(dtype).reshape(-1, width)
+    if place.held:
+        merged[:] = place.rows(rows)
+    if pair is not None:
+        merged_rows(merged, pair.a, pair.b[rows], scale)
     unsigned, size_bits, infinity = SIZE_BITS[place.dtype]
     if (merged.view(unsigned) & size_bits).max() >= infinity:
         if count_nonfinite(place):

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from gemsmith.checkpoint import Checkpoint, open_checkpoint
 from gemsmith.checkpoint.adapter import Adapter, read_peft_adapter, shared_projections, write_peft_adapter
+from gemsmith.checkpoint.held import as_trained
 from gemsmith.checkpoint.saved import has_checksums, is_peft_step, no_checksums, read_step_metadata
 from gemsmith.errors import CheckpointError, DamageError
 from gemsmith.export.adapters import find_step, good_step, read_run_adapter
@@ -31,6 +32,7 @@ def export(run: Run) -> ExportRecord:
     base = open_checkpoint(run.recipe.checkpoint)
     fingerprint = base.fingerprint()
     _check_base(run, base, fingerprint)
+    into = as_trained(base, run.recipe.train) if run.recipe.export.merge_into == "trained" else base
     with (
         no_space_named(run.merged),
         replacing_folder(run.adapter) as beside,
@@ -45,9 +47,9 @@ def export(run: Run) -> ExportRecord:
         del adapter
         # From the file, one module at a time, so that all of them need not lie in memory.
         adapter = read_peft_adapter(beside)
-        check_mergeable(base, adapter)
-        check_space(run.merged, merged_bytes(base))
-        merged = write_merged(base, adapter, merged_beside)
+        check_mergeable(into, adapter)
+        check_space(run.merged, merged_bytes(into))
+        merged = write_merged(into, adapter, merged_beside)
         # Both folders are replaced now; killed in between, there is no record of what they held, rather than one that
         # lies.
         run.record_file("export").unlink(missing_ok=True)
@@ -58,6 +60,7 @@ def export(run: Run) -> ExportRecord:
         step=step,
         base=run.recipe.checkpoint,
         base_sha256=fingerprint,
+        merged_into=run.recipe.export.merge_into,
         adapter=tuple(
             FileSum(name=name, bytes=file.bytes, sha256=file.sha256) for name, file in sorted(written.items())
         ),

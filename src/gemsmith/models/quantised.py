@@ -18,15 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from gemsmith.zoo.quantised import KINDS, block_of
+from gemsmith.zoo.quantised import KINDS, LEVELS, block_of
 
 Kind = Literal["nf4", "int8"]
-LEVELS = (
-    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
-    -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
-    0.44070982933044434,
-    0.5626170039176941, 0.7229568362236023, 1.0,
-)  # fmt: skip
 
 
 @jax.tree_util.register_dataclass
@@ -67,16 +61,20 @@ def quantise(weight: jax.Array, kind: Kind) -> Quantised:
     *outer, inputs, outputs = weight.shape
     block = block_of(inputs, kind)
     blocks = weight.astype(jnp.float32).reshape(*outer, inputs // block, block, outputs)  # (…, blocks, block, out)
-    scale = (jnp.abs(blocks).max(axis=-2) / (1 if kind == "nf4" else 127)).astype(weight.dtype)  # (…, blocks, out)
-    # What is divided by is what is stored, so that rounding the scale adds nothing; a block of zeros has the scale 0.
+    scale = jnp.abs(blocks).max(axis=-2) / (1 if kind == "nf4" else 127)  # (…, blocks, out)
+    # What is divided by is what is stored, so that rounding the scale adds nothing; XLA would leave a mere cast out. A
+    # block of zeros has the scale 0.
+    kept = jnp.finfo(weight.dtype)
+    scale = jax.lax.reduce_precision(scale, kept.nexp, kept.nmant).astype(weight.dtype)
     divisor = jnp.where(scale == 0, 1, scale).astype(jnp.float32)[..., None, :]  # (…, blocks, 1, out)
-    scaled = blocks / divisor  # (…, blocks, block, out)
     if kind == "int8":
-        return Quantised(
-            qvalue=jnp.round(scaled).clip(-127, 127).astype(jnp.int8).reshape(weight.shape), scale=scale, kind=kind
-        )
+        size = jnp.abs(blocks)
+        low = jnp.floor(size / divisor)
+        # Products of 8 bits each are exact in float32, where XLA's division may be off: the same on every machine.
+        rounded = jnp.sign(blocks) * jnp.minimum(low + (size > (low + 0.5) * divisor), 127)
+        return Quantised(qvalue=rounded.astype(jnp.int8).reshape(weight.shape), scale=scale, kind=kind)
     assert block % 2 == 0, f"{inputs} inputs: an odd number cannot be packed"
-    low, high = jnp.split(_nearest_level(scaled), 2, axis=-2)  # (…, blocks, block / 2, out) each
+    low, high = jnp.split(_nearest_level(blocks / divisor), 2, axis=-2)  # (…, blocks, block / 2, out) each
     return Quantised(qvalue=(low | high << 4).reshape(*outer, inputs // 2, outputs), scale=scale, kind=kind)
 
 

@@ -31,6 +31,7 @@ from gemsmith.serve.engine import KEY_VARIABLE, ServeSettings, api_headers, has_
 from gemsmith.serve.server import Server, running_server
 from gemsmith.serve.verified import find_doubt
 from gemsmith.terminal import open_console
+from gemsmith.zoo.quantised import KINDS
 
 FIRST_PROMPT = (
     "Write a Verilog module named bus_gate with 8-bit input a, 8-bit input b and 8-bit output y. y is the bitwise AND "
@@ -144,8 +145,20 @@ class Servers:
                 f"{self._tuned_folder}: weights not served: {doubt.reason}; run: {doubt.remedy}; "
                 "to serve these weights all the same, add --unverified to gemsmith serve, bench or eval"
             )
-        self._notices = () if doubt is None else (f"Served unverified weights: {doubt.reason}.",)
+        doubts = () if doubt is None else (f"Served unverified weights: {doubt.reason}.",)
+        self._notices = (*doubts, *self._other_weights())
         self._checked = True
+
+    def _other_weights(self) -> tuple[str, ...]:
+        """Says it where the adapter is served on other weights than it was trained on."""
+        dtype, exported = self._run.recipe.train.dtype, read_record(self._run, ExportRecord)
+        if dtype not in KINDS or (exported.merged_into == "trained" and not self.serves_adapter):
+            return ()
+        key = "serve.weights: merged" if exported.merged_into == "trained" else "export.merge_into: trained"
+        return (
+            f"The adapter was trained on the base in {dtype} and is served on its original weights: part of what "
+            f"training gained may be lost. For the weights that it was trained on, set {key}.",
+        )
 
     def _both(self) -> tuple[Server, Server]:
         """Base and tuned model, of one server."""

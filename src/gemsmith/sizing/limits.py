@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from gemsmith.errors import RecipeError
 from gemsmith.execution import BACKENDS, LANES, heads_fill_lanes
 from gemsmith.recipe import Mesh, Recipe
-from gemsmith.zoo import Variant
-from gemsmith.zoo.quantised import KINDS
+from gemsmith.zoo import Variant, text_tensors
+from gemsmith.zoo.quantised import BLOCK, KINDS, is_quantised
 
 
 def check_training(recipe: Recipe, variant: Variant) -> None:
@@ -99,8 +99,15 @@ def trl_mesh(recipe: Recipe, processes: int) -> Mesh:
 
 
 def check_trl_quantised(dtype: str, variant: Variant) -> None:
-    """Raises RecipeError for experts, which bitsandbytes leaves in bfloat16."""
-    if dtype in KINDS and variant.experts and not BACKENDS["trl"].quantises_experts:
+    """Raises RecipeError for experts, which bitsandbytes leaves in bfloat16, and rows that its blocks run over."""
+    if dtype not in KINDS:
+        return
+    if odd := [tensor for tensor in text_tensors(variant) if is_quantised(tensor) and tensor.shape[-1] % BLOCK]:
+        raise RecipeError(
+            f"train.dtype: {dtype} was given, but bitsandbytes' blocks of {BLOCK} run over {odd[0].name}'s rows of "
+            f"{odd[0].shape[-1]}; set bfloat16, or train.backend to tunix"
+        )
+    if variant.experts and not BACKENDS["trl"].quantises_experts:
         raise RecipeError(
             f"train.dtype: {dtype} was given, but bitsandbytes leaves the experts of {variant.name} in bfloat16; set "
             "bfloat16, or train.backend to tunix"

@@ -195,6 +195,10 @@ def _float32(places: Mapping[str, TensorPlace], name: str) -> Any:
         raise CheckpointError(
             f"transformers has {name}, which the checkpoint lacks; are its config.json and weights of one model?"
         )
+    if places[name].held:
+        import torch
+
+        return torch.from_numpy(places[name].read().astype(np.float32))
     return _mapped(places[name]).float().contiguous().clone()
 
 

@@ -5,7 +5,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import numpy as np
 from gemsmith.checkpoint import Checkpoint, open_checkpoint, read_config
 from gemsmith.checkpoint.adapter import Adapter
 from gemsmith.errors import CheckpointError, first_line
-from gemsmith.records import Check
+from gemsmith.records import Check, Losses
 from gemsmith.verify.layer_streaming import read_adapters, round_merged, vision_bytes, window_bytes, windowed_model
 from gemsmith.verify.prompts import Prompt
 from gemsmith.zoo import name_in_files
@@ -40,12 +40,21 @@ class LogitCheck:
     max_abs_difference: float | None
     effect: float | None = None
     rounding: float | None = None
+    losses: Losses | None = None
 
 
 def compare_logits(
-    base: Checkpoint, adapter_folder: Path, merged_folder: Path, adapter: Adapter, prompts: Sequence[Prompt]
+    base: Checkpoint,
+    adapter_folder: Path,
+    merged_folder: Path,
+    adapter: Adapter,
+    prompts: Sequence[Prompt],
+    *,
+    trained_on: Checkpoint | None = None,
 ) -> LogitCheck:
     """Runs the prompts through base, base + adapter, and merged.
+
+    Losses are those of `trained_on`, of that with the adapter, and of merged; it is `base` unless given.
 
     Merged weights carry one rounding to the base's dtype that base + adapter does not. Where the base is bfloat16 that
     alone moves logits by a few per cent, and in a mixture of experts it may turn a token to another expert, so no
@@ -64,9 +73,13 @@ def compare_logits(
         try:
             plain, unmerged, rounded = _base_logits(base, adapter_folder, adapter, prompts, streamed=streamed)
             merged = _merged_logits(merged_folder, prompts, streamed=streamed)
+            before, after = plain, unmerged
+            if trained_on is not None and trained_on is not base:
+                before, after, _ = _base_logits(trained_on, adapter_folder, adapter, prompts, streamed=streamed)
         except CheckpointError as error:
             return LogitCheck(check=Check(name="logits", passed=False, detail=str(error)), max_abs_difference=None)
-    return _judge(plain, unmerged, rounded, merged, how=" (layer by layer)" if streamed else "")
+    check = _judge(plain, unmerged, rounded, merged, how=" (layer by layer)" if streamed else "")
+    return replace(check, losses=_losses(prompts, before, after, merged))
 
 
 def memory_needed_bytes(base: Checkpoint) -> int:
@@ -208,7 +221,12 @@ def _base_logits(
         unmerged = _run(tuned, prompts)
         round_merged(tuned, lambda module, weight: _rounded(weight, base.places[f"{module}.weight"].dtype))
         return plain, unmerged, _run(tuned, prompts)
+    import torch
+
     model = load_model(base.folder)
+    for name, place in base.places.items():
+        if place.held:
+            model.get_parameter(name).data = torch.from_numpy(place.read().astype(np.float32))
     plain = _run(model, prompts)
     tuned = load_peft(model, folder, adapter)
     unmerged = _run(tuned, prompts)
@@ -275,6 +293,22 @@ def _judge(
         effect=effect,
         rounding=rounding,
     )
+
+
+def _losses(prompts: Sequence[Prompt], *models: list[np.ndarray]) -> Losses | None:
+    """Of base, trained and exported; None where no prompt has targets."""
+    places = [np.flatnonzero([] if prompt.targets is None else prompt.targets[1:]) for prompt in prompts]
+    if not (targets := sum(map(len, places))):
+        return None
+
+    def nll(prompt: Prompt, logits: np.ndarray, before: np.ndarray) -> float:
+        found = logits[before].astype(np.float64)
+        return float(
+            (np.logaddexp.reduce(found, axis=1) - found[np.arange(len(before)), prompt.tokens[before + 1]]).sum()
+        )
+
+    base, trained, exported = (sum(map(nll, prompts, logits, places)) / targets for logits in models)
+    return Losses(base=base, trained=trained, exported=exported, targets=targets)
 
 
 def _distance(one: list[np.ndarray], other: list[np.ndarray]) -> float:

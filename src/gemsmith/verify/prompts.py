@@ -1,8 +1,10 @@
 """What the models that verify compares are asked: documents that were trained on; random tokens where there are none.
 
-A picture in a prompt has the shape of one that was trained on and random values: its file may not be on this machine.
+A picture in a prompt is one that was trained on, or has the shape of one and random values where its file is not on
+this machine.
 """
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -14,7 +16,9 @@ from gemsmith.checkpoint.adapter import Adapter
 from gemsmith.checkpoint.folder import read_config
 from gemsmith.data.batches import open_rows
 from gemsmith.data.pack import Rows
-from gemsmith.pictures.patches import Patches, Patching, fitted_size, read_patching
+from gemsmith.errors import DataError
+from gemsmith.pictures.check import cut_picture
+from gemsmith.pictures.patches import Patches, Patching, fitted_size, read_patching, scale
 from gemsmith.run import Run
 from gemsmith.zoo.tensors import PREFIX
 
@@ -28,9 +32,13 @@ _SIDE = 8
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Prompt:
-    """Tokens (L,), and where some are a picture's soft tokens, that picture and the id that stands in their places."""
+    """Tokens (L,), and where some are a picture's soft tokens, that picture and the id that stands in their places.
+
+    `targets` (L,): 1 where the token was a target of training; None where that is not known, or the picture another.
+    """
 
     tokens: np.ndarray
+    targets: np.ndarray | None = None
     picture: Patches | None = None
     image_token: int | None = None
 
@@ -47,10 +55,10 @@ def make_prompts(
 
 
 def text_prompts(rows: Rows | None, vocabulary: int, seed: int) -> list[Prompt]:
-    """The first tokens of the first documents without pictures that were trained on; random ones without such."""
+    """The first documents without pictures that were trained on, around their targets; random tokens without such."""
     found = [] if rows is None else [*islice(_documents(rows), PROMPTS)]
     if found:
-        return [Prompt(tokens=document[:PROMPT_TOKENS].astype(np.int64)) for document in found]
+        return found
     random = np.random.default_rng(seed)
     return [Prompt(tokens=_random_tokens(random, vocabulary, 48)) for _ in range(PROMPTS)]
 
@@ -71,7 +79,11 @@ def picture_prompt(base: Checkpoint, rows: Rows | None, image_tokens: int, seed:
         picture = rows.pictures[row][0]
         wide, tall = fitted_size(picture.width, picture.height, patching)
         side = patching.patch * patching.pooling
-        tokens, sides = _around_the_first(np.asarray(rows.tokens[row]), rows, row, image), (wide // side, tall // side)
+        tokens, places = _around_the_first(np.asarray(rows.tokens[row]), rows, row, image)
+        sides = wide // side, tall // side
+        with contextlib.suppress(DataError):
+            real, targets = scale(cut_picture(picture, patching), patching), np.asarray(rows.loss_mask[row])[places]
+            return Prompt(tokens=tokens, targets=targets, picture=real, image_token=image)
     return Prompt(tokens=tokens, picture=_random_picture(random, patching, *sides), image_token=image)
 
 
@@ -80,23 +92,27 @@ def trained_rows(run: Run) -> Rows | None:
     return open_rows(run) if run.data.is_dir() else None
 
 
-def _documents(rows: Rows) -> Iterator[np.ndarray]:
-    """Those of the first rows that have no pictures."""
+def _documents(rows: Rows) -> Iterator[Prompt]:
+    """Those of the first rows that have no pictures: the first token, which models need, and what is around targets."""
     without = (row for row in range(len(rows)) if not (rows.pictures and rows.pictures[row]))
     for row in islice(without, PROMPTS):
         for places in rows.documents(row):
-            yield np.asarray(rows.tokens[row][places])
+            first = places.start + int(np.argmax(rows.loss_mask[row][places]))
+            begin = max(places.start + 1, first - PROMPT_TOKENS // 2)
+            chosen = [places.start, *range(begin, min(places.stop, begin + PROMPT_TOKENS - 1))]
+            yield Prompt(tokens=rows.tokens[row][chosen].astype(np.int64), targets=rows.loss_mask[row][chosen])
 
 
-def _around_the_first(tokens: np.ndarray, rows: Rows, row: int, image: int) -> np.ndarray:
-    """The document's tokens around its first picture, up to the next."""
+def _around_the_first(tokens: np.ndarray, rows: Rows, row: int, image: int) -> tuple[np.ndarray, slice]:
+    """The document's tokens around its first picture, up to the next, and their places."""
     begin = int(np.flatnonzero(tokens == image)[0])
     document = next(places for places in rows.documents(row) if places.start <= begin < places.stop)
     end = begin + rows.pictures[row][0].soft_tokens
     later = np.flatnonzero(tokens[end : document.stop] == image)
     # What stands before a picture is its own, too.
     last = end + int(later[0]) - 1 if len(later) else document.stop
-    return tokens[max(document.start, begin - PROMPT_TOKENS) : min(last, end + PROMPT_TOKENS)].astype(np.int64)
+    places = slice(max(document.start, begin - PROMPT_TOKENS), min(last, end + PROMPT_TOKENS))
+    return tokens[places].astype(np.int64), places
 
 
 def _random_tokens(random: np.random.Generator, vocabulary: int, count: int) -> np.ndarray:

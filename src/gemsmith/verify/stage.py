@@ -5,16 +5,17 @@ from transformers and PEFT.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from rich.text import Text
 
 from gemsmith.checkpoint import Checkpoint, TensorPlace, open_checkpoint
 from gemsmith.checkpoint.adapter import Adapter, LowRank, read_peft_adapter, some
+from gemsmith.checkpoint.held import as_trained
 from gemsmith.checkpoint.saved import saved_steps
 from gemsmith.checkpoint.sums import changed_files
 from gemsmith.errors import CheckpointError, DamageError, RunError, VerifyError
@@ -24,11 +25,13 @@ from gemsmith.export.merge import DTYPES, row_blocks
 from gemsmith.export.rounding import Rounding, rounding_notices
 from gemsmith.files import sha256_file, write_text
 from gemsmith.provenance import start_clock
-from gemsmith.records import Check, ExportRecord, Origin, VerifyRecord, read_record_file
+from gemsmith.records import Check, ExportRecord, VerifyRecord, read_record_file
 from gemsmith.run import Run, make_origin, read_record, write_record
 from gemsmith.terminal import open_console
+from gemsmith.verify.beside import compare_beside
 from gemsmith.verify.logits import compare_logits
-from gemsmith.verify.prompts import Prompt, make_prompts, trained_rows
+from gemsmith.verify.losses import check_losses
+from gemsmith.verify.prompts import make_prompts, trained_rows
 
 PACKAGES = ("numpy", "peft", "safetensors", "torch", "transformers")
 _COMPARED_BYTES = 32 * 2**20
@@ -42,19 +45,6 @@ _SMALLEST_STEP = {"BF16": 2.0**-133, "F16": 2.0**-24, "F32": 2.0**-149}
 # An adapter this much larger than its weight has run away; a strong one on a tiny model reaches about 1.
 _LARGEST_RELATIVE_DELTA = 10.0
 _LISTED = 5
-
-
-@dataclass(frozen=True, kw_only=True)
-class Result:
-    """The checks, and how many tensors differ from the base.
-
-    Where logits were compared, also their largest difference and the rounding's.
-    """
-
-    checks: tuple[Check, ...]
-    changed: int = 0
-    difference: float | None = None
-    rounding: Rounding = field(default_factory=Rounding)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,12 +90,8 @@ def verify(run: Run) -> VerifyRecord:
     clock = start_clock()
     exported: ExportRecord = read_record(run, ExportRecord)
     base = open_checkpoint(run.recipe.checkpoint)
-    recipe = run.recipe
-    prompts = partial(make_prompts, base, trained_rows(run), image_tokens=recipe.data.image_tokens, seed=recipe.seed)
-    result = _run_checks(
-        exported, base, run.adapter, run.merged, prompts, trained=lambda adapter: _check_trained(run, exported, adapter)
-    )
-    record = _make_record(make_origin(run, "verify", clock, packages=PACKAGES), exported, result)
+    found = _run_checks(exported, base, run.adapter, run.merged, run)
+    record = VerifyRecord(origin=make_origin(run, "verify", clock, packages=PACKAGES), **found)
     write_record(run, record)
     _finish(record, run.path)
     return record
@@ -119,9 +105,9 @@ def verify_folder(out: Path, *, base_source: str | None = None) -> VerifyRecord:
     clock = start_clock()
     exported = read_export(out)
     base = open_checkpoint(base_source or exported.base)
-    result = _run_checks(exported, base, out / ADAPTER, out / MERGED, partial(make_prompts, base, None))
+    found = _run_checks(exported, base, out / ADAPTER, out / MERGED)
     made_from = {RECORD: sha256_file(out / RECORD), "base": base.fingerprint()}
-    record = _make_record(make_folder_origin(clock, PACKAGES, made_from), exported, result)
+    record = VerifyRecord(origin=make_folder_origin(clock, PACKAGES, made_from), **found)
     write_text(out / VERIFIED, record.model_dump_json(indent=1) + "\n")
     _finish(record, out)
     return record
@@ -152,7 +138,7 @@ def compare_tensors(base: Checkpoint, merged: Checkpoint, adapter: Adapter) -> D
         one, other = base.places[name], merged.places[name]
         if (one.dtype, one.shape) != (other.dtype, other.shape):
             problems.append(f"{name} is {other.dtype} {list(other.shape)}, the base's is {one.dtype} {list(one.shape)}")
-        elif not _same_bytes(one, other):
+        elif not _same_values(one, other):
             changed.append(name)
             if name not in expected:
                 problems.append(f"{name} differs from the base and has no adapter")
@@ -203,14 +189,21 @@ def relative_deltas(base: Checkpoint, adapter: Adapter) -> dict[str, float]:
 
 
 def _run_checks(
-    exported: ExportRecord,
-    base: Checkpoint,
-    adapter_folder: Path,
-    merged_folder: Path,
-    prompts: Callable[[Adapter], Sequence[Prompt]],
-    *,
-    trained: Callable[[Adapter], Check] | None = None,
-) -> Result:
+    exported: ExportRecord, base: Checkpoint, adapter_folder: Path, merged_folder: Path, run: Run | None = None
+) -> dict[str, Any]:
+    """What verify.json says, but for its origin."""
+
+    def found(**more: Any) -> dict[str, Any]:
+        return {
+            "passed": all(check.passed is not False for check in checks),
+            "checks": tuple(checks),
+            "changed_tensors": 0,
+            "expected_tensors": exported.merged_tensors,
+            "logits_max_abs_difference": None,
+        } | more
+
+    trained_on = as_trained(base, run.recipe.train) if run else base
+    into = trained_on if exported.merged_into == "trained" else base
     checks = [
         _check(
             "files",
@@ -222,53 +215,51 @@ def _run_checks(
     try:
         adapter, merged = read_peft_adapter(adapter_folder), open_checkpoint(str(merged_folder))
     except CheckpointError as error:
-        return Result(checks=(*checks, Check(name="readable", passed=False, detail=str(error))))
-    if trained is not None:
-        checks.append(trained(adapter))
-    difference = compare_tensors(base, merged, adapter)
+        checks.append(Check(name="readable", passed=False, detail=str(error)))
+        return found()
+    if run:
+        checks.append(_check_trained(run, exported, adapter))
+    checks.append(_check("beside", compare_beside(base, merged), "tokenizer, chat template and configs are the base's"))
+    difference = compare_tensors(into, merged, adapter)
     count = f"{len(difference.changed)} of {len(base.places)} tensors differ from the base, as expected"
+    if into is not base:
+        count += ", which is dequantized as it was trained on"
     if lost := len(difference.swallowed):
         count += (
             f"; {lost} more have adapters so weak that rounding gives the base's weights again "
             f"({some(difference.swallowed)})"
         )
     checks.append(_check("tensors", list(difference.problems), count))
-    recomputed = recompute(base, merged, adapter)
+    recomputed = recompute(into, merged, adapter)
     checks.append(_check("values", list(recomputed.problems), "W + scale * B A, recomputed in float64"))
     checks.append(_check_norms(base, adapter))
     if any(check.passed is False for check in checks):
-        detail = "not compared, because other checks failed"
-        return Result(
-            checks=(*checks, Check(name="logits", passed=None, detail=detail)), changed=len(difference.changed)
-        )
-    logits = compare_logits(base, adapter_folder, merged_folder, adapter, prompts(adapter))
+        checks.append(Check(name="logits", passed=None, detail="not compared, because other checks failed"))
+        return found(changed_tensors=len(difference.changed))
+    of_run = {"image_tokens": run.recipe.data.image_tokens, "seed": run.recipe.seed} if run else {}
+    prompts = make_prompts(base, trained_rows(run) if run else None, adapter, **of_run)
+    logits = compare_logits(into, adapter_folder, merged_folder, adapter, prompts, trained_on=trained_on)
     dtypes = sorted({base.places[f"{module}.weight"].dtype for module in adapter.modules})
     rounding = Rounding(dtypes=dtypes, away=recomputed.rounded_away, effect=logits.effect, moved=logits.rounding)
-    return Result(
-        checks=(*checks, logits.check),
-        changed=len(difference.changed),
-        difference=logits.max_abs_difference,
-        rounding=rounding,
-    )
-
-
-def _make_record(origin: Origin, exported: ExportRecord, result: Result) -> VerifyRecord:
-    return VerifyRecord(
-        origin=origin,
-        passed=all(check.passed is not False for check in result.checks),
-        checks=result.checks,
-        changed_tensors=result.changed,
-        expected_tensors=exported.merged_tensors,
-        logits_max_abs_difference=result.difference,
-        logits_effect=result.rounding.effect,
-        logits_rounding=result.rounding.moved,
-        rounded_away=result.rounding.away,
-        notices=rounding_notices(result.rounding),
+    checks.append(logits.check)
+    notices = rounding_notices(rounding)
+    if logits.losses and run:
+        check, lost = check_losses(logits.losses, dtype=run.recipe.train.dtype, original=into is not trained_on)
+        checks.append(check)
+        notices += lost
+    return found(
+        changed_tensors=len(difference.changed),
+        logits_max_abs_difference=logits.max_abs_difference,
+        logits_effect=logits.effect,
+        logits_rounding=logits.rounding,
+        rounded_away=recomputed.rounded_away,
+        losses=logits.losses,
+        notices=notices,
     )
 
 
 def _finish(record: VerifyRecord, place: Path) -> None:
-    _print(record)
+    print_checks(record.checks)
     if failed := [check for check in record.checks if check.passed is False]:
         raise VerifyError(f"{place}: " + "; ".join(f"{check.name}: {check.detail}" for check in failed))
 
@@ -329,7 +320,11 @@ def _check(name: str, problems: list[str], passed: str) -> Check:
     return Check(name=name, passed=not problems, detail="; ".join(problems[:_LISTED]) + more if problems else passed)
 
 
-def _same_bytes(one: TensorPlace, other: TensorPlace) -> bool:
+def _same_values(one: TensorPlace, other: TensorPlace) -> bool:
+    """Bit for bit."""
+    if one.held:
+        blocks = row_blocks(one.matrix, _BLOCK_VALUES)
+        return all(one.rows(rows).tobytes() == other.rows(rows).tobytes() for rows in blocks)
     with one.file.open("rb") as left, other.file.open("rb") as right:
         left.seek(one.begin)
         right.seek(other.begin)
@@ -355,7 +350,7 @@ def _sample(place: TensorPlace) -> Iterator[slice]:
 
 def _compare_block(base: TensorPlace, merged: TensorPlace, pair: LowRank, scale: float, rows: slice) -> Block:
     a, b = pair.a.astype(np.float64), pair.b[rows].astype(np.float64)
-    weight, found = base.read()[rows].astype(np.float64), merged.read()[rows].astype(np.float64)
+    weight, found = base.rows(rows).astype(np.float64), merged.rows(rows).astype(np.float64)
     delta = scale * (b @ a)
     exact = weight + delta
     # float32's error of a sum of R products, of the scaling and of the addition, each by the size of what is added.
@@ -380,12 +375,12 @@ def _norm(place: TensorPlace) -> float:
     )
 
 
-def _print(record: VerifyRecord) -> None:
+def print_checks(checks: Sequence[Check]) -> None:
     console = open_console()
     words: Mapping[bool | None, tuple[str, str]] = {
         True: ("ok  ", "green"),
         False: ("fail", "red"),
         None: ("not done", "yellow"),
     }
-    for check in record.checks:
+    for check in checks:
         console.print(Text.assemble(words[check.passed], f" {check.name}: {check.detail}"))

@@ -261,19 +261,24 @@ def _from_text_config(text: dict[str, Any], *, name: str, model_type: str) -> Va
 def _global_heads(text: dict[str, Any]) -> tuple[int, int]:
     """The global layers' head_dim and kv heads by layer, from per_layer_config, which transformers 5.19 writes.
 
-    Older ones write global_head_dim, and num_global_key_value_heads, which counts where K = V.
+    Its keys are numbers, with zeros before them where there are more than ten layers. Older ones write global_head_dim,
+    and num_global_key_value_heads, which counts where K = V.
     """
-    if not text.get("per_layer_config"):
+    if "per_layer_config" not in text:
         kv_heads = text.get("num_global_key_value_heads") if text["attention_k_eq_v"] else None
         return _count(text, "global_head_dim"), kv_heads or text["num_key_value_heads"]
-    names, per_layer = ("head_dim", "num_key_value_heads"), text["per_layer_config"]
-    numbers = [str(layer) for layer in range(len(text["layer_types"]))]
-    if not isinstance(per_layer, dict) or not all(
-        key in numbers and set(entry) <= set(names) for key, entry in per_layer.items()
+    names, given = ("head_dim", "num_key_value_heads"), text["per_layer_config"] or {}
+    entries = given.items() if isinstance(given, dict) else [("", given)]
+    layers = {f"{layer}": layer for layer in range(len(text["layer_types"]))}
+    per_layer = {layers.get(key.lstrip("0") or key[-1:]): entry for key, entry in entries}
+    if (
+        None in per_layer
+        or len(per_layer) < len(entries)
+        or not all(isinstance(entry, dict) and set(entry) <= set(names) for entry in per_layer.values())
     ):
         raise CheckpointError(f"config.json's per_layer_config must map numbers of layers to {' and '.join(names)}")
     found = {"sliding_attention": {tuple(text[name] for name in names)}, "full_attention": set()}
-    for number, kind in zip(numbers, text["layer_types"], strict=True):
+    for number, kind in enumerate(text["layer_types"]):
         values = text | per_layer.get(number, {})
         found.setdefault(kind, set()).add(tuple(_count(values, name) for name in names))
     if len(found["sliding_attention"]) != 1 or len(found["full_attention"]) != 1:

@@ -117,8 +117,8 @@ class NoScheduler:
 
 def check_readable(checkpoint: Checkpoint) -> None:
     """Raises CheckpointError for a config of transformers 5.19 that an older one reads as with heads of 512."""
-    per_layer = checkpoint.config.get("text_config", checkpoint.config).get("per_layer_config")
-    if per_layer and hasattr(transformers.Gemma4TextConfig, "global_head_dim"):
+    text = checkpoint.config.get("text_config", checkpoint.config)
+    if "per_layer_config" in text and hasattr(transformers.Gemma4TextConfig, "global_head_dim"):
         raise CheckpointError(
             f"checkpoint {checkpoint.folder}: its config.json has per_layer_config, which transformers "
             f"{transformers.__version__} does not "
