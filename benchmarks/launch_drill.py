@@ -22,9 +22,12 @@ from pathlib import Path
 from typing import Any
 
 from gemsmith.provenance import start_clock, this_machine
-from gemsmith.testing.buckets import BucketServer, bucket_server
 from gemsmith.version import __version__
 from short import RECORDS, SHORT
+
+sys.path.append(str(Path(__file__).parents[1] / "scripts"))
+
+from fake_cloud.bucket import BucketServer, bucket_server
 
 ROOT = Path(__file__).parents[1]
 RECORD = RECORDS / "launch_drill.json"

@@ -3,7 +3,7 @@
     python scripts/demo_launch.py [--folder runs/demo-launch] [--stages A,B,…] [--recipe recipes/demo.yaml] [-- --set …]
 
 The recipe is launched by `gemsmith launch --on cloud-run --submit` to a gcloud of this machine
-(gemsmith.testing.gcloud) and a bucket of this machine. The first attempt loses its machine once a saved step is in the
+(fake_cloud.gcloud) and a bucket of this machine. The first attempt loses its machine once a saved step is in the
 bucket; the second goes on from there, scores base and tuned model, and `gemsmith launch fetch` brings records, adapter
 and report home. Ends with an error where anything was done twice or is not there. Costs nothing, needs no account.
 """
@@ -16,8 +16,8 @@ import sys
 import time
 from pathlib import Path
 
-from gemsmith.testing.buckets import bucket_server
-from gemsmith.testing.gcloud import FOLDER, INTERRUPT, PROJECT, read_state
+from fake_cloud.bucket import bucket_server
+from fake_cloud.gcloud import FOLDER, INTERRUPT, PROJECT, read_state
 
 ROOT = Path(__file__).parents[1]
 BUCKET = "gs://demo-runs"
@@ -90,7 +90,7 @@ def main() -> None:
         sys.exit(f"error: {folder} holds something else; name a folder that is not there")
     shutil.rmtree(folder, ignore_errors=True)
     tools.mkdir(parents=True)
-    (tools / "gcloud").write_text(f'#!/bin/sh\nexec {sys.executable} -m gemsmith.testing.gcloud "$@"\n')
+    (tools / "gcloud").write_text(f'#!/bin/sh\nexec {sys.executable} {Path(__file__).parent / "fake_cloud"} "$@"\n')
     (tools / "gcloud").chmod(0o755)
     # What recipes name as seen from the repository.
     for inner in ("recipes", "build"):

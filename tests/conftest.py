@@ -19,9 +19,9 @@ from gemsmith.provenance import start_clock
 from gemsmith.recipe_file import build_recipe
 from gemsmith.records import Check, ExportRecord, FileSum, VerifyRecord
 from gemsmith.run import Run, make_origin, open_run, write_record
-from gemsmith.testing.pictures import picture_bytes
 from gemsmith.testing.tiny import make_checkpoint, with_vision
 from gemsmith.zoo import find_variant
+from support.images import picture_bytes
 
 # Suites about code that must not get out, and the scores that stand on it: what they need is in .ci/packages.
 NEVER_SKIPPED_IN_CI = (
@@ -30,8 +30,8 @@ NEVER_SKIPPED_IN_CI = (
     "tests/launch/test_drill.py",
     "tests/tasks/verilog_eval/",
     "tests/test_sandbox.py",
-    "tests/testing/test_cloud_run.py",
-    "tests/testing/test_gcloud.py",
+    "tests/fake_cloud/test_cloud_run.py",
+    "tests/fake_cloud/test_gcloud.py",
 )
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from gemsmith.checkpoint import open_checkpoint
 from gemsmith.data.fashion_mnist import CLASSES
-from gemsmith.testing.pictures import picture_bytes
 from gemsmith.zoo import VisionTower
+from support.images import picture_bytes
 
 ROOT = Path(__file__).parents[1]
 BASE = ROOT / "recipes" / "demo_pictures_base"

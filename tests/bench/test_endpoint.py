@@ -7,7 +7,7 @@ import pytest
 
 from gemsmith.bench.endpoint import api_key, endpoint_of, find_endpoint, key_headers
 from gemsmith.errors import CheckpointError, EngineError, InputError
-from gemsmith.testing.hostile import Hostile, hostile_server
+from support.hostile_server import Hostile, hostile_server
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import pytest
 
 from gemsmith.bench_records import BenchRecord
 from gemsmith.records import read_record_file
-from gemsmith.testing.hostile import Hostile, hostile_server
+from support.hostile_server import Hostile, hostile_server
 
 SWEEP = ["bench.input_tokens=[16]", "bench.output_tokens=16", "bench.request_rates=[2, 8]", "bench.prompts=12"]
 SETTINGS = [word for each in SWEEP for word in ("--set", each)]

@@ -11,7 +11,7 @@ from gemsmith.bench.server_load import (
     sampling,
     summarise,
 )
-from gemsmith.testing.hostile import hostile_server
+from support.hostile_server import hostile_server
 
 PAGE = """# HELP vllm:num_requests_running Number of requests in model execution batches.
 # TYPE vllm:num_requests_running gauge

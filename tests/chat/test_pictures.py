@@ -17,7 +17,7 @@ from gemsmith.pictures.check import check_picture
 from gemsmith.pictures.patches import Patching
 from gemsmith.pictures.sent import picture_url
 from gemsmith.tasks import Question
-from gemsmith.testing.pictures import picture_bytes
+from support.images import picture_bytes
 
 PATCHING = Patching(budget=70, patch=4)
 SIGHT = Sight(patching=PATCHING)

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fake_cloud.bucket import bucket_server
 from gemsmith.checkpoint import open_checkpoint
-from gemsmith.testing.buckets import bucket_server
 
 
 def test_a_source_that_is_nothing_is_refused(tmp_path, refused):

@@ -23,7 +23,7 @@ from gemsmith.pictures.rgb import make_rgb
 from gemsmith.pictures.worker import answer
 from gemsmith.run import is_complete
 from gemsmith.terminal import open_console
-from gemsmith.testing.pictures import picture_bytes, unusable_pictures, usable_pictures
+from support.images import picture_bytes, unusable_pictures, usable_pictures
 
 PATCHING = Patching(budget=70, patch=4)
 IMAGE, BEGIN, END = 10, 11, 12

@@ -5,7 +5,7 @@ import pytest
 from gemsmith.data.rows import read_documents
 from gemsmith.messages import text_of
 from gemsmith.recipe import Made
-from gemsmith.testing.hostile import Hostile, hostile_server
+from support.hostile_server import Hostile, hostile_server
 
 EVAL = {"scorer": "verilog-exact", "max_tokens": 64, "concurrency": 3}
 

@@ -14,7 +14,7 @@ from gemsmith.run import Run
 from gemsmith.serve.chat import Failure, Reply
 from gemsmith.serve.engine import ServeSettings, find_engine
 from gemsmith.serve.server import Server, running_server
-from gemsmith.testing.hostile import Hostile
+from support.hostile_server import Hostile
 
 PROMPT = [2, 7, 7]
 CHOICES = {"yes": [11], "no way": [12, 13]}

@@ -25,7 +25,7 @@ from gemsmith.recipe_file import build_recipe
 from gemsmith.run import Run, stage_keys
 from gemsmith.serve.stage import Servers
 from gemsmith.tasks import Question
-from gemsmith.testing.pictures import picture_bytes
+from support.images import picture_bytes
 
 PATCHING = Patching(budget=70, patch=4)
 

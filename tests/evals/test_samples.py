@@ -17,7 +17,7 @@ from gemsmith.run import Run, read_record
 from gemsmith.sandbox import find_sandbox
 from gemsmith.serve.stage import Servers
 from gemsmith.tasks.verilog_eval.simulate import find_simulator
-from gemsmith.testing.hostile import chat
+from support.hostile_server import chat
 
 from ..tasks.verilog_eval.conftest import PROMPT, REFERENCE, TESTBENCH
 

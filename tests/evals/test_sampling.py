@@ -26,7 +26,7 @@ from gemsmith.run import Run, read_record, write_record
 from gemsmith.serve.server import Server
 from gemsmith.serve.stage import Servers
 from gemsmith.tasks import Question, Verdict
-from gemsmith.testing.hostile import chat
+from support.hostile_server import chat
 
 from .conftest import EVAL
 

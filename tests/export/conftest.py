@@ -1,4 +1,4 @@
-"""Trained runs; see gemsmith.testing.trained."""
+"""Trained runs; see tests/support/trained_run.py."""
 
 import dataclasses
 import hashlib
@@ -12,7 +12,7 @@ import pytest
 from gemsmith.checkpoint.adapter import Adapter, read_peft_adapter, write_peft_adapter
 from gemsmith.records import ExportRecord
 from gemsmith.run import Run
-from gemsmith.testing.trained import make_adapter, make_trained_run, stacks_of
+from support.trained_run import make_adapter, make_trained_run, stacks_of
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -8,7 +8,7 @@ from gemsmith.errors import DataError
 from gemsmith.pictures.check import check_picture, cut_picture
 from gemsmith.pictures.patches import Patching, cut
 from gemsmith.pictures.rgb import BadPicture, make_rgb
-from gemsmith.testing.pictures import picture_bytes, unusable_pictures, usable_pictures
+from support.images import picture_bytes, unusable_pictures, usable_pictures
 
 PATCHING = Patching(budget=70)
 

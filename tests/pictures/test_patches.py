@@ -19,7 +19,7 @@ from gemsmith.pictures.patches import (
     make_patches,
     read_patching,
 )
-from gemsmith.testing.pictures import picture_values
+from support.images import picture_values
 
 GOLDEN = Path(__file__).parent / "golden" / "unified.json"
 SIZES = [(640, 480), (7, 9), (768, 768), (33, 1200), (2, 1500), (1500, 3)]

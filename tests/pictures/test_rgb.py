@@ -9,7 +9,7 @@ from PIL import Image
 
 from gemsmith.pictures import rgb
 from gemsmith.pictures.rgb import BadPicture, is_animated, make_rgb, png_bytes, read_bytes
-from gemsmith.testing.pictures import picture_bytes, picture_values, unusable_pictures, usable_pictures
+from support.images import picture_bytes, picture_values, unusable_pictures, usable_pictures
 
 USABLE, UNUSABLE = usable_pictures(), unusable_pictures()
 

@@ -20,7 +20,7 @@ from gemsmith.pictures.sent import (
     sent_rgb,
     thumbnail_url,
 )
-from gemsmith.testing.pictures import picture_bytes, usable_pictures
+from support.images import picture_bytes, usable_pictures
 
 PATCHING = Patching(budget=70, patch=4)
 USABLE = usable_pictures()

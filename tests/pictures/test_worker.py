@@ -5,7 +5,7 @@ import sys
 from gemsmith.pictures.patches import Patching
 from gemsmith.pictures.rgb import BadPicture
 from gemsmith.pictures.worker import Check
-from gemsmith.testing.pictures import picture_bytes
+from support.images import picture_bytes
 
 PATCHING = Patching(budget=70)
 

@@ -13,7 +13,7 @@ from gemsmith.pictures.check import check_picture
 from gemsmith.pictures.patches import Patching, make_patches
 from gemsmith.pictures.rgb import BadPicture, make_rgb
 from gemsmith.pictures.workers import check_pictures, decode_ahead
-from gemsmith.testing.pictures import picture_bytes
+from support.images import picture_bytes
 
 PATCHING = Patching(budget=70, patch=4)
 

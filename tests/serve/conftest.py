@@ -14,8 +14,8 @@ from gemsmith.checkpoint.adapter import Adapter, LowRank, write_peft_adapter
 from gemsmith.provenance import start_clock
 from gemsmith.records import ExportRecord, FileSum, VerifyRecord
 from gemsmith.run import Run, make_origin, read_record, write_record
-from gemsmith.testing.hostile import Hostile, hostile_server
 from gemsmith.zoo import find_variant, lora_targets
+from support.hostile_server import Hostile, hostile_server
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 from gemsmith.errors import EngineError
 from gemsmith.records import ServerFacts
 from gemsmith.serve.effect import ANSWER_TOKENS, PROMPTS, measure_effect
-from gemsmith.testing.hostile import Deed, Hostile, chat
+from support.hostile_server import Deed, Hostile, chat
 
 
 def likely(first: float, count: int = 1, last: float | None = None) -> Deed:

@@ -8,7 +8,7 @@ from gemsmith.pictures.check import check_picture
 from gemsmith.pictures.patches import Patching
 from gemsmith.pictures.sent import picture_url
 from gemsmith.serve.messages import api_messages
-from gemsmith.testing.pictures import picture_bytes
+from support.images import picture_bytes
 
 ONE, OTHER = picture_bytes(seed=1), picture_bytes(seed=2)
 

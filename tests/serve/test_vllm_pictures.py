@@ -26,9 +26,9 @@ from gemsmith.serve.engine import ServeSettings, find_engine
 from gemsmith.serve.messages import api_messages
 from gemsmith.serve.server import Server, running_server
 from gemsmith.serve.stage import Servers
-from gemsmith.testing.pictures import picture_bytes
 from gemsmith.testing.tiny import IMAGE_TOKENS
-from gemsmith.testing.trained import make_adapter
+from support.images import picture_bytes
+from support.trained_run import make_adapter
 
 pytestmark = pytest.mark.vllm
 PATCHING = Patching(budget=70, patch=4)

@@ -21,7 +21,6 @@ from gemsmith.pictures.rgb import make_rgb
 from gemsmith.recipe_file import build_recipe
 from gemsmith.resolve import resolve
 from gemsmith.run import open_run
-from gemsmith.testing.pictures import picture_bytes
 from gemsmith.testing.tiny import IMAGE_TOKENS, make_tokenizer, with_vision, write_checkpoint
 from gemsmith.train.schedule import learning_rate
 from gemsmith.train.stage import train
@@ -32,6 +31,7 @@ from gemsmith.train.tunix.mesh import make_mesh
 from gemsmith.train.tunix.optimizer import make_optimizer
 from gemsmith.train.tunix.step import input_shapes, make_step, place_moments
 from gemsmith.zoo import LORA_KINDS, VISION, VisionTower, find_variant, lora_targets, text_tensors, vision_tensors
+from support.images import picture_bytes
 
 IMAGE = IMAGE_TOKENS["image_token"][0]
 ROWS, LENGTH, UPDATES = 2, 112, 20

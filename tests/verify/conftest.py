@@ -1,4 +1,4 @@
-"""Trained runs, and a server that does what a test wants; see gemsmith.testing."""
+"""Trained runs, and a server that does what a test wants; see tests/support."""
 
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -8,8 +8,8 @@ import pytest
 from gemsmith.checkpoint.adapter import Adapter
 from gemsmith.export.stage import export
 from gemsmith.run import Run
-from gemsmith.testing.hostile import Hostile, hostile_server
-from gemsmith.testing.trained import make_adapter, make_trained_run
+from support.hostile_server import Hostile, hostile_server
+from support.trained_run import make_adapter, make_trained_run
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1,1 +1,1 @@
-"""Tiny checkpoints, trained runs, hostile servers and a cloud on this machine: for tests and the demos."""
+"""Tiny checkpoints and their tokenizer: for tests and the demos."""

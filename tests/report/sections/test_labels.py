@@ -20,7 +20,7 @@ from gemsmith.pictures.sent import thumbnail_url
 from gemsmith.report.page import render_page
 from gemsmith.report.sections.labels import MOST_LABELS, NO_LABEL, OTHERS, label_matrices
 from gemsmith.run import Run, read_record, write_record
-from gemsmith.testing.pictures import picture_bytes
+from support.images import picture_bytes
 
 HOSTILE = "<script>alert('x')</script>"
 

@@ -15,10 +15,10 @@ from gemsmith.pictures.patches import Patches
 from gemsmith.pictures.worker import answer
 from gemsmith.recipe_file import build_recipe
 from gemsmith.run import Run, open_run
-from gemsmith.testing.pictures import picture_bytes
 from gemsmith.testing.tiny import make_tokenizer, with_vision, write_checkpoint
 from gemsmith.train.stage import train
 from gemsmith.zoo import VisionTower, find_variant, text_tensors, vision_tensors
+from support.images import picture_bytes
 
 
 @pytest.fixture

@@ -17,11 +17,11 @@ from gemsmith.data import load_batches
 from gemsmith.errors import DataError
 from gemsmith.pictures.patches import Patches, Patching
 from gemsmith.run import Run
-from gemsmith.testing.pictures import picture_bytes
 from gemsmith.train.stage import train
 from gemsmith.train.trl.checkpoints import Checkpoints
 from gemsmith.train.trl.images import ImageFeed, count_patches, number_images, pad_images
 from gemsmith.train.trl.model import load_base
+from support.images import picture_bytes
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # upstream's, at import
 

@@ -11,8 +11,8 @@ from gemsmith.data.batches import open_rows
 from gemsmith.export.adapters import read_run_adapter
 from gemsmith.recipe_file import build_recipe
 from gemsmith.run import open_run
-from gemsmith.testing.pictures import picture_bytes
 from gemsmith.train.stage import train
+from support.images import picture_bytes
 
 
 @pytest.fixture(scope="module", autouse=True)

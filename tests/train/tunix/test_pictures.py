@@ -25,13 +25,13 @@ from gemsmith.export.stage import export
 from gemsmith.recipe_file import build_recipe
 from gemsmith.records import DataRecord, TrainRecord
 from gemsmith.run import is_complete, open_run, read_record
-from gemsmith.testing.pictures import picture_bytes
 from gemsmith.testing.tiny import make_checkpoint, with_vision
 from gemsmith.train.stage import train
 from gemsmith.train.tunix import backend
 from gemsmith.train.tunix.pictures import PictureFeed, picture_input
 from gemsmith.verify.stage import verify
 from gemsmith.zoo import find_variant
+from support.images import picture_bytes
 
 # Two layers, which the tower of each kind is put before; E2B's has per-layer inputs, and causal attention.
 SMALL = with_vision(

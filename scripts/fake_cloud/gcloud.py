@@ -1,8 +1,8 @@
 """A gcloud for this machine: `gemsmith launch` finds it on PATH, and its jobs run here.
 
-    python -m gemsmith.testing.gcloud run jobs replace job.yaml …
+    python scripts/fake_cloud run jobs replace job.yaml …
 
-Storage is a bucket server's, Cloud Run is gemsmith.testing.cloud_run. What is only asked for (projects, roles, images)
+Storage is a bucket server's, Cloud Run is fake_cloud.cloud_run. What is only asked for (projects, roles, images)
 is said to be there; a command that is not known fails. LOCAL_CLOUD is the folder that it keeps:
 
     jobs/NAME.yaml              as replaced
@@ -21,8 +21,8 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
+from fake_cloud.cloud_run import read_job, run_task
 from gemsmith.characters import spell_out
-from gemsmith.testing.cloud_run import read_job, run_task
 
 FOLDER, INTERRUPT = "LOCAL_CLOUD", "LOCAL_CLOUD_INTERRUPT"
 """Of the environment: the folder, and a pattern such as gs://runs/my/checkpoints/*.whole; once an object of such a name
@@ -88,7 +88,7 @@ def _execute(words: list[str], _arguments: list[str]) -> str:
     _write_state(folder, {"ended": False, "attempts": []})
     with (folder / "log.txt").open("wb") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "gemsmith.testing.gcloud", "execution", words[0], str(folder)],
+            [sys.executable, str(Path(__file__).parent), "execution", words[0], str(folder)],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -212,7 +212,3 @@ ANSWERS: dict[str, str | Callable[[list[str], list[str]], str | None]] = {
         "dimensionsInfos": [{{"applicableLocations": ["{REGION}"], "details": {{"value": "1"}}}}]}}]""",
 }
 """What a command line begins with -> what is done, or said."""
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -6,10 +6,11 @@ import shutil
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
-from gemsmith.testing import gcloud
+from fake_cloud import gcloud
 
 JOB = """\
 apiVersion: run.googleapis.com/v1
@@ -26,7 +27,7 @@ def local(tmp_path):
 
     def ask(*arguments: str) -> tuple[int, list[str]]:
         done = subprocess.run(
-            [sys.executable, "-m", "gemsmith.testing.gcloud", *arguments],
+            [sys.executable, str(Path(gcloud.__file__).parent), *arguments],
             cwd=tmp_path,
             env=os.environ | {gcloud.FOLDER: str(tmp_path / "cloud")},
             capture_output=True,

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from fake_cloud import cloud_run
+from fake_cloud.cloud_run import read_job, run_task
 from gemsmith.errors import InputError
-from gemsmith.testing import cloud_run
-from gemsmith.testing.cloud_run import read_job, run_task
 
 JOB = Path(__file__).parents[1] / "launch" / "golden" / "cloud-run" / "verilog_31b" / "job.yaml"
 HEARS = "trap 'echo heard; exit 7' TERM; echo up; while :; do sleep 0.1; done"

@@ -3,7 +3,7 @@
 import numpy as np
 
 from gemsmith.pictures.rgb import make_rgb
-from gemsmith.testing.pictures import picture_bytes, picture_values, unusable_pictures, usable_pictures
+from support.images import picture_bytes, picture_values, unusable_pictures, usable_pictures
 
 
 def test_a_picture_has_the_colours_of_its_seed():

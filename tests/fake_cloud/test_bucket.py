@@ -9,7 +9,7 @@ import urllib.request
 
 import pytest
 
-from gemsmith.testing.buckets import FAULTS, bucket_server
+from fake_cloud.bucket import FAULTS, bucket_server
 
 # In a process of its own: tensorstore reads the address once.
 CLIENT = """

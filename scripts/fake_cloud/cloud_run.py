@@ -24,6 +24,7 @@ from typing import IO, Any
 
 import yaml
 
+import gemsmith
 from gemsmith.errors import InputError, MachineError
 from gemsmith.serve.engine import engine_python
 
@@ -142,7 +143,7 @@ def _container(disk: Path, binds: Mapping[str, Path]) -> list[str]:
     if bubblewrap is None:
         raise MachineError("bwrap is not installed, which stands in for a container; install the package bubblewrap")
     # What a project below /tmp has there: packages, both environments and the Python that they were made of.
-    ours = {str(Path(__file__).parents[2]), sys.prefix, sys.base_prefix}
+    ours = {str(Path(gemsmith.__file__).parents[1]), sys.prefix, sys.base_prefix}
     if (serving := engine_python()).is_file():
         ours.add(str(serving.absolute().parents[1]))
     # What the binds need of the host is opened by bubblewrap before /tmp and /mnt are covered.

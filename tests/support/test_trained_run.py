@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 
 from gemsmith.checkpoint.adapter import check_finite, check_fit
-from gemsmith.testing.trained import ALPHA, RANK, make_adapter, stacks_of
 from gemsmith.zoo import find_variant, lora_targets
+from support.trained_run import ALPHA, RANK, make_adapter, stacks_of
 
 VARIANTS = ("tiny-31b", "tiny-e2b", "tiny-26b-a4b")
 

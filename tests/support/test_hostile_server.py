@@ -7,7 +7,7 @@ import urllib.request
 
 import pytest
 
-from gemsmith.testing.hostile import NONCE, chat, hostile_server
+from support.hostile_server import NONCE, chat, hostile_server
 
 
 def ask(url: str, body: object) -> dict:

@@ -1,0 +1,1 @@
+"""What several test folders use: trained runs, images, a server that misbehaves."""
