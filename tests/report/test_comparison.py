@@ -82,9 +82,21 @@ def test_machines_that_the_records_do_not_tell_are_given(make_run):
     [
         (["v9"], r"--trained-on v9: the plan of run does not have it; it has v5p-8, v6e-8, 2xh100"),
         (["walk=v5p-8"], r"--trained-on walk=v5p-8: walk is not one of the runs; these are run"),
-        (["v5p-8"], r"--trained-on v5p-8: the train record of run has no accelerator"),
+        (["v5p-8"], r"--trained-on v5p-8: the train record of run has no accelerator, so it was trained on cpu"),
     ],
 )
 def test_a_machine_that_cannot_be_is_refused(make_run, given, message):
     with pytest.raises(InputError, match=message):
         read_sides([make_run().path], trained_on=given)
+
+
+def test_a_price_of_chips_that_did_not_train_is_refused_and_a_missing_one_said(make_run):
+    run = make_run()
+    price(run)
+    origin = read_record(run, STAGES["train"].record).origin
+    chips = origin.machine.model_copy(update={"accelerators": ("NVIDIA H100 80GB HBM3",) * 8})
+    change(run, "train", origin=origin.model_copy(update={"machine": chips}), machine="8xh100")
+    with pytest.raises(InputError, match=r"has 8 x NVIDIA H100 80GB HBM3, so it was trained on 8xh100"):
+        read_sides([run.path], trained_on=["2xh100"])
+    (side,) = read_sides([run.path])
+    assert side.train_rates == {} and any("no price of 8xh100, which trained" in line for line in side.missing)

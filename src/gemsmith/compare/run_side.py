@@ -12,8 +12,8 @@ from gemsmith.plan_records import MachinePlan, PlanRecord
 from gemsmith.recipe import Recipe
 from gemsmith.recipe_keys import flatten
 from gemsmith.records import DataRecord, Machine, Origin, Record, ServerFacts, TrainRecord
+from gemsmith.train.timed import timed_steps, trained_s
 
-CPU = "cpu"
 Conditions = Iterator[tuple[str, Any]]
 
 
@@ -35,8 +35,10 @@ def side_of_run(
     assert train is None or isinstance(train, TrainRecord)
     assert bench is None or isinstance(bench, BenchRecord)
     assert scores is None or isinstance(scores, EvalRecord)
-    train_rates = _rates(plan, trained_on or train_machine(train, plan))
-    serve_rates = _rates(plan, served_on or serve_machine(bench, train, plan))
+    trained_on = trained_on or (train.machine if train else None)
+    if served_on is None and bench and train and served_where_trained(bench, train):
+        served_on = trained_on
+    train_rates, serve_rates = _rates(plan, trained_on), _rates(plan, served_on)
     conditions = {key: _text(value) for key, value in flatten(recipe.model_dump(mode="json"))}
     said = (*_data(data), *_train(train), *_bench(bench), *_eval(scores), *_prices(train_rates, serve_rates))
     conditions |= {key: _text(value) for key, value in said if value is not None}
@@ -55,45 +57,24 @@ def side_of_run(
     )
 
 
-def train_machine(train: TrainRecord | None, plan: PlanRecord | None) -> str | None:
-    """The machine of the plan that trained: `cpu` where there was no accelerator, else the plan's only one."""
-    if train is None or plan is None:
-        return None
-    names = [machine.name for machine in plan.machines]
-    if not train.origin.machine.accelerators:
-        return CPU if CPU in names else None
-    return names[0] if len(names) == 1 and names[0] != CPU else None
-
-
-def serve_machine(bench: BenchRecord | None, train: TrainRecord | None, plan: PlanRecord | None) -> str | None:
-    """The machine that served: the one that trained, where the load test ran on it."""
-    if bench is None or train is None:
-        return None
-    tested, trained = bench.origin.machine, train.origin.machine
-    same = tested.model_copy(update={"accelerators": ()}) == trained.model_copy(update={"accelerators": ()})
+def served_where_trained(bench: BenchRecord, train: TrainRecord) -> bool:
+    """Whether the load test asked a server on the computer that trained, so that it had its accelerators."""
     local = bench.endpoint.get("url", "").startswith(("http://127.0.0.1", "http://localhost"))
-    return train_machine(train, plan) if same and local else None
-
-
-def timed_steps(train: TrainRecord) -> tuple[tuple[float, float], ...]:
-    """Real tokens and seconds of the steps that the record's speed is of: without those that compile."""
-    compiling = {1, *(step + 1 for step in train.resumed_at)}
-    timed = [step for step in train.steps if step.step not in compiling] or train.steps
-    return tuple((step.real_tokens, step.step_s) for step in timed if step.step_s > 0)
+    return local and bench.origin.machine.is_computer_of(train.origin.machine)
 
 
 def _trained(train: TrainRecord | None, data: DataRecord | None) -> dict[str, Any]:
     rows: dict[str, Any] = {} if data is None else {"rows": data.rows}
     if train is None or not train.steps:
         return rows
-    seconds = train.compile_s + sum(step.step_s for step in train.steps)
+    timed = timed_steps(train.steps, train.resumed_at) or train.steps
     return rows | {
         "real_tokens_per_s": finite(train.real_tokens_per_s),
-        "timed_steps": timed_steps(train),
+        "timed_steps": tuple((step.real_tokens, step.step_s) for step in timed if step.step_s > 0),
         "losses": tuple((step.step, step.loss) for step in train.steps),
         "steps": len(train.steps),
         "tokens": sum(step.real_tokens for step in train.steps),
-        "train_hours": finite(seconds / 3600),
+        "train_hours": finite(trained_s(train) / 3600),
     }
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from gemsmith.compare.run_side import side_of_run
 from gemsmith.compare.side import Side
 from gemsmith.errors import InputError, VersionError
+from gemsmith.hardware import load_catalogue, machines_with
 from gemsmith.report.findings import Findings, find_notices, read_findings
 from gemsmith.run import Run, find_run, read_record
 from gemsmith.stages import STAGES
@@ -39,7 +40,8 @@ def read_side(folder: Path, name: str, *, trained_on: str | None = None, served_
                 f"--{option} {machine}: the plan of {name} does not have it; it has {', '.join(planned) or 'none'}; "
                 f"add it to hardware.machines and run: gemsmith plan {folder}"
             )
-    _refuse_accelerator(findings, name, trained_on)
+    if trained_on is not None and findings.train is not None:
+        _refuse_other_devices(run, findings.train.origin.machine.accelerators, name, trained_on)
     return side_of_run(
         name,
         str(folder),
@@ -82,11 +84,13 @@ def _refuse_other_versions(run: Run) -> None:
                 pass  # damaged, which the page says
 
 
-def _refuse_accelerator(findings: Findings, name: str, machine: str | None) -> None:
+def _refuse_other_devices(run: Run, devices: Sequence[str], name: str, machine: str) -> None:
     """A price of chips that training has not seen would make a cost that nobody pays."""
-    if findings.train and not findings.train.origin.machine.accelerators and machine not in (None, "cpu"):
+    having = [found.name for found in machines_with(load_catalogue(run.recipe.hardware.catalogue), devices, [machine])]
+    if having and machine not in having:
+        has = f"{len(devices)} x {devices[0]}" if devices else "no accelerator"
         raise InputError(
-            f"--trained-on {machine}: the train record of {name} has no accelerator, so it was trained on cpu"
+            f"--trained-on {machine}: the train record of {name} has {has}, so it was trained on {' or '.join(having)}"
         )
 
 
@@ -98,6 +102,15 @@ def _missing(findings: Findings, run: Run) -> tuple[str, ...]:
     lines += [notice.text for notice in find_notices(findings) if notice.grave]
     if findings.stale:
         lines.append(f"made from other settings than the recipe there now: {', '.join(findings.stale)}.")
-    if findings.plan and not any(machine.price or machine.price_spot for machine in findings.plan.machines):
+    if findings.plan is None:
+        return tuple(lines)
+    priced = [machine.name for machine in findings.plan.machines if machine.price or machine.price_spot]
+    trained_on = findings.train.machine if findings.train else None
+    if not priced:
         lines.append(f"plan.json says no price of an hour, so there is no cost; run: gemsmith plan {run.path}")
+    elif trained_on is not None and trained_on not in priced:
+        lines.append(
+            f"plan.json says no price of {trained_on}, which trained, so there is no cost; add it to "
+            f"hardware.machines and run: gemsmith plan {run.path}"
+        )
     return tuple(lines)
