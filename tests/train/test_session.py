@@ -5,7 +5,7 @@ import math
 import pytest
 
 from gemsmith.errors import DataError, EngineError, Preempted
-from gemsmith.provenance import Clock
+from gemsmith.provenance import start_clock
 from gemsmith.records import TrainStep
 from gemsmith.run import Run
 from gemsmith.train import session
@@ -70,7 +70,7 @@ def test_each_step_is_logged_with_the_rate_that_it_was_planned_with(session_of):
 def test_the_record_names_the_machine_that_trained_not_the_one_that_was_planned_for(session_of):
     attempt = session_of({}, {}, {}, {})
     attempt.train()
-    record = attempt.record(Clock(), "tiny")
+    record = attempt.record(start_clock(), "tiny")
     assert attempt.run.recipe.hardware.machines == ("v5p-8", "v6e-8", "2xh100")
     assert record.machine == "8xh200" and record.against_plan is None
 

@@ -16,6 +16,7 @@ DRIFT = 0.25
 """Relative: halves of a training that differ by more say that something else took part, such as another load."""
 _FEWEST_HALF = 5
 _PROMPTS_APART = 0.02
+_ROUNDED = 0.005
 _WRITTEN_SHARE = 0.75
 ASKED_SHARE = 0.9
 """A server that gives this share of the tokens that its requests ask for is limited by them."""
@@ -62,6 +63,28 @@ def find_ratios(first: Side, other: Side, *, hours: Sequence[float]) -> list[Rat
 
 def refused_scores(first: Side, other: Side) -> list[str]:
     """Why scores are not compared, a line each; empty where the two were scored alike or not at all."""
+    return [*_outside(first), *_outside(other), *_unlike(first, other)]
+
+
+def _outside(side: Side) -> list[str]:
+    return [
+        f"Not compared, since it lies outside its own interval: {side.name}: {score.name}, {score.value:.3f} "
+        f"in {low:.3f} to {high:.3f}."
+        for score in side.scores
+        for low, high in [own_interval(score)]
+        if not is_inside(score.value, (low, high))
+    ]
+
+
+def is_inside(value: float | None, interval: Range | None) -> bool:
+    """Whether a value lies in its interval; where either is not there, it does. What is recorded is rounded."""
+    if value is None or interval is None:
+        return True
+    slack = _ROUNDED * max(map(abs, interval))
+    return interval[0] - slack <= value <= interval[1] + slack
+
+
+def _unlike(first: Side, other: Side) -> list[str]:
     ours, theirs = ({score.task: score.name for score in side.scores} for side in (first, other))
     if not ours or not theirs or ours.keys() == theirs.keys():
         return []
@@ -222,7 +245,7 @@ def _quality(first: Side, other: Side) -> Iterator[Ratio]:
     main = next((score.name for score in first.scores if "tuned" in score.name), None)
     for ours in first.scores:
         score = theirs.get((ours.task, ours.name))
-        if score is None:
+        if score is None or not all(is_inside(each.value, own_interval(each)) for each in (ours, score)):
             continue
         interval, of = score_interval(ours, score)
         yield Ratio(

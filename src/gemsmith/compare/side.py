@@ -14,6 +14,8 @@ from gemsmith.records import Part
 
 Way = Literal["on demand", "spot"]
 WAYS: tuple[Way, ...] = ("on demand", "spot")
+STALE = ":stale"
+"""Ends the name of the condition that a stage's record was made from other settings or records than those there now."""
 
 
 class Cell(Part):
@@ -88,6 +90,8 @@ class Side(Part):
     name: str
     source: str
     conditions: dict[str, str | None]
+    unproven: tuple[str, ...] = ()
+    """Keys of the recipe that are no conditions, since a record may have been made with other values of them."""
     missing: tuple[str, ...] = ()
     """What is not there or cannot be read, a line each."""
     real_tokens_per_s: float | None = None

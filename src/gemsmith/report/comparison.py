@@ -8,8 +8,11 @@ from gemsmith.compare.side import Side
 from gemsmith.errors import InputError, VersionError
 from gemsmith.hardware import load_catalogue, machines_with
 from gemsmith.report.findings import Findings, find_notices, read_findings
-from gemsmith.run import Run, find_run, read_record
+from gemsmith.run import Run, find_run, read_record, unproven_keys
 from gemsmith.stages import STAGES
+
+_READ = ("data", "train", "export", "bench", "eval")
+"""Stages whose numbers are compared; of the plan prices alone are."""
 
 
 def read_sides(folders: Sequence[Path], *, trained_on: Sequence[str] = (), served_on: Sequence[str] = ()) -> list[Side]:
@@ -50,6 +53,8 @@ def read_side(folder: Path, name: str, *, trained_on: str | None = None, served_
         missing=_missing(findings, run),
         trained_on=trained_on,
         served_on=served_on,
+        stale=findings.stale,
+        unproven=unproven_keys(run, [record for stage, record in findings.records().items() if stage in _READ]),
     )
 
 
