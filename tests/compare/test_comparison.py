@@ -198,4 +198,4 @@ def test_a_score_outside_its_own_interval_is_refused(demo_side):
     wrong = tuple(score.model_copy(update={"low": score.high, "high": 1.0}) for score in side.scores)
     (pair,) = compare_sides([demo_side("a"), side.model_copy(update={"scores": wrong})]).pairs
     assert "quality" not in {ratio.kind for ratio in pair.ratios}
-    assert len(pair.refused) == len(wrong) and "b: verilog-exact, base, " in pair.refused[0]
+    assert len(pair.refused) == len(wrong) and "b: verilog-exact, base." in pair.refused[0]

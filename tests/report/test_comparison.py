@@ -101,7 +101,9 @@ def test_a_price_of_chips_that_did_not_train_is_refused_and_a_missing_one_said(m
     with pytest.raises(InputError, match=r"has 8 x NVIDIA H100 80GB HBM3, so it was trained on 8xh100"):
         read_sides([run.path], trained_on=["2xh100"])
     (side,) = read_sides([run.path])
-    assert side.train_rates == {} and any("no price of 8xh100, which trained" in line for line in side.missing)
+    assert side.train_rates == {} and any(
+        "no price of an hour of 8xh100, which trained" in line for line in side.missing
+    )
 
 
 def edit_recipe(run, key, value):

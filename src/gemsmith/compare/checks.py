@@ -18,6 +18,7 @@ def check_side(side: Side) -> Iterator[str]:
     yield from _rows(side)
     yield from _dollars(side)
     yield from _requests(side)
+    yield from below_the_floor(side)
     yield from _scores(side)
 
 
@@ -84,7 +85,26 @@ def needed_requests(cell: Cell) -> int:
     return count_requests(load, GRIDS["paper"]).measured
 
 
+def below_the_floor(side: Side) -> Iterator[str]:
+    """Each TTFT that is shorter than such a prompt's matmuls at the peak of the chips that served."""
+    for cell in side.cells:
+        tokens = min(cell.each.input_tokens) if cell.each else cell.real_input_tokens or cell.input_tokens
+        floor_ms = 1000 * tokens * (side.prompt_token_s or 0.0)
+        if cell.ttft_ms is not None and cell.ttft_ms < floor_ms:
+            yield (
+                f"its TTFT of {cell.ttft_ms:.3g} ms ({cell.load}) is below the floor of {floor_ms:.3g} ms that such a "
+                f"prompt takes on {side.served_on} at its peak, so prompts were cached or cut."
+            )
+
+
 def _scores(side: Side) -> Iterator[str]:
+    for score in side.scores:
+        most = 1 - (score.none_right or 0) / score.questions
+        if score.value > most + CLOSE / 2:
+            yield (
+                f"its {score.name} of {score.value:.3f} is more than the {most:.3f} that {score.none_right} of "
+                f"{score.questions} questions without a right answer leave."
+            )
     if side.scores and not any("base" in score.name for score in side.scores):
         yield "it gives no score of the untuned model, so what training changed is not known."
     bare = [score for score in side.scores if score.low is None]

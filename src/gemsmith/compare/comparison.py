@@ -56,8 +56,10 @@ class Comparison(Part):
     """What is missing, and what a side's own numbers contradict."""
 
 
-def compare_sides(sides: Sequence[Side], *, about: Sequence[str] = (), hours: Sequence[float] = HOURS) -> Comparison:
-    """The comparison; the first side is what others are held against.
+def compare_sides(
+    sides: Sequence[Side], *, about: Sequence[str] = (), hours: Sequence[float] = HOURS, against: int = 1
+) -> Comparison:
+    """The comparison; the first side, or each of the first `against`, is what all after it are held against.
 
     `about`: conditions that are compared on purpose. Default: the one key of the recipe that differs, where only one
     does. Raises InputError for a name that no side has.
@@ -73,7 +75,11 @@ def compare_sides(sides: Sequence[Side], *, about: Sequence[str] = (), hours: Se
         about=asked,
         differences=tuple(differences),
         alike=sum(len({side.conditions.get(name) for side in sides}) == 1 for name in known) if sides[1:] else 0,
-        pairs=tuple(_pair(sides[0], other, asked, hours) for other in sides[1:]),
+        pairs=tuple(
+            _pair(first, other, asked, hours)
+            for place, first in enumerate(sides[:against], 1)
+            for other in sides[place:]
+        ),
         notices=tuple(line for side in sides for line in (*side.missing, *check_side(side)))
         if not sides[1:]
         else tuple(f"{side.name}: {line}" for side in sides for line in (*side.missing, *check_side(side))),

@@ -7,11 +7,15 @@ from typing import Any
 
 from gemsmith.bench_records import BenchRecord
 from gemsmith.compare.side import STALE, Cell, Rate, Side, SideScore, Way, finite
+from gemsmith.errors import GemsmithError
 from gemsmith.eval_records import EvalRecord, ModelResult, Score, TaskResult
+from gemsmith.hardware import find_machine, load_catalogue
 from gemsmith.plan_records import MachinePlan, PlanRecord
 from gemsmith.recipe import Recipe
 from gemsmith.recipe_keys import flatten
 from gemsmith.records import DataRecord, Machine, Origin, Record, ServerFacts, TrainRecord
+from gemsmith.resolve import recipe_variant
+from gemsmith.sizing.generation import least_token_s
 from gemsmith.train.timed import timed_steps, trained_s
 
 Conditions = Iterator[tuple[str, Any]]
@@ -57,6 +61,8 @@ def side_of_run(
         unproven=tuple(sorted(unproven)),
         missing=(*missing, *_problems(train, bench)),
         cells=_cells(bench),
+        served_on=served_on,
+        prompt_token_s=_prompt_token_s(recipe, bench, served_on),
         scores=_scores(scores),
         train_rates=train_rates,
         serve_rates=serve_rates,
@@ -185,6 +191,19 @@ def _rates_of(machine: MachinePlan) -> Iterator[tuple[Way, Rate]]:
     for way, price in zip(ways, (machine.price, machine.price_spot), strict=True):
         if price is not None:
             yield way, Rate(machine=machine.name, **price.model_dump())
+
+
+def _prompt_token_s(recipe: Recipe, bench: BenchRecord | None, served_on: str | None) -> float | None:
+    """Halved unless the server said that its weights are not quantized, since fp8 doubles the peak."""
+    if bench is None or served_on is None:
+        return None
+    try:
+        machine = find_machine(load_catalogue(recipe.hardware.catalogue), served_on)
+        seconds = least_token_s(recipe_variant(recipe), machine)
+    except GemsmithError:  # a catalog or a checkpoint that is not here any more
+        return None
+    plain = bench.server is not None and bench.server.quantization == "none"
+    return None if machine.chip.kind == "cpu" else seconds if plain else seconds / 2
 
 
 def _cells(bench: BenchRecord | None) -> tuple[Cell, ...]:

@@ -36,7 +36,8 @@ class Cell(Part):
     """How many the numbers are of; None: not said."""
     unanswered: int = 0
     """Requests that failed or were cut."""
-    output_tokens_per_s: float
+    output_tokens_per_s: float | None = None
+    """None, as below: not said of this load."""
     ttft_ms: float | None = None
     """The median for runs; of published numbers what they give."""
     tpot_ms: float | None = None
@@ -69,6 +70,11 @@ class SideScore(Part):
     """95 % interval; None: not said."""
     high: float | None = None
     questions: int
+    samples: int | None = None
+    """Answers to each question; None, as below: not said, or `by_question` says it."""
+    all_right: int | None = None
+    """Questions whose answers were all right."""
+    none_right: int | None = None
     by_question: dict[str, float] = Field(default_factory=dict)
     """Question -> share of its answers that are right; empty where the record holds none."""
 
@@ -113,6 +119,9 @@ class Side(Part):
     usd_per_million_tokens: float | None = None
     """The same of a million real tokens."""
     cells: tuple[Cell, ...] = ()
+    served_on: str | None = None
+    prompt_token_s: float | None = None
+    """The least that a token of a prompt takes there, at the peak of its chips; None: not known, or a CPU."""
     scores: tuple[SideScore, ...] = ()
     train_rates: dict[Way, Rate] = Field(default_factory=dict)
     serve_rates: dict[Way, Rate] = Field(default_factory=dict)

@@ -73,17 +73,17 @@ def machines_with(catalogue: Catalogue, devices: Sequence[str], planned: Sequenc
     Where any of the `planned` has them, those alone: they may be several slices, which have no row of their own.
     """
     kinds = {device.lower() for device in devices}
-
-    def with_devices(machines: Iterable[Machine | None]) -> list[Machine]:
-        return [
+    named = [machine for name in planned if (machine := match_machine(catalogue, name))]
+    for machines in (named, catalogue.machines.values()):
+        found = [
             machine
             for machine in machines
-            if machine is not None
-            and (machine.chip.kind == "cpu" if not kinds else machine.devices == len(devices))
+            if (machine.chip.kind == "cpu" if not kinds else machine.devices == len(devices))
             and kinds <= set(machine.chip.device_kinds)
         ]
-
-    return with_devices(match_machine(catalogue, name) for name in planned) or with_devices(catalogue.machines.values())
+        if found:
+            return found
+    return []
 
 
 def _plain(name: str) -> str:

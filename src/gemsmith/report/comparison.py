@@ -107,15 +107,10 @@ def _missing(findings: Findings, run: Run) -> tuple[str, ...]:
     lines += [notice.text for notice in find_notices(findings) if notice.grave]
     if findings.stale:
         lines.append(f"made from other settings than the recipe there now: {', '.join(findings.stale)}.")
-    if findings.plan is None:
-        return tuple(lines)
-    priced = [machine.name for machine in findings.plan.machines if machine.price or machine.price_spot]
+    machines = findings.plan.machines if findings.plan else ()
+    priced = [machine.name for machine in machines if machine.price or machine.price_spot]
     trained_on = findings.train.machine if findings.train else None
-    if not priced:
-        lines.append(f"plan.json says no price of an hour, so there is no cost; run: gemsmith plan {run.path}")
-    elif trained_on is not None and trained_on not in priced:
-        lines.append(
-            f"plan.json says no price of {trained_on}, which trained, so there is no cost; add it to "
-            f"hardware.machines and run: gemsmith plan {run.path}"
-        )
+    if findings.plan and (not priced or trained_on not in (None, *priced)):
+        of = f" of {trained_on}, which trained; add it to hardware.machines" if priced else ""
+        lines.append(f"plan.json says no price of an hour{of}, so there is no cost; run: gemsmith plan {run.path}")
     return tuple(lines)

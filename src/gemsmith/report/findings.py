@@ -5,9 +5,11 @@ Shared by the page and the terminal's table; no plotting and no HTML.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gemsmith.bench_records import BenchCell, BenchRecord, Saturation
+from gemsmith.compare.checks import below_the_floor
+from gemsmith.compare.run_side import side_of_run
 from gemsmith.errors import RunError
 from gemsmith.eval_records import EvalRecord, LmEvalRecord
 from gemsmith.evals.compare import SIGNIFICANT, describe_change
@@ -48,6 +50,8 @@ class Findings:
     """Stages that the recipe does not ask for, and why."""
     stale: tuple[str, ...]
     """Stages whose record was made from another recipe, or from an earlier record that has been replaced since."""
+    below_floor: tuple[str, ...] = ()
+    """TTFTs that are shorter than the chips can make them, a line each."""
 
     def records(self) -> dict[str, Record]:
         """The records that are there, in the order of the stages."""
@@ -88,7 +92,9 @@ def read_findings(run: Run) -> Findings:
                 problems[stage] = f"No {stage}.json in this run: gemsmith {stage} makes it."
     stale = tuple(stage for stage, record in records.items() if record is not None and _is_stale(run, record))
     lm_eval = _read_lm_eval(run, problems)
-    return Findings(**records, lm_eval=lm_eval, problems=problems, left_out=left_out, stale=stale)  # type: ignore[arg-type]  # each stage's own class, by STAGES
+    found = Findings(**records, lm_eval=lm_eval, problems=problems, left_out=left_out, stale=stale)  # type: ignore[arg-type]  # each stage's own class, by STAGES
+    side = side_of_run(run.path.name, str(run.path), run.recipe, found.records())
+    return replace(found, below_floor=tuple(below_the_floor(side)))
 
 
 def _read_lm_eval(run: Run, problems: dict[str, str]) -> LmEvalRecord | None:
@@ -118,6 +124,7 @@ def find_notices(findings: Findings) -> list[Notice]:
         notices += [
             Notice(grave=False, text=text) for text in record.notices if not _said_again(text, record, findings)
         ]
+    notices += [Notice(grave=False, text=f"The load test: {line}") for line in findings.below_floor]
     if findings.stale:
         text = (
             "Made from other settings or an earlier record than those now in the run directory: "
