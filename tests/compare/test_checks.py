@@ -1,6 +1,6 @@
 import pytest
 
-from gemsmith.compare.checks import below_the_floor, check_side, needed_requests, padding_share
+from gemsmith.compare.checks import check_side, needed_requests, padding_share
 from gemsmith.compare.side import SideScore
 
 
@@ -55,11 +55,11 @@ def test_scores_without_base_or_interval_are_said(plain_side):
 def test_a_ttft_that_no_chip_can_make_is_named(plain_side, cell):
     fast, slow, unsaid = cell(ttft_ms=6.3), cell(ttft_ms=6.5), cell(ttft_ms=None)
     side = plain_side(cells=(fast, slow, unsaid), prompt_token_s=1e-4, served_on="1xh100")
-    (line,) = below_the_floor(side)
+    (line,) = side.below_the_floor()
     assert "its TTFT of 6.3 ms (64 in, 32 out, a burst) is below the floor of 6.4 ms" in line and "1xh100" in line
-    assert not list(below_the_floor(side.model_copy(update={"prompt_token_s": None})))
+    assert not list(side.model_copy(update={"prompt_token_s": None}).below_the_floor())
     longer = fast.model_copy(update={"real_input_tokens": 60.0})
-    assert not list(below_the_floor(side.model_copy(update={"cells": (longer,)})))
+    assert not list(side.model_copy(update={"cells": (longer,)}).below_the_floor())
 
 
 def test_more_right_than_the_questions_without_a_right_answer_leave(plain_side):

@@ -18,7 +18,7 @@ def check_side(side: Side) -> Iterator[str]:
     yield from _rows(side)
     yield from _dollars(side)
     yield from _requests(side)
-    yield from below_the_floor(side)
+    yield from side.below_the_floor()
     yield from _scores(side)
 
 
@@ -83,18 +83,6 @@ def needed_requests(cell: Cell) -> int:
         max_concurrency=cell.max_concurrency,
     )
     return count_requests(load, GRIDS["paper"]).measured
-
-
-def below_the_floor(side: Side) -> Iterator[str]:
-    """Each TTFT that is shorter than such a prompt's matmuls at the peak of the chips that served."""
-    for cell in side.cells:
-        tokens = min(cell.each.input_tokens) if cell.each else cell.real_input_tokens or cell.input_tokens
-        floor_ms = 1000 * tokens * (side.prompt_token_s or 0.0)
-        if cell.ttft_ms is not None and cell.ttft_ms < floor_ms:
-            yield (
-                f"its TTFT of {cell.ttft_ms:.3g} ms ({cell.load}) is below the floor of {floor_ms:.3g} ms that such a "
-                f"prompt takes on {side.served_on} at its peak, so prompts were cached or cut."
-            )
 
 
 def _scores(side: Side) -> Iterator[str]:

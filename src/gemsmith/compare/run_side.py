@@ -62,7 +62,6 @@ def side_of_run(
         missing=(*missing, *_problems(train, bench)),
         cells=_cells(bench),
         served_on=served_on,
-        prompt_token_s=_prompt_token_s(recipe, bench, served_on),
         scores=_scores(scores),
         train_rates=train_rates,
         serve_rates=serve_rates,
@@ -193,17 +192,21 @@ def _rates_of(machine: MachinePlan) -> Iterator[tuple[Way, Rate]]:
             yield way, Rate(machine=machine.name, **price.model_dump())
 
 
-def _prompt_token_s(recipe: Recipe, bench: BenchRecord | None, served_on: str | None) -> float | None:
-    """Halved unless the server said that its weights are not quantized, since fp8 doubles the peak."""
-    if bench is None or served_on is None:
-        return None
+def with_floor(side: Side, recipe: Recipe, bench: Record | None) -> Side:
+    """The side with `prompt_token_s`; halved unless the server said that its weights are not quantized: fp8 is faster.
+
+    As it is where a catalog or a checkpoint is not here any more, or a CPU served.
+    """
+    if side.served_on is None or not isinstance(bench, BenchRecord):
+        return side
     try:
-        machine = find_machine(load_catalogue(recipe.hardware.catalogue), served_on)
+        machine = find_machine(load_catalogue(recipe.hardware.catalogue), side.served_on)
         seconds = least_token_s(recipe_variant(recipe), machine)
-    except GemsmithError:  # a catalog or a checkpoint that is not here any more
-        return None
+    except GemsmithError:
+        return side
     plain = bench.server is not None and bench.server.quantization == "none"
-    return None if machine.chip.kind == "cpu" else seconds if plain else seconds / 2
+    least = None if machine.chip.kind == "cpu" else seconds if plain else seconds / 2
+    return side.model_copy(update={"prompt_token_s": least})
 
 
 def _cells(bench: BenchRecord | None) -> tuple[Cell, ...]:

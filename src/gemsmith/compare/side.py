@@ -5,6 +5,7 @@ what it says, such as `train:machine`.
 """
 
 import math
+from collections.abc import Iterator
 from typing import Literal
 
 from pydantic import ConfigDict, Field
@@ -142,6 +143,17 @@ class Side(Part):
         """Training, and so many hours of serving."""
         trained, rate = self.train_usd(way), self.serve_rates.get(way)
         return None if trained is None or rate is None else trained + rate.usd_per_hour * hours
+
+    def below_the_floor(self) -> Iterator[str]:
+        """Each TTFT that is shorter than such a prompt's matmuls at the peak of the chips that served, a line each."""
+        for cell in self.cells:
+            tokens = min(cell.each.input_tokens) if cell.each else cell.real_input_tokens or cell.input_tokens
+            floor_ms = 1000 * tokens * (self.prompt_token_s or 0.0)
+            if cell.ttft_ms is not None and cell.ttft_ms < floor_ms:
+                yield (
+                    f"its TTFT of {cell.ttft_ms:.3g} ms ({cell.load}) is below the floor of {floor_ms:.3g} ms that "
+                    f"such a prompt takes on {self.served_on} at its peak, so prompts were cached or cut."
+                )
 
 
 def finite(value: float | None) -> float | None:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from gemsmith.compare.run_side import side_of_run
+from gemsmith.compare.run_side import side_of_run, with_floor
 from gemsmith.compare.side import Side
 from gemsmith.errors import InputError, VersionError
 from gemsmith.hardware import load_catalogue, machines_with
@@ -45,7 +45,7 @@ def read_side(folder: Path, name: str, *, trained_on: str | None = None, served_
             )
     if trained_on is not None and findings.train is not None:
         _refuse_other_devices(run, findings.train.origin.machine.accelerators, name, trained_on)
-    return side_of_run(
+    side = side_of_run(
         name,
         str(folder),
         run.recipe,
@@ -56,6 +56,7 @@ def read_side(folder: Path, name: str, *, trained_on: str | None = None, served_
         stale=findings.stale,
         unproven=unproven_keys(run, [record for stage, record in findings.records().items() if stage in _READ]),
     )
+    return with_floor(side, run.recipe, findings.bench)
 
 
 def _names(folders: Sequence[Path]) -> list[str]:

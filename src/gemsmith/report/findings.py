@@ -5,11 +5,10 @@ Shared by the page and the terminal's table; no plotting and no HTML.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from gemsmith.bench_records import BenchCell, BenchRecord, Saturation
-from gemsmith.compare.checks import below_the_floor
-from gemsmith.compare.run_side import side_of_run
+from gemsmith.compare.run_side import side_of_run, with_floor
 from gemsmith.errors import RunError
 from gemsmith.eval_records import EvalRecord, LmEvalRecord
 from gemsmith.evals.compare import SIGNIFICANT, describe_change
@@ -35,6 +34,7 @@ _NAMED_STEPS = 5
 class Findings:
     """The records of a run, None where there is none that can be read; `problems` or `left_out` says why."""
 
+    run: Run
     plan: PlanRecord | None
     data: DataRecord | None
     train: TrainRecord | None
@@ -50,8 +50,6 @@ class Findings:
     """Stages that the recipe does not ask for, and why."""
     stale: tuple[str, ...]
     """Stages whose record was made from another recipe, or from an earlier record that has been replaced since."""
-    below_floor: tuple[str, ...] = ()
-    """TTFTs that are shorter than the chips can make them, a line each."""
 
     def records(self) -> dict[str, Record]:
         """The records that are there, in the order of the stages."""
@@ -92,9 +90,7 @@ def read_findings(run: Run) -> Findings:
                 problems[stage] = f"No {stage}.json in this run: gemsmith {stage} makes it."
     stale = tuple(stage for stage, record in records.items() if record is not None and _is_stale(run, record))
     lm_eval = _read_lm_eval(run, problems)
-    found = Findings(**records, lm_eval=lm_eval, problems=problems, left_out=left_out, stale=stale)  # type: ignore[arg-type]  # each stage's own class, by STAGES
-    side = side_of_run(run.path.name, str(run.path), run.recipe, found.records())
-    return replace(found, below_floor=tuple(below_the_floor(side)))
+    return Findings(**records, run=run, lm_eval=lm_eval, problems=problems, left_out=left_out, stale=stale)  # type: ignore[arg-type]  # each stage's own class, by STAGES
 
 
 def _read_lm_eval(run: Run, problems: dict[str, str]) -> LmEvalRecord | None:
@@ -124,7 +120,9 @@ def find_notices(findings: Findings) -> list[Notice]:
         notices += [
             Notice(grave=False, text=text) for text in record.notices if not _said_again(text, record, findings)
         ]
-    notices += [Notice(grave=False, text=f"The load test: {line}") for line in findings.below_floor]
+    side = side_of_run("", "", findings.run.recipe, findings.records())
+    floors = with_floor(side, findings.run.recipe, findings.bench).below_the_floor()
+    notices += [Notice(grave=False, text=f"The load test: {line}") for line in floors]
     if findings.stale:
         text = (
             "Made from other settings or an earlier record than those now in the run directory: "
