@@ -42,7 +42,7 @@ def _loads(lengths: tuple[tuple[int, int], ...], rates: tuple[float, ...]) -> tu
 
 _PAPER_LENGTHS = ((512, 256), (1024, 512), (4096, 512), (8192, 512), (15_360, 512))
 GRIDS = {
-    # arXiv 2605.25645, whose prompts of 16 K left no room for an answer in its 16,384 tokens.
+    # arXiv 2605.25645, whose servers held 16,384 tokens.
     "paper": Grid(
         loads=(
             Load(input_tokens=128, output_tokens=256, request_rate=BURST, max_concurrency=64),

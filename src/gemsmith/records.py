@@ -33,6 +33,11 @@ class Machine(Part):
     cores: int
     memory_bytes: int
     accelerators: tuple[str, ...] = ()
+    """Only training's record names them."""
+
+    def is_computer_of(self, other: "Machine") -> bool:
+        """Whether it is the same computer, whichever of the two records names its accelerators."""
+        return self.model_copy(update={"accelerators": other.accelerators}) == other
 
 
 class Origin(Part):
@@ -213,6 +218,9 @@ class TrainRecord(Record):
     skipped: tuple[int, ...] = ()
     """Steps whose update was left out, since the loss was a spike, or NaN or infinite."""
     hosts: int = 1
+    machine: str | None = None
+    """The one of the catalog that has these accelerators; of several the one that the recipe plans for. None where that
+    is none, or more than one."""
     compile_s: float = 0.0
     """Of the last start: tracing and compiling the step, or taking it from the cache."""
     compiled_from_cache: bool = False

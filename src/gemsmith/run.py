@@ -221,6 +221,16 @@ def made_from(run: Run, stage: str) -> dict[str, str]:
     return hashes | {name: sha256_file(file) if file.is_file() else "missing" for name, file in files.items()}
 
 
+def unproven_keys(run: Run, records: Iterable[Record]) -> set[str]:
+    """Dotted keys whose values in the recipe may not be those that a record was made with.
+
+    They are all that its stage reads, where the hash of these in the record is not that of the recipe there now.
+    """
+    edited = [each.stage for each in records if each.origin.made_from["recipe"] != made_from(run, each.stage)["recipe"]]
+    keys = [key for key, _ in flatten(run.recipe.model_dump(mode="json"))]
+    return {key for key in keys if any(_reads(stage, key) for stage in edited)}
+
+
 def stage_keys(recipe: Recipe, stage: str) -> dict[str, Any]:
     """The dotted keys of the recipe that the stage reads.
 

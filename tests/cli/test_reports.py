@@ -75,6 +75,18 @@ def test_the_paper_is_drawn_again(gemsmith, tmp_path):
     assert "does not hold" in gemsmith("report", "--paper", "--md")[1]
 
 
+def test_runs_are_put_beside_the_paper_in_every_form(gemsmith, demo_run, tmp_path):
+    mine = demo_run("mine")
+    redrawn = json.loads(gemsmith("report", "--paper", mine, "--hours", 3, "--json")[1])
+    assert [side["name"] for side in redrawn["comparison"]["sides"]] == ["paper's TPU", "paper's GPU", "mine"]
+    assert "training and 3 h of serving, on demand" in json.dumps(redrawn["comparison"]["pairs"][0])
+    for form in ((), ("--md",), ("--csv",)):
+        code, out, _ = gemsmith("report", "--paper", mine, *form)
+        assert code == 0 and "paper's GPU" in out and "mine" in out
+    assert gemsmith("report", "--paper", mine, "--html", tmp_path / "page.html")[0] == 0
+    assert "<h2>mine against paper&#39;s GPU</h2>" in (tmp_path / "page.html").read_text()
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -87,7 +99,10 @@ def test_the_paper_is_drawn_again(gemsmith, tmp_path):
         (["a", "gone"], "run directory gone: holds no recipe.yaml"),
         (["a", "a"], "a: is given twice"),
         (["a", "b", "--trained-on", "v9"], "--trained-on v9: the plan of a does not have it"),
-        (["--paper", "a"], "--paper: goes with --html, --md, --csv or --json alone"),
+        (["--paper", "a", "--set", "seed=1"], "--run and --set: do not go with --paper"),
+        (["--paper", "--trained-on", "cpu"], "--trained-on and --served-on: are for runs beside the paper"),
+        (["--paper", "gone"], "run directory gone: holds no recipe.yaml"),
+        (["--paper", "a", "--about", "sed"], "--about sed: no run says that (did you mean seed?)"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

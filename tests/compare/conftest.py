@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="session")
 def demo_records() -> dict[str, Record]:
-    """The demo's records, with a price of an hour in the plan."""
+    """The demo's records, with a price of an hour in the plan, and the machine that trained."""
     records = {
         name: read_record_file(ROOT / f"benchmarks/records/demo/{name}.json", stage.record, missing="", damaged="")
         for name, stage in STAGES.items()
@@ -29,6 +29,7 @@ def demo_records() -> dict[str, Record]:
     price = PlanPrice(usd_per_hour=2.0, basis="shop here, a price list", date="2026-05-01")
     machines = tuple(machine.model_copy(update={"price": price}) for machine in plan.machines)
     records["plan"] = plan.model_copy(update={"machines": machines})
+    records["train"] = records["train"].model_copy(update={"machine": "cpu"})
     return records
 
 

@@ -50,3 +50,20 @@ def test_scores_without_base_or_interval_are_said(plain_side):
     whole = bare.model_copy(update={"low": 0.5, "high": 0.7})
     base = whole.model_copy(update={"name": "t, base"})
     assert list(check_side(plain_side(scores=(whole, base)))) == []
+
+
+def test_a_ttft_that_no_chip_can_make_is_named(plain_side, cell):
+    fast, slow, unsaid = cell(ttft_ms=6.3), cell(ttft_ms=6.5), cell(ttft_ms=None)
+    side = plain_side(cells=(fast, slow, unsaid), prompt_token_s=1e-4, served_on="1xh100")
+    (line,) = side.below_the_floor()
+    assert "its TTFT of 6.3 ms (64 in, 32 out, a burst) is below the floor of 6.4 ms" in line and "1xh100" in line
+    assert not list(side.model_copy(update={"prompt_token_s": None}).below_the_floor())
+    longer = fast.model_copy(update={"real_input_tokens": 60.0})
+    assert not list(side.model_copy(update={"cells": (longer,)}).below_the_floor())
+
+
+def test_more_right_than_the_questions_without_a_right_answer_leave(plain_side):
+    score = SideScore(task="t", name="t pass@5, base", value=0.8, low=0.7, high=0.9, questions=100, none_right=30)
+    (line,) = check_side(plain_side(scores=(score,)))
+    assert "0.800 is more than the 0.700 that 30 of 100 questions" in line
+    assert not list(check_side(plain_side(scores=(score.model_copy(update={"none_right": 20}),))))

@@ -160,3 +160,42 @@ def test_a_rule_less_would_let_a_headline_through(demo_side, monkeypatch):
     endpoint = {"url": "http://127.0.0.1:1", "vllm": "another"}
     compared = compare_sides([demo_side("a"), demo_side("b", bench={"endpoint": endpoint})])
     assert "serving speed" in headlines(compared)
+
+
+@pytest.mark.parametrize(
+    ("changed", "confounds"),
+    [
+        ({"trained_parameters": 7}, {"training speed", "quality", "cost"}),
+        ({"compiled_from_cache": False}, {"cost"}),
+    ],
+)
+def test_what_the_record_of_training_says_is_a_condition(demo_side, changed, confounds):
+    compared = compare_sides([demo_side("a"), demo_side("b", train=changed)])
+    (row,) = compared.differences
+    assert set(row.confounds) == confounds and not headlines(compared) & confounds
+
+
+def test_the_seed_is_that_of_the_records(demo_side, demo_records):
+    other = {"origin": demo_records["train"].origin.model_copy(update={"seed": 5})}
+    compared = compare_sides([demo_side("a"), demo_side("b", train=other)])
+    assert differing(compared) == {"train:seed"} and "quality" not in headlines(compared)
+    meant = compare_sides([demo_side("a"), demo_side("b", ["seed=5"], train=other)])
+    assert meant.about == ("seed",) and "quality" in headlines(meant)
+
+
+def test_a_value_outside_its_own_interval_is_refused(demo_side, demo_records, plain_side, served):
+    other = demo_side("b", train={"real_tokens_per_s": 2 * demo_records["train"].real_tokens_per_s})
+    (pair,) = compare_sides([demo_side("a"), other]).pairs
+    assert "training speed" not in {ratio.kind for ratio in pair.ratios}
+    assert pair.refused == ("Not shown, since it lies outside its own interval: training, real tokens/s.",)
+    wrong = served(2.0).model_copy(update={"ttft_ms": 3.0})
+    (pair,) = compare_sides([plain_side("a", cells=(served(1.0),)), plain_side("b", cells=(wrong,))]).pairs
+    assert "ms TTFT" not in {ratio.unit for ratio in pair.ratios} and len(pair.refused) == 1
+
+
+def test_a_score_outside_its_own_interval_is_refused(demo_side):
+    side = demo_side("b")
+    wrong = tuple(score.model_copy(update={"low": score.high, "high": 1.0}) for score in side.scores)
+    (pair,) = compare_sides([demo_side("a"), side.model_copy(update={"scores": wrong})]).pairs
+    assert "quality" not in {ratio.kind for ratio in pair.ratios}
+    assert len(pair.refused) == len(wrong) and "b: verilog-exact, base." in pair.refused[0]

@@ -11,6 +11,7 @@ from gemsmith.compare.ratios import (
     throughput_interval,
 )
 from gemsmith.compare.side import SideScore
+from gemsmith.evals.difference import bootstrap_interval
 
 
 def score(value, *, task="t", name="t, tuned", **values):
@@ -134,6 +135,17 @@ def test_a_score_without_an_interval_gets_the_widest_of_its_questions():
     low, high = own_interval(score(0.641, questions=156))
     assert (low, high) == pytest.approx((0.563, 0.712), abs=1e-3)
     assert own_interval(score(0.5, low=0.1, high=0.9)) == (0.1, 0.9)
+
+
+def test_how_many_questions_were_all_right_or_all_wrong_narrows_the_interval():
+    """It is no narrower than that of resampled scores which are so distributed, but for Wilson's own 1 %."""
+    known = {"questions": 156, "samples": 5, "all_right": 89, "none_right": 50}
+    narrow, wide = own_interval(score(100 / 156, **known)), own_interval(score(100 / 156, questions=156))
+    assert wide[0] < narrow[0] and narrow[1] < wide[1]
+    for between in ([0.8] * 12 + [0.6] + [0.2] * 4, [0.6] * 13 + [0.8] * 4, [0.8, 0.6] * 7 + [0.4] * 3):
+        shares = [1.0] * 89 + [0.0] * 50 + between
+        low, high = bootstrap_interval(shares)
+        assert sum(shares) == pytest.approx(100, abs=0.01) and narrow[1] - narrow[0] >= 0.98 * (high - low)
 
 
 def test_scores_of_other_tasks_are_refused_and_the_rest_is_compared(plain_side):

@@ -2,13 +2,14 @@ import math
 
 import pytest
 
-from gemsmith.compare.run_side import serve_machine, timed_steps, train_machine
+from gemsmith.compare.run_side import served_where_trained
+from gemsmith.train.timed import trained_s
 
 
 def test_the_numbers_are_those_of_the_records(demo_side, demo_records):
     side, train, bench = demo_side(), demo_records["train"], demo_records["bench"]
     assert side.real_tokens_per_s == train.real_tokens_per_s
-    assert side.train_hours == (train.compile_s + sum(step.step_s for step in train.steps)) / 3600
+    assert side.train_hours == trained_s(train) / 3600
     assert side.tokens == sum(step.real_tokens for step in train.steps)
     assert [cell.output_tokens_per_s for cell in side.cells] == [cell.output_tokens_per_s for cell in bench.cells]
     assert [cell.ttft_ms for cell in side.cells] == [cell.ttft_ms.p50 for cell in bench.cells]
@@ -26,16 +27,12 @@ def test_conditions_come_from_recipe_and_records(demo_side, demo_records):
     assert conditions["price:training_on_demand_date"] == "2026-05-01"
 
 
-def test_the_speed_of_the_resampled_steps_is_the_recorded_one(demo_records):
-    steps = timed_steps(demo_records["train"])
+def test_the_speed_of_the_resampled_steps_is_the_recorded_one(demo_side, demo_records):
+    steps = demo_side().timed_steps
     assert len(steps) == len(demo_records["train"].steps) - 1
     speed = sum(tokens for tokens, _ in steps) / sum(seconds for _, seconds in steps)
     assert speed == pytest.approx(demo_records["train"].real_tokens_per_s, rel=1e-12)
-
-
-def test_steps_after_a_resumption_compile_and_do_not_count(demo_records):
-    resumed = demo_records["train"].model_copy(update={"resumed_at": (100,)})
-    assert len(timed_steps(resumed)) == len(timed_steps(demo_records["train"])) - 1
+    assert len(demo_side(train={"resumed_at": (100,)}).timed_steps) == len(steps) - 1
 
 
 def test_a_run_without_records_is_a_side_of_its_recipe_alone(demo_side):
@@ -62,22 +59,19 @@ def test_a_load_of_which_no_request_was_completed_is_said_and_left_out(demo_side
     assert "no request of 64 tokens in was completed" in side.missing[0]
 
 
-def test_the_machine_is_the_cpu_the_only_one_planned_or_not_known(demo_records):
-    train, plan = demo_records["train"], demo_records["plan"]
-    assert train_machine(train, plan) == "cpu"
-    machine = train.origin.machine.model_copy(update={"accelerators": ("TPU v5",) * 4})
-    on_tpu = train.model_copy(update={"origin": train.origin.model_copy(update={"machine": machine})})
-    assert train_machine(on_tpu, plan) is None
-    alone = plan.model_copy(update={"machines": plan.machines[1:2]})
-    assert train_machine(on_tpu, alone) == "v5p-8"
-    assert train_machine(train, alone) is None
+def test_the_machine_is_the_one_that_the_record_of_training_names(demo_side, demo_records):
+    assert demo_side().train_rates["on demand"].machine == demo_side().serve_rates["on demand"].machine == "cpu"
+    (row,) = (row for row in demo_records["plan"].machines if row.name == "v5p-8")
+    assert demo_side(train={"machine": "2xh100"}, plan={"machines": (row,)}).train_rates == {}
+    assert demo_side(train={"machine": None}).train_rates == {}
 
 
-def test_a_load_test_from_elsewhere_says_nothing_of_the_server(demo_records):
-    train, plan, bench = demo_records["train"], demo_records["plan"], demo_records["bench"]
-    assert serve_machine(bench, train, plan) == "cpu"
-    far = bench.model_copy(update={"endpoint": {**bench.endpoint, "url": "http://10.0.0.9:8000"}})
-    assert serve_machine(far, train, plan) is None
+def test_a_load_test_from_elsewhere_says_nothing_of_the_server(demo_side, demo_records):
+    train, bench = demo_records["train"], demo_records["bench"]
+    assert served_where_trained(bench, train)
+    far = {**bench.endpoint, "url": "http://10.0.0.9:8000"}
+    assert not served_where_trained(bench.model_copy(update={"endpoint": far}), train)
+    assert demo_side(bench={"endpoint": far}).serve_rates == {}
 
 
 def test_a_score_is_of_a_task_with_all_that_makes_it(demo_side, demo_records):

@@ -2,6 +2,8 @@ import json
 
 import pytest
 
+from gemsmith.compare.comparison import compare_sides
+from gemsmith.compare.rules import KINDS
 from gemsmith.errors import InputError, RunError, VersionError
 from gemsmith.plan_records import PlanPrice
 from gemsmith.report.comparison import read_side, read_sides
@@ -82,9 +84,79 @@ def test_machines_that_the_records_do_not_tell_are_given(make_run):
     [
         (["v9"], r"--trained-on v9: the plan of run does not have it; it has v5p-8, v6e-8, 2xh100"),
         (["walk=v5p-8"], r"--trained-on walk=v5p-8: walk is not one of the runs; these are run"),
-        (["v5p-8"], r"--trained-on v5p-8: the train record of run has no accelerator"),
+        (["v5p-8"], r"--trained-on v5p-8: the train record of run has no accelerator, so it was trained on cpu"),
     ],
 )
 def test_a_machine_that_cannot_be_is_refused(make_run, given, message):
     with pytest.raises(InputError, match=message):
         read_sides([make_run().path], trained_on=given)
+
+
+def test_a_price_of_chips_that_did_not_train_is_refused_and_a_missing_one_said(make_run):
+    run = make_run()
+    price(run)
+    origin = read_record(run, STAGES["train"].record).origin
+    chips = origin.machine.model_copy(update={"accelerators": ("NVIDIA H100 80GB HBM3",) * 8})
+    change(run, "train", origin=origin.model_copy(update={"machine": chips}), machine="8xh100")
+    with pytest.raises(InputError, match=r"has 8 x NVIDIA H100 80GB HBM3, so it was trained on 8xh100"):
+        read_sides([run.path], trained_on=["2xh100"])
+    (side,) = read_sides([run.path])
+    assert side.train_rates == {} and any(
+        "no price of an hour of 8xh100, which trained" in line for line in side.missing
+    )
+
+
+def edit_recipe(run, key, value):
+    """As with an editor, after the run."""
+    recipe = json.loads(json.dumps(run.recipe.model_dump(mode="json")))
+    section, name = key.split(".")
+    recipe[section][name] = value
+    run.recipe_file.write_text(json.dumps(recipe))
+
+
+def bears(compared):
+    return {each.condition: set(each.confounds) for each in compared.differences if each.confounds}
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "stale", "spared"),
+    [
+        ("lora.rank", 32, "train:stale", set()),
+        ("optimizer.learning_rate", 0.5, "train:stale", set()),
+        ("bench.output_tokens", 77, "bench:stale", {"training speed", "quality"}),
+        ("eval.max_tokens", 77, "eval:stale", {"training speed", "serving speed", "cost"}),
+        ("hardware.machines", ["v5p-8"], None, {"training speed", "serving speed", "quality", "cost"}),
+    ],
+)
+def test_a_recipe_that_was_edited_afterwards_is_not_taken_for_what_the_records_were_made_from(
+    make_run, key, value, stale, spared
+):
+    """Runs of ranks 64 and 16 whose recipes were made alike afterwards had a headline."""
+    runs = [make_run("a"), make_run("b")]
+    before = read_sides([run.path for run in runs])
+    assert key in before[0].conditions and not before[0].unproven
+    unlike = bears(compare_sides(before, about=["model"]))
+    edit_recipe(runs[1], key, value)
+    sides = read_sides([run.path for run in runs])
+    found = bears(compare_sides(sides, about=["model"]))
+    added = {name: kinds for name, kinds in found.items() if name not in unlike}
+    assert set(added) == ({stale} if stale else set()), "the keys that may be others are no rows of their own"
+    assert (key not in sides[1].conditions) == (stale is not None)
+    assert set().union(*added.values()) == (set(KINDS) - spared if stale else set())
+
+
+def test_two_runs_that_are_stale_alike_are_not_alike(make_run):
+    runs = [make_run("a"), make_run("b")]
+    for run in runs:
+        edit_recipe(run, "lora.rank", 32)
+    compared = compare_sides(read_sides([run.path for run in runs]))
+    (row,) = (each for each in compared.differences if each.condition == "train:stale")
+    assert row.values == ("yes", "yes") and set(row.confounds) == set(KINDS)
+    assert compared.pairs[0].headlines() == []
+
+
+def test_a_record_replaced_since_confounds_what_was_made_from_it(make_run):
+    runs = [make_run("a"), make_run("b")]
+    change(runs[1], "data", rows=7)
+    found = bears(compare_sides(read_sides([run.path for run in runs]), about=["model"]))
+    assert "train:stale" in found and "lora.rank" in read_side(runs[1].path, "b").conditions

@@ -134,6 +134,15 @@ def test_several_runs_are_each_compared_with_the_first(make_run, undrawn):
 def test_the_papers_page_has_its_claims_and_no_headline(undrawn):
     redrawn = redraw(read_published())
     page = render_comparison(redrawn.comparison, redrawn)
-    assert page.count("✕ not so") == 4 and page.count("✓ holds") == 6
+    assert page.count("✕ not so") == 4 and page.count("✓ holds") == 17
     assert "1.82 × is that of 1.0 h" in page and 'class="big"' not in page
     assert Outline(page).wrong == []
+
+
+def test_runs_beside_the_paper_are_held_against_both_of_its_sides(make_run, undrawn):
+    (side,) = read_sides([make_run("mine").path])
+    redrawn = redraw(read_published(), [side])
+    page = render_comparison(redrawn.comparison, redrawn)
+    for first in ("paper&#39;s TPU", "paper&#39;s GPU"):
+        assert f"<h2>mine against {first}</h2>" in page
+    assert "drawn again, beside mine" in page and Outline(page).wrong == []

@@ -5,8 +5,9 @@ import pytest
 from gemsmith.bench_records import BenchRecord, Saturation
 from gemsmith.eval_records import EvalRecord, Score
 from gemsmith.plan_records import PlanRecord
+from gemsmith.records import ServerFacts, TrainRecord
 from gemsmith.report import findings
-from gemsmith.run import read_record
+from gemsmith.run import Run, read_record, write_record
 
 
 @pytest.mark.parametrize(("lengths", "rates", "expected"), [
@@ -98,3 +99,31 @@ def test_a_probe_is_never_the_middle_cell(make_run):
     probes = [cell.model_copy(update={"request_rate": rate, "probe": True}) for cell in bench.cells for rate in (2, 3)]
     found = findings.middle_cell(bench.model_copy(update={"cells": (*bench.cells, *probes)}))
     assert found.request_rate == 4
+
+
+@pytest.mark.parametrize(
+    ("machine", "quantization", "ttft_ms", "named"),
+    [
+        ("2xh100", "none", 120.0, True),
+        ("2xh100", "none", 125.0, False),
+        ("2xh100", "fp8", 62.0, False),
+        ("2xh100", None, 62.0, False),
+        ("2xh100", None, 60.0, True),
+        ("cpu", "none", 0.1, False),
+        (None, "none", 0.1, False),
+    ],
+)
+def test_a_ttft_that_the_chips_cannot_make_is_told(make_run, machine, quantization, ttft_ms, named):
+    """4,096 tokens of the 31B take two H100 121 ms at their bfloat16 peak, and half of that at the fp8 one."""
+    made = make_run(steps=2, lengths=(4096,), rates=(1.0,))
+    run = Run(path=made.path, recipe=made.recipe.model_copy(update={"model": "gemma4-31b"}))
+    train, bench = read_record(run, TrainRecord), read_record(run, BenchRecord)
+    write_record(run, train.model_copy(update={"machine": machine}))
+    (cell,) = bench.cells
+    ttft = cell.ttft_ms.model_copy(update={"p50": ttft_ms})
+    cells = (cell.model_copy(update={"ttft_ms": ttft, "real_input_tokens": 4096.0}),)
+    here, server = {"url": "http://127.0.0.1:8000"}, ServerFacts(quantization=quantization)
+    write_record(run, bench.model_copy(update={"cells": cells, "endpoint": here, "server": server}))
+    notices = findings.find_notices(findings.read_findings(run))
+    told = [notice.text for notice in notices if "below the floor" in notice.text]
+    assert len(told) == named and all("takes on 2xh100 at its peak" in text for text in told)

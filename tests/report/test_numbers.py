@@ -5,11 +5,11 @@ import math
 
 import pytest
 
-from gemsmith.report import cost, curves, examples, numbers
+from gemsmith.report import curves, examples, numbers
 from gemsmith.report.sections import provenance
 
 
-@pytest.mark.parametrize("module", [numbers, cost, curves, examples, provenance])
+@pytest.mark.parametrize("module", [numbers, curves, examples, provenance])
 def test_examples_in_the_docstrings_hold(module):
     results = doctest.testmod(module)
     assert results.attempted > 0 and results.failed == 0

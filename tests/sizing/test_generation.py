@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from gemsmith.hardware import load_catalogue
-from gemsmith.sizing.generation import Served, decode_step, prefill
+from gemsmith.sizing.generation import Served, decode_step, least_token_s, prefill
 from gemsmith.sizing.serving import kv_bytes, weights_bytes
 from gemsmith.zoo import find_variant
 
@@ -64,4 +64,18 @@ def test_a_chip_of_two_devices_has_half_of_its_speed_in_each():
     assert (
         decode_step(one, requests=1, context=1).hbm_s
         == 2 * decode_step(replace(one, machine=single), requests=1, context=1).hbm_s
+    )
+
+
+def test_the_least_of_a_prompt_is_its_matmuls_at_the_peak_of_all_chips():
+    """123 and 455 ms for 15,360 tokens of the 31B on v6e-8 and on two H100."""
+    dense = find_variant("gemma4-31b")
+    for machine, flops_per_s, milliseconds in (("v6e-8", 8 * 918e12, 123), ("2xh100", 2 * 989.5e12, 455)):
+        found = least_token_s(dense, MACHINES[machine])
+        assert found == pytest.approx(2 * 29.3e9 / flops_per_s, rel=1e-3)
+        assert round(1000 * 15_360 * found) == milliseconds
+    for model in ("gemma4-e2b", "gemma4-26b-a4b", "gemma4-31b"):
+        assert 15_360 * least_token_s(find_variant(model), MACHINES["1xh200"]) < prefill(served(model), 15_360).matmul_s
+    assert least_token_s(replace(dense, kv_shared_layers=30), MACHINES["v6e-8"]) < 0.55 * least_token_s(
+        dense, MACHINES["v6e-8"]
     )

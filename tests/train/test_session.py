@@ -6,10 +6,11 @@ import signal
 import pytest
 
 from gemsmith.errors import DataError, EngineError, Preempted
+from gemsmith.provenance import start_clock
 from gemsmith.records import TrainStep
 from gemsmith.run import Run
 from gemsmith.train import session
-from gemsmith.train.session import Outcome, Session, _per_s
+from gemsmith.train.session import Facts, Outcome, Session, _per_s
 
 GOOD = {"grad_norm": 1.0, "real_tokens": 10, "targets": 5, "skipped": False, "told_to_stop": False}
 
@@ -17,7 +18,7 @@ GOOD = {"grad_norm": 1.0, "real_tokens": 10, "targets": 5, "skipped": False, "to
 class Still:
     """A backend that has saved nothing and runs what a test asks for."""
 
-    writes = False
+    name, packages, writes = "still", (), False
 
     def __init__(self, outcomes=()):
         self.outcomes, self.deleted = outcomes, 0
@@ -33,6 +34,11 @@ class Still:
 
     def delete_saved(self):
         self.deleted += 1
+
+    def facts(self):
+        devices = ("NVIDIA H200",) * 8
+        nothing = {"adapted": {}, "trained_parameters": 0, "mesh": {}, "attention": {}, "remat": "none", "hosts": 1}
+        return Facts(accelerators=devices, peak_memory_bytes=0, **nothing)
 
     def run(self):
         for number, changed in enumerate(self.outcomes, 1):
@@ -98,6 +104,14 @@ def test_each_step_is_logged_with_the_rate_that_it_was_planned_with(session_of):
     attempt.train()
     assert [step.step for step in attempt.log.steps] == [1, 2, 3, 4]
     assert [step.learning_rate for step in attempt.log.steps[:3]] == [0, 5e-3, 1e-2]  # two steps of warm-up
+
+
+def test_the_record_names_the_machine_that_trained_not_the_one_that_was_planned_for(session_of):
+    attempt = session_of({}, {}, {}, {})
+    attempt.train()
+    record = attempt.record(start_clock(), "tiny")
+    assert attempt.run.recipe.hardware.machines == ("v5p-8", "v6e-8", "2xh100")
+    assert record.machine == "8xh200" and record.against_plan is None
 
 
 def test_a_step_without_targets_or_of_a_bad_loss_is_not_logged(session_of):

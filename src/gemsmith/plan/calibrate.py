@@ -190,7 +190,7 @@ def _served_on(run: Run, record: BenchRecord, train: TrainRecord | None) -> Comp
     if any("cpu" in f"{package} {version}" for package, version in record.origin.versions.items() if "vllm" in package):
         return tested
     trained = train.origin.machine if train else tested
-    if trained.accelerators and trained.model_copy(update={"accelerators": ()}) == tested:
+    if trained.accelerators and tested.is_computer_of(trained):
         return trained
     raise RunError(
         f"--calibrate {run.path}: bench.json does not tell which accelerators served, and train.json is of no training "

@@ -3,12 +3,16 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from gemsmith.compare.run_side import side_of_run
+from gemsmith.compare.run_side import side_of_run, with_floor
 from gemsmith.compare.side import Side
 from gemsmith.errors import InputError, VersionError
+from gemsmith.hardware import load_catalogue, machines_with
 from gemsmith.report.findings import Findings, find_notices, read_findings
-from gemsmith.run import Run, find_run, read_record
+from gemsmith.run import Run, find_run, read_record, unproven_keys
 from gemsmith.stages import STAGES
+
+_READ = ("data", "train", "export", "bench", "eval")
+"""Stages whose numbers are compared; of the plan prices alone are."""
 
 
 def read_sides(folders: Sequence[Path], *, trained_on: Sequence[str] = (), served_on: Sequence[str] = ()) -> list[Side]:
@@ -39,8 +43,9 @@ def read_side(folder: Path, name: str, *, trained_on: str | None = None, served_
                 f"--{option} {machine}: the plan of {name} does not have it; it has {', '.join(planned) or 'none'}; "
                 f"add it to hardware.machines and run: gemsmith plan {folder}"
             )
-    _refuse_accelerator(findings, name, trained_on)
-    return side_of_run(
+    if trained_on is not None and findings.train is not None:
+        _refuse_other_devices(run, findings.train.origin.machine.accelerators, name, trained_on)
+    side = side_of_run(
         name,
         str(folder),
         run.recipe,
@@ -48,7 +53,10 @@ def read_side(folder: Path, name: str, *, trained_on: str | None = None, served_
         missing=_missing(findings, run),
         trained_on=trained_on,
         served_on=served_on,
+        stale=findings.stale,
+        unproven=unproven_keys(run, [record for stage, record in findings.records().items() if stage in _READ]),
     )
+    return with_floor(side, run.recipe, findings.bench)
 
 
 def _names(folders: Sequence[Path]) -> list[str]:
@@ -82,11 +90,13 @@ def _refuse_other_versions(run: Run) -> None:
                 pass  # damaged, which the page says
 
 
-def _refuse_accelerator(findings: Findings, name: str, machine: str | None) -> None:
+def _refuse_other_devices(run: Run, devices: Sequence[str], name: str, machine: str) -> None:
     """A price of chips that training has not seen would make a cost that nobody pays."""
-    if findings.train and not findings.train.origin.machine.accelerators and machine not in (None, "cpu"):
+    having = [found.name for found in machines_with(load_catalogue(run.recipe.hardware.catalogue), devices, [machine])]
+    if having and machine not in having:
+        has = f"{len(devices)} x {devices[0]}" if devices else "no accelerator"
         raise InputError(
-            f"--trained-on {machine}: the train record of {name} has no accelerator, so it was trained on cpu"
+            f"--trained-on {machine}: the train record of {name} has {has}, so it was trained on {' or '.join(having)}"
         )
 
 
@@ -98,6 +108,10 @@ def _missing(findings: Findings, run: Run) -> tuple[str, ...]:
     lines += [notice.text for notice in find_notices(findings) if notice.grave]
     if findings.stale:
         lines.append(f"made from other settings than the recipe there now: {', '.join(findings.stale)}.")
-    if findings.plan and not any(machine.price or machine.price_spot for machine in findings.plan.machines):
-        lines.append(f"plan.json says no price of an hour, so there is no cost; run: gemsmith plan {run.path}")
+    machines = findings.plan.machines if findings.plan else ()
+    priced = [machine.name for machine in machines if machine.price or machine.price_spot]
+    trained_on = findings.train.machine if findings.train else None
+    if findings.plan and (not priced or trained_on not in (None, *priced)):
+        of = f" of {trained_on}, which trained; add it to hardware.machines" if priced else ""
+        lines.append(f"plan.json says no price of an hour{of}, so there is no cost; run: gemsmith plan {run.path}")
     return tuple(lines)

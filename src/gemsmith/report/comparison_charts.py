@@ -119,15 +119,15 @@ def _bars(both: dict[int, Side], name: str, title: str, unit: str, of: Any, *, l
     )
 
 
-def cost_chart(curve: Curve, names: tuple[str, str], basis: str = "", *, place: int = 1) -> Chart:
+def cost_chart(curve: Curve, names: tuple[str, str], basis: str = "", *, places: tuple[int, int] = (0, 1)) -> Chart:
     """Dollars of training and N hours of serving, and where the two cost the same.
 
-    `place`: of the other among all sides, for its colour.
+    `places`: of the two among all sides, for their colours.
     """
     even = curve.break_even_hours
     last = min(_MOST_HOURS, max(_LEAST_HOURS, 1.6 * even)) if even is not None else _LEAST_HOURS
     shown = even is not None and even < last
-    colours = SERIES[0], SERIES[place % 6]
+    colours = [SERIES[place % 6] for place in places]
 
     def draw(axes: Any) -> None:
         ends = curve.usd(0), curve.usd(last)

@@ -15,6 +15,7 @@ def render_comparison(comparison: Comparison, redrawn: Redrawn | None = None) ->
     from gemsmith.report import comparison_charts as charts
 
     names = [side.name for side in comparison.sides]
+    beside = f", beside {', '.join(names[2:])}" if names[2:] else ""
     at_catalogue = [
         charts.cost_chart(curve, (names[0], names[1]), "at the catalogue’s prices")
         for curve in (redrawn.at_catalogue if redrawn else ())
@@ -23,12 +24,12 @@ def render_comparison(comparison: Comparison, redrawn: Redrawn | None = None) ->
     html = template.render(
         comparison=comparison,
         names=names,
-        title=words.title(comparison) if redrawn is None else f"{redrawn.title}, drawn again",
+        title=words.title(comparison) if redrawn is None else f"{redrawn.title}, drawn again{beside}",
         lede=words.lede(comparison),
         redrawn=redrawn,
         bearing=[each for each in comparison.differences if each.confounds or each.about],
         others=[each for each in comparison.differences if not each.confounds and not each.about],
-        pairs=[_pair(comparison, pair, place) for place, pair in enumerate(comparison.pairs, 1)],
+        pairs=[_pair(comparison, pair) for pair in comparison.pairs],
         loss=charts.loss_chart(comparison),
         at_catalogue=at_catalogue,
         words=words,
@@ -36,14 +37,16 @@ def render_comparison(comparison: Comparison, redrawn: Redrawn | None = None) ->
     return str(html).encode("utf-8", "replace").decode()
 
 
-def _pair(comparison: Comparison, pair: Pair, place: int) -> dict[str, Any]:
+def _pair(comparison: Comparison, pair: Pair) -> dict[str, Any]:
     from gemsmith.report import comparison_charts as charts
 
+    names = [side.name for side in comparison.sides]
+    places = names.index(pair.first), names.index(pair.other)
     drawn: list[Chart | None] = [charts.speed_chart(comparison, pair), charts.latency_chart(comparison, pair)]
     return {
         "pair": pair,
         "tiles": list(words.main_ratios(pair)),
         "groups": words.groups(pair),
         "serving": [chart for chart in drawn if chart is not None],
-        "cost": [charts.cost_chart(curve, (pair.first, pair.other), place=place) for curve in pair.curves],
+        "cost": [charts.cost_chart(curve, (pair.first, pair.other), places=places) for curve in pair.curves],
     }

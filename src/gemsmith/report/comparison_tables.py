@@ -8,12 +8,13 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from gemsmith.compare.comparison import Comparison
-from gemsmith.compare.published import Redrawn, Verdict
+from gemsmith.compare.comparison import Comparison, Pair
+from gemsmith.compare.published import Redrawn
 from gemsmith.compare.ratios import Ratio
 from gemsmith.report import comparison_words as words
 from gemsmith.terminal import open_console
 
+VERDICTS = ("", "version", "says", "found")
 CSV_COLUMNS = (
     "row",
     "kind",
@@ -50,7 +51,7 @@ def print_comparison(comparison: Comparison) -> None:
             console.print(_table(f"{group.kind}: {pair.other} against {pair.first}", header, cells))
             if group.confounded_by:
                 console.print(Text(f"confounded by {', '.join(group.confounded_by)}", style="yellow"), soft_wrap=True)
-        for line in (*pair.refused, *curve_lines(comparison, pair.other)):
+        for line in (*pair.refused, *curve_lines(pair)):
             console.print(Text(line), soft_wrap=True)
     for notice in comparison.notices:
         console.print(Text.assemble(("notice: ", "yellow"), notice), soft_wrap=True)
@@ -59,16 +60,15 @@ def print_comparison(comparison: Comparison) -> None:
 def print_verdicts(redrawn: Redrawn) -> None:
     """What its claims come to, on stdout."""
     console = open_console(stderr=False, soft_wrap=False)
-    rows = [(_mark(verdict), verdict.claim, verdict.found) for verdict in redrawn.verdicts]
-    console.print(_table(f"What {redrawn.title} says, and what its own figures say", ("", "says", "found"), rows))
-    names = [side.name for side in redrawn.comparison.sides]
+    console.print(_table(f"What {redrawn.title} says, and what its own figures say", VERDICTS, _verdict_rows(redrawn)))
+    names = [side.name for side in redrawn.comparison.sides[:2]]
+    console.print(_table("What else it reports", ("", *names), _figure_rows(redrawn)))
     for curve in redrawn.at_catalogue:
         console.print(Text(f"At the catalogue's prices, {curve.way}: {curve.say(*names)}"), soft_wrap=True)
 
 
-def curve_lines(comparison: Comparison, other: str) -> list[str]:
+def curve_lines(pair: Pair) -> list[str]:
     """What training and serving cost over time, a line for each way of buying."""
-    pair = next(pair for pair in comparison.pairs if pair.other == other)
     return [f"Training and serving, {curve.way}: {curve.say(pair.first, pair.other)}" for curve in pair.curves]
 
 
@@ -88,13 +88,13 @@ def markdown_of(comparison: Comparison, redrawn: Redrawn | None = None) -> str:
             lines += _markdown_table(header, [_cells(ratio) for ratio in group.ratios])
             confounds = ", ".join(f"`{name}`" for name in group.confounded_by)
             lines += [f"Confounded by {confounds}." if confounds else "Nothing that is recorded confounds these.", ""]
-        lines += _markdown_list([*pair.refused, *curve_lines(comparison, pair.other)])
+        lines += _markdown_list([*pair.refused, *curve_lines(pair)])
     if redrawn is not None:
         lines += [f"## What {redrawn.title} says, and what its own figures say", ""]
-        rows = [(_mark(verdict), verdict.claim, verdict.found) for verdict in redrawn.verdicts]
-        lines += _markdown_table(("", "says", "found"), rows)
+        lines += _markdown_table(VERDICTS, _verdict_rows(redrawn))
+        lines += ["What else it reports:", "", *_markdown_table(("", *names[:2]), _figure_rows(redrawn))]
         lines += _markdown_list(
-            [f"At the catalogue's prices, {way.way}: {way.say(*names)}" for way in redrawn.at_catalogue]
+            [f"At the catalogue's prices, {way.way}: {way.say(*names[:2])}" for way in redrawn.at_catalogue]
         )
     lines += _markdown_list(comparison.notices)
     return "\n".join(lines).rstrip() + "\n"
@@ -155,8 +155,12 @@ def _cells(ratio: Ratio) -> tuple[str, ...]:
     )
 
 
-def _mark(verdict: Verdict) -> str:
-    return "holds" if verdict.holds else "does not hold"
+def _verdict_rows(redrawn: Redrawn) -> list[tuple[str, ...]]:
+    return [("holds" if each.holds else "does not hold", each.of, each.claim, each.found) for each in redrawn.verdicts]
+
+
+def _figure_rows(redrawn: Redrawn) -> list[tuple[str, ...]]:
+    return [(what, *(value or "–" for value in both)) for what, both in redrawn.figures.items()]
 
 
 def _table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gemsmith.bench_records import BenchCell, BenchRecord, Saturation
+from gemsmith.compare.run_side import side_of_run, with_floor
 from gemsmith.errors import RunError
 from gemsmith.eval_records import EvalRecord, LmEvalRecord
 from gemsmith.evals.compare import SIGNIFICANT, describe_change
@@ -33,6 +34,7 @@ _NAMED_STEPS = 5
 class Findings:
     """The records of a run, None where there is none that can be read; `problems` or `left_out` says why."""
 
+    run: Run
     plan: PlanRecord | None
     data: DataRecord | None
     train: TrainRecord | None
@@ -88,7 +90,7 @@ def read_findings(run: Run) -> Findings:
                 problems[stage] = f"No {stage}.json in this run: gemsmith {stage} makes it."
     stale = tuple(stage for stage, record in records.items() if record is not None and _is_stale(run, record))
     lm_eval = _read_lm_eval(run, problems)
-    return Findings(**records, lm_eval=lm_eval, problems=problems, left_out=left_out, stale=stale)  # type: ignore[arg-type]  # each stage's own class, by STAGES
+    return Findings(**records, run=run, lm_eval=lm_eval, problems=problems, left_out=left_out, stale=stale)  # type: ignore[arg-type]  # each stage's own class, by STAGES
 
 
 def _read_lm_eval(run: Run, problems: dict[str, str]) -> LmEvalRecord | None:
@@ -118,6 +120,9 @@ def find_notices(findings: Findings) -> list[Notice]:
         notices += [
             Notice(grave=False, text=text) for text in record.notices if not _said_again(text, record, findings)
         ]
+    side = side_of_run("", "", findings.run.recipe, findings.records())
+    floors = with_floor(side, findings.run.recipe, findings.bench).below_the_floor()
+    notices += [Notice(grave=False, text=f"The load test: {line}") for line in floors]
     if findings.stale:
         text = (
             "Made from other settings or an earlier record than those now in the run directory: "

@@ -140,7 +140,9 @@ def _cost(findings: Findings) -> Headline:
         )
     steps = f"{findings.plan.priced} on {machine.name}, the cheapest that fits"
     low, high = machine.usd
-    why = "no train record" if findings.train is None else "which of the plan’s machines trained is not told"
+    trained_on = findings.train.machine if findings.train else None
+    why = f"the plan has no price of {trained_on}" if trained_on else "which of the plan’s machines trained is not told"
+    why = "no train record" if findings.train is None else why
     return Headline(
         question=question,
         answer=numbers.span(numbers.usd(low), numbers.usd(high)),
@@ -155,8 +157,7 @@ def _cost_lines(found: Spent) -> Iterator[str]:
         yield f"on {price.machine}, for which no rent is paid"
         return
     yield f"measured time on {price.machine} at {numbers.usd(price.usd_per_hour)}/h"
-    if found.training is not None:
-        yield f"training {numbers.usd(found.training)}"
+    yield f"training {numbers.usd(found.training)}"
     if found.per_million_trained_tokens is not None:
         yield f"{numbers.price(found.per_million_trained_tokens)} per million real tokens"
     if found.served is not None:

@@ -85,6 +85,16 @@ def prefill(served: Served, tokens: int, pictures: Pictures | None = None) -> Ro
     )
 
 
+def least_token_s(variant: Variant, machine: Machine) -> float:
+    """Seconds that a token of a prompt takes at the least: its matmuls at the bfloat16 peak of all of the machine.
+
+    Without attention, and without layers that take others' keys and values: a server may leave those out for all but
+    the last token.
+    """
+    met = _parameters_met(variant, tuple(layer for layer in range(variant.layers) if variant.shares_kv(layer)))
+    return 2 * (met - variant.vocabulary * variant.embed_dim) / (machine.chip.flops_per_s * machine.chips)
+
+
 def _sums_s(served: Served, tokens: float) -> float:
     """Each sum sends and receives the residual stream once around the devices."""
     speed = served.machine.interconnect_bytes_per_s
@@ -129,11 +139,11 @@ def _touched_experts(variant: Variant, tokens: float) -> float:
 
 
 @functools.cache
-def _parameters_met(variant: Variant) -> float:
-    """Weights that one token is multiplied with."""
+def _parameters_met(variant: Variant, without: tuple[int, ...] = ()) -> float:
+    """Weights that one token is multiplied with, `without` those of some layers."""
     share = variant.experts_per_token / variant.experts if variant.experts else 0.0
     return sum(
         tensor.size * (share if tensor.role in _EXPERTS else 1)
         for tensor in text_tensors(variant)
-        if tensor.role != _LOOKED_UP
+        if tensor.role != _LOOKED_UP and tensor.layer not in without
     )

@@ -36,7 +36,7 @@ from gemsmith.train.log import Display, Events, Sink, StepLog, StepsFile
 from gemsmith.train.schedule import learning_rate
 from gemsmith.train.spikes import spike_limit
 from gemsmith.train.steps import schedule_notices
-from gemsmith.train.timed import against_plan, describe, timed_steps
+from gemsmith.train.timed import against_plan, describe, machine_of, timed_steps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,7 +149,7 @@ class Session:
         return StepsFile(self.run, earlier), Events(self.run, done=self.done), display
 
     def _compare(self, steps: Sequence[TrainStep]) -> str | None:
-        found = against_plan(self.run, self._backend.facts().accelerators, steps)
+        found = against_plan(self.run, machine_of(self.run, self._backend.facts().accelerators), steps)
         return None if found is None else describe(found)
 
     def _resume(self) -> tuple[int, list[TrainStep], list[int]]:
@@ -266,6 +266,7 @@ class Session:
         """The record of a finished training of the model of this name."""
         run, steps, facts = self.run, self.log.steps, self._backend.facts()
         inside = run.recipe.train.checkpoint_folder is None
+        machine = machine_of(run, facts.accelerators)
         return TrainRecord(
             origin=self._origin(clock, facts.accelerators),
             backend=self._backend.name,
@@ -282,11 +283,12 @@ class Session:
             spikes=tuple(step.step for step in steps if step.spike),
             skipped=tuple(step.step for step in steps if step.skipped),
             hosts=facts.hosts,
+            machine=machine,
             compile_s=facts.compile_s,
             compiled_from_cache=facts.compiled_from_cache,
             real_tokens_per_s=_per_s("real_tokens", steps, self.resumed_at),
             pictures=self._pictures(facts),
-            against_plan=against_plan(run, facts.accelerators, timed_steps(steps, self.resumed_at)),
+            against_plan=against_plan(run, machine, timed_steps(steps, self.resumed_at)),
             peak_memory_bytes=facts.peak_memory_bytes,
             last_checkpoint=f"{'checkpoints' if inside else run.checkpoints}/{self._last_saved()}",
             saves=self._saves,

@@ -1,4 +1,4 @@
-"""Which steps of a training say how fast it is, and what the plan had said of them."""
+"""Where a training ran, its seconds, which of its steps say how fast it is, and what the plan had said of them."""
 
 import statistics
 from collections.abc import Sequence
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from gemsmith.errors import GemsmithError
 from gemsmith.hardware import load_catalogue, machines_with
 from gemsmith.plan_records import PlanRecord
-from gemsmith.records import AgainstPlan, TrainStep
+from gemsmith.records import AgainstPlan, TrainRecord, TrainStep
 from gemsmith.run import Run, is_complete, read_record
 
 
@@ -16,16 +16,36 @@ def timed_steps(steps: Sequence[TrainStep], resumed_at: Sequence[int]) -> list[T
     return [step for step in steps if step.step not in warming]
 
 
-def against_plan(run: Run, accelerators: Sequence[str], steps: Sequence[TrainStep]) -> AgainstPlan | None:
+def trained_s(train: TrainRecord) -> float:
+    """Seconds of training: what is paid for, and the only ones that dollars are made of.
+
+    The last start as a whole, from reading the checkpoint to the record, and the steps that earlier starts had done; at
+    least compiling and all steps, which is more where the last start found nothing left to train. No record has what
+    earlier starts took beside their steps, nor steps that were lost with them.
+    """
+    before = sum(step.step_s for step in train.steps if step.step <= max(train.resumed_at, default=0))
+    return max(train.origin.duration_s + before, train.compile_s + sum(step.step_s for step in train.steps))
+
+
+def machine_of(run: Run, accelerators: Sequence[str]) -> str | None:
+    """The machine of the catalog that has these devices, as TrainRecord.machine says it."""
+    try:
+        catalogue = load_catalogue(run.recipe.hardware.catalogue)
+    except GemsmithError:  # gone since the plan: training does not need it
+        return None
+    found = machines_with(catalogue, accelerators, run.recipe.hardware.machines)
+    return found[0].name if len(found) == 1 else None
+
+
+def against_plan(run: Run, trained_on: str | None, steps: Sequence[TrainStep]) -> AgainstPlan | None:
     """What plan.json says of a step on this machine, and what these steps took.
 
     None without steps, or a plan of this recipe that has the machine.
     """
     if not steps or not _is_planned(run):
         return None
-    names = {machine.name for machine in machines_with(load_catalogue(run.recipe.hardware.catalogue), accelerators)}
     for machine in read_record(run, PlanRecord).machines:
-        if machine.name in names:
+        if machine.name == trained_on:
             seen = statistics.median(step.step_s for step in steps)
             return AgainstPlan(machine=machine.name, planned_step_s=machine.step_s, step_s=seen, steps=len(steps))
     return None

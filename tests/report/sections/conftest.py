@@ -22,7 +22,7 @@ from gemsmith.eval_records import (
     TaskResult,
 )
 from gemsmith.grids import GRIDS, Load
-from gemsmith.plan_records import PlanRecord
+from gemsmith.plan_records import PlanPrice, PlanRecord
 from gemsmith.records import DataRecord, ServeRecord, ServerFacts, TrainRecord
 from gemsmith.report.page import render_page
 from gemsmith.run import Run, read_record, write_record
@@ -38,6 +38,7 @@ PARTS = {
     "logits": int(4.1 * GIB),
     "runtime": int(1.5 * GIB),
 }
+PRICE = PlanPrice(usd_per_hour=16.8, basis="seller region", date="2026")
 FACTS = ServerFacts(
     version="0.32.0",
     dtype="bfloat16",
@@ -205,13 +206,19 @@ def large_run(make_run: Callable[..., Run]) -> Run:
     """Trained on four chips of a TPU, with prices, memory in parts, and 1,244 steps."""
     run = make_run(name="large", steps=1_244, resumed_at=(600,))
     train, plan, data = (read_record(run, kind) for kind in (TrainRecord, PlanRecord, DataRecord))
-    first = plan.machines[0].model_copy(update={"parts": PARTS, "usd_spot": (2.1, 3.3)})
+    first = plan.machines[0].model_copy(update={"parts": PARTS, "usd_spot": (2.1, 3.3), "price": PRICE})
     write_record(run, plan.model_copy(update={"machines": (first, *plan.machines[1:])}))
     pictures = {"pictures": 812, "soft_tokens": 227_360, "most_patches": 5_040}
     write_record(run, data.model_copy(update=pictures))
     machine = train.origin.machine.model_copy(update={"accelerators": ("TPU v5",) * 4})
     origin = train.origin.model_copy(update={"machine": machine, "duration_s": 1_300.0})
-    used = {"peak_memory_bytes": int(55.7 * GIB), "compile_s": 118.2, "spikes": (700,), "skipped": (700,)}
+    used = {
+        "peak_memory_bytes": int(55.7 * GIB),
+        "machine": "v5p-8",
+        "compile_s": 118.2,
+        "spikes": (700,),
+        "skipped": (700,),
+    }
     write_record(run, train.model_copy(update={"origin": origin, **used}))
     write_record(run, large_bench(read_record(run, BenchRecord)))
     write_record(run, large_eval(read_record(run, EvalRecord)))

@@ -10,6 +10,7 @@ from gemsmith.report import numbers
 from gemsmith.report.cost import trained_machine
 from gemsmith.report.findings import Findings
 from gemsmith.run import Run
+from gemsmith.train.timed import timed_steps
 
 _RUNTIME = "runtime"
 
@@ -63,8 +64,7 @@ def memory_parts(machine: MachinePlan, used: int | None) -> list[Part]:
 
 def _steps(machine: MachinePlan, train: TrainRecord) -> str | None:
     """A step's time, planned and measured."""
-    compiling = {1, *(step + 1 for step in train.resumed_at)}
-    times = [step.step_s for step in train.steps if step.step not in compiling]
+    times = [step.step_s for step in timed_steps(train.steps, train.resumed_at)]
     if not times:
         return None
     measured, (low, high) = statistics.median(times), machine.step_s
