@@ -16,6 +16,7 @@ from gemsmith.evals.stage import evaluate
 from gemsmith.messages import text_of
 from gemsmith.recipe import Made
 from gemsmith.recipe_file import load_recipe
+from gemsmith.records import ServerFacts
 from gemsmith.run import Run, is_complete, made_from
 from gemsmith.serve.stage import Servers
 
@@ -136,7 +137,7 @@ def test_choices_are_scored_by_the_likelihoods_that_the_server_gives(
 
 
 class _Served:
-    model = "demo"
+    model, facts = "demo", ServerFacts()
 
 
 def _refuse() -> Any:

@@ -143,7 +143,8 @@ def run_stage(run: Run, stage: str, *, force: bool = False, unverified: bool = F
         open_console().print(f"{stage} is complete in {run.path}; --force does it again")
         return read_record(run, STAGES[stage].record)
     with contextlib.ExitStack() as stack:
-        record = _call(run, stage, _open_servers(run, stack, unverified=unverified) if stage in SERVED else None)
+        servers = _open_servers(run, stack, unverified=unverified) if stage in SERVED else None
+        record = _call(run, stage, servers, **({"fresh": True} if force and stage == "eval" else {}))
     if force:
         confirm_recipe(run)
     return record
@@ -152,7 +153,7 @@ def run_stage(run: Run, stage: str, *, force: bool = False, unverified: bool = F
 def _call(run: Run, stage: str, servers: "Servers | None", **options: bool) -> Record:
     module, name = STAGES[stage].function
     function: Callable[..., Any] = getattr(importlib.import_module(module), name)
-    record: Record = function(run, servers) if stage in SERVED else function(run, **options)
+    record: Record = function(run, *([servers] if stage in SERVED else []), **options)
     print_notices(record)
     return record
 

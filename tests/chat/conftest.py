@@ -47,6 +47,11 @@ def speaker() -> Iterator[Speaker]:
     told = Speaker(ending=ended())
 
     class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b'{"data": [{"id": "demo-tuned"}]}')
+
         def do_POST(self) -> None:
             told.asked.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
             self.send_response(told.status)

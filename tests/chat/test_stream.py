@@ -32,6 +32,14 @@ def test_what_is_asked_for_is_what_is_sent(speaker):
     }
 
 
+@pytest.mark.parametrize(("status", "asked"), [(400, 2), (422, 2), (404, 1), (500, 1)])
+def test_a_server_that_refuses_so_many_tokens_is_asked_once_more_for_what_it_has_room_for(speaker, status, asked):
+    speaker.status = status
+    with pytest.raises(EngineError, match=f"answered {status}"):
+        last(speaker)
+    assert [request.get("max_tokens") for request in speaker.asked] == [512, None][:asked]
+
+
 def test_the_first_token_and_the_rate_after_it_are_timed(speaker):
     speaker.pieces, speaker.wait_s, speaker.ending = ("a",) * 5, 0.05, (*speaker.ending[:1], "data: [DONE]")
     answer = last(speaker)

@@ -12,8 +12,7 @@ from gemsmith.errors import InputError
     [
         ([], "give either SOURCE"),
         (["runs/x", "--url", "http://a", "--model", "b"], "not both"),
-        (["--url", "a:1", "--model", "b"], "--url: a:1 was given"),
-        (["--url", "http://a"], "at least one --model"),
+        (["--url", "a:1", "--model", "b"], "--url a:1: must be http"),
         (["--url", "http://a", "--model", "b", "--unverified"], "without --set and --unverified"),
         (["runs/x", "--model", "best"], "allowed for a run: base, tuned"),
     ],

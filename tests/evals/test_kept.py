@@ -6,8 +6,19 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from gemsmith.evals.kept import appending, digest_model, digest_question, keep, keep_retry, read_kept, read_retries
+from gemsmith.evals.kept import (
+    appending,
+    digest_model,
+    digest_question,
+    keep,
+    keep_retry,
+    keep_server,
+    read_kept,
+    read_retries,
+    read_server,
+)
 from gemsmith.messages import plain_messages, text_message
+from gemsmith.records import ServerFacts
 from gemsmith.run import Run
 from gemsmith.serve.chat import Reply
 
@@ -22,6 +33,16 @@ def test_an_answer_is_on_disk_as_soon_as_it_is_kept(tmp_path: Path) -> None:
         assert read_kept(tmp_path / "answers") == {"a": ONE}
         keep(stream, "b", OTHER)
     assert read_kept(tmp_path / "answers") == {"a": ONE, "b": OTHER}
+
+
+def test_what_the_last_server_of_a_model_said_is_read_and_rubbish_is_left_out(tmp_path: Path) -> None:
+    file, facts = tmp_path / "answers", ServerFacts(dtype="bfloat16", unread=("version",))
+    with appending(file) as stream:
+        keep_server(stream, "a", ServerFacts())
+        keep_server(stream, "a", facts)
+        keep_server(stream, "b", ServerFacts())
+        stream.write(b'{"digest": "a", "server": {"dtype": 3}}\n{"digest": "a", "server": "x"}\n')
+    assert read_server(file, "a") == facts and read_server(file, "c") is None and read_kept(file) == {}
 
 
 def test_a_file_that_ends_anywhere_loses_one_answer_at_most_and_takes_the_next(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from gemsmith.errors import EngineError, MachineError
 from gemsmith.eval_records import EvalRecord
+from gemsmith.evals.kept import read_kept
 from gemsmith.evals.sampling import ANSWERS, sample_seed
 from gemsmith.evals.stage import evaluate
 from gemsmith.recipe import EvalTask
@@ -107,7 +108,7 @@ def test_a_second_start_asks_only_for_the_samples_that_are_missing(sampled: Run,
     hostile.deed = lambda _asked: chat(NONE) if len(hostile.asked) <= 3 else (400, b"")
     with pytest.raises(EngineError, match=r"of 6 questions and samples.*Prob00\d_and sample \d: http 400"):
         evaluated(sampled, hostile)
-    kept = len((sampled.logs / ANSWERS).read_text().splitlines())
+    kept = len(read_kept(sampled.logs / ANSWERS))
     assert 0 < kept <= 3
     hostile.forget()
     hostile.deed = lambda _asked: chat(NONE)

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -106,3 +107,65 @@ def test_columns_of_held_out_rows_that_are_not_read_are_counted_and_said(
     with Servers(run) as servers:
         assert evaluate(run, servers).ignored_columns == {"id": 1}
     assert "eval: ignored the columns id (1 row)" in capsys.readouterr().err
+
+
+def test_an_evaluation_that_is_forced_asks_again_and_says_what_it_replaces(
+    fake_vllm: Callable[..., Path], exported_run: Callable[..., Run], tmp_path: Path, gemsmith: Callable[..., Any]
+) -> None:
+    asked = tmp_path / "asked"
+    fake_vllm(answers=held_out(4), asked=str(asked))
+    run = exported_run({"eval": EVAL})
+    assert gemsmith("eval", run.path)[0] == 0 and len(asked.read_text().splitlines()) == 8
+    code, _, err = gemsmith("eval", run.path, "--set", "eval.limit=2", "--force")
+    assert code == 0 and len(asked.read_text().splitlines()) == 8 + 4
+    assert (
+        "the record of 4 answers of each model is replaced by one of 2 once that is complete; eval.limit: null -> 2"
+        in (" ".join(err.split()))
+    )
+    assert read_record(run, EvalRecord).tuned.n == 2
+
+
+@pytest.mark.slow
+def test_an_evaluation_that_is_forced_and_stopped_loses_nothing_and_goes_on(
+    fake_vllm: Callable[..., Path],
+    exported_run: Callable[..., Run],
+    gemsmith: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("gemsmith.evals.sampling.MOST_RESTARTS", 1)
+    fake_vllm(answers=held_out(4))
+    run = exported_run({"eval": EVAL | {"concurrency": 1}})
+    assert gemsmith("eval", run.path)[0] == 0
+    files = [run.record_file("eval"), *run.logs.glob("eval_*.jsonl")]
+    before = {file: file.read_bytes() for file in files}
+    fake_vllm(answers=held_out(4), die_after=1)
+    assert gemsmith("eval", run.path, "--force")[0] == 1
+    assert {file: file.read_bytes() for file in files} == before
+    fake_vllm(answers=held_out(4))
+    code, _, err = gemsmith("eval", run.path, "--force")
+    assert (
+        code == 0
+        and "is replaced" not in err
+        and "eval: tuned: 2 of 4 answers are there from an earlier start" in err
+        and err.count("from an earlier start") == 1
+    )
+    assert sorted(run.logs.glob("eval_*.jsonl")) == sorted(files[1:])
+
+
+def test_no_server_is_started_where_all_answers_are_there(
+    fake_vllm: Callable[..., Path], exported_run: Callable[..., Run]
+) -> None:
+    fake_vllm(answers=held_out(4), version_json={"version": "0.32.0"})
+    run = exported_run({"eval": EVAL})
+    with Servers(run) as servers:
+        record = evaluate(run, servers)
+    run.record_file("eval").unlink()
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise AssertionError("vLLM is started")
+
+    with Servers(run, start=refuse) as servers:
+        again = evaluate(run, servers)
+    assert (again.base, again.tuned, again.server) == (record.base, record.tuned, record.server)
+    assert again.server is not None and again.server.version == "0.32.0"
+    assert again.origin.versions == record.origin.versions

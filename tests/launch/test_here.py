@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from gemsmith.bucket import Bucket
-from gemsmith.errors import InputError, RunError
+from gemsmith.errors import InputError, MachineError, Preempted, RunError
 from gemsmith.launch.here import run_here
 from gemsmith.launch.inputs import find_inputs
 from gemsmith.launch.mirror import whole_steps
@@ -94,6 +94,57 @@ def test_saved_steps_are_sent_during_train_and_fetched_by_the_next_attempt(launc
     there = []
     here(launched_bucket, ["train"], lambda run, _: there.extend(run.checkpoints.rglob("*.json")))
     assert [path.parent.name for path in there] == ["5"]
+
+
+FINISHED = {"checkpoints/14/adapter": "a", "checkpoints/14/training.json": "{}", "train.json": "{}", "logs/steps": "2"}
+
+
+@pytest.mark.parametrize("moment", range(8))
+def test_stopped_while_the_last_step_is_copied_the_bucket_has_no_record_of_its_training(
+    launched_bucket, monkeypatch, moment
+):
+    """SIGTERM raises once, and what is sent after it, in the seconds that are left, goes on."""
+    write, written = Bucket.write, []
+
+    def stopped(self, name, content):
+        written.append(name)
+        if len(written) == moment + 1:
+            raise Preempted("stopped by SIGTERM")
+        write(self, name, content)
+
+    def train(run, stage):
+        for name, text in FINISHED.items():
+            (run.path / name).parent.mkdir(parents=True, exist_ok=True)
+            (run.path / name).write_text(text)
+        monkeypatch.setattr(Bucket, "write", stopped)
+
+    try:
+        here(launched_bucket, ["train"], train)
+    except Preempted:
+        pass
+    else:
+        assert moment == 7, "seven objects are written: two and .whole, recipe.yaml, logs, train.json and the report"
+    bucket = Bucket(launched_bucket)
+    assert whole_steps(bucket) == [14] or bucket.read("run/train.json") is None
+
+
+def test_a_step_that_could_not_be_copied_keeps_the_record_of_its_training_back(launched_bucket, monkeypatch):
+    write = Bucket.write
+
+    def broken(self, name, content):
+        if name.startswith("checkpoints/"):
+            raise MachineError("cannot be reached")
+        write(self, name, content)
+
+    def train(run, stage):
+        (run.checkpoints / "14").mkdir(parents=True)
+        (run.checkpoints / "14" / "training.json").write_text("{}")
+        run.record_file("train").write_text("{}")
+
+    monkeypatch.setattr(Bucket, "write", broken)
+    with pytest.raises(MachineError):
+        here(launched_bucket, ["train"], train)
+    assert Bucket(launched_bucket).read("run/train.json") is None
 
 
 def test_a_later_host_trains_and_writes_nothing(launched_bucket, tmp_path, monkeypatch):

@@ -106,10 +106,10 @@ STEP = {"10/adapter": "a" * 100, "10/.zarray": "hidden", "10/training.json": "{}
 
 @pytest.mark.parametrize("killed_at", range(5))
 def test_a_saved_step_is_whole_or_not_there(bucket, tmp_path, killed_at):
-    checkpoints = put(tmp_path / "checkpoints", STEP)
+    put(tmp_path / "run" / "checkpoints", STEP)
     mirror = Mirror(Recorded(bucket.url, killed_at), tmp_path / "run")
     try:
-        mirror.send_steps(checkpoints)
+        mirror.send_steps()
     except KeyboardInterrupt:
         assert whole_steps(bucket) == [] and killed_at < 4
         return
@@ -119,21 +119,22 @@ def test_a_saved_step_is_whole_or_not_there(bucket, tmp_path, killed_at):
 
 
 def test_steps_that_training_deleted_are_deleted_what_says_whole_first(bucket, tmp_path):
-    checkpoints = put(tmp_path / "checkpoints", STEP | {"20/training.json": "{}"})
+    checkpoints = put(tmp_path / "run" / "checkpoints", STEP | {"20/training.json": "{}"})
     recorded = Recorded(bucket.url)
     mirror = Mirror(recorded, tmp_path / "run")
-    mirror.send_steps(checkpoints)
+    mirror.send_steps()
     for path in (checkpoints / "10").iterdir():
         path.unlink()
     (checkpoints / "10").rmdir()
-    mirror.send_steps(checkpoints)
+    mirror.send_steps()
     assert whole_steps(bucket) == [20]
     assert names(recorded.changes, "delete")[0] == "checkpoints/10.whole"
     assert not bucket.names("checkpoints/10/")
 
 
 def test_a_step_that_is_not_what_was_saved_is_refused(bucket, tmp_path):
-    Mirror(bucket, tmp_path / "run").send_steps(put(tmp_path / "checkpoints", STEP))
+    put(tmp_path / "run" / "checkpoints", STEP)
+    Mirror(bucket, tmp_path / "run").send_steps()
     bucket.write("checkpoints/10/adapter", b"b")
     with pytest.raises(RunError, match=r"10/adapter: is not what was saved"):
         fetch_step(bucket, 10, tmp_path / "home")
@@ -155,13 +156,42 @@ def test_a_machine_that_was_given_up_as_lost_changes_nothing_any_more(bucket, tm
 def test_steps_are_copied_while_training_goes_on(bucket, tmp_path, monkeypatch):
     monkeypatch.setattr("gemsmith.launch.mirror._BETWEEN_LOOKS_S", 0.02)
     mirror = Mirror(bucket, tmp_path / "run")
-    with mirror.watching(tmp_path / "checkpoints"):
-        put(tmp_path / "checkpoints", STEP)
+    with mirror.watching():
+        put(tmp_path / "run" / "checkpoints", STEP)
         deadline_s = time.monotonic() + 10
         while not whole_steps(bucket) and time.monotonic() < deadline_s:
             time.sleep(0.01)
         assert whole_steps(bucket) == [10]
     assert mirror.failures == ()
+
+
+@pytest.mark.parametrize("killed_at", range(3))
+def test_a_copy_at_home_that_is_cut_off_has_no_record_of_other_files(bucket, tmp_path, monkeypatch, killed_at):
+    home = tmp_path / "home"
+    Mirror(bucket, put(tmp_path / "run", STAGES)).send()
+    fetch_run(bucket, home)
+    Mirror(bucket, put(tmp_path / "run", {"data/rows": "another", "data.json": '{"again": 1}'})).send()
+    download, done = Bucket.download, []
+
+    def cut_off(self, name, target):
+        if len(done) == killed_at:
+            raise KeyboardInterrupt
+        done.append(download(self, name, target))
+
+    monkeypatch.setattr(Bucket, "download", cut_off)
+    with pytest.raises(KeyboardInterrupt):
+        fetch_run(bucket, home)
+    assert not (home / "data.json").exists() and not (home / "train.json").exists()
+
+
+def test_what_a_machine_made_and_had_not_sent_when_it_was_killed_is_sent_once_it_is_up_again(bucket, tmp_path):
+    run = put(tmp_path / "run", STAGES)
+    Mirror(bucket, run).send()
+    put(run, {"data/more": "3"})
+    again = Mirror(bucket, run)
+    again.fetch()
+    again.send()
+    assert bucket.read("run/data/more") == b"3"
 
 
 def test_names_that_lead_out_of_the_run_directory_are_refused(tmp_path):

@@ -8,7 +8,8 @@ s, it first tells that tokens came · stall: then never tell or save more, and i
 · pids: a file for the ids of all processes · models: what goes over the wire for each GET /v1/models in turn, null for
 the names that are served, which is also what follows · drip_s: between each two bytes of that · effect: what the
 adapter of --lora-modules adds to log-probabilities · engine: what it logs of itself · metrics: what /metrics answers ·
-version_json: what /version does.
+version_json: what /version does. As strict ones do, it refuses a chat whose max_tokens --max-model-len has no room for
+after the prompt, of which it takes a word for a token.
 """
 
 import base64
@@ -25,7 +26,8 @@ from pathlib import Path
 from typing import Any
 
 TOLD: dict[str, Any] = json.loads(os.environ.get("FAKE_VLLM", "{}"))
-NAMES: list[str] = []
+NAMES: dict[str, str] = {}
+"""Of a model -> where its weights are."""
 STUBBORN = (
     "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready', flush=True); time.sleep(600)"
 )
@@ -37,7 +39,10 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         wire = TOLD["models"].pop(0) if self.path == "/v1/models" and TOLD.get("models") else None
         if wire is None:
-            cards = {"object": "list", "data": [{"id": name, "max_model_len": 640} for name in NAMES]}
+            models = [
+                {"id": name, "max_model_len": TOLD.get("length", 640), "root": root} for name, root in NAMES.items()
+            ]
+            cards = {"object": "list", "data": models}
             known = {"/v1/models": cards, "/version": TOLD.get("version_json", {}), "/metrics": TOLD.get("metrics", "")}
             self.reply(200, known.get(self.path, {}))
             return
@@ -61,6 +66,12 @@ class Handler(BaseHTTPRequestHandler):
         if "body" in TOLD:
             self.reply(200, TOLD["body"])
             return
+        words = sum(len(text_of(turn["content"]).split()) for turn in asked.get("messages", ()))
+        room = TOLD.get("length", 640) - words
+        if self.path == "/v1/chat/completions" and asked.get("max_tokens", 1) > room:
+            wrong = f"max_tokens={asked.get('max_tokens')} cannot be greater than max_model_len={room + words}"
+            self.reply(400, {"error": {"message": wrong}})
+            return
         tuned = not asked["model"].endswith("-base")
         if asked.get("logprobs"):
             likely = {"token_id:5": -0.5 - TOLD.get("effect", 0) * tuned, "token_id:6": -2}
@@ -77,6 +88,11 @@ class Handler(BaseHTTPRequestHandler):
         if "asked" in TOLD:
             with Path(TOLD["asked"]).open("a") as file:
                 file.write(json.dumps(asked) + "\n")
+        if asked.get("stream"):
+            events = [{"choices": [{"delta": {"content": answer}, "finish_reason": reason}]}]
+            events += [{"choices": [], "usage": {"completion_tokens": min(len(answer), room)}}]
+            self.reply(200, "".join(f"data: {json.dumps(event)}\n\n" for event in events) + "data: [DONE]\n\n")
+            return
         ids = {"prompt_token_ids": TOLD["reads"]} if "reads" in TOLD and asked.get("return_token_ids") else {}
         self.reply(200, {"asked": asked, "choices": [{"message": {"content": answer}, "finish_reason": reason}], **ids})
 
@@ -118,10 +134,14 @@ def serve(arguments: list[str]) -> None:
     if TOLD.get("hang"):
         time.sleep(600)
     first = len(arguments) - arguments[::-1].index("--served-model-name")  # the last counts
-    NAMES.extend(itertools.takewhile(lambda word: not word.startswith("-"), arguments[first:]))
+    names = itertools.takewhile(lambda word: not word.startswith("-"), arguments[first:])
+    NAMES.update(dict.fromkeys(names, arguments[arguments.index("--model") + 1]))
     if "--lora-modules" in arguments:
-        NAMES.append(arguments[arguments.index("--lora-modules") + 1].partition("=")[0])
+        name, _, root = arguments[arguments.index("--lora-modules") + 1].partition("=")
+        NAMES[name] = root
     print(TOLD.get("engine", ""), flush=True)
+    if "--max-model-len" in arguments:
+        TOLD["length"] = int(arguments[arguments.index("--max-model-len") + 1])
     host, port = (arguments[arguments.index(name) + 1] for name in ("--host", "--port"))
     ThreadingHTTPServer((host, int(port)), Handler).serve_forever()
 

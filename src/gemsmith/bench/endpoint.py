@@ -1,8 +1,9 @@
 """What is load-tested: an address that answers as OpenAI's API does, whoever started what is behind it."""
 
+import contextlib
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -62,16 +63,8 @@ def find_endpoint(url: str, model: str | None, tokenizer: Path | None) -> Endpoi
 
     Raises InputError where it does not answer, or has no such model; CheckpointError without its tokenizer.
     """
-    url = _plain_url(url)
-    models = _ask_models(url)
-    names = [str(found.get("id")) for found in models]
-    # vLLM lists a model once for each of its names.
-    if model is None and len({json.dumps(found.get("root", found.get("id"))) for found in models}) > 1:
-        raise InputError(f"--model is missing; {url} has {', '.join(names)}")
-    name = names[0] if model is None else model
-    if name not in names:
-        raise InputError(f"--model {name}: {url} has {', '.join(names)}{nearest(name, names)}; name one of them")
-    listed = models[names.index(name)]
+    url, cards = find_models(url, () if model is None else (model,))
+    ((name, listed),) = cards.items()
     folder = _find_tokenizer(tokenizer, listed)
     facts = {key: str(listed[key]) for key in _FACTS if listed.get(key) is not None}
     version = _ask(f"{url}/version")
@@ -86,6 +79,25 @@ def find_endpoint(url: str, model: str | None, tokenizer: Path | None) -> Endpoi
     )
 
 
+def find_models(url: str, names: Sequence[str]) -> tuple[str, dict[str, dict[str, Any]]]:
+    """The address without /v1, and what the server there lists of each of these models; without names of its only one.
+
+    Raises InputError where it does not answer, has no such model, or has several and none is named.
+    """
+    url = _plain_url(url)
+    cards = {str(card.get("id")): card for card in _ask_models(url)}
+    # vLLM lists a model once for each of its names; the first is the one that it goes by.
+    first = {json.dumps(card.get("root", name)): name for name, card in reversed(cards.items())}
+    known = [name for name in cards if name in first.values()]
+    if not names and len(known) > 1:
+        raise InputError(f"--model is missing; {url} has {', '.join(known)}")
+    names = names or known
+    for name in names:
+        if name not in cards:
+            raise InputError(f"--model {name}: {url} has {', '.join(known)}{nearest(name, known)}; name one of them")
+    return url, {name: cards[name] for name in names}
+
+
 def api_key() -> str | None:
     """The key that requests are sent with, from the environment."""
     return next((key for name in KEY_VARIABLES if (key := os.environ.get(name))), None)
@@ -97,8 +109,10 @@ def key_headers() -> dict[str, str]:
 
 def _plain_url(url: str) -> str:
     """Without the path /v1, which is often given along."""
-    parsed = httpx.URL(url) if "://" in url else None
-    if parsed is None or parsed.scheme not in ("http", "https") or not parsed.host:
+    parsed = httpx.URL()
+    with contextlib.suppress(httpx.InvalidURL):
+        parsed = httpx.URL(url)
+    if parsed.scheme not in ("http", "https") or not parsed.host:
         raise InputError(f"--url {url}: must be http://host:port or https://host")
     return url.rstrip("/").removesuffix("/v1").rstrip("/")
 

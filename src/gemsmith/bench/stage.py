@@ -33,7 +33,7 @@ def bench(run: Run, servers: Servers) -> BenchRecord:
     measured = run_sweep(endpoint, engine, bench_, seed=run.recipe.seed, folder=folder, rows=rows)
     text_alone = servers.takes_pictures and rows is None
     record = BenchRecord(
-        origin=origin_with_engine(run, "bench", clock, server),
+        origin=origin_with_engine(run, "bench", clock, server.vllm),
         cells=measured.cells,
         notices=(*servers.notices, *measured.notices, *picture_notices(text_alone=text_alone)),
         prefix_caching=measured.prefix_caching,

@@ -3,10 +3,12 @@
 import contextlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from gemsmith.bench.endpoint import find_models
 from gemsmith.characters import spell_out
 from gemsmith.chat.pictures import Sight
 from gemsmith.chat.stream import Sampling, Voice
@@ -16,6 +18,10 @@ from gemsmith.checkpoint.fetch import fetch_folder
 from gemsmith.errors import MachineError
 from gemsmith.evals.questions import read_questions
 from gemsmith.pictures.patches import read_patching
+from gemsmith.recipe import Derived
+from gemsmith.recipe_file import read_reasons
+from gemsmith.recipe_keys import with_values
+from gemsmith.resolve import recipe_variant
 from gemsmith.run import Run, borrow_run
 from gemsmith.serve.server import Server
 from gemsmith.serve.stage import Servers, takes_pictures
@@ -23,6 +29,8 @@ from gemsmith.tasks import Question
 from gemsmith.terminal import open_console
 
 Rows = Callable[[], Sequence[Question]]
+CONVERSATION_TOKENS = 4096
+"""What a server of a run holds at least here, or all that its model reads."""
 
 
 def chat_with_run(
@@ -42,7 +50,7 @@ def chat_with_run(
     """
     if len(models) > 1:
         overrides = ["serve.weights=adapter", *overrides]
-    run = borrow_run(source, overrides, section="serve")
+    run = _with_room(borrow_run(source, overrides, section="serve"), overrides)
     rows = cache(lambda: read_questions(run) if run.recipe.data.eval is not None else ())
     with _voices_of(run, models, unverified=unverified) as voices:
         options: dict[str, Any] = {"sampling": sampling, "system": system, "web": web, "port": port}
@@ -52,11 +60,26 @@ def chat_with_run(
 def chat_with_url(
     url: str, models: Sequence[str], *, sampling: Sampling, system: str, web: bool, port: int | None
 ) -> None:
-    """Talks to models of an OpenAI server that is up."""
-    address = url.rstrip("/").removesuffix("/v1")
-    voices = [Voice(label=model, url=address, model=model) for model in models]
+    """Talks to models of an OpenAI server that is up; without a name to the only one.
+
+    Raises InputError where it does not answer, has no model of a name, or several and none is named.
+    """
+    address, cards = find_models(url, models)
+    lengths = {name: found for name, card in cards.items() if isinstance(found := card.get("max_model_len"), int)}
+    voices = [Voice(label=name, url=address, model=name, max_model_len=lengths.get(name)) for name in cards]
     options: dict[str, Any] = {"sampling": sampling, "system": system, "web": web, "port": port}
     _chat(voices, title=address, rows=lambda: (), sight=Sight(), **options)
+
+
+def _with_room(run: Run, overrides: Sequence[str]) -> Run:
+    """The run with room for a conversation where serve.max_model_len is not the user's, but as short as eval needs."""
+    derived = {item.key for item in read_reasons(run.recipe_file.read_text(encoding="utf-8"))}
+    key, recipe = "serve.max_model_len", run.recipe
+    if key not in derived or any(override.partition("=")[0].strip() == key for override in overrides):
+        return run
+    wanted = max(CONVERSATION_TOKENS, recipe.serve.max_model_len or 0)
+    room = Derived(key, min(wanted, recipe_variant(recipe).context), "a conversation is longer than a row")
+    return replace(run, recipe=with_values(recipe, [room]))
 
 
 @contextlib.contextmanager
@@ -77,7 +100,7 @@ def _sight_of(run: Run) -> Sight:
 
 
 def _voice(label: str, server: Server) -> Voice:
-    return Voice(label=label, url=server.url, model=server.model)
+    return Voice(label=label, url=server.url, model=server.model, max_model_len=server.facts.max_model_len)
 
 
 def _chat(

@@ -85,7 +85,7 @@ def make_page(
     """The page with all its events."""
     with gradio.Blocks(title=f"Gemsmith · {title}", analytics_enabled=False) as page:
         gradio.Markdown(f"## {title}")
-        settings = _settings(sampling, system)
+        settings = _settings(voices, sampling, system)
         picked, expected = _row_picker(rows)
         with gradio.Row():
             columns = [_column(voice) for voice in voices]
@@ -134,13 +134,15 @@ def make_page(
     return page
 
 
-def _settings(sampling: Sampling, system: str) -> list[Any]:
+def _settings(voices: Sequence[Voice], sampling: Sampling, system: str) -> list[Any]:
+    most = min([max(8192, sampling.max_tokens), *(voice.max_model_len for voice in voices if voice.max_model_len)])
     with gradio.Accordion("System prompt and sampling", open=False):
         prompt = gradio.Textbox(label="System prompt", value=system, lines=2)
         with gradio.Row():
             temperature = gradio.Slider(0, 2, value=sampling.temperature, step=0.05, label="Temperature (0: greedy)")
             top_p = gradio.Slider(0.01, 1, value=sampling.top_p, step=0.01, label="Top-p")
-            max_tokens = gradio.Slider(1, 8192, value=sampling.max_tokens, step=1, label="Most tokens of an answer")
+            tokens = min(most, sampling.max_tokens)
+            max_tokens = gradio.Slider(1, most, value=tokens, step=1, label="Most tokens of an answer")
             seed = gradio.Number(value=sampling.seed, precision=0, label="Seed (empty: none)")
     return [prompt, temperature, top_p, max_tokens, seed]
 

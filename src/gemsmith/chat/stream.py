@@ -23,11 +23,13 @@ class Voice:
     label: str
     url: str
     model: str
+    max_model_len: int | None = None
+    """Tokens of a prompt and its answer together, where the server says so."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """How an answer is drawn; greedy by default."""
+    """How an answer is drawn; greedy by default. `max_tokens` are fewer where the server has no room for them."""
 
     temperature: float = 0.0
     top_p: float = 1.0
@@ -62,14 +64,22 @@ def stream_answer(voice: Voice, messages: Sequence[Mapping[str, Any]], sampling:
     client = httpx.Client(timeout=httpx.Timeout(QUIET_S, connect=CONNECT_S), trust_env=False, headers=api_headers())
     url = f"{voice.url}/v1/chat/completions"
     begin_s = time.monotonic()
+    asked = _request(voice, messages, sampling)
+    # A server that has no room for so many tokens after the prompt refuses; not told a number, it gives what is left.
+    with_what_is_left = {key: value for key, value in asked.items() if key != "max_tokens"}
     try:
-        # json.dumps, since httpx's own refuses texts with half a surrogate pair.
-        body = json.dumps(_request(voice, messages, sampling))
-        with client, client.stream("POST", url, content=body, headers={"Content-Type": "application/json"}) as response:
-            if response.status_code != httpx.codes.OK:
-                shown = " ".join(response.read()[: 4 * _SHOWN].decode("utf-8", "replace").split())[:_SHOWN]
-                raise EngineError(f"{voice.model} at {voice.url} answered {response.status_code}: {shown}")
-            yield from _grow(_events(response, voice), begin_s, voice)
+        with client:
+            for request in (asked, with_what_is_left):
+                # json.dumps, since httpx's own refuses texts with half a surrogate pair.
+                body, headers = json.dumps(request), {"Content-Type": "application/json"}
+                with client.stream("POST", url, content=body, headers=headers) as response:
+                    if response.status_code == httpx.codes.OK:
+                        yield from _grow(_events(response, voice), begin_s, voice)
+                        return
+                    shown = " ".join(response.read()[: 4 * _SHOWN].decode("utf-8", "replace").split())[:_SHOWN]
+                if response.status_code not in (httpx.codes.BAD_REQUEST, httpx.codes.UNPROCESSABLE_ENTITY):
+                    break
+            raise EngineError(f"{voice.model} at {voice.url} answered {response.status_code}: {shown}")
     except httpx.HTTPError as error:
         raise EngineError(
             f"{voice.model} at {voice.url}: {type(error).__name__}: {error or 'no more bytes came'}; is the server up?"

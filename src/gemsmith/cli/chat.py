@@ -22,12 +22,18 @@ OF_A_RUN = ("base", "tuned")
     "models",
     multiple=True,
     metavar="NAME",
-    help="Of a run: base or tuned; of a URL: a name that it serves. May be repeated.",
+    help="Of a run: base or tuned; of a URL: a name that it serves, if it serves several. May be repeated.",
 )
 @click.option("--system", default="", metavar="TEXT", help="The system prompt.")
 @click.option("--temperature", type=Number(0, 2), default=0.0, show_default=True)
 @click.option("--top-p", type=Number(0, 1, min_open=True), default=1.0, show_default=True)
-@click.option("--max-tokens", type=click.IntRange(min=1), default=512, show_default=True)
+@click.option(
+    "--max-tokens",
+    type=click.IntRange(min=1),
+    default=512,
+    show_default=True,
+    help="Of an answer; fewer where the server has no room for them after the prompt.",
+)
 @click.option("--seed", type=int, help="Of sampling; default: none.")
 @click.option("--port", type=click.IntRange(1, 65_535), help="Of the page; default: a free one from 7860 on.")
 @click.option(
@@ -50,7 +56,7 @@ def chat(
     gemsmith chat runs/my
     gemsmith chat runs/my --model base --model tuned
     gemsmith chat runs/my --web
-    gemsmith chat --url http://127.0.0.1:8000 --model my
+    gemsmith chat --url http://127.0.0.1:8000
     """
     names = ("temperature", "top_p", "max_tokens", "seed")
     with naming_extra():
@@ -59,10 +65,8 @@ def chat(
         if (source is None) == (url is None):
             raise InputError("give either SOURCE, a run directory, or --url; not " + ("both" if url else "neither"))
         if url is not None:
-            if not url.startswith(("http://", "https://")):
-                raise InputError(f"--url: {url} was given; allowed: an address such as http://127.0.0.1:8000")
-            if not models or overrides or unverified:
-                raise InputError("--url goes with at least one --model, and without --set and --unverified")
+            if overrides or unverified:
+                raise InputError("--url goes without --set and --unverified")
             command.chat_with_url(url, models, sampling=sampling, **options)
             return
         chosen = models or (OF_A_RUN if options["web"] else ("tuned",))

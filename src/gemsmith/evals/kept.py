@@ -11,6 +11,7 @@ from typing import IO, Any
 from gemsmith.data.template import find_template
 from gemsmith.files import sha256_file
 from gemsmith.messages import Message, plain_messages
+from gemsmith.records import ServerFacts
 from gemsmith.run import Run
 from gemsmith.serve.chat import Reply
 from gemsmith.serve.engine import find_engine
@@ -101,6 +102,20 @@ def keep(stream: IO[bytes], digest: str, reply: Reply) -> None:
 
 def keep_retry(stream: IO[bytes], digest: str, reason: str) -> None:
     _write(stream, {"digest": digest, "retried": reason})
+
+
+def keep_server(stream: IO[bytes], digest: str, facts: ServerFacts) -> None:
+    _write(stream, {"digest": digest, "server": facts.model_dump(mode="json")})
+
+
+def read_server(file: Path, digest: str) -> ServerFacts | None:
+    """What the last server said of itself that answered for the model of the digest."""
+    found = None
+    for line in _lines(file):
+        if line.get("digest") == digest and "server" in line:
+            with contextlib.suppress(ValueError):
+                found = ServerFacts.model_validate(line["server"])
+    return found
 
 
 def _write(stream: IO[bytes], line: Mapping[str, Any]) -> None:

@@ -54,7 +54,7 @@ def evaluate_lm_eval(run: Run, servers: Servers, tasks: Sequence[str], *, folder
     files = sorted(file for file in folder.rglob("*") if file.is_file()) if folder else []
     sources = {f"task file {file.relative_to(folder)}": sha256_file(file) for file in files if folder}
     record = LmEvalRecord(
-        origin=origin_with_engine(run, "eval", clock, servers.base(), sources=sources),
+        origin=origin_with_engine(run, "eval", clock, servers.base().vllm, sources=sources),
         notices=servers.notices,
         lm_eval=version,
         tasks=tuple(tasks),

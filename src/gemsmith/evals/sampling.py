@@ -5,15 +5,26 @@ import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from gemsmith.errors import EngineError, ScorerError
 from gemsmith.evals.ask import Request, ask_all
 from gemsmith.evals.judging import Judged, judging
-from gemsmith.evals.kept import appending, digest_question, keep, keep_retry, read_kept, read_retries
+from gemsmith.evals.kept import (
+    appending,
+    digest_question,
+    keep,
+    keep_retry,
+    keep_server,
+    read_kept,
+    read_retries,
+    read_server,
+)
 from gemsmith.evals.likelihood import ask_likelihoods
 from gemsmith.evals.prompts import COMPARED, compare_prompts
 from gemsmith.evals.questions import OpenTask
+from gemsmith.records import ServerFacts
 from gemsmith.run import Run
 from gemsmith.serve.chat import Failure, Reply, read_chat
 from gemsmith.serve.identity import ask_models
@@ -25,6 +36,8 @@ from gemsmith.terminal import open_console, open_progress, track
 ANSWERS = "eval_answers.jsonl"
 DONE = "eval_answered.jsonl"
 """What ANSWERS is called once the record is written: tasks that are added later do not ask again for the others'."""
+AGAIN = "eval_answers_again.jsonl"
+"""What takes the place of both once an evaluation that is done again is complete."""
 # Of all answers. One that did not come counts as not right, and with more of them a score is the server's and not the
 # model's.
 MOST_FAILED = 0.05
@@ -61,6 +74,8 @@ class Answers:
     retries: Mapping[str, int]
     prompts_compared: int = 0
     """Prompts with pictures that a server was seen to read as the ids that training makes of them."""
+    server: ServerFacts | None = None
+    """What the last server said of itself that was asked; None of one that an earlier version asked."""
 
     def all(self) -> list[Answer]:
         return [answer for answers in self.answers for answer in answers]
@@ -87,7 +102,10 @@ class _Asking:
     run: Run
     task: OpenTask
     model: Model
+    digest: str
     keys: Sequence[str]
+    file: Path
+    """Where answers are kept as they come."""
     judge: Callable[[Any, str], Judged]
     replies: dict[int, Reply | Failure]
     judged: dict[int, Judged]
@@ -103,18 +121,30 @@ class _Asking:
         return [number for number in range(len(self.keys)) if number not in self.replies]
 
 
-def answer_all(run: Run, task: OpenTask, model: Model) -> Answers:
+def answer_all(run: Run, task: OpenTask, model: Model, *, fresh: bool = False) -> Answers:
     """The model's answers to each question of the task, in order, judged.
 
-    Those kept from an earlier start are not asked for again; the server is started only where answers are missing.
+    Those kept from an earlier start are not asked for again, where `fresh` from an earlier start of the same; the
+    server is started only where answers are missing.
     Raises EngineError where it dies again and again or more than MOST_FAILED of the answers do not come, ScorerError
     where as many cannot be judged.
     """
     digest, samples = model.digest(task.max_tokens), task.sampling.samples
     keys = [_key(task, digest, number) for number in range(len(task.questions) * samples)]
-    kept = read_kept(run.logs / DONE) | read_kept(run.logs / ANSWERS)
+    files = [run.logs / name for name in kept_files(fresh=fresh)]
+    kept = {key: reply for file in files for key, reply in read_kept(file).items()}
     with judging(task.scorer) as judge:
-        asking = _Asking(run=run, task=task, model=model, keys=keys, judge=judge, replies={}, judged={})
+        asking = _Asking(
+            run=run,
+            task=task,
+            model=model,
+            digest=digest,
+            keys=keys,
+            file=files[-1],
+            judge=judge,
+            replies={},
+            judged={},
+        )
         for number, key in enumerate(keys):
             if key in kept:
                 asking.hear(number, kept[key])
@@ -128,9 +158,15 @@ def answer_all(run: Run, task: OpenTask, model: Model) -> Answers:
         answers = _gather(asking)
     return Answers(
         answers=tuple(tuple(answers[start : start + samples]) for start in range(0, len(answers), samples)),
-        retries=_count_retries(run, keys),
+        retries=_count_retries(files, keys),
         prompts_compared=asking.compared,
+        server=next((found for file in reversed(files) if (found := read_server(file, digest))), None),
     )
+
+
+def kept_files(*, fresh: bool) -> tuple[str, ...]:
+    """Where answers may be already, and are kept as they come: in the last one."""
+    return (AGAIN,) if fresh else (DONE, ANSWERS)
 
 
 def sample_seed(seed: int, question: str, sample: int) -> int:
@@ -202,7 +238,7 @@ def _describe_end(server: Server) -> str | None:
 
 def _tell_restart(asking: _Asking, server: Server, died: str) -> None:
     missing = asking.missing()
-    with appending(asking.run.logs / ANSWERS) as stream:
+    with appending(asking.file) as stream:
         keep_retry(stream, asking.keys[missing[0]], "server died")
     open_console().print(
         f"eval: {server.model}: {died} after {len(asking.replies)} of {len(asking.keys)} answers, "
@@ -216,9 +252,10 @@ def _ask_once(asking: _Asking, server: Server) -> None:
     missing, keys = asking.missing(), asking.keys
     task = asking.task
     with (
-        appending(asking.run.logs / ANSWERS) as stream,
+        appending(asking.file) as stream,
         open_progress(open_console()) as progress,
     ):
+        keep_server(stream, asking.digest, server.facts)
         bar = progress.add_task(f"eval {server.model}", total=len(keys), completed=len(asking.replies))
 
         def heard(number: int, reply: Reply | Failure) -> None:
@@ -260,9 +297,9 @@ def _compare_prompts(asking: _Asking, server: Server) -> int:
     return compare_prompts(server, asked) if asked else 0
 
 
-def _count_retries(run: Run, keys: Sequence[str]) -> dict[str, int]:
+def _count_retries(files: Sequence[Path], keys: Sequence[str]) -> dict[str, int]:
     ours = set(keys)
-    found = [reason for file in (DONE, ANSWERS) for key, reason in read_retries(run.logs / file) if key in ours]
+    found = [reason for file in files for key, reason in read_retries(file) if key in ours]
     return dict(sorted(Counter(found).items()))
 
 

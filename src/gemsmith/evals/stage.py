@@ -8,7 +8,7 @@ from gemsmith.checkpoint import open_checkpoint
 from gemsmith.data.documents import Document
 from gemsmith.data.overlap import Overlap, find_overlap, overlap_notices, read_answers
 from gemsmith.data.rows import Dataset
-from gemsmith.errors import RecipeError
+from gemsmith.errors import RecipeError, RunError
 from gemsmith.eval_records import EvalRecord, TaskResult
 from gemsmith.evals.compare import Comparison, compare, unmoved_notices, worse_notices
 from gemsmith.evals.kept import digest_model
@@ -22,14 +22,18 @@ from gemsmith.evals.results import (
     picture_notices,
     source_notices,
 )
-from gemsmith.evals.sampling import ANSWERS, DONE, Answers, Model, answer_all
+from gemsmith.evals.sampling import AGAIN, ANSWERS, DONE, Answers, Model, answer_all, kept_files
 from gemsmith.evals.show import print_scores
 from gemsmith.files import replacing, sha256_file
 from gemsmith.messages import text_message
 from gemsmith.provenance import Clock, start_clock
+from gemsmith.recipe_file import load_recipe
+from gemsmith.recipe_keys import differing_keys
 from gemsmith.records import ExportRecord
 from gemsmith.run import Run, is_complete, read_record, write_record
+from gemsmith.serve.engine import find_engine
 from gemsmith.serve.stage import Servers, origin_with_engine
+from gemsmith.terminal import open_console
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,11 +52,11 @@ class Scored:
         return compare([one.right for one, _ in pairs], [other.right for _, other in pairs])
 
 
-def evaluate(run: Run, servers: Servers) -> EvalRecord:
+def evaluate(run: Run, servers: Servers, *, fresh: bool = False) -> EvalRecord:
     """Scores tuned and base on the same questions and records both; each answer goes to logs/eval_rows.jsonl.
 
     Answers are kept in logs/eval_answers.jsonl as they come, and a second start asks for the others only. So does one
-    with other tasks; an evaluation that is complete and done again asks for all.
+    with other tasks. `fresh`, or where it is complete, it asks for all, and what is there is replaced at its end.
 
     Raises RecipeError where there is nothing to score, DataError where a row has no answer to compare with, EngineError
     where a server dies again and again or too many requests fail, ScorerError where the scorer fails on as many.
@@ -63,19 +67,34 @@ def evaluate(run: Run, servers: Servers) -> EvalRecord:
     overlap = _find_trained(run, tasks)
     read_record(run, ExportRecord)
     servers.check_verified()  # also where all answers are there from an earlier start
-    if is_complete(run, "eval"):
-        (run.logs / DONE).unlink(missing_ok=True)
+    if fresh := fresh or is_complete(run, "eval"):
+        _say_replaced(run, tasks)
     # Tuned first: its server is often still up from serve or bench, so that servers change once.
-    tuned, base = (_answer_tasks(run, tasks, model) for model in _models(run, servers))
+    tuned, base = (_answer_tasks(run, tasks, model, fresh=fresh) for model in _models(run, servers))
     scored = [
         Scored(task=task, base=one, tuned=other, result=make_result(task, one, other))
         for task, one, other in zip(tasks, base, tuned, strict=True)
     ]
     record = _make_record(run, servers, clock, scored, dataset, overlap)
     _write_rows(run, scored)
+    _keep_answers(run, fresh=fresh)
     write_record(run, record)
-    _keep_answers(run)
     return record
+
+
+def _say_replaced(run: Run, tasks: Sequence[OpenTask]) -> None:
+    """Says how a record is to be replaced by another that is of other answers or settings."""
+    try:
+        old: EvalRecord = read_record(run, EvalRecord)
+    except RunError:
+        return
+    before = sum(result.tuned.answers for result in old.tasks) or old.tuned.n
+    after = sum(len(task.questions) * task.sampling.samples for task in tasks)
+    keys = differing_keys(load_recipe(run.recipe_file), run.recipe).items()
+    changes = [f"{key}: {json.dumps(was)} -> {json.dumps(now)}" for key, (was, now) in keys]
+    if changes or before != after:
+        replaced = f"the record of {before} answers of each model is replaced by one of {after} once that is complete"
+        open_console().print("; ".join([f"eval: notice: {replaced}", *changes]), style="yellow")
 
 
 def _check_pictures(tasks: Sequence[OpenTask], servers: Servers) -> None:
@@ -107,10 +126,10 @@ def _models(run: Run, servers: Servers) -> tuple[Model, Model]:
     )
 
 
-def _answer_tasks(run: Run, tasks: Sequence[OpenTask], model: Model) -> list[Answers]:
+def _answer_tasks(run: Run, tasks: Sequence[OpenTask], model: Model, *, fresh: bool) -> list[Answers]:
     found = []
     for task in tasks:
-        answers = answer_all(run, task, model)
+        answers = answer_all(run, task, model, fresh=fresh)
         print_scores(task, model.role, answers)
         found.append(answers)
     return found
@@ -125,10 +144,11 @@ def _make_record(
     overlap: Overlap | None,
 ) -> EvalRecord:
     first, rows = scored[0], [each for each in scored if each.task.held_out]
-    comparison, server = first.compare_rows() if first.task.held_out else None, servers.base()
+    comparison, engine = first.compare_rows() if first.task.held_out else None, find_engine(run.recipe.serve.python)
+    vllm = f"{engine.package} {engine.version}"
     return EvalRecord(
-        origin=origin_with_engine(run, "eval", clock, server, sources=_sources(scored)),
-        server=server.facts,
+        origin=origin_with_engine(run, "eval", clock, vllm, sources=_sources(scored)),
+        server=first.base.server,
         notices=(
             *servers.notices,
             *(
@@ -173,13 +193,14 @@ def _write_rows(run: Run, scored: Sequence[Scored]) -> None:
                 file.write(json.dumps(row, ensure_ascii=False) + "\n")
 
 
-def _keep_answers(run: Run) -> None:
-    """Puts the answers of this record with those of the tasks that were there before."""
-    done, answers = run.logs / DONE, run.logs / ANSWERS
-    texts = [file.read_text(encoding="utf-8", errors="replace") for file in (done, answers) if file.exists()]
-    with replacing(done) as file:
+def _keep_answers(run: Run, *, fresh: bool) -> None:
+    """Puts the answers of this record with those of the tasks that were there before, or in their place."""
+    files = [run.logs / name for name in kept_files(fresh=fresh)]
+    texts = [file.read_text(encoding="utf-8", errors="replace") for file in files if file.exists()]
+    with replacing(run.logs / DONE) as file:
         file.writelines(text if text.endswith("\n") else f"{text}\n" for text in texts)
-    answers.unlink(missing_ok=True)
+    for name in (ANSWERS, AGAIN):
+        (run.logs / name).unlink(missing_ok=True)
 
 
 def _find_trained(run: Run, tasks: Sequence[OpenTask]) -> Overlap | None:

@@ -25,8 +25,9 @@ from gemsmith.checkpoint.saved import (
     saved_steps,
 )
 from gemsmith.errors import CheckpointError, DamageError, RunError
+from gemsmith.records import TrainRecord
 from gemsmith.resolve import recipe_variant
-from gemsmith.run import Run
+from gemsmith.run import Run, read_record
 from gemsmith.zoo import Tensor, Variant, VisionTower, lora_targets
 from gemsmith.zoo.tensors import PREFIX
 from gemsmith.zoo.vision_tensors import TOWER_LAYERS
@@ -36,10 +37,21 @@ MODEL = "model_params"
 
 
 def find_step(run: Run, step: int | None = None) -> int:
-    """The saved step asked for, or the last one. Raises RunError with the steps that are there."""
-    steps = saved_steps(run.checkpoints)
+    """The saved step asked for, or the one that train.json ends with; the last one where training has left no record.
+
+    Raises RunError with the steps that are there.
+    """
+    steps, record = saved_steps(run.checkpoints), run.record_file("train")
+    if step is None and steps and record.exists():
+        step = int(read_record(run, TrainRecord).last_checkpoint.rpartition("/")[2])
+        if step not in steps:
+            raise RunError(
+                f"{run.checkpoints}: holds {', '.join(map(str, steps))}, and training ended at step {step}, says "
+                f"{record}; put that step back, or delete that file and go on from step {steps[-1]} with: gemsmith "
+                f"train {run.path}"
+            )
     if not steps:
-        again = " --force" if run.record_file("train").exists() else ""
+        again = " --force" if record.exists() else ""
         raise RunError(f"{run.checkpoints}: holds no complete checkpoint; run first: gemsmith train {run.path}{again}")
     if step is not None and step not in steps:
         there = ", ".join(map(str, steps))

@@ -6,12 +6,12 @@ from gemsmith.checkpoint import Checkpoint, open_checkpoint
 from gemsmith.checkpoint.adapter import Adapter, read_peft_adapter, shared_projections, write_peft_adapter
 from gemsmith.checkpoint.held import as_trained
 from gemsmith.checkpoint.saved import has_checksums, is_peft_step, no_checksums, read_step_metadata
-from gemsmith.errors import CheckpointError, DamageError
+from gemsmith.errors import CheckpointError, DamageError, RunError
 from gemsmith.export.adapters import find_step, good_step, read_run_adapter
 from gemsmith.export.merge import check_mergeable, check_space, merged_bytes, no_space_named, write_merged
 from gemsmith.files import replacing_folder
 from gemsmith.provenance import start_clock
-from gemsmith.records import DataRecord, ExportRecord, FileSum
+from gemsmith.records import DataRecord, ExportRecord, FileSum, TrainRecord, TrainStep
 from gemsmith.run import Run, make_origin, read_record, write_record
 from gemsmith.terminal import open_console
 from gemsmith.zoo import class_names
@@ -79,7 +79,7 @@ def export(run: Run) -> ExportRecord:
 def _read_saved(run: Run, step: int) -> Adapter:
     """The adapter of a saved step; one that is damaged is told together with another that is good."""
     try:
-        return read_run_adapter(run, step)
+        adapter = read_run_adapter(run, step)
     except DamageError as error:
         good = good_step(run, but=step)
         if good is None:
@@ -89,6 +89,24 @@ def _read_saved(run: Run, step: int) -> Adapter:
         raise CheckpointError(
             f"{error}; step {good} is good: gemsmith export {run.path} --set export.step={good} --force"
         ) from None
+    _refuse_another_training(run, step)
+    return adapter
+
+
+def _refuse_another_training(run: Run, step: int) -> None:
+    """Raises RunError where a step's losses are not those of train.json; it may lack that, or them."""
+    lines = read_step_metadata(run.checkpoints / str(step)).get("steps")
+    if lines is None or not run.record_file("train").exists():
+        return
+    trained = read_record(run, TrainRecord).steps[:step]
+    # As text, in which NaN is NaN.
+    if [TrainStep.model_validate_json(line).model_dump_json() for line in lines] != [
+        one.model_dump_json() for one in trained
+    ]:
+        raise RunError(
+            f"{run.checkpoints}/{step}: was saved by another training than {run.record_file('train')} is of; put that "
+            f"one's back, or train again with: gemsmith train {run.path} --force"
+        )
 
 
 def _check_base(run: Run, base: Checkpoint, fingerprint: str) -> None:

@@ -67,10 +67,8 @@ def _send_report(run: Run, mirror: Mirror, console: Console) -> None:
 
 
 def _run_mirrored(run: Run, stage: str, run_stage: RunStage, mirror: Mirror, console: Console) -> None:
-    in_bucket = "://" in str(run.checkpoints)
-    watching = mirror.watching(run.checkpoints) if stage == "train" and not in_bucket else contextlib.nullcontext()
     try:
-        with watching:
+        with mirror.watching() if stage == "train" else contextlib.nullcontext():
             run_stage(run, stage)
     finally:
         # Also of a stage that failed: its log says why.

@@ -6,8 +6,9 @@
     ROOT/writer                            the machine that writes there now
 
 At any moment the copy is a run that could have been stopped there: before a stage's files are changed its old record is
-deleted, and the new record is written after all of them. So a record in the bucket is never of other files than those
-beside it. A saved step is read only once `<step>.whole`, written last and deleted first, is there.
+deleted, and the new record is written after all of them, saved steps among them. So a record in the bucket is never of
+other files than those beside it. A saved step is read only once `<step>.whole`, written last and deleted first, is
+there.
 """
 
 import contextlib
@@ -34,10 +35,11 @@ class Mirror:
     """One machine's side of the copy; it is the only one that writes, until another takes over."""
 
     def __init__(self, bucket: Bucket, run: Path) -> None:
-        self._bucket, self._run = bucket, run
+        self._bucket, self._run, self._checkpoints = bucket, run, run / "checkpoints"
         self._there: _State = {}
         self._steps: set[int] = set()
         self._token = secrets.token_hex(8).encode()
+        self._sending = threading.Lock()
 
     def take_over(self) -> None:
         """From now on another machine that wrote there refuses to go on, such as one that was given up as lost."""
@@ -45,14 +47,15 @@ class Mirror:
 
     def fetch(self, *, without: Collection[str] = ()) -> None:
         """Copies the run from the bucket, but folders in `without`, and the saved steps that are whole."""
-        fetch_run(self._bucket, self._run, without=without)
-        self._there = _state(self._run)
+        fetched = fetch_run(self._bucket, self._run, without=without)
+        self._there = {name: seen for name, seen in _state(self._run).items() if name in fetched}
         for step in whole_steps(self._bucket):
-            fetch_step(self._bucket, step, self._run / "checkpoints")
+            fetch_step(self._bucket, step, self._checkpoints)
             self._steps.add(step)
 
     def send(self) -> None:
-        """Copies what has changed since to the bucket, records last."""
+        """Copies what has changed since to the bucket, records last: that of training after its saved steps."""
+        self.send_steps()
         self._refuse_another()
         now = _state(self._run)
         changed = [name for name in now if self._there.get(name) != now[name]]
@@ -68,28 +71,30 @@ class Mirror:
             self._bucket.delete(RUN + name)
             del self._there[name]
 
-    def send_steps(self, checkpoints: Path) -> None:
+    def send_steps(self) -> None:
         """Copies saved steps that are new and whole, and deletes those that training has deleted."""
-        steps = set(saved_steps(checkpoints))
-        for step in sorted(steps - self._steps):
-            self._refuse_another()
-            if self._send_step(checkpoints / str(step), step):
-                self._steps.add(step)
-        for step in sorted(self._steps - steps):
-            delete_step(self._bucket, step)
-            self._steps.discard(step)
+        # One at a time: a signal that ends the wait for the watching thread does not end that thread.
+        with self._sending:
+            steps = set(saved_steps(self._checkpoints))
+            for step in sorted(steps - self._steps):
+                self._refuse_another()
+                if self._send_step(self._checkpoints / str(step), step):
+                    self._steps.add(step)
+            for step in sorted(self._steps - steps):
+                delete_step(self._bucket, step)
+                self._steps.discard(step)
 
     @contextlib.contextmanager
-    def watching(self, checkpoints: Path) -> Iterator[None]:
-        """Copies saved steps as training makes them, while the block runs, and once more at its end."""
+    def watching(self) -> Iterator[None]:
+        """Copies saved steps as training makes them, while the block runs; what is left then, `send` copies."""
         ended, failures = threading.Event(), []
 
         def watch() -> None:
             while not ended.wait(_BETWEEN_LOOKS_S):
                 try:
-                    self.send_steps(checkpoints)
+                    self.send_steps()
                 except GemsmithError as error:
-                    # The next look tries again; the last one, below, is not caught.
+                    # The next look tries again, or `send`, where it is not caught.
                     failures.append(str(error))
 
         thread = threading.Thread(target=watch, name="saved steps to the bucket", daemon=True)
@@ -99,7 +104,6 @@ class Mirror:
         finally:
             ended.set()
             thread.join()
-            self.send_steps(checkpoints)
             self.failures = tuple(failures)
 
     failures: tuple[str, ...] = ()
@@ -125,16 +129,20 @@ class Mirror:
             )
 
 
-def fetch_run(bucket: Bucket, run: Path, *, without: Collection[str] = ()) -> None:
-    """Copies the run directory from the bucket, without the folders in `without`.
+def fetch_run(bucket: Bucket, run: Path, *, without: Collection[str] = ()) -> list[str]:
+    """Copies the run directory from the bucket, without the folders in `without`; returns the names, records last.
 
     Names are listed once, before anything is read: of a run that is being written the records that are fetched are
-    those whose files were there.
+    those whose files were there. Those of an earlier copy are deleted before its files are replaced.
     """
     names = [name.removeprefix(RUN) for name in bucket.names(RUN)]
-    for name in sorted(names, key=_records_last):
-        if name.partition("/")[0] not in without:
-            bucket.download(RUN + name, _inside(run, name))
+    names = sorted((name for name in names if name.partition("/")[0] not in without), key=_records_last)
+    for name in names:
+        if name in RECORDS:
+            (run / name).unlink(missing_ok=True)
+    for name in names:
+        bucket.download(RUN + name, _inside(run, name))
+    return names
 
 
 def whole_steps(bucket: Bucket) -> list[int]:

@@ -241,7 +241,7 @@ def serve(run: Run, servers: Servers) -> ServeRecord:
     clock = start_clock()
     server = servers.tuned()
     record = ServeRecord(
-        origin=origin_with_engine(run, "serve", clock, server),
+        origin=origin_with_engine(run, "serve", clock, server.vllm),
         notices=servers.notices,
         url=server.url,
         model=server.model,
@@ -298,10 +298,10 @@ def curl_line(server: Server) -> str:
     return f"curl -s {server.url}/v1/chat/completions -H 'Content-Type: application/json'{key} -d {body}"
 
 
-def origin_with_engine(run: Run, stage: str, clock: Clock, server: Server, **more: Any) -> Origin:
+def origin_with_engine(run: Run, stage: str, clock: Clock, vllm: str, **more: Any) -> Origin:
     """The record's origin with vLLM's version in it, which lives in an environment of its own."""
     origin = make_origin(run, stage, clock, **more)
-    package, _, version = server.vllm.partition(" ")
+    package, _, version = vllm.partition(" ")
     return origin.model_copy(update={"versions": origin.versions | {package: version}})
 
 

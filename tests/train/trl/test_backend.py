@@ -28,6 +28,22 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # upstream's, at import
 BACKEND = {"backend": "trl"}
 
 
+def test_an_export_takes_the_step_that_training_ended_with_and_no_other(trained):
+    run, _ = trained
+    (run.checkpoints / "6").rename(run.path / "6")
+    with pytest.raises(RunError, match="holds 2, 4, and training ended at step 6"):
+        export(run)
+    shutil.copytree(run.checkpoints / "4", run.checkpoints / "6")
+    with pytest.raises(RunError, match="6: was saved by another training"):
+        export(run)
+    assert not run.merged.exists() and not run.adapter.exists()
+    shutil.rmtree(run.checkpoints / "6")
+    (run.path / "6").rename(run.checkpoints / "6")
+    (run.checkpoints / "6").rename(run.checkpoints / "8")
+    shutil.copytree(run.checkpoints / "8", run.checkpoints / "6")
+    assert export(run).step == 6
+
+
 def test_a_run_records_every_step_and_counts_its_adapters(whole, read_events, read_steps):
     run, record = whole
     assert is_complete(run, "train") and record.backend == "trl"

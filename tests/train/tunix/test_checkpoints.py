@@ -194,6 +194,39 @@ def test_training_goes_on_from_the_last_good_step_once_the_damaged_ones_are_dele
     assert sums(trained, 6) == sums(whole, 6)
 
 
+def test_an_export_takes_the_step_that_training_ended_with_and_no_earlier_one(trained, gemsmith):
+    shutil.rmtree(trained.checkpoints / "6")
+    code, _, error = gemsmith("export", trained.path)
+    assert code == 2 and "checkpoints: holds 2, 4, and training ended at step 6, says " in error
+    assert not (trained.record_file("export").exists() or trained.merged.exists() or trained.adapter.exists())
+    assert advised(error) == f"train {trained.path}".split()
+
+
+@pytest.mark.slow
+def test_once_its_record_is_deleted_training_goes_on_to_the_step_that_was_lost(whole, trained, gemsmith):
+    shutil.rmtree(trained.checkpoints / "6")
+    code, _, error = gemsmith("run", trained.path)
+    trained.record_file("train").unlink()
+    assert (
+        code == 2
+        and not trained.merged.exists()
+        and "delete that file and go on from step 4 with" in error
+        and gemsmith(*advised(error))[0] == 0
+    )
+    assert read_record(trained, TrainRecord).resumed_at == (4,) and sums(trained, 6) == sums(whole, 6)
+    assert gemsmith("export", trained.path)[0] == 0
+
+
+def test_a_step_that_another_training_saved_is_not_exported(trained, gemsmith):
+    record = json.loads(trained.record_file("train").read_text())
+    record["steps"][3]["loss"] += 1.0
+    trained.record_file("train").write_text(json.dumps(record))
+    code, _, error = gemsmith("export", trained.path)
+    assert code == 2 and "checkpoints/6: was saved by another training than " in error
+    assert advised(error) == f"train {trained.path} --force".split() and not trained.merged.exists()
+    assert gemsmith("export", trained.path, "--set", "export.step=2")[0] == 0
+
+
 def sums(run: Run, step: int) -> dict:
     return json.loads((run.checkpoints / str(step) / "_CHECKPOINT_METADATA").read_text())["custom_metadata"][
         "checksums"
