@@ -19,7 +19,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,18 +42,22 @@ bench: {{input_tokens: [16], output_tokens: 16, request_rates: [20], prompts: 12
 eval: {{scorer: verilog-exact, max_tokens: 16}}
 hardware: {{machines: [cpu]}}
 """
-# Each time FUNCTION is called for the Nth time, SIGTERM comes so many seconds later, from another process: at the
-# interpreter's end no thread of this one would send it.
-AT = """
-import atexit, functools, importlib, os, subprocess, sys
-_, place, number, delay_s, *arguments = sys.argv
-def send():
-    subprocess.Popen(["sh", "-c", f"sleep {delay_s}; kill -TERM {os.getpid()}"], stderr=subprocess.DEVNULL)
-    with open(os.environ["SENT"], "w"):
-        pass
-if place == "atexit":
-    atexit.register(send)
-else:
+# Imports once, and runs each command line that it reads in a process of its own, which ends as any interpreter does. In
+# it SIGTERM comes some seconds after the Nth call of a function, from another process: at the interpreter's end no
+# thread of this one would send it.
+SERVER = """
+import atexit, functools, importlib, json, os, subprocess, sys
+for name in sys.argv[1:]:
+    importlib.import_module(name)
+from gemsmith.cli import main
+
+def arrange(place, number, delay_s, sent):
+    def send():
+        subprocess.Popen(["sh", "-c", f"sleep {delay_s}; kill -TERM {os.getpid()}"], stderr=subprocess.DEVNULL)
+        open(sent, "w").close()
+    if place == "atexit":
+        atexit.register(send)
+        return
     module, _, names = place.partition(":")
     *owner, name = names.split(".")
     of = functools.reduce(getattr, owner, importlib.import_module(module))
@@ -61,13 +65,28 @@ else:
     @functools.wraps(function)
     def called(*given, **options):
         calls.append(1)
-        if len(calls) == int(number):
+        if len(calls) == number:
             send()
         return function(*given, **options)
     setattr(of, name, called)
-from gemsmith.cli import main
-main(arguments)
+
+for line in sys.stdin:
+    arguments, at, err = json.loads(line)
+    child = os.fork()
+    if not child:
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        os.dup2(os.open(err, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
+        if at:
+            arrange(*at)
+        main(arguments)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
+SMALL = replace(
+    find_variant("tiny-12b"),
+    name="custom", layers=2, embed_dim=32, ffn=64, heads=2, kv_heads=2, head_dim=16, global_head_dim=32,
+    model_type="gemma4",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -121,7 +140,7 @@ class Workplace:
     def __init__(self, folder: Path) -> None:
         self.folder, self.wholes = folder, dict[str, dict[str, str]]()
         self.calm_s: dict[str, float] = {}
-        make_checkpoint(find_variant("tiny-31b"), folder / "base", dtype="float32")
+        make_checkpoint(SMALL, folder / "base", dtype="float32", shards=1)
         python = folder / "serve-python"
         stand_in = (ROOT / "tests" / "serve" / "fake_vllm.py").read_text(encoding="utf-8")
         python.write_text(f"#!{sys.executable} -I\n{stand_in}", encoding="utf-8")
@@ -134,23 +153,40 @@ class Workplace:
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
             "GEMSMITH_SERVE_PYTHON": str(python),
             "FAKE_VLLM": json.dumps(told),
-            "SENT": str(folder / "sent"),
         }
+        imported = (f"{TUNIX}.backend", f"{TRL}.backend", "gemsmith.export.stage", "gemsmith.report.stage")
+        self.server = self._start("-c", SERVER, *imported)
 
-    def start(self, command: Sequence[str], *, at: Sequence[str] = ()) -> subprocess.Popen[str]:
-        program = ["-c", AT, *at] if at else ["-m", "gemsmith"]
+    def _start(self, *program: str, **pipes: Any) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [sys.executable, "-W", "ignore", *program, *command],
-            env=self.environment, cwd=self.folder, text=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+            [sys.executable, "-W", "ignore", *program],
+            env=self.environment, cwd=self.folder, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, **pipes,
         )  # fmt: skip
 
-    def finish(self, command: Sequence[str]) -> float:
-        """The seconds that a command takes that nothing stops."""
-        begun_s, process = time.monotonic(), self.start(command)
+    def run(self, command: Sequence[str], at: tuple[str, int, float] | None = None) -> tuple[int, str]:
+        """A command's exit code and stderr; `at`: the function, the number of its call, the seconds after it."""
+        assert self.server.stdin is not None and self.server.stdout is not None, "asked for"
+        sent, err = self.folder / "sent", self.folder / "stderr"
+        sent.unlink(missing_ok=True)
+        print(json.dumps([command, at and [*at, str(sent)], str(err)]), file=self.server.stdin, flush=True)
+        code = int(self.server.stdout.readline())
+        assert at is None or sent.exists(), f"{at[0]} was not called"
+        return code, err.read_text(encoding="utf-8")
+
+    def stop(self, command: Sequence[str], after_s: float) -> tuple[int, str]:
+        """The same of a command that has its own start, and is stopped from outside."""
+        process = self._start("-m", "gemsmith", *command, stderr=subprocess.PIPE)
+        try:
+            process.wait(after_s)
+        except subprocess.TimeoutExpired:
+            process.terminate()
         _, err = process.communicate(timeout=900)
-        if process.returncode:
-            sys.exit(f"{err[-3000:]}\nerror: a command that nobody stopped, {command}, ended with {process.returncode}")
-        return time.monotonic() - begun_s
+        return process.returncode, err
+
+    def finish(self, command: Sequence[str]) -> None:
+        code, err = self.run(command)
+        if code:
+            sys.exit(f"{err[-3000:]}\nerror: a command that nobody stopped, {command}, ended with {code}")
 
     def template(self, verb: str, backend: str, *, resumes: bool) -> Path:
         """The run directory before the verb, made once."""
@@ -165,9 +201,8 @@ class Workplace:
             shutil.copytree(self.whole(Moment("train", "", 0)), path)
         elif resumes:
             shutil.copytree(self.template("train", backend, resumes=False), path)
-            seen = self.start(["train", str(path)], at=[f"{TRAIN}.session:Session.finish", "5", "0"])
-            _, err = seen.communicate(timeout=900)
-            assert seen.returncode == 143, err
+            code, err = self.run(["train", str(path)], (f"{TRAIN}.session:Session.finish", 4, 0.0))
+            assert code == 143, err
         else:
             self.finish(["data", str(recipe), "--run", str(path)])
         return path
@@ -177,34 +212,28 @@ class Workplace:
         path = self.folder / f"{moment.verb}-{moment.backend}-{moment.resumes}-whole"
         if not path.exists():
             shutil.copytree(self.template(moment.verb, moment.backend, resumes=moment.resumes), path)
-            if moment.verb == "train":  # so that the next finds its step compiled, as the tries do
-                self.finish([moment.verb, str(path)])
-                shutil.rmtree(path)
-                shutil.copytree(self.template(moment.verb, moment.backend, resumes=moment.resumes), path)
-            self.calm_s[path.name] = self.finish([moment.verb, str(path)])
+            self.finish([moment.verb, str(path)])  # so that the next finds its step compiled, as the tries do
+            shutil.rmtree(path)
+            shutil.copytree(self.template(moment.verb, moment.backend, resumes=moment.resumes), path)
+            begun_s = time.monotonic()
+            code, err = self.stop([moment.verb, str(path)], 900)
+            assert code == 0, err
+            self.calm_s[path.name] = time.monotonic() - begun_s
             self.wholes[path.name] = digests(path)
         return path
 
-    def try_at(self, moment: Moment, draw: random.Random) -> dict[str, Any]:
-        whole, run, sent = self.whole(moment), self.folder / "tried", self.folder / "sent"
+    def try_at(self, moment: Moment, part: float) -> dict[str, Any]:
+        """One try; `part`: how much of the moment is over when SIGTERM comes."""
+        whole, run = self.whole(moment), self.folder / "tried"
         shutil.rmtree(run, ignore_errors=True)
-        sent.unlink(missing_ok=True)
         shutil.copytree(self.template(moment.verb, moment.backend, resumes=moment.resumes), run)
         command = [moment.verb, str(run)]
+        after_s = part * (moment.within_s or self.calm_s[whole.name])
         if moment.place:
-            after_s = draw.uniform(0, moment.within_s)
-            process = self.start(command, at=[moment.place, str(moment.call), f"{after_s:.3f}"])
-            _, err = process.communicate(timeout=900)
-            assert sent.exists(), f"{moment.place} was not called"
+            code, err = self.run(command, (moment.place, moment.call, after_s))
         else:
-            after_s = draw.uniform(0, self.calm_s[whole.name])
-            process = self.start(command)
-            try:
-                process.wait(after_s)
-            except subprocess.TimeoutExpired:
-                process.terminate()
-            _, err = process.communicate(timeout=900)
-        outcome = judge(process.returncode, err, complete=(run / f"{moment.verb}.json").exists())
+            code, err = self.stop(command, after_s)
+        outcome = judge(code, err, complete=(run / f"{moment.verb}.json").exists())
         self.finish(command)
         same = digests(run) == self.wholes[whole.name]
         told = {
@@ -242,6 +271,19 @@ def digests(path: Path) -> dict[str, str]:
     return found
 
 
+def table(record: dict[str, Any]) -> list[str]:
+    """The record as a table in Markdown: a row for each moment."""
+    tries = [((f"{one['verb']}, {one['backend']}", one["moment"]), one) for one in record["each_try"]]
+    ends = list(record["outcomes"])
+    rows = [["command", "moment", "tries", *ends, "the same bytes, given again"]]
+    for place in dict.fromkeys(place for place, _ in tries):
+        found = [one for other, one in tries if other == place]
+        counts = [sum(one["outcome"] == end for one in found) for end in ends]
+        rows.append([*place, *map(str, [len(found), *counts, sum(one["same_bytes_after"] for one in found)])])
+    lines = [f"| {' | '.join(row)} |" for row in rows]
+    return [lines[0], "|---|---" + "|--:" * (len(ends) + 2) + "|", *lines[1:]]
+
+
 def main() -> None:
     arguments = sys.argv[1:]
     file = Path(arguments[arguments.index("--record") + 1]) if "--record" in arguments else RECORD
@@ -250,8 +292,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         place = Workplace(Path(temporary))
         for moment in MOMENTS:
-            for _ in range(round(moment.tries * share)):
-                tries.append(place.try_at(moment, draw))
+            count = round(moment.tries * share)
+            for number in range(count):  # one in each part of the moment
+                tries.append(place.try_at(moment, (number + draw.random()) / count))
                 print(json.dumps(tries[-1]), flush=True)
     bad = [one for one in tries if one["outcome"].startswith("wrong") or not one["same_bytes_after"]]
     record = {
@@ -260,14 +303,14 @@ def main() -> None:
         "duration_s": round(clock.elapsed_s(), 1),
         "gemsmith": __version__,
         "machine": this_machine().model_dump(),
-        "model": "tiny-31b in float32",
+        "model": "two layers in float32",
         "tries": len(tries),
         "outcomes": dict(Counter(one["outcome"] for one in tries)),
         "all_as_promised": not bad,
         "each_try": tries,
     }
     file.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    print(json.dumps({key: record[key] for key in ("tries", "outcomes", "all_as_promised")}))
+    print("\n".join(table(record)))
     if bad:
         sys.exit(f"error: {len(bad)} of {len(tries)} ended otherwise: {bad}")
 
