@@ -109,8 +109,7 @@ class DataRecord(Record):
     packing_efficiency: float
     """Real tokens over all positions of the packed rows."""
     packing_order: Literal["longest first", "drawn"] | None = None
-    """How documents came to be put into rows; `drawn`, by the recipe's seed: those of a folder of photos, which is read
-    class by class, so that a row has several. None: one a row, or a record from before it was in it."""
+    """`drawn`: by the seed, for a folder of images, which is read class by class. None: one document a row."""
     length_percentiles: dict[str, int]
     """p50, p90, p99, p100 of documents' tokens, dropped ones counted."""
     template_sha256: str
@@ -118,11 +117,10 @@ class DataRecord(Record):
     rows_sha256: str
     """Of the SHA-256s of the arrays' files, one after the other, and of the pictures of each row, wherever they lie."""
     files: dict[str, str] = {}
-    """Array -> SHA-256 of its file; records of earlier versions do not say."""
+    """Array -> SHA-256 of its file."""
     held_out_also_trained: int | None = None
     """Rows that data.eval named then whose prompt is also trained on; None where it named none."""
     held_out: HeldOut | None = None
-    """The same with more of it; None also in records of earlier versions."""
     pictures: int = 0
     """Places of pictures in the documents that are trained on; a picture in two of them counts twice."""
     soft_tokens: int = 0
@@ -130,7 +128,7 @@ class DataRecord(Record):
     most_patches: int = 0
     """Patches of a packed row at most."""
     most_pictures: int = 0
-    """Pictures of a packed row at most; 0 also in records from before it was in them."""
+    """Pictures of a packed row at most."""
     buckets: tuple[PictureBucket, ...] = ()
     """What the JAX backend pads the pictures of a step's rows to, the smallest first, with the steps of each."""
 
@@ -150,7 +148,7 @@ class TrainStep(Part):
     real_tokens: int
     """Tokens that are not padding."""
     loss_tokens: int | None = None
-    """Of these, the tokens in the loss; None in records from before they were in it."""
+    """Of these, the tokens in the loss."""
     step_s: float
     spike: bool = False
     """The loss was more than train.spike_factor times the median of the steps before."""
@@ -200,13 +198,11 @@ class TrainRecord(Record):
     model: str
     steps: tuple[TrainStep, ...]
     warmup_steps: int | None = None
-    """What warm-up came to; None in records from before it was in them, when warm-up that was left open was 100
-    steps."""
+    """What warm-up came to."""
     adapted: dict[str, int]
     trained_parameters: int
     base_dtype: str | None = None
-    """What the frozen base was held in, train.dtype; nf4 and int8 stand in for the checkpoint's own weights, which
-    export merges into."""
+    """What the frozen base was held in, train.dtype."""
     mesh: dict[str, int]
     attention: dict[str, str] = {}
     """What computed attention, by type of layer, where the backend can tell."""
@@ -219,8 +215,7 @@ class TrainRecord(Record):
     """Steps whose update was left out, since the loss was a spike, or NaN or infinite."""
     hosts: int = 1
     machine: str | None = None
-    """The one of the catalog that has these accelerators; of several the one that the recipe plans for. None where that
-    is none, or more than one."""
+    """The catalog's that has these accelerators, of several the one that the recipe plans for; None: not just one."""
     compile_s: float = 0.0
     """Of the last start: tracing and compiling the step, or taking it from the cache."""
     compiled_from_cache: bool = False
@@ -231,7 +226,6 @@ class TrainRecord(Record):
     peak_memory_bytes: int
     last_checkpoint: str
     saves: TrainSaves | None = None
-    """None in records of earlier versions."""
     pictures: TrainPictures | None = None
     """None where the rows are text alone."""
 
@@ -282,17 +276,15 @@ class VerifyRecord(Record):
     changed_tensors: int
     expected_tensors: int
     logits_max_abs_difference: float | None
-    """Merged against base + adapter, its weights rounded to the base's dtype as merged ones are; None where that could
-    not be computed, which a check then says."""
+    """Merged against base + adapter, rounded to the base's dtype as merged is; None: not computed, as a check says."""
     logits_effect: float | None = None
     """The most that base + adapter differs from the base."""
     logits_rounding: float | None = None
     """The most that merged differs from base + adapter as it is, without the rounding to the base's dtype."""
     losses: Losses | None = None
-    """None: not measured, or by an earlier version."""
+    """None: not measured."""
     rounded_away: float | None = None
-    """Norm of what that rounding took from the adapter's changes over the norm of those changes: 0 nothing, 1 all;
-    None: not computed."""
+    """Norm of what that rounding took from the adapter's changes over theirs: 0 nothing, 1 all; None: not computed."""
 
 
 class ServerFacts(Part):
@@ -329,7 +321,6 @@ class ServeRecord(Record):
     adapter_effect: float | None = None
     """The most that a first answer's log-probability differs between base and adapter; None for merged weights."""
     server: ServerFacts | None = None
-    """None in records of earlier versions, as in bench and eval."""
 
 
 class SharedRow(Part):
@@ -355,7 +346,6 @@ class PreparedRecord(Part):
     rows_read: int
     rows_written: int
     dropped: dict[str, int]
-    """Why -> rows."""
     ignored_columns: dict[str, int] = {}
     problems: int = 0
     """Of the benchmark that the rows were compared with; 0: with none."""
