@@ -24,6 +24,8 @@ from gemsmith.zoo.tensors import PREFIX
 
 PROMPTS = 3
 PROMPT_TOKENS = 128
+_DOCUMENTS = 8
+"""At most, where they are short: their loss is taken over more targets."""
 _AROUND = 32
 """Tokens before and after a picture of random tokens."""
 _SIDE = 8
@@ -56,7 +58,10 @@ def make_prompts(
 
 def text_prompts(rows: Rows | None, vocabulary: int, seed: int) -> list[Prompt]:
     """The first documents without pictures that were trained on, around their targets; random tokens without such."""
-    found = [] if rows is None else [*islice(_documents(rows), PROMPTS)]
+    found: list[Prompt] = []
+    for document in () if rows is None else islice(_documents(rows), _DOCUMENTS):
+        if sum(len(prompt.tokens) for prompt in (*found, document)) <= PROMPTS * PROMPT_TOKENS:
+            found.append(document)
     if found:
         return found
     random = np.random.default_rng(seed)
@@ -95,7 +100,7 @@ def trained_rows(run: Run) -> Rows | None:
 def _documents(rows: Rows) -> Iterator[Prompt]:
     """Those of the first rows that have no pictures: the first token, which models need, and what is around targets."""
     without = (row for row in range(len(rows)) if not (rows.pictures and rows.pictures[row]))
-    for row in islice(without, PROMPTS):
+    for row in islice(without, _DOCUMENTS):
         for places in rows.documents(row):
             first = places.start + int(np.argmax(rows.loss_mask[row][places]))
             begin = max(places.start + 1, first - PROMPT_TOKENS // 2)

@@ -221,9 +221,8 @@ def _run_checks(
         checks.append(_check_trained(run, exported, adapter))
     checks.append(_check("beside", compare_beside(base, merged), "tokenizer, chat template and configs are the base's"))
     difference = compare_tensors(into, merged, adapter)
-    count = f"{len(difference.changed)} of {len(base.places)} tensors differ from the base, as expected"
-    if into is not base:
-        count += ", which is dequantized as it was trained on"
+    held = ", dequantized as it was trained on" if into is not base else ""
+    count = f"{len(difference.changed)} of {len(base.places)} tensors differ from the base{held}, as expected"
     if lost := len(difference.swallowed):
         count += (
             f"; {lost} more have adapters so weak that rounding gives the base's weights again "
@@ -244,9 +243,9 @@ def _run_checks(
     checks.append(logits.check)
     notices = rounding_notices(rounding)
     if logits.losses and run:
-        check, lost = check_losses(logits.losses, dtype=run.recipe.train.dtype, original=into is not trained_on)
+        check, told = check_losses(logits.losses, dtype=run.recipe.train.dtype, original=into is not trained_on)
         checks.append(check)
-        notices += lost
+        notices += told
     return found(
         changed_tensors=len(difference.changed),
         logits_max_abs_difference=logits.max_abs_difference,
