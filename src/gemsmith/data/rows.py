@@ -295,12 +295,12 @@ def _check_turns(messages: Sequence[Message], names: Sequence[str], origin: str)
             "take the turn out"
         )
     for name, turn in zip(names, messages, strict=True):
-        pictures = images_of([turn])
-        if turn.role != "user" and pictures:
-            raise DataError(f"{origin}: {name} is of the role {turn.role} and has a picture; only user turns may")
-        if turn.role != "system" and not pictures and not text_of(turn).strip():
-            what = "answer" if turn.role == "assistant" else "prompt"
+        text, takes_pictures = text_of(turn), turn.role == "user"
+        if turn.role != "system" and (not text or text.isspace()) and not (takes_pictures and images_of([turn])):
+            what = "prompt" if takes_pictures else "answer"
             raise DataError(f"{origin}: {name} is an empty {what}; fill it, or take the row out")
+        if not takes_pictures and images_of([turn]):
+            raise DataError(f"{origin}: {name} is of the role {turn.role} and has a picture; only user turns may")
 
 
 def _read_message(turn: Any, where: str, column: Iterator[ImagePart], source: PictureSource) -> Message:

@@ -113,7 +113,7 @@ def _jsonl_rows(file: Path) -> Iterator[tuple[str, Any]]:
                 text = line.decode("utf-8-sig" if number == 1 else "utf-8")
             except UnicodeDecodeError as error:
                 raise DataError(f"{origin}, byte {error.start + 1}: is not UTF-8; convert {file} to UTF-8") from None
-            if not text.strip():
+            if not text or text.isspace():
                 continue
             try:
                 yield origin, parse_json(text.rstrip())
