@@ -1,4 +1,5 @@
 import errno
+import gc
 import json
 import re
 import shutil
@@ -7,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gemsmith.data import prepare_data
+from gemsmith.data import prepare_data, stage
 from gemsmith.data.batches import open_rows
+from gemsmith.data.rows import read_train
 from gemsmith.errors import CheckpointError, DataError, MachineError, RecipeError
 from gemsmith.records import DataRecord, HeldOut
 from gemsmith.run import is_complete, read_record, write_record
@@ -89,6 +91,14 @@ def test_no_row_left_is_an_error_and_leaves_no_record(make_run, write_rows):
     ):
         prepare_data(run)
     assert not run.data.exists() and not run.record_file("data").exists()
+
+
+def test_the_collector_of_cycles_rests_while_rows_are_read_and_not_afterwards(make_run, write_rows, monkeypatch):
+    collects = []
+    monkeypatch.setattr(stage, "read_train", lambda *_: collects.append(gc.isenabled()) or read_train(*_))
+    with pytest.raises(DataError, match="none is left"):
+        prepare_data(make_run(write_rows(*ROWS), {"max_length": 8}))
+    assert collects == [False] and gc.isenabled()
 
 
 def test_rows_that_are_made_need_no_file(make_run):

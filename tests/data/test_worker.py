@@ -2,6 +2,7 @@
 
 import io
 import pickle
+import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -56,3 +57,8 @@ def test_a_row_that_is_refused_is_the_answer_and_the_next_request_is_answered(as
 
 def test_a_worker_that_is_asked_nothing_ends_without_a_word(ask):
     assert ask() == []
+
+
+def test_a_process_that_renders_starts_without_what_reads_recipes_and_rows():
+    loads = "import sys, gemsmith.data.worker; print({'pydantic', 'pyarrow', 'rich', 'yaml'} & {*sys.modules})"
+    assert subprocess.run([sys.executable, "-c", loads], capture_output=True, text=True, check=True).stdout == "set()\n"

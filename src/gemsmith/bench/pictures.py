@@ -17,8 +17,9 @@ from gemsmith.bench.cells import plan_cells
 from gemsmith.bench_records import BenchPictures
 from gemsmith.checkpoint import read_config
 from gemsmith.checkpoint.fetch import fetch_folder
+from gemsmith.data.documents import Document
 from gemsmith.data.pictures import look_at_pictures
-from gemsmith.data.rows import Document, read_held_out
+from gemsmith.data.rows import read_held_out
 from gemsmith.data.template import find_template
 from gemsmith.data.workers import check_prompts_in_process
 from gemsmith.errors import DataError

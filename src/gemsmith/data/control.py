@@ -13,7 +13,7 @@ from itertools import zip_longest
 import numpy as np
 from tokenizers import AddedToken, Tokenizer
 
-from gemsmith.data.rows import Document
+from gemsmith.data.documents import Document
 from gemsmith.errors import DataError
 from gemsmith.messages import Message, images_of, map_text, text_of
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gemsmith.data.rows import Document
+from gemsmith.data.documents import Document
 from gemsmith.errors import RunError
 from gemsmith.messages import ImagePart, text_of
 

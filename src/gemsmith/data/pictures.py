@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from gemsmith.data.batches import Batches
+from gemsmith.data.documents import Document
 from gemsmith.data.pack import Rows
-from gemsmith.data.rows import Document
 from gemsmith.errors import DataError
 from gemsmith.messages import ImagePart, images_of
 from gemsmith.pictures.check import Picture

@@ -26,8 +26,8 @@ from gemsmith.data.control import (
     find_control_tokens,
     refuse_control_tokens,
 )
+from gemsmith.data.documents import Document
 from gemsmith.data.limits import Limits, OutOfTime, limited
-from gemsmith.data.rows import Document
 from gemsmith.data.soft_tokens import ImageTokens, place_soft_tokens, read_image_tokens
 from gemsmith.data.template import (
     ChatTemplate,
@@ -334,8 +334,12 @@ def _sequence_ids(renderer: Renderer, number: int, document: Document) -> np.nda
 
 def _join_ids(pieces: Sequence[Piece], ids: Sequence[np.ndarray], origin: str) -> Rendered:
     """Prompt [2, 105, 9], answer [7, 106] → ids [2, 105, 9, 7, 106], trained [0, 0, 0, 1, 1]"""
-    trained = np.repeat([piece.trained for piece in pieces], [len(part) for part in ids])
-    return Rendered(ids=np.concatenate(ids), trained=trained, origin=origin)
+    joined = np.concatenate(ids)
+    trained, begin = np.zeros(len(joined), bool), 0
+    for piece, part in zip(pieces, ids, strict=True):
+        trained[begin : begin + len(part)] = piece.trained
+        begin += len(part)
+    return Rendered(ids=joined, trained=trained, origin=origin)
 
 
 def _check_ids(rendered: Rendered) -> Rendered:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gemsmith.data.documents import FORMS, Document
 from gemsmith.data.image_folder import (
     FORMAT,
     Classes,
@@ -21,12 +22,10 @@ from gemsmith.data.stored import find_files, stored_rows
 from gemsmith.errors import DataError, RecipeError, nearest
 from gemsmith.files import expand_home
 from gemsmith.messages import ROLES, ImagePart, Message, images_of, text_of
-from gemsmith.pictures.check import Picture
 from gemsmith.recipe import Data, Made, Recipe, eval_tasks
 from gemsmith.tasks import SOURCES, TakesOptions, find_row_maker, find_scorer
 
-_FORMS = {"messages": ("messages",), "prompt-response": ("prompt", "response")}
-_COLUMNS = tuple(column for columns in _FORMS.values() for column in columns)
+_COLUMNS = tuple(column for columns in FORMS.values() for column in columns)
 _FIELDS = ("role", "content")
 # Columns that other trainers make part of what the model sees or how a row counts: without them, a row is another one.
 _MEANINGFUL = {
@@ -38,23 +37,6 @@ _MEANINGFUL = {
 }
 # How many columns a message names.
 _NAMED = 8
-
-
-@dataclass(frozen=True, kw_only=True)
-class Document:
-    """One checked row. `origin` says where it stands, for messages to the user: `rows.jsonl line 12`."""
-
-    messages: tuple[Message, ...]
-    origin: str
-    form: str = "messages"
-    columns: Mapping[str, Any] = field(default_factory=dict)
-    """Other columns of the row, where they were asked for."""
-    pictures: tuple[Picture, ...] = ()
-    """What was found of its pictures, in the order of its image parts, once they have been looked at."""
-
-    def name(self, index: int) -> str:
-        """What the row calls its message of this index: messages[1], or response."""
-        return f"messages[{index}]" if self.form == "messages" else _FORMS[self.form][index]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,10 +201,10 @@ def _check_form(row: Any, origin: str, form: str | None, *, chosen: bool) -> str
         raise DataError(
             f'{origin}: is {kind(row)}; must be an object {{"messages": [...]}} or {{"prompt": ..., "response": ...}}'
         )
-    fitting = [name for name, columns in _FORMS.items() if set(columns) <= set(row)]
+    fitting = [name for name, columns in FORMS.items() if set(columns) <= set(row)]
     if len(fitting) > 1 and not chosen:
         # Tables of both forms fill the columns of the other one with null.
-        fitting = [name for name in fitting if all(row[column] is not None for column in _FORMS[name])] or fitting[:1]
+        fitting = [name for name in fitting if all(row[column] is not None for column in FORMS[name])] or fitting[:1]
     if len(fitting) > 1 and not chosen:
         raise DataError(
             f"{origin}: has messages, prompt and response; keep messages, or prompt and response, or set data.format "
@@ -245,7 +227,7 @@ def _check_form(row: Any, origin: str, form: str | None, *, chosen: bool) -> str
 
 def _other_columns(row: Mapping[str, Any], origin: str, form: str, columns: Columns) -> list[str]:
     """The names of columns with a value that nothing reads. Raises DataError where one changes what the row says."""
-    known = (*_FORMS[form], *IMAGE_COLUMNS)
+    known = (*FORMS[form], *IMAGE_COLUMNS)
     others = [column for column, value in row.items() if value is not None and column not in known]
     for column in others:
         remedy = _changes_row(column)

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer
 
-from gemsmith.checkpoint.folder import read_config
 from gemsmith.errors import CheckpointError
 
 _KEYS = ("image_token_id", "boi_token_id", "eoi_token_id")
@@ -30,6 +29,8 @@ def read_image_tokens(folder: Path, tokenizer: Tokenizer) -> ImageTokens:
 
     Raises CheckpointError where one is missing, or is no added token of the tokenizer.
     """
+    from gemsmith.checkpoint.folder import read_config
+
     config, ids = read_config(folder), []
     for key in _KEYS:
         number = config.get(key)

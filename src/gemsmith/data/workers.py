@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 
+from gemsmith.data.documents import Document
 from gemsmith.data.limits import Limits
 from gemsmith.data.render import Rendered
-from gemsmith.data.rows import Document
 from gemsmith.data.template import TemplateText
 from gemsmith.data.worker import Opening, Packed, Prompts
 from gemsmith.errors import DataError, MachineError

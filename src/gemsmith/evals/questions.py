@@ -11,8 +11,9 @@ import numpy as np
 
 from gemsmith.checkpoint import read_config
 from gemsmith.checkpoint.fetch import fetch_folder
+from gemsmith.data.documents import Document
 from gemsmith.data.pictures import look_at_pictures
-from gemsmith.data.rows import Dataset, Document, describe_columns, read_held_out
+from gemsmith.data.rows import Dataset, describe_columns, read_held_out
 from gemsmith.data.template import find_template
 from gemsmith.data.workers import check_prompts_in_process
 from gemsmith.errors import DataError, MachineError, RecipeError

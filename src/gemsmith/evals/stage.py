@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gemsmith.checkpoint import open_checkpoint
+from gemsmith.data.documents import Document
 from gemsmith.data.overlap import Overlap, find_overlap, overlap_notices, read_answers
-from gemsmith.data.rows import Dataset, Document
+from gemsmith.data.rows import Dataset
 from gemsmith.errors import RecipeError
 from gemsmith.eval_records import EvalRecord, TaskResult
 from gemsmith.evals.compare import Comparison, compare, unmoved_notices, worse_notices
