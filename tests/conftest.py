@@ -6,7 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,25 @@ from gemsmith.run import Run, make_origin, open_run, write_record
 from gemsmith.testing.pictures import picture_bytes
 from gemsmith.testing.tiny import make_checkpoint, with_vision
 from gemsmith.zoo import find_variant
+
+# Suites about code that must not get out, and the scores that stand on it: what they need is in .ci/packages.
+NEVER_SKIPPED_IN_CI = (
+    "tests/evals/test_answers.py",
+    "tests/evals/test_samples.py",
+    "tests/launch/test_drill.py",
+    "tests/tasks/verilog_eval/",
+    "tests/test_sandbox.py",
+    "tests/testing/test_cloud_run.py",
+    "tests/testing/test_gcloud.py",
+)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if report.skipped and os.environ.get("CI") and item.nodeid.startswith(NEVER_SKIPPED_IN_CI):
+        report.outcome, report.longrepr = "failed", f"must not be skipped in CI: {report.longrepr[2]}"
+    return report
 
 
 @pytest.fixture(scope="session", autouse=True)
