@@ -1,6 +1,7 @@
 """The logits of the base with its adapter, and those of the merged weights."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -31,3 +32,13 @@ def test_weights_that_transformers_would_fill_in_at_random_are_refused(exported)
     file.write_text(json.dumps(config | config.pop("text_config")))
     with pytest.raises(CheckpointError, match="missing keys"), logits._quiet():
         logits.load_model(exported.merged)
+
+
+def test_a_checkpoint_of_a_later_transformers_is_said_with_what_to_install(tiny_checkpoint, tmp_path):
+    folder = tmp_path / "later"
+    shutil.copytree(tiny_checkpoint("tiny-31b"), folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"transformers_version": "99.0"}))
+    wanted = r"cannot load it \(no width\); 99.0 saved it: pip install --no-deps --upgrade transformers"
+    with pytest.raises(CheckpointError, match=wanted), logits._load_errors(folder):
+        raise TypeError("no width")

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from gemsmith.checkpoint import Checkpoint, open_checkpoint
+from gemsmith.checkpoint import Checkpoint, open_checkpoint, read_config
 from gemsmith.checkpoint.adapter import Adapter
 from gemsmith.errors import CheckpointError, first_line
 from gemsmith.records import Check
@@ -142,6 +142,9 @@ def _load_errors(folder: Path) -> Iterator[None]:
         yield
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
         reason = f"transformers {transformers.__version__} cannot load it ({first_line(error)})"
+        if (saved_by := read_config(folder).get("transformers_version")) not in (None, transformers.__version__):
+            # An old one may be here: google-tunix asks for safetensors below what newer ones need.
+            reason += f"; {saved_by} saved it: pip install --no-deps --upgrade transformers tokenizers safetensors"
         raise CheckpointError(f"{folder}: {reason}") from None
 
 
