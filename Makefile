@@ -6,7 +6,7 @@ BIN := .venv/bin
 RUN ?= runs/demo
 FASHION_MNIST ?= /usr/share/datasets/fashion-mnist
 
-.PHONY: help env serve-env build/python demo demo-pictures demo-launch test test-slow test-install test-vllm check docs clean
+.PHONY: help env serve-env build/python demo demo-pictures demo-launch test test-slow test-install test-vllm bench check docs clean
 
 help:
 	@echo "make demo       the whole pipeline on a tiny Gemma 4, into $(RUN)"
@@ -15,6 +15,7 @@ help:
 	@echo "make test       the quick tests;  make test-slow: those of whole runs;  make test-vllm: those that need vLLM"
 	@echo "make test-install   the extras, installed by pip from its index into fresh environments"
 	@echo "make build/python   Gemsmith's wheel and locks, for launch --on tpu-vm --python"
+	@echo "make bench      every benchmark in a short form, each held against its bound"
 	@echo "make check      format, lint, types, scripts, Dockerfiles, and the documentation without a warning"
 	@echo "make docs       the documentation, into build/site"
 	@echo "make clean      environments, caches and runs"
@@ -67,10 +68,14 @@ test-install: env
 test-vllm: env serve-env
 	$(BIN)/python -m pytest -m vllm
 
+bench: env serve-env
+	$(BIN)/python scripts/bench.py
+
 check: env docs
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/python scripts/bench.py --records
 	$(BIN)/hadolint docker/*.Dockerfile
 	$(BIN)/shellcheck .ci/run scripts/*.sh $(shell find tests/launch/golden -name '*.sh')
 

@@ -19,9 +19,10 @@ from typing import Any
 
 from gemsmith import __version__
 from gemsmith.provenance import this_machine
+from short import RECORDS, SHORT
 
 ROOT = Path(__file__).parents[1]
-RECORD = ROOT / "benchmarks" / "records" / "cli_start.json"
+RECORD = RECORDS / "cli_start.json"
 COMMANDS = {
     "gemsmith --help": ["--help"],
     "gemsmith plan recipes/verilog_31b.yaml": ["plan", "recipes/verilog_31b.yaml"],
@@ -61,7 +62,7 @@ def measure(arguments: list[str], runs: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    runs = int(sys.argv[1]) if len(sys.argv) > 1 else 15
+    runs = int(sys.argv[1]) if len(sys.argv) > 1 else 5 if SHORT else 15
     commands = {name: measure(arguments, runs) for name, arguments in COMMANDS.items()}
     record = {
         "schema_version": 1,

@@ -27,8 +27,9 @@ import numpy as np
 from gemsmith import __version__
 from gemsmith.provenance import this_machine
 from gemsmith.zoo import find_variant
+from short import RECORDS, SHORT
 
-RECORD = Path(__file__).parent / "records" / "data_throughput.json"
+RECORD = RECORDS / "data_throughput.json"
 LENGTH, CORES = 4096, 2
 VARIANT = replace(find_variant("tiny-31b"), name="custom", context=LENGTH)
 SIDES = ("gemsmith", "trl")
@@ -160,7 +161,7 @@ def summary(results: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def main() -> None:
-    pairs, count = (int(value) for value in (sys.argv[1:] + ["3", "30000"][len(sys.argv) - 1 :])[:2])
+    pairs, count = (int(value) for value in (sys.argv[1:] + ["2" if SHORT else "3", "30000"][len(sys.argv) - 1 :])[:2])
     with tempfile.TemporaryDirectory() as temporary:
         from gemsmith.testing.tiny import make_checkpoint
 

@@ -24,9 +24,10 @@ from typing import Any
 from gemsmith.provenance import start_clock, this_machine
 from gemsmith.testing.buckets import BucketServer, bucket_server
 from gemsmith.version import __version__
+from short import RECORDS, SHORT
 
 ROOT = Path(__file__).parents[1]
-RECORD = ROOT / "benchmarks" / "records" / "launch_drill.json"
+RECORD = RECORDS / "launch_drill.json"
 STAGES = "plan,data,train,export"
 RECIPE = f"""\
 checkpoint: {ROOT / "recipes" / "demo_base"}
@@ -104,7 +105,7 @@ def run_disturbed(bucket: BucketServer, name: str, folder: Path, moments: list[f
 def main() -> None:
     arguments = sys.argv[1:]
     file = Path(arguments[arguments.index("--record") + 1]) if "--record" in arguments else RECORD
-    count = int(arguments[0]) if arguments and arguments[0].isdecimal() else 20
+    count = int(arguments[0]) if arguments and arguments[0].isdecimal() else 1 if SHORT else 20
     clock, draw = start_clock(), random.Random(SEED)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)

@@ -24,9 +24,10 @@ from gemsmith.recipe import Bench
 from gemsmith.serve.engine import ServeSettings, find_engine
 from gemsmith.serve.server import running_server
 from gemsmith.version import __version__
+from short import RECORDS, SHORT
 
 ROOT = Path(__file__).parents[1]
-RECORD = ROOT / "benchmarks" / "records" / "load_stress.json"
+RECORD = RECORDS / "load_stress.json"
 MODEL = ROOT / "recipes" / "demo_base"
 TOKENS, ANSWER = 16, 8
 
@@ -38,7 +39,7 @@ def count_answered(url: str) -> int:
 
 
 def main() -> None:
-    requests = int(sys.argv[1]) if len(sys.argv) > 1 else 1000
+    requests = int(sys.argv[1]) if len(sys.argv) > 1 else 100 if SHORT else 1000
     clock, engine = start_clock(), find_engine()
     bench = Bench(input_tokens=(TOKENS,), output_tokens=ANSWER, request_rates=("burst",), prompts=requests)
     settings = ServeSettings(max_model_len=TOKENS + ANSWER, dtype="float32")

@@ -34,8 +34,9 @@ from gemsmith.checkpoint.adapter import Adapter, LowRank, write_peft_adapter
 from gemsmith.provenance import this_machine
 from gemsmith.testing.tiny import make_config, make_tokenizer
 from gemsmith.zoo import Tensor, Variant, find_variant, lora_targets, text_tensors
+from short import RECORDS, SHORT
 
-RECORD = Path(__file__).parent / "records" / "merge.json"
+RECORD = RECORDS / "merge.json"
 WIDTHS: dict[str, Any] = {
     "hidden": 2048,
     "ffn": 8192,
@@ -45,7 +46,7 @@ WIDTHS: dict[str, Any] = {
     "vocabulary": 65_536,
     "context": 4096,
 }
-SMALL_LAYERS, LARGE_LAYERS = 18, 66
+SMALL_LAYERS, LARGE_LAYERS = (6, 12) if SHORT else (18, 66)
 SHARD_BYTES = 1_500_000_000
 RANK = ALPHA = 64
 PACKAGES = ("numpy", "ml_dtypes", "torch", "transformers", "peft")
@@ -252,4 +253,4 @@ def main(rounds: int, folder: Path | None) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 3, Path(sys.argv[2]) if len(sys.argv) > 2 else None)
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 1 if SHORT else 3, Path(sys.argv[2]) if len(sys.argv) > 2 else None)

@@ -30,8 +30,9 @@ from gemsmith.pictures.check import Picture, check_picture, cut_picture
 from gemsmith.pictures.patches import BUDGETS, Patching
 from gemsmith.pictures.workers import decode_ahead
 from gemsmith.provenance import this_machine
+from short import RECORDS, SHORT
 
-RECORD = Path(__file__).parent / "records" / "picture_throughput.json"
+RECORD = RECORDS / "picture_throughput.json"
 WIDTH, HEIGHT, A_STEP, PROCESSES = 500, 375, 8, 2
 PASSES = {"ahead": 10}
 """How often a side goes through the pictures, where it is more than once."""
@@ -93,7 +94,9 @@ def measure(pictures: list[Picture], budget: int, rounds: int) -> Iterator[tuple
 
 
 def main() -> None:
-    count, rounds = (int(value) for value in (sys.argv[1:] + ["60", "3"][len(sys.argv) - 1 :])[:2])
+    count, rounds = (
+        int(value) for value in (sys.argv[1:] + (["8", "1"] if SHORT else ["60", "3"])[len(sys.argv) - 1 :])[:2]
+    )
     begin_s = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         files = write_photos(Path(folder), count)

@@ -23,6 +23,7 @@ from unittest.mock import patch
 from rich.console import Console
 from rich.table import Table
 
+import short
 from gemsmith import __version__
 from gemsmith.hardware import Machine, load_catalogue
 from gemsmith.plan.time import share_reached, step_time
@@ -261,7 +262,7 @@ def main() -> None:
         "published": runs,
         "published_memory": {"31B QLoRA, one 80 GB GPU": qlora()},
     }
-    (RECORDS / "plan_accuracy.json").write_text(json.dumps(record, indent=1) + "\n")
+    (short.RECORDS / "plan_accuracy.json").write_text(json.dumps(record, indent=1) + "\n")
     print_tables(cases, runs)
     print(json.dumps({key: record[key] for key in ("memory", "time", "published_memory")}, indent=1), file=sys.stderr)
 

@@ -28,9 +28,10 @@ from gemsmith.provenance import this_machine
 from gemsmith.recipe import Recipe
 from gemsmith.recipe_file import build_recipe
 from gemsmith.zoo import find_variant, lora_targets
+from short import RECORDS, SHORT
 
-RECORD = Path(__file__).parent / "records" / "splits.json"
-VARIANTS = ("tiny-12b", "tiny-31b", "tiny-e2b", "tiny-26b-a4b")
+RECORD = RECORDS / "splits.json"
+VARIANTS = ("tiny-31b",) if SHORT else ("tiny-12b", "tiny-31b", "tiny-e2b", "tiny-26b-a4b")
 # Each is a process of its own: what it computes, and on how many devices.
 SIDES = {"float64": 1, "gemsmith": 1, "gemsmith, four devices": 4, "transformers": 1}
 ROWS, LENGTH, RANK, ALPHA = 16, 128, 4, 8

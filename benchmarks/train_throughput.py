@@ -30,13 +30,14 @@ import numpy as np
 
 from data_throughput import write_rows
 from gemsmith import __version__
+from gemsmith.checkpoint.adapter import target_pattern
 from gemsmith.hardware import load_catalogue
 from gemsmith.provenance import this_machine
 from gemsmith.testing.tiny import make_config, make_tokenizer
 from gemsmith.zoo import Variant, find_variant, lora_targets, text_tensors
+from short import RECORDS, SHORT
 from train_cpu import VARIANT
 
-RECORDS = Path(__file__).parent / "records"
 SIDES = ("gemsmith-trl", "gemsmith-tunix", "trl")
 PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "jax", "jaxlib", "google-tunix", "qwix")
 WARM_UP = 1
@@ -226,7 +227,7 @@ def theirs(case: Case, rows: Path, folder: Path) -> tuple[Any, Any, Any]:
         save_strategy="no",
         model_init_kwargs={"dtype": case.dtype},
     )
-    modules = sorted({target.module.rpartition(".")[2] for target in lora_targets(case.variant)})
+    modules = target_pattern(target.module for target in lora_targets(case.variant))
     lora = peft.LoraConfig(r=case.rank, lora_alpha=2 * case.rank, lora_dropout=0.0, target_modules=modules)
     return data, config, lora
 
@@ -309,7 +310,7 @@ def package_versions() -> dict[str, str]:
 
 
 def main() -> None:
-    pairs = int(sys.argv[1]) if len(sys.argv) > 1 else 2
+    pairs = int(sys.argv[1]) if len(sys.argv) > 1 else 1 if SHORT else 2
     sides = tuple(sys.argv[2:]) or SIDES
     kind, name, peak = device()
     case = {"cpu": CPU, "gpu": GPU}[kind]
