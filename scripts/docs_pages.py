@@ -119,28 +119,51 @@ def _performance() -> Iterator[tuple[str, str, str, str, str]]:
     cpu, throughput, start = _record("train_cpu.json"), _record("train_throughput_cpu.json"), _record("cli_start.json")
     command = "python benchmarks/data_throughput.py"
     for side in ("gemsmith", "trl"):
-        rate = f"{data['sides'][side]['tokens_per_s']:,} tokens/s"
-        yield f"Data preparation, {_SIDES[side]}", rate, "measured", "data_throughput.json", command
-    medians, size = merge["small"]["cold"]["medians"], merge["small"]["bytes"] / 1e9
+        found = data["sides"][side]
+        rates = [found["tokens"] / found["seconds"][key] for key in ("median", "high", "low")]
+        what = f"Data preparation, {_SIDES[side]}"
+        yield what, _spread(*rates, unit=" tokens/s", digits=0), _measured(data), "data_throughput.json", command
+    cold, size = merge["small"]["cold"], merge["small"]["bytes"] / 1e9
     for side in ("cp", "gemsmith", "peft"):
-        wall_s = medians[side].get("wall_with_sync_s", medians[side]["wall_s"])
+        key = "wall_with_sync_s" if side == "cp" else "wall_s"
+        each = [run[key] for run in cold["runs"][side]]
         what = f"Merge of {size:.2f} GB from the disk, {_SIDES[side]}"
-        yield what, f"{wall_s:.1f} s", "measured", "merge.json", "python benchmarks/merge.py"
+        number = _spread(cold["medians"][side][key], min(each), max(each), unit=" s", digits=1)
+        yield what, number, _measured(merge), "merge.json", "python benchmarks/merge.py"
     for side in ("gemsmith", "peft-sdpa"):
-        wall_s = cpu["threads"]["2"]["sides"][side]["wall_s"]["median"]
+        wall_s = cpu["threads"]["2"]["sides"][side]["wall_s"]
         what = f"A training step of an 84 M model on two CPU cores, {_SIDES[side]}"
-        yield what, f"{wall_s:.2f} s", "measured", "train_cpu.json", "python benchmarks/train_cpu.py 2"
+        yield (
+            what,
+            _spread(*wall_s.values(), unit=" s"),
+            _measured(cpu),
+            "train_cpu.json",
+            "python benchmarks/train_cpu.py 2",
+        )
     for side in ("gemsmith-tunix", "gemsmith-trl", "trl"):
-        rate = f"{throughput['sides'][side]['real_tokens_per_s']['median']:.0f} real tokens/s"
+        rates = throughput["sides"][side]["real_tokens_per_s"].values()
         what, command = f"Training the same model, {_SIDES[side]}", "python benchmarks/train_throughput.py 2"
-        yield what, rate, "measured", "train_throughput_cpu.json", command
-    cpu_s = start["commands"]["gemsmith plan recipes/verilog_31b.yaml"]["cpu_s"]["median"]
-    yield "`gemsmith plan`, whole", f"{cpu_s:.2f} CPU-s", "measured", "cli_start.json", "python benchmarks/cli_start.py"
+        number = _spread(*rates, unit=" real tokens/s", digits=0)
+        yield what, number, _measured(throughput), "train_throughput_cpu.json", command
+    cpu_s = start["commands"]["gemsmith plan recipes/verilog_31b.yaml"]["cpu_s"]
+    number, command = _spread(*cpu_s.values(), unit=" CPU-s"), "python benchmarks/cli_start.py"
+    yield "`gemsmith plan`, whole", number, _measured(start), "cli_start.json", command
     for case, what in _CASES.items():
         compiled = _record(f"tpu_compile/{case}.json")
         rate = f"{compiled['real_tokens_per_s']['as_scheduled']:,} real tokens/s"
         command = f"python benchmarks/tpu_compile.py --case {case}"
         yield what, rate, "modelled", f"tpu_compile/{case}.json", command
+
+
+def _spread(median: float, low: float, high: float, *, unit: str, digits: int = 2) -> str:
+    """The median of the runs in a record, and their least and most: `4.72 (4.57 to 4.83) s`."""
+    return f"{median:,.{digits}f} ({low:,.{digits}f} to {high:,.{digits}f}){unit}"
+
+
+def _measured(record: Mapping[str, Any]) -> str:
+    """On which day, and on which processor."""
+    day = (record.get("when") or record["started"])[:10]
+    return f"measured on {day}, {record['machine']['cores']} cores of {record['machine']['processor']}"
 
 
 _SIDES = {
