@@ -49,6 +49,12 @@ def test_an_address_may_end_as_an_openai_client_wants_it(told, listed, url):
     assert [voice.max_model_len for voice in told["voices"]] == [640, None]
 
 
+def test_an_adapter_has_the_room_of_its_base(told, listed):
+    listed(base={"max_model_len": 640}, mine={"max_model_len": None, "parent": "base"})
+    command.chat_with_url("http://host:1", ["mine"], **NOTHING)
+    assert told["voices"][0].max_model_len == 640
+
+
 def test_an_address_alone_is_its_only_model_under_the_first_of_its_names(told, listed):
     listed(demo={"root": "/weights"}, another_name_of_it={"root": "/weights"})
     command.chat_with_url("http://host:1", [], **NOTHING)

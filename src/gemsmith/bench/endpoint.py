@@ -86,6 +86,9 @@ def find_models(url: str, names: Sequence[str]) -> tuple[str, dict[str, dict[str
     """
     url = _plain_url(url)
     cards = {str(card.get("id")): card for card in _ask_models(url)}
+    for card in cards.values():  # of an adapter vLLM gives no length
+        if card.get("max_model_len") is None:
+            card["max_model_len"] = cards.get(str(card.get("parent")), {}).get("max_model_len")
     # vLLM lists a model once for each of its names; the first is the one that it goes by.
     first = {json.dumps(card.get("root", name)): name for name, card in reversed(cards.items())}
     known = [name for name in cards if name in first.values()]

@@ -1,8 +1,10 @@
 """An answer as an OpenAI server streams it, with the times that a reader feels."""
 
+import contextlib
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -65,21 +67,17 @@ def stream_answer(voice: Voice, messages: Sequence[Mapping[str, Any]], sampling:
     url = f"{voice.url}/v1/chat/completions"
     begin_s = time.monotonic()
     asked = _request(voice, messages, sampling)
-    # A server that has no room for so many tokens after the prompt refuses; not told a number, it gives what is left.
-    with_what_is_left = {key: value for key, value in asked.items() if key != "max_tokens"}
     try:
-        with client:
-            for request in (asked, with_what_is_left):
-                # json.dumps, since httpx's own refuses texts with half a surrogate pair.
-                body, headers = json.dumps(request), {"Content-Type": "application/json"}
-                with client.stream("POST", url, content=body, headers=headers) as response:
-                    if response.status_code == httpx.codes.OK:
-                        yield from _grow(_events(response, voice), begin_s, voice)
-                        return
-                    shown = " ".join(response.read()[: 4 * _SHOWN].decode("utf-8", "replace").split())[:_SHOWN]
-                if response.status_code not in (httpx.codes.BAD_REQUEST, httpx.codes.UNPROCESSABLE_ENTITY):
-                    break
-            raise EngineError(f"{voice.model} at {voice.url} answered {response.status_code}: {shown}")
+        with client, contextlib.ExitStack() as stack:
+            response = stack.enter_context(_post(client, url, asked))
+            if response.status_code in (httpx.codes.BAD_REQUEST, httpx.codes.UNPROCESSABLE_ENTITY):
+                # It may have no room for so many tokens after the prompt; not told a number, it gives what is left.
+                del asked["max_tokens"]
+                response = stack.enter_context(_post(client, url, asked))
+            if response.status_code != httpx.codes.OK:
+                shown = " ".join(response.read()[: 4 * _SHOWN].decode("utf-8", "replace").split())[:_SHOWN]
+                raise EngineError(f"{voice.model} at {voice.url} answered {response.status_code}: {shown}")
+            yield from _grow(_events(response, voice), begin_s, voice)
     except httpx.HTTPError as error:
         raise EngineError(
             f"{voice.model} at {voice.url}: {type(error).__name__}: {error or 'no more bytes came'}; is the server up?"
@@ -112,6 +110,11 @@ def _request(voice: Voice, messages: Sequence[Mapping[str, Any]], sampling: Samp
         "stream_options": {"include_usage": True},
         **seed,
     }
+
+
+def _post(client: httpx.Client, url: str, body: dict[str, Any]) -> AbstractContextManager[httpx.Response]:
+    # json.dumps, since httpx's own refuses texts with half a surrogate pair.
+    return client.stream("POST", url, content=json.dumps(body), headers={"Content-Type": "application/json"})
 
 
 def _events(response: httpx.Response, voice: Voice) -> Iterator[dict[str, Any]]:
