@@ -34,25 +34,6 @@ NEVER_SKIPPED_IN_CI = (
     "tests/fake_cloud/test_gcloud.py",
 )
 
-# Suites about code that must not get out, and the scores that stand on it: what they need is in .ci/packages.
-NEVER_SKIPPED_IN_CI = (
-    "tests/evals/test_answers.py",
-    "tests/evals/test_samples.py",
-    "tests/launch/test_drill.py",
-    "tests/tasks/verilog_eval/",
-    "tests/test_sandbox.py",
-    "tests/testing/test_cloud_run.py",
-    "tests/testing/test_gcloud.py",
-)
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    report = yield
-    if report.skipped and os.environ.get("CI") and item.nodeid.startswith(NEVER_SKIPPED_IN_CI):
-        report.outcome, report.longrepr = "failed", f"must not be skipped in CI: {report.longrepr[2]}"
-    return report
-
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
