@@ -100,18 +100,16 @@ def trl_mesh(recipe: Recipe, processes: int) -> Mesh:
 
 def check_trl_quantised(dtype: str, variant: Variant) -> None:
     """Raises RecipeError for experts, which bitsandbytes leaves in bfloat16, and rows that its blocks run over."""
-    if dtype not in KINDS:
+    quantised = [tensor for tensor in text_tensors(variant) if dtype in KINDS and is_quantised(tensor)]
+    if quantised and variant.experts and not BACKENDS["trl"].quantises_experts:
+        fault = f"leaves the experts of {variant.name} in bfloat16"
+    elif odd := [tensor.name for tensor in quantised if tensor.shape[-1] % BLOCK]:
+        fault = f"has blocks of {BLOCK}, which run over the rows of {odd[0]}"
+    else:
         return
-    if odd := [tensor for tensor in text_tensors(variant) if is_quantised(tensor) and tensor.shape[-1] % BLOCK]:
-        raise RecipeError(
-            f"train.dtype: {dtype} was given, but bitsandbytes' blocks of {BLOCK} run over {odd[0].name}'s rows of "
-            f"{odd[0].shape[-1]}; set bfloat16, or train.backend to tunix"
-        )
-    if variant.experts and not BACKENDS["trl"].quantises_experts:
-        raise RecipeError(
-            f"train.dtype: {dtype} was given, but bitsandbytes leaves the experts of {variant.name} in bfloat16; set "
-            "bfloat16, or train.backend to tunix"
-        )
+    raise RecipeError(
+        f"train.dtype: {dtype} was given, but bitsandbytes {fault}; set bfloat16, or train.backend to tunix"
+    )
 
 
 def _check_heads(variant: Variant, devices: int, key: str) -> None:

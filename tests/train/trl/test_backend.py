@@ -16,6 +16,7 @@ from gemsmith.checkpoint.adapter import read_peft_adapter
 from gemsmith.errors import CheckpointError, MachineError, RecipeError, RunError
 from gemsmith.export.stage import export
 from gemsmith.run import is_complete
+from gemsmith.sizing import limits
 from gemsmith.train.stage import train
 from gemsmith.train.trl.checkpoints import Checkpoints
 from gemsmith.train.trl.model import load_base, nf4_config
@@ -234,6 +235,7 @@ def test_what_the_backend_has_not_is_one_line(prepared_run, gemsmith, keys, expe
 
 def test_nf4_without_bitsandbytes_is_one_line(prepared_run, gemsmith, monkeypatch):
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)
+    monkeypatch.setattr(limits, "BLOCK", 16)  # the base's rows are of 32
     code, _, err = gemsmith("train", prepared_run(train=BACKEND).path, "--set", "train.dtype=nf4")
     assert (
         code == 2
