@@ -29,8 +29,9 @@ from gemsmith.resolve import recipe_variant
 from gemsmith.sizing import choose_remat, memory_of, on_chips, work_of
 from gemsmith.testing.tiny import make_checkpoint
 from plan_calibration import VARIANTS
+from short import RECORDS, SHORT
 
-RECORD = Path(__file__).parent / "records" / "cpu_memory.json"
+RECORD = RECORDS / "cpu_memory.json"
 DEMO = Path(__file__).parents[1] / "recipes" / "demo_base"
 STEPS, GIB = 4, 2**30
 # Model, backend, rows a step, length, dtype.
@@ -95,7 +96,7 @@ def counted(run: Path, backend: str) -> dict[str, Any]:
 
 def main() -> None:
     cases = []
-    for case in CASES:
+    for case in CASES[:1] if SHORT else CASES:
         found = measure(*case)
         found["beside_gib"] = round(found["measured_gib"] - found["step_gib"], 3)
         cases.append(found)

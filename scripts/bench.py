@@ -51,6 +51,12 @@ EVERY = {
         most=0.3,
         code=("cli",),
     ),
+    "cpu_memory": Benchmark(
+        what="GiB that training holds beside its base",
+        number=lambda record: max(case["beside_gib"] for case in record["cases"]),
+        most=3,
+        code=("sizing",),
+    ),
     "data_throughput": Benchmark(
         what="tokens/s over TRL's", number=lambda record: record["ours_over_theirs"], least=2.2, code=("data",)
     ),
@@ -95,6 +101,12 @@ EVERY = {
         number=lambda record: sum(each["within"] for each in record["predictions"]) / len(record["predictions"]),
         least=0.25,
         code=("plan",),
+    ),
+    "sigterm": Benchmark(
+        what="commands that SIGTERM ended wrongly",
+        number=lambda record: not record["all_as_promised"],
+        most=0,
+        code=("train", "export"),
     ),
     "splits": Benchmark(what="a gradient's worst error", number=_worst_gradient, most=2e-4, code=("models", "train")),
     "tpu_compile": Benchmark(

@@ -2,6 +2,7 @@
 
 import base64
 import io
+import shutil
 from pathlib import Path
 
 import gradio
@@ -85,9 +86,10 @@ def test_a_held_out_row_is_asked_with_its_picture(say, speaker, photo, row):
 
 
 def test_the_page_attaches_an_upload_and_shows_it(photo):
+    expected, again = picture_url(str(photo), PATCHING), shutil.copy(photo, photo.with_name("again.png"))
     urls, drawn = _attach(str(photo), [], SIGHT)
-    assert urls == [picture_url(str(photo), PATCHING)] and drawn.startswith('<img src="data:image/png;base64,')
-    assert len(_attach(str(photo), urls, SIGHT)[0]) == 2
+    assert not photo.exists() and urls == [expected] and drawn.startswith('<img src="data:image/png;base64,')
+    assert len(_attach(str(again), urls, SIGHT)[0]) == 2
     with pytest.raises(gradio.Error, match="is not there"):
         _attach("/nowhere", [], SIGHT)
 

@@ -52,7 +52,7 @@ def printed(
     def run(source: str, machine: str, *more: str) -> tuple[str, str]:
         code, out, err = gemsmith("serve", source, "--on", machine, "--print", *more)
         assert code == 0, err
-        return out.replace(str(ROOT), "/gemsmith"), err
+        return out.replace(str(ROOT), "/gemsmith").replace(str(tmp_path), "/gemsmith"), err
 
     return run
 

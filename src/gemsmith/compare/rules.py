@@ -68,6 +68,7 @@ RULES = (
     Rule("train.remat", _T, "more or less is recomputed", settled_by="train:remat"),
     Rule("train.*", _T, "how a step runs"),
     Rule("export.step", _Q, "weights of another step"),
+    Rule("export.merge_into", _Q, "the weights that were trained on, or the base's own"),
     Rule("serve.host", (), "an address"),
     Rule("serve.port", (), "an address"),
     Rule("serve.python", (), "where vLLM is installed; the engine's version says what it is"),
