@@ -135,9 +135,6 @@ MOMENTS = (
 )
 
 
-WRITTEN_LAST = {"train": "train.json", "export": "export.json", "run": "report.html"}
-
-
 class Workplace:
     """A tiny base, run directories to start from, and what commands leave that nothing stops."""
 
@@ -237,7 +234,7 @@ class Workplace:
             code, err = self.run(command, (moment.place, moment.call, after_s))
         else:
             code, err = self.stop(command, after_s)
-        outcome = judge(code, err, complete=(run / WRITTEN_LAST[moment.verb]).exists())
+        outcome = judge(code, err, complete=written(run) == written(whole))
         self.finish(command)
         same = digests(run) == self.wholes[whole.name]
         told = {
@@ -263,6 +260,11 @@ def judge(code: int, err: str, *, complete: bool) -> str:
     if code == -15 and not err:
         return "ended before Python had begun"
     return f"wrong: {code}, {notes}"
+
+
+def written(path: Path) -> set[str]:
+    """The records, the report, and the folders of weights."""
+    return {file.name for file in path.iterdir() if file.name[0] != "."}
 
 
 def digests(path: Path) -> dict[str, str]:

@@ -52,6 +52,15 @@ def test_every_stage_has_its_row_in_both_tables(pages):
         assert f"`{name}.json`" in by_hand
 
 
+def test_the_table_of_stops_is_that_of_its_record(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    drill = importlib.import_module("sigterm")
+    record = json.loads(drill.RECORD.read_text(encoding="utf-8"))
+    assert record["all_as_promised"] and record["tries"] >= 40
+    page = (ROOT / "docs" / "log" / "stopping.md").read_text(encoding="utf-8")
+    assert "\n".join(["", *drill.table(record), ""]) in page
+
+
 def test_numbers_of_performance_have_a_record_and_a_command_that_is_there(pages):
     rows = pages.performance_table().splitlines()[2:]
     assert len(rows) > 10

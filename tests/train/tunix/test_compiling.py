@@ -41,7 +41,7 @@ def test_sigterm_while_the_step_compiles_ends_the_run_soon(prepared_run):
     assert ended.stderr.splitlines()[-1].startswith(
         "note: stopped by SIGTERM: no step is saved yet; continue with: gemsmith train"
     )
-    assert time.monotonic() - begin_s < 30
+    assert time.monotonic() - begin_s < 120
     assert not run.record_file("train").exists()
 
 

@@ -5,6 +5,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 
@@ -17,7 +18,8 @@ from tunix.sft.checkpoint_manager import CheckpointManager
 from gemsmith.checkpoint.checksums import checksum
 from gemsmith.checkpoint.saved import read_step_metadata, saved_steps
 from gemsmith.data import Batches
-from gemsmith.errors import EngineError, MachineError, Preempted
+from gemsmith.errors import CheckpointError, EngineError, MachineError, Preempted
+from gemsmith.export.adapters import read_run_adapter
 from gemsmith.recipe_file import build_recipe
 from gemsmith.records import TrainRecord
 from gemsmith.run import Run, find_run, is_complete, open_run, read_record
@@ -84,6 +86,27 @@ def test_a_signal_saves_the_step_under_way(
     assert "train  resuming from step 3 of 6" in capfd.readouterr().err.splitlines()
     assert same_numbers(record, whole[1])
     assert saved_bytes(run, 6) == saved_bytes(whole[0], 6)
+
+
+@pytest.mark.slow
+def test_sigterm_while_orbax_restores_is_a_stop_and_no_damage(trained):
+    def stop(*_):
+        raise Preempted("told")
+
+    run, _ = trained
+    read_run_adapter(run)
+    begin_s = time.monotonic()
+    read_run_adapter(run)
+    takes_s, tries, ends = time.monotonic() - begin_s, 30, []
+    signal.signal(signal.SIGTERM, stop)
+    for number in range(tries):
+        try:
+            threading.Timer(number / tries * takes_s, os.kill, (os.getpid(), signal.SIGTERM)).start()
+            read_run_adapter(run)
+            time.sleep(60)
+        except (Preempted, CheckpointError) as error:
+            ends.append(type(error))
+    assert ends == [Preempted] * tries
 
 
 KILLED = """
