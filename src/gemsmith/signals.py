@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
@@ -52,6 +53,13 @@ def heard_later() -> Iterator[None]:
     finally:
         if caught:
             before[signal.Signals(caught[0])](caught[0], None)
+
+
+def leave(code: int) -> None:
+    """Ends the process without the interpreter's end, which would wait for devices or other processes."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 @contextlib.contextmanager

@@ -1,5 +1,6 @@
 """What an attempt at a run refuses, what it saves beside the arrays, and how it ends, whichever backend runs it."""
 
+import atexit
 import contextlib
 import itertools
 import json
@@ -18,7 +19,7 @@ from gemsmith.errors import DataError, EngineError, MachineError, Preempted, Run
 from gemsmith.recipe import Optimizer, Train
 from gemsmith.records import DataRecord, TrainStep
 from gemsmith.run import Run, confirm_recipe, read_record, refused_changes, stage_keys
-from gemsmith.signals import STOPS, handling, listening
+from gemsmith.signals import STOPS, handling, leave, listening
 from gemsmith.terminal import open_console
 from gemsmith.train.schedule import learning_rate
 from gemsmith.train.spikes import reason_to_stop
@@ -220,12 +221,13 @@ def stop_on_signals(stop: Stop) -> Iterator[None]:
             stop.ask(number)
             return
         again.set()
+        atexit.register(leave, 130)  # the interpreter's end would wait for the step
         os.kill(os.getpid(), number)  # the handler below may have been called before `again` was set
         if not ended.wait(_UNHEARD_S):
             console = open_console()
             console.show_cursor()
             console.print("note: stopped by Ctrl-C; the same command goes on from the last saved step")
-            os._exit(130)
+            leave(130)
 
     def interrupt(_number: int, _frame: FrameType | None) -> None:
         if again.is_set():

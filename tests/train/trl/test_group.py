@@ -1,5 +1,7 @@
 """The processes that train together."""
 
+import os
+
 import pytest
 import torch
 
@@ -25,7 +27,7 @@ def test_a_process_that_fails_on_a_gpu_does_not_wait_for_the_others(monkeypatch,
     }.items():
         monkeypatch.setattr(torch.distributed, name, stand_in)
     monkeypatch.setattr(trl_group.atexit, "register", lambda *call: left.append(call))
-    monkeypatch.setattr(trl_group.os, "_exit", left.append)
+    monkeypatch.setattr(os, "_exit", left.append)
     with pytest.raises(type(error)), trl_group.joined(2):
         raise error
     assert not ended

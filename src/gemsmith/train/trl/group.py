@@ -5,7 +5,6 @@ import contextlib
 import hashlib
 import json
 import os
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -16,6 +15,7 @@ import torch.distributed
 
 from gemsmith.errors import GemsmithError, MachineError, last_line
 from gemsmith.run import Run
+from gemsmith.signals import leave
 from gemsmith.train.attempt import disagreement
 from gemsmith.train.trl.launch import started_by_torchrun
 
@@ -91,14 +91,8 @@ def joined(gpus: int) -> Iterator[Group]:
             # untold and its end unseen by what started it, and at Python's end once more.
             # https://github.com/pytorch/pytorch/pull/119250
             code = 130 if isinstance(error, KeyboardInterrupt) else getattr(error, "exit_code", 1)
-            atexit.register(_leave, code)
+            atexit.register(leave, code)
         else:
             torch.distributed.destroy_process_group()
         raise
     torch.distributed.destroy_process_group()
-
-
-def _leave(code: int) -> None:
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)

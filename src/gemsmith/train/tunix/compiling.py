@@ -3,7 +3,6 @@
 import atexit
 import contextlib
 import os
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ import jax
 
 from gemsmith.files import expand_home
 from gemsmith.recipe import Train
+from gemsmith.signals import leave
 from gemsmith.train.attempt import Stop
 from gemsmith.train.tunix.step import Step
 from gemsmith.train.tunix.xla import Option, compiler_options, explain_refusal
@@ -86,9 +86,7 @@ class _Work(threading.Thread):
 
 def _leave(work: _Work, stop: Stop) -> None:
     if not work.ended.is_set():
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(128 + stop.number if stop.is_set() else 130)
+        leave(128 + stop.number if stop.is_set() else 130)
 
 
 @contextlib.contextmanager
