@@ -140,8 +140,12 @@ def test_two_runs_that_differ_in_one_key_are_compared_by_it(gemsmith, recipe, en
     main = {ratio["kind"]: ratio for ratio in found["pairs"][0]["ratios"] if ratio["main"]}
     assert main["training speed"]["confounded_by"] == [], "nothing but the rank differs"
     assert main["training speed"]["interval"] and main["training speed"]["first"] > 0
+    # The rank sets how many weights are trained, so that this difference confounds nothing.
+    beside = {each["condition"]: each for each in found["differences"] if ":" in each["condition"]}
+    trained = beside.pop("train:trained_parameters")
+    assert int(trained["values"][0]) == 2 * int(trained["values"][1]) and trained["confounds"] == []
     # The stand-in for vLLM says nothing of its dtypes, and what nobody recorded cannot be said to be alike.
-    unsaid = {each["condition"]: each["values"] for each in found["differences"] if ":" in each["condition"]}
+    unsaid = {name: each["values"] for name, each in beside.items()}
     assert set(unsaid) >= {"bench:kv_cache_dtype", "eval:quantization"}
     assert all(values == [None, None] for values in unsaid.values())
     assert {"bench:kv_cache_dtype"} <= set(main["serving speed"]["confounded_by"]) <= set(unsaid)
