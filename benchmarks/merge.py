@@ -38,7 +38,7 @@ from short import RECORDS, SHORT
 
 RECORD = RECORDS / "merge.json"
 WIDTHS: dict[str, Any] = {
-    "hidden": 2048,
+    "embed_dim": 2048,
     "ffn": 8192,
     "heads": 16,
     "kv_heads": 8,
