@@ -35,9 +35,9 @@ VARIANTS = ("tiny-31b",) if SHORT else ("tiny-12b", "tiny-31b", "tiny-e2b", "tin
 # Each is a process of its own: what it computes, and on how many devices.
 SIDES = {"float64": 1, "gemsmith": 1, "gemsmith, four devices": 4, "transformers": 1}
 ROWS, LENGTH, RANK, ALPHA = 16, 128, 4, 8
-MICRO_BATCHES = (1, 2, 4, 8, 16)
+MICRO_BATCHES = (1, 4) if SHORT else (1, 2, 4, 8, 16)
 # What four devices share: for each micro-batch a mesh that its rows can be split over.
-MESHES = {1: {"fsdp": 4}, 2: {"fsdp": 2, "replica": 2}, 4: {"fsdp": 4}}
+MESHES = {1: {"fsdp": 4}} if SHORT else {1: {"fsdp": 4}, 2: {"fsdp": 2, "replica": 2}, 4: {"fsdp": 4}}
 PACKAGES = ("jax", "jaxlib", "flax", "qwix", "torch", "transformers", "peft")
 
 Matrices = dict[str, np.ndarray]

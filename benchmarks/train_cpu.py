@@ -49,10 +49,10 @@ VARIANT = replace(
     vocabulary=32_768,
     context=4096,
 )
-ROWS, LENGTH, MEAN_DOCUMENT = 2, 1024, 300
+ROWS, LENGTH, MEAN_DOCUMENT = (1, 512, 150) if SHORT else (2, 1024, 300)
 RANK, ALPHA, RATE = 16, 32, 1e-4
-WARM_UP, STEPS = 2, 4
-OURS, THEIRS = "gemsmith", ("peft-sdpa", "peft-eager")
+WARM_UP, STEPS = (1, 3) if SHORT else (2, 4)
+OURS, THEIRS = "gemsmith", ("peft-sdpa",) if SHORT else ("peft-sdpa", "peft-eager")
 PACKAGES = {OURS: ("jax", "jaxlib", "flax", "qwix", "optax"), "peft": ("torch", "transformers", "peft")}
 
 
