@@ -226,7 +226,7 @@ def unproven_keys(run: Run, records: Iterable[Record]) -> set[str]:
 
     They are all that its stage reads, where the hash of these in the record is not that of the recipe there now.
     """
-    edited = [each.stage for each in records if each.origin.made_from["recipe"] != made_from(run, each.stage)["recipe"]]
+    edited = [one.stage for one in records if one.origin.made_from.get("recipe") != made_from(run, one.stage)["recipe"]]
     keys = [key for key, _ in flatten(run.recipe.model_dump(mode="json"))]
     return {key for key in keys if any(_reads(stage, key) for stage in edited)}
 

@@ -155,6 +155,15 @@ def test_two_runs_that_are_stale_alike_are_not_alike(make_run):
     assert compared.pairs[0].headlines() == []
 
 
+def test_a_record_that_does_not_say_what_it_was_made_from_is_stale(make_run):
+    """It was a traceback."""
+    run = make_run("a")
+    origin = read_record(run, STAGES["train"].record).origin
+    change(run, "train", origin=origin.model_copy(update={"made_from": {}}))
+    side = read_side(run.path, "a")
+    assert "lora.rank" in side.unproven and side.conditions["train:stale"] == "yes"
+
+
 def test_a_record_replaced_since_confounds_what_was_made_from_it(make_run):
     runs = [make_run("a"), make_run("b")]
     change(runs[1], "data", rows=7)

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from gemsmith.bench_records import BenchCell
 from gemsmith.compare.run_side import served_where_trained
 from gemsmith.plan_records import MachinePlan
-from gemsmith.report.findings import Findings, fastest_cell, trained_tokens
-from gemsmith.train.timed import trained_s
+from gemsmith.report.findings import Findings, fastest_cell, stage_s, trained_tokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +68,7 @@ def spent(findings: Findings) -> Spent | None:
     )
     there = train.origin.machine
     stages = {
-        stage: price.usd(trained_s(train) if record is train else record.origin.duration_s)
+        stage: price.usd(stage_s(record))
         for stage, record in findings.records().items()
         if record.origin.machine.is_computer_of(there)
     }

@@ -26,6 +26,7 @@ from gemsmith.records import (
 from gemsmith.report.numbers import count, plain, rate
 from gemsmith.run import Run, made_from, read_record
 from gemsmith.stages import STAGES
+from gemsmith.train.timed import trained_s
 
 _NAMED_STEPS = 5
 
@@ -253,7 +254,12 @@ def trained_tokens(train: TrainRecord) -> int:
 
 def total_s(findings: Findings) -> float:
     """Seconds that the recorded stages took, one after the other."""
-    return sum(record.origin.duration_s for record in findings.records().values())
+    return sum(map(stage_s, findings.records().values()))
+
+
+def stage_s(record: Record) -> float:
+    """Seconds that a stage took: what is paid for."""
+    return trained_s(record) if isinstance(record, TrainRecord) else record.origin.duration_s
 
 
 def verdict(scores: EvalRecord) -> str:

@@ -16,6 +16,7 @@ from gemsmith.report.findings import (
     middle_cell,
     read_findings,
     saturation_lines,
+    stage_s,
     total_s,
     verdict,
 )
@@ -55,7 +56,7 @@ def summary_table(run: Run) -> Table:
                 stage, "", Text("no record" if stage in findings.problems else "left out", style="yellow"), ""
             )
             continue
-        time = numbers.duration(records[stage].origin.duration_s)
+        time = numbers.duration(stage_s(records[stage]))
         for number, (what, value, style) in enumerate(lines(findings)):
             table.add_row("" if number else stage, "" if number else time, Text(what), Text(value, style=style))
     table.add_row("all", numbers.duration(total_s(findings)), "", "")

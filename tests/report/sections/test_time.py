@@ -39,9 +39,10 @@ def test_saves_that_the_record_tells_of_stand_with_their_own_time():
     assert not saved.reckoned
 
 
-def test_of_a_continued_training_only_the_last_start_has_its_time_told():
+def test_of_a_continued_training_the_steps_of_earlier_starts_come_first():
     spans = training_spans(train([step(n, 1.0) for n in range(1, 101)], duration_s=45.0, resumed_at=(60,)), 0.0, 100)
     assert [(span.name, span.seconds) for span in spans] == [
+        ("60 steps of earlier starts", 60.0),
         ("load, start and last save: the rest", 5.0),
         ("40 steps", 40.0),
     ]
@@ -56,6 +57,15 @@ def test_stages_follow_each_other_and_missing_ones_take_no_time(make_run):
     outer = {span.name: span for span in stage_spans(findings, 100) if not span.inner}
     assert outer["verify"].missing and outer["train"].start_s == pytest.approx(0.21 + 14.3)
     assert outer["serve"].start_s == outer["export"].start_s + outer["export"].seconds
+
+
+def test_dollars_are_the_seconds_beside_them_times_the_price(large_run):
+    """Of a continued training the page had the dollars of all starts beside the seconds of the last."""
+    made = make(large_run, read_findings(large_run))
+    outer = {span.name: span.seconds for span in made["spans"] if not span.inner}
+    assert made["total_s"] == pytest.approx(sum(outer.values()))
+    for stage, usd in made["spent"].stages.items():
+        assert usd == pytest.approx(16.8 / 3600 * outer[stage])
 
 
 def test_serving_costs_what_the_cheapest_load_of_each_length_costs(large_run):

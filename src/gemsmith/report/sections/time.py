@@ -8,7 +8,7 @@ from typing import Any
 from gemsmith.bench_records import BenchCell
 from gemsmith.records import TrainRecord, TrainSaves, TrainStep
 from gemsmith.report.cost import Price, Spent, spent
-from gemsmith.report.findings import Findings, total_s
+from gemsmith.report.findings import Findings, stage_s, total_s
 from gemsmith.report.numbers import size
 from gemsmith.run import Run
 from gemsmith.stages import STAGES
@@ -56,18 +56,18 @@ def stage_spans(findings: Findings, checkpoint_every: int) -> list[Span]:
         if record is None:
             spans.append(Span(name=stage, start_s=at, seconds=0.0, missing=True))
             continue
-        spans.append(Span(name=stage, start_s=at, seconds=record.origin.duration_s))
+        spans.append(Span(name=stage, start_s=at, seconds=stage_s(record)))
         if isinstance(record, TrainRecord):
             spans += training_spans(record, at, checkpoint_every)
-        at += record.origin.duration_s
+        at += stage_s(record)
     return spans
 
 
 def training_spans(train: TrainRecord, start_s: float, checkpoint_every: int) -> list[Span]:
-    """Compile, steps, saves and the rest of the last start.
+    """The steps of earlier starts, then compile, steps, saves and the rest of the last one.
 
-    The time of earlier starts is in no record, so neither are their steps here. A record from before it told of saves
-    has what steps next to them took above the others instead.
+    What earlier starts took beside their steps is in no record. One from before it told of saves has what steps next to
+    them took above the others instead.
     """
     begun = max(train.resumed_at, default=0)
     steps = [step for step in train.steps if step.step > begun and math.isfinite(step.step_s)]
@@ -78,7 +78,9 @@ def training_spans(train: TrainRecord, start_s: float, checkpoint_every: int) ->
     saves_s = saves.s if saves else 0.0
     steps_s = sum(step.step_s for step in steps)
     rest_s = max(0.0, train.origin.duration_s - train.compile_s - steps_s - saves_s)
+    earlier_s = sum(step.step_s for step in train.steps if step.step <= begun)
     parts = [
+        (f"{begun:,} steps of earlier starts", earlier_s, False),
         ("load and start: the rest" if saves else "load, start and last save: the rest", rest_s, True),
         ("compile, from the cache" if train.compiled_from_cache else "compile", train.compile_s, False),
         (f"{len(steps):,} steps", steps_s - beside_s, False),
