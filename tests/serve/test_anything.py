@@ -128,6 +128,15 @@ def test_a_run_prints_what_it_has(
     assert "--max-model-len 640" in out, "the recipe's own"
 
 
+def test_a_printed_server_of_other_weights_than_were_trained_on_is_told_of(
+    exported_run: Callable[..., Run], gemsmith: Callable[..., tuple[int, str, str]]
+) -> None:
+    path = exported_run({"train": {"dtype": "nf4"}}).path
+    for weights, told in (("adapter", True), ("merged", False)):
+        code, _, err = gemsmith("serve", path, "--on", "1xh100", "--print", "--set", f"serve.weights={weights}")
+        assert code == 0 and ("# The adapter was trained on the base in nf4" in err) == told
+
+
 def test_a_folder_is_served_until_it_is_stopped_and_leaves_nothing(
     fake_vllm: Callable[..., Path],
     tiny_checkpoint: Callable[..., Path],

@@ -286,7 +286,7 @@ def test_keep_serving_prints_the_notice_of_unverified_weights(
     ("weights", "merged_into", "dtype", "remedy"),
     [
         ("adapter", "trained", "nf4", "set serve.weights: merged."),
-        ("adapter", "original", "int8", "set export.merge_into: trained."),
+        ("adapter", "original", "int8", "set export.merge_into: trained and serve.weights: merged."),
         ("merged", "original", "nf4", "set export.merge_into: trained."),
         ("merged", "trained", "nf4", None),
         ("adapter", "original", "bfloat16", None),

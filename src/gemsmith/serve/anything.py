@@ -22,7 +22,7 @@ from gemsmith.serve.engine import ServeSettings, engine_python, has_chat_templat
 from gemsmith.serve.host import docker_answers, machine_named, refuse_other_host
 from gemsmith.serve.machines import PROMPT_AND_OUTPUT, Weights, deploy, published_config
 from gemsmith.serve.server import running_server
-from gemsmith.serve.stage import ask_first, keep_serving, make_settings, wait_for_the_end
+from gemsmith.serve.stage import ask_first, keep_serving, make_settings, other_weights, wait_for_the_end
 from gemsmith.serve.upstream import SERVER_MODULE
 from gemsmith.terminal import open_console
 from gemsmith.zoo import Variant, find_variant, read_variant, variant_of_hub_id
@@ -83,6 +83,7 @@ def comments(deployment: Deployment, named: Named) -> list[str]:
     lines = [f"{named.name} on {deployment.machine}; modelled, where it says so"]
     if deployment.runtime is not None:
         lines.append(f"TPU VM: runtime image {deployment.runtime}; another boots and cannot be reached")
+    lines += other_weights(named.recipe, named.recipe.export.merge_into)
     lines += [f"{choice.what}: {choice.why}" for choice in deployment.choices]
     lines += [f"${name}: taken from the environment of whoever runs this" for name in deployment.passed]
     folders = [named.weights.source] if named.weights.is_folder else []

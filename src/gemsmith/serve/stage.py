@@ -20,6 +20,7 @@ from gemsmith.data.image_folder import FORMAT as IMAGE_FOLDER
 from gemsmith.errors import CheckpointError, EngineError, RunError
 from gemsmith.hardware import Machine
 from gemsmith.provenance import Clock, start_clock
+from gemsmith.recipe import Recipe
 from gemsmith.recipe_file import load_recipe
 from gemsmith.recipe_keys import differing_keys
 from gemsmith.records import DataRecord, ExportRecord, Origin, ServeRecord, VerifyRecord
@@ -146,19 +147,9 @@ class Servers:
                 "to serve these weights all the same, add --unverified to gemsmith serve, bench or eval"
             )
         doubts = () if doubt is None else (f"Served unverified weights: {doubt.reason}.",)
-        self._notices = (*doubts, *self._other_weights())
+        exported = read_record(self._run, ExportRecord)
+        self._notices = (*doubts, *other_weights(self._run.recipe, exported.merged_into))
         self._checked = True
-
-    def _other_weights(self) -> tuple[str, ...]:
-        """Says it where the adapter is served on other weights than it was trained on."""
-        dtype, exported = self._run.recipe.train.dtype, read_record(self._run, ExportRecord)
-        if dtype not in KINDS or (exported.merged_into == "trained" and not self.serves_adapter):
-            return ()
-        key = "serve.weights: merged" if exported.merged_into == "trained" else "export.merge_into: trained"
-        return (
-            f"The adapter was trained on the base in {dtype} and is served on its original weights: part of what "
-            f"training gained may be lost. For the weights that it was trained on, set {key}.",
-        )
 
     def _both(self) -> tuple[Server, Server]:
         """Base and tuned model, of one server."""
@@ -190,6 +181,18 @@ class Servers:
             self._effect = measure_effect(first, tuned, expected=_verified_effect(self._run))
         self._current, self._checked = (weights, first, tuned), False
         return first, tuned
+
+
+def other_weights(recipe: Recipe, merged_into: str) -> tuple[str, ...]:
+    """Says it where the adapter is served on other weights than it was trained on."""
+    keys = ["export.merge_into: trained"] * (merged_into == "original")
+    keys += ["serve.weights: merged"] * (recipe.serve.weights == "adapter")
+    if recipe.train.dtype not in KINDS or not keys:
+        return ()
+    return (
+        f"The adapter was trained on the base in {recipe.train.dtype} and is served on its original weights: part of "
+        f"what training gained may be lost. For the weights that it was trained on, set {' and '.join(keys)}.",
+    )
 
 
 def _verified_effect(run: Run) -> float | None:
