@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections import namedtuple
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,14 @@ def test_what_is_exported_passes_every_check(base, adapter, tmp_path):
     ]
     assert record.changed_tensors == record.expected_tensors == 40
     assert (tmp_path / "out" / "verify.json").is_file()
+
+
+def test_a_merge_into_other_weights_than_were_trained_on_is_told_of(base, adapter, adapter_of, tmp_path):
+    assert not export_peft(str(base), adapter, tmp_path / "plain").notices
+    write_peft_adapter(replace(adapter_of("tiny-31b"), quantized="nf4"), adapter, "base")
+    (notice,) = export_peft(str(base), adapter, tmp_path / "out").notices
+    assert notice.startswith(f"{adapter} was trained on the base in nf4 and is merged into its original weights")
+    assert read_peft_adapter(tmp_path / "out" / "adapter").quantized == "nf4"
 
 
 def test_a_changed_byte_in_what_was_exported_fails(base, adapter, tmp_path):

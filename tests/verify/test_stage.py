@@ -185,7 +185,7 @@ def test_a_run_on_a_quantised_base_is_merged_into_what_it_was_trained_on(make_ru
     held = as_trained(base, run.recipe.train)
     assert record.merged_into == "trained" and record.merged_tensors == len(only_q)
     others = [name for name, place in base.places.items() if not place.held and not held.places[name].held]
-    assert record.copied_tensors == len(others)
+    assert record.copied_tensors == len(others) and read_peft_adapter(run.adapter).quantized == dtype
     for name, place in held.places.items():
         expected = place.read()
         if (pair := only_q.get(name.removesuffix(".weight"))) is not None:

@@ -22,7 +22,7 @@ from gemsmith.zoo.tensors import PREFIX
 WEIGHTS = "adapter_model.safetensors"
 # In the metadata of adapter_model.safetensors: SHA-256 of its tensors, and the fingerprint of the base that was trained
 # on.
-SHA256_KEY, BASE_KEY = "gemsmith_sha256", "gemsmith_base"
+SHA256_KEY, BASE_KEY, QUANTIZED_KEY = "gemsmith_sha256", "gemsmith_base", "gemsmith_base_in"
 # Also there: the modules v_proj that no model has, and that hold K's matrices again for vLLM.
 _COPIES_KEY = "gemsmith_v_of_k"
 _PEFT_PREFIX = "base_model.model."
@@ -58,6 +58,8 @@ class Adapter:
     rslora: bool = False
     base_sha256: str | None = None
     """Fingerprint of the base that was trained on, where that is known."""
+    quantized: str | None = None
+    """What the base was quantized to while it was trained on, where that is known."""
 
     @property
     def scale(self) -> float:
@@ -133,15 +135,13 @@ def read_peft_adapter(folder: Path) -> Adapter:
     check_digest(places, metadata, SHA256_KEY, f"adapter {folder}: {WEIGHTS}")
     ranks = {config.rank_of(original) for original, _ in sides.values()}
     scales = {config.scale_of(original) for original, _ in sides.values()}
-    base_sha256 = metadata.get(BASE_KEY)
+    known: dict[str, Any] = {"base_sha256": metadata.get(BASE_KEY), "quantized": metadata.get(QUANTIZED_KEY)}
     if len(ranks | {config.rank}) == 1 and len(scales | {config.scale}) == 1:
         pairs = _Pairs(sides, {})
-        return Adapter(
-            modules=pairs, rank=config.rank, alpha=config.alpha, rslora=config.rslora, base_sha256=base_sha256
-        )
+        return Adapter(modules=pairs, rank=config.rank, alpha=config.alpha, rslora=config.rslora, **known)
     rank, scale = max(ranks), config.scale if config.scale in scales or not scales else max(scales)
     factors = {module: (rank, config.scale_of(original) / scale) for module, (original, _) in sides.items()}
-    return Adapter(modules=_Pairs(sides, factors), rank=rank, alpha=scale * rank, base_sha256=base_sha256)
+    return Adapter(modules=_Pairs(sides, factors), rank=rank, alpha=scale * rank, **known)
 
 
 def write_peft_adapter(
@@ -187,6 +187,7 @@ def write_peft_adapter(
     (folder / CONFIG).write_bytes(text)
     metadata = {"format": "pt"} | ({_COPIES_KEY: " ".join(copies)} if copies else {})
     metadata |= {BASE_KEY: adapter.base_sha256} if adapter.base_sha256 else {}
+    metadata |= {QUANTIZED_KEY: adapter.quantized} if adapter.quantized else {}
     weights = write_tensors(folder / WEIGHTS, entries, tensor, metadata=metadata, sha256_key=SHA256_KEY)
     return {CONFIG: Written(bytes=len(text), sha256=hashlib.sha256(text).hexdigest()), WEIGHTS: weights}
 

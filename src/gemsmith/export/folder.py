@@ -248,6 +248,7 @@ def _write(
         written = writing.result()
         record = ExportRecord(
             origin=make_folder_origin(clock, packages, {"base": fingerprint} | hashing.result()),
+            notices=_other_weights(adapter, source),
             source=source,
             step=step,
             base=str(base.folder.absolute()) if expand_home(base.source).is_dir() else base.source,
@@ -263,6 +264,16 @@ def _write(
     counts = f"{merged.merged_tensors} tensors merged, {merged.copied_tensors} copied"
     open_console().print(f"{counts}, {size} -> {out / MERGED}, {out / ADAPTER}")
     return record
+
+
+def _other_weights(adapter: Adapter, source: str) -> tuple[str, ...]:
+    if adapter.quantized is None:
+        return ()
+    return (
+        f"{source} was trained on the base in {adapter.quantized} and is merged into its original weights: part of "
+        "what training gained may be lost. For the weights that it was trained on, export its run, with "
+        "export.merge_into: trained.",
+    )
 
 
 def _sums(written: Mapping[str, Written]) -> tuple[FileSum, ...]:

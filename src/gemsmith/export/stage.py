@@ -15,6 +15,7 @@ from gemsmith.records import DataRecord, ExportRecord, FileSum, TrainRecord, Tra
 from gemsmith.run import Run, make_origin, read_record, write_record
 from gemsmith.terminal import open_console
 from gemsmith.zoo import class_names
+from gemsmith.zoo.quantised import KINDS
 
 PACKAGES = ("ml_dtypes", "numpy")
 _ORBAX = "orbax-checkpoint"
@@ -38,7 +39,9 @@ def export(run: Run) -> ExportRecord:
         replacing_folder(run.adapter) as beside,
         replacing_folder(run.merged) as merged_beside,
     ):
-        adapter = replace(_read_saved(run, step), base_sha256=fingerprint)
+        dtype = run.recipe.train.dtype
+        quantized = dtype if dtype in KINDS else None
+        adapter = replace(_read_saved(run, step), base_sha256=fingerprint, quantized=quantized)
         copies, names = shared_projections(base.variant), class_names(base.variant)
         dropout = run.recipe.lora.dropout
         written = write_peft_adapter(
