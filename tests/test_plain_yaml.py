@@ -26,6 +26,7 @@ BOMB = "a: &a [x]\n" + "".join(
             BOMB.replace("[*", "{<<: [*").replace("]\n", "]}\n").replace("[x]}", "[x]"),
             "aliases are recursive, or make more than",
         ),
+        (f"seed: &a {'x' * 500_000}\nlora: [{', '.join(['*a'] * 50_000)}]", "aliases are recursive, or make more than"),
         ("seed: " + "[" * 2000, "is not YAML"),
     ],
 )

@@ -39,7 +39,8 @@ def _count(node: yaml.Node, counted: dict[int, float]) -> float:
         counted[id(node)] = math.inf  # while within itself
         pairs = node.value if isinstance(node, yaml.SequenceNode) else [one for pair in node.value for one in pair]
         counted[id(node)] = 1 + sum(_count(inner, counted) for inner in pairs)
-    if (count := counted.get(id(node), 1)) > _MOST_VALUES:
+    text = len(node.value) // 20 if isinstance(node, yaml.ScalarNode) else 0  # a long one counts as several
+    if (count := counted.get(id(node), 1 + text)) > _MOST_VALUES:
         what = f"aliases are recursive, or make more than {_MOST_VALUES:,} values of it"
         raise yaml.composer.ComposerError(None, None, what, node.start_mark)
     return count

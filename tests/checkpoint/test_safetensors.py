@@ -76,6 +76,9 @@ def test_one_flipped_bit_of_a_tensor_is_found(written):
         ([("F32", [1], [0, 8])], "t0 has 8 bytes, its shape .* in F32 needs 4"),
         ([("F99", [1], [0, 4])], "its entry for t0 is damaged or of an unknown dtype"),
         ([("F32", [-1], [0, -4])], "its entry for t0 is damaged"),
+        ([("F32", ["x", 10**12], [0, 4])], "its entry for t0 is damaged"),
+        ([("F32", [10**200] * 40, [0, 4])], "its entry for t0 is damaged"),
+        ([("F32", [1] * 9, [0, 4])], "its entry for t0 is damaged"),
         ([("F32", [3], [0, 12])], "bytes, its header says"),
     ],
 )

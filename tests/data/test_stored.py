@@ -130,3 +130,16 @@ def test_a_small_table_of_much_text_is_refused_before_it_is_all_read(dictionary,
     pyarrow.parquet.write_table(rows, file, use_dictionary=dictionary, compression="zstd")
     assert file.stat().st_size < 2**18
     assert re.search(r"unpacks its [\d,]+ bytes to [\d,]+ or more; allowed are 500 times as many", refused(file))
+
+
+@pytest.mark.parametrize("many", ["texts", "texts in a list", "rows"])
+def test_a_table_that_names_one_text_often_or_has_endless_rows_is_refused(many, tmp_path, monkeypatch):
+    monkeypatch.setattr(stored, "_MOST_UNPACKED_BYTES", 2**20)
+    count = 20_000 if many == "rows" else 2000
+    indices = pyarrow.array([0] * count, pyarrow.int32())
+    texts = pyarrow.DictionaryArray.from_arrays(indices, ["x" if many == "rows" else "add two " * 10_000])
+    if many == "texts in a list":
+        texts = pyarrow.ListArray.from_arrays(list(range(count + 1)), texts)
+    file = tmp_path / "rows.parquet"
+    pyarrow.parquet.write_table(pyarrow.table({"prompt": texts, "response": ["wire"] * count}), file)
+    assert re.search(r"unpacks its [\d,]+ bytes to [\d,]+ or more; allowed are 500 times as many", refused(file))

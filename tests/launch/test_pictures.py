@@ -55,6 +55,12 @@ def test_rows_that_name_no_picture_bring_none(pets):
     assert pets({"image": {"bytes": "YQ=="}}) is None
 
 
+def test_rows_of_a_pipe_are_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "rows.jsonl")
+    with pytest.raises(OSError, match="not a regular file"):
+        find_pictures(Data(train="x"), "data.train", tmp_path / "rows.jsonl")
+
+
 @pytest.mark.parametrize(
     ("name", "line"),
     [

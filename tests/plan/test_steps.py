@@ -1,4 +1,5 @@
 import json
+import os
 from pathlib import Path
 
 from gemsmith.plan.steps import count_real_tokens, count_steps
@@ -89,6 +90,8 @@ def test_a_demo_is_planned_as_about_as_many_steps_as_it_takes():
 def test_what_is_not_there_or_not_lines_is_unknown_and_says_so(tmp_path):
     assert "is not there yet" in count_steps(recipe(str(tmp_path / "none.jsonl"))).reason
     assert count_steps(recipe("org/dataset")).steps is None
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    assert "no file that can be read" in count_steps(recipe(str(tmp_path / "pipe.jsonl"))).reason
     (tmp_path / "empty.jsonl").touch()
     assert "is empty" in count_steps(recipe(str(tmp_path / "empty.jsonl"))).reason
 

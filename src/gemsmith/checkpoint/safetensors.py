@@ -49,6 +49,7 @@ _NUMPY |= {"BOOL": "bool", "BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn", "F8_E
 _LONGEST_HEADER_BYTES = 100_000_000
 _PIECE_BYTES = 4 * 2**20
 _SAMPLE_BYTES = 4096
+_MOST_AXES = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -233,15 +234,15 @@ def _header_bytes(header: Mapping[str, Any]) -> bytes:
 def _place(file: Path, name: str, entry: Any, base: int) -> TensorPlace:
     try:
         dtype, shape, (begin, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
-        expected = math.prod(shape) * _ITEM_BYTES[dtype]
-        ordered = 0 <= begin <= end and all(isinstance(size, int) and size >= 0 for size in (*shape, begin, end))
+        item_bytes = _ITEM_BYTES[dtype]
+        ordered = all(isinstance(size, int) and 0 <= size < 2**63 for size in (*shape, begin, end)) and begin <= end
     except (KeyError, TypeError, ValueError):
         raise CheckpointError(
             f"{file}: its entry for {name} is damaged or of an unknown dtype; copy it again"
         ) from None
-    if not ordered:
+    if not ordered or len(shape) > _MOST_AXES:
         raise CheckpointError(f"{file}: its entry for {name} is damaged; copy it again")
-    if end - begin != expected:
+    if end - begin != (expected := math.prod(shape) * item_bytes):
         raise CheckpointError(
             f"{file}: {name} has {end - begin} bytes, its shape {list(shape)} in {dtype} needs {expected}"
         )

@@ -18,6 +18,8 @@ _SUFFIXES = (".jsonl", ".parquet")
 _ROWS_AT_ONCE = 64
 # Text that is the same again and again is packed a hundredfold; beyond that a table is taken for a bomb.
 _MOST_UNPACKED, _MOST_UNPACKED_BYTES = 500, 2**28
+# What a row of Python takes, whatever is in it.
+_ROW_BYTES = 200
 
 
 def find_files(source: str) -> tuple[Path, ...]:
@@ -131,8 +133,8 @@ def _parquet_rows(is_read: Callable[[str], bool], file: Path) -> Iterator[tuple[
 
     try:
         with pyarrow.parquet.ParquetFile(regular_file(file)) as table:
-            groups = (table.metadata.row_group(index) for index in range(table.num_row_groups))
-            _refuse_bomb(file, sum(group.total_byte_size for group in groups))
+            groups = [table.metadata.row_group(index) for index in range(table.num_row_groups)]
+            _refuse_bomb(file, sum(group.total_byte_size + _ROW_BYTES * group.num_rows for group in groups))
             batches = _counted(file, table.iter_batches(batch_size=_ROWS_AT_ONCE))
             yield from _numbered(file, (row for batch in batches for row in _batch_rows(batch, is_read)))
     except (pyarrow.ArrowException, UnicodeDecodeError) as error:
@@ -153,9 +155,26 @@ def _arrow_rows(is_read: Callable[[str], bool], file: Path) -> Iterator[tuple[st
 def _counted(file: Path, batches: Iterable["pyarrow.RecordBatch"]) -> Iterator["pyarrow.RecordBatch"]:
     unpacked = 0
     for batch in batches:
-        unpacked += batch.nbytes
+        unpacked += sum(map(_unpacked_bytes, batch.columns)) + _ROW_BYTES * batch.num_rows
         _refuse_bomb(file, unpacked)
         yield batch
+
+
+def _unpacked_bytes(values: "pyarrow.Array[Any]") -> int:
+    """What the values take as Python's: a text of a dictionary as often as it is named."""
+    import pyarrow.compute
+
+    if isinstance(values, pyarrow.StructArray):
+        return sum(map(_unpacked_bytes, values.flatten()))
+    if isinstance(values, pyarrow.MapArray):
+        return _unpacked_bytes(values.keys) + _unpacked_bytes(values.items)
+    if isinstance(values, pyarrow.ListArray | pyarrow.LargeListArray | pyarrow.FixedSizeListArray):
+        return _unpacked_bytes(values.flatten())
+    texts = (pyarrow.string(), pyarrow.large_string(), pyarrow.binary(), pyarrow.large_binary())
+    if isinstance(values, pyarrow.DictionaryArray) and values.type.value_type in texts:
+        lengths = pyarrow.compute.binary_length(values.dictionary)
+        return pyarrow.compute.sum(lengths.take(values.indices)).as_py() or 0
+    return values.nbytes
 
 
 def _refuse_bomb(file: Path, unpacked_bytes: int) -> None:

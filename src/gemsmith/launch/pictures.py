@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gemsmith.errors import DataError, RunError, first_line
-from gemsmith.files import replacing_folder, sha256_file
+from gemsmith.files import regular_file, replacing_folder, sha256_file
 from gemsmith.messages import images_of
 from gemsmith.recipe import Data
 
@@ -153,7 +153,7 @@ def _may_name_pictures(file: Path) -> bool:
     """Whether any line has the word that every row with a picture has; tables always may."""
     if file.suffix != ".jsonl":
         return True
-    with file.open("rb") as lines:
+    with regular_file(file).open("rb") as lines:
         return any(b'"image' in line for line in lines)
 
 

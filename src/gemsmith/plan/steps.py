@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from gemsmith.files import expand_home
+from gemsmith.files import expand_home, regular_file
 from gemsmith.recipe import Made, Recipe
 from gemsmith.records import DataRecord
 from gemsmith.tasks import find_row_maker, is_task_file
@@ -82,12 +82,12 @@ def _from_file(recipe: Recipe, source: str) -> StepCount:
     try:
         return _from_jsonl(recipe, path)
     except OSError:
-        return _unknown(f"data.train {source} is not there yet")
+        return _unknown(f"data.train {source} is not there yet, or no file that can be read")
 
 
 def _from_jsonl(recipe: Recipe, path: Path) -> StepCount:
     size = path.stat().st_size
-    with path.open("rb") as file:
+    with regular_file(path).open("rb") as file:
         sample = file.read(SAMPLE_BYTES)
     lines = [line for line in sample.splitlines() if line.strip()]
     documents = len(lines)
