@@ -93,7 +93,7 @@ def assign_rows(
     fewest = min((count for count in patches if count), default=1)
     # Rows that may take another picture are apart from those that may not, through which none need look.
     taking, full = _Rooms(), _Rooms()
-    for index in sorted(range(len(lengths)), key=lambda index: (-lengths[index], index)) if order is None else order:
+    for index in sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True) if order is None else order:
         length, count = lengths[index], patches[index]
         fits = [
             (*found, rooms)

@@ -191,17 +191,18 @@ def _keep_fitting(
     """
     kept, dropped = list(rendered), {}
     for reason, (key, limit, unit, size) in _limits(data, patching).items():
-        before, kept = kept, [document for document in kept if size(document) <= limit]
-        longest = max(before, key=size)
+        before, sizes = kept, [size(document) for document in kept]
+        kept = [document for document, count in zip(before, sizes, strict=True) if count <= limit]
+        most = max(sizes)
         if data.too_long == "error" and len(kept) < len(before):
             raise DataError(
-                f"{longest.origin}: has {size(longest)} {unit}, {key} is {limit}; raise it, or set data.too_long to "
-                "drop"
+                f"{before[sizes.index(most)].origin}: has {most} {unit}, {key} is {limit}; raise it, or set "
+                "data.too_long to drop"
             )
         if not kept:
             raise DataError(
                 f"data.train: each of its {len(before)} rows has more than {key} = {limit} {unit} "
-                f"(the longest {size(longest)}), so none is left; raise {key}"
+                f"(the longest {most}), so none is left; raise {key}"
             )
         if len(kept) < len(before):
             dropped[reason] = len(before) - len(kept)
@@ -251,7 +252,7 @@ def _write_rows(run: Run, chunks: Iterable[Rows], shape: tuple[int, int], *, wit
                     np.lib.format.write_array_header_1_0(file, header)
                 for chunk in chunks:
                     for name, array in chunk.arrays().items():
-                        files[name].write(array.tobytes())
+                        files[name].write(array.data)
                     if with_pictures:
                         seen = [chunk.pictures[row] if chunk.pictures else () for row in range(len(chunk))]
                         write_pictures(beside / PICTURES, seen, run.path.absolute())
@@ -305,7 +306,7 @@ def _make_record(
         dropped={},
         packed_rows=packed_rows,
         tokens=tokens,
-        supervised_tokens=sum(int(document.trained.sum()) for document in kept),
+        supervised_tokens=sum(np.count_nonzero(document.trained) for document in kept),
         packing_efficiency=tokens / (packed_rows * run.recipe.data.max_length),
         length_percentiles=dict(zip(("p50", "p90", "p99", "p100"), map(int, levels), strict=True)),
         template_sha256=sources["chat template"],

@@ -4,6 +4,7 @@ It reads one Opening, then requests until there are no more, each in pickle: a l
 Packed rows, Prompts by their ids, and either by the error that is the user's to read.
 """
 
+import gc
 import pickle
 import sys
 from collections.abc import Sequence
@@ -50,6 +51,9 @@ class Prompts(NamedTuple):
 
 def main() -> None:
     """Answers until stdin ends, or whoever asked is gone."""
+    # What is imported stays, and rows are many objects: few of either are garbage in a cycle.
+    gc.freeze()
+    gc.set_threshold(20_000)
     opening = pickle.load(sys.stdin.buffer)  # noqa: S301 - from our own process
 
     @cache
