@@ -83,7 +83,7 @@ def main() -> None:
                 f"error: {name} imports {', '.join(result['heavy_imports'])}; import it inside the function that needs "
                 "it"
             )
-        if result["cpu_s"]["median"] > LIMIT_S:
+        if result["cpu_s"]["median"] > LIMIT_S and not SHORT:
             sys.exit(f"error: {name} takes {result['cpu_s']['median']} s of CPU; the limit is {LIMIT_S} s")
 
 

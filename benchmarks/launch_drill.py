@@ -31,11 +31,11 @@ from fake_cloud.bucket import BucketServer, bucket_server
 
 ROOT = Path(__file__).parents[1]
 RECORD = RECORDS / "launch_drill.json"
-STAGES = "plan,data,train,export"
+STAGES, STEPS = "plan,data,train,export", 6 if SHORT else 24
 RECIPE = f"""\
 checkpoint: {ROOT / "recipes" / "demo_base"}
 data: {{train: {{task: verilog, rows: 200}}, max_length: 256}}
-train: {{optimizer_steps: 24, rows_per_step: 2, checkpoint_every: 2, keep_checkpoints: 2, dtype: float32}}
+train: {{optimizer_steps: {STEPS}, rows_per_step: 2, checkpoint_every: 2, keep_checkpoints: 2, dtype: float32}}
 """
 SEED, FAULT_SHARE = 7, 0.2
 # Saved steps go to the bucket at once, and what has failed is asked again soon: the drill is about what happens, not

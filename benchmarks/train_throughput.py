@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 import traceback
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -61,6 +61,8 @@ class Case:
 CPU = Case(
     variant=VARIANT, dtype="float32", length=1024, rows=2, micro_batches=1, steps=3, rank=16, remat="auto", folder=None
 )
+if SHORT:
+    CPU = replace(CPU, length=512, rows=1)
 GPU = Case(
     variant=find_variant("gemma4-31b"),
     dtype="bfloat16",
