@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from gemsmith import __version__
-from gemsmith.provenance import this_machine
+from gemsmith.runs.provenance import this_machine
 from short import RECORDS, SHORT
 
 ROOT = Path(__file__).parents[1]

@@ -20,14 +20,14 @@ from pathlib import Path
 from typing import Any
 
 from gemsmith import __version__
+from gemsmith.checkpoints.tiny import make_checkpoint
 from gemsmith.hardware import load_catalogue
-from gemsmith.provenance import this_machine
-from gemsmith.recipe import Mesh
-from gemsmith.recipe_file import load_recipe
-from gemsmith.records import TrainRecord, read_record_file
-from gemsmith.resolve import recipe_variant
-from gemsmith.sizing import choose_remat, memory_of, on_chips, work_of
-from gemsmith.testing.tiny import make_checkpoint
+from gemsmith.hardware.model import choose_remat, memory_of, on_chips, work_of
+from gemsmith.recipe.load import load_recipe
+from gemsmith.recipe.schema import Mesh
+from gemsmith.runs.provenance import this_machine
+from gemsmith.runs.records import TrainRecord, read_record_file
+from gemsmith.runs.resolve import recipe_variant
 from plan_calibration import VARIANTS
 from short import RECORDS, SHORT
 

@@ -25,8 +25,8 @@ from typing import Any
 import numpy as np
 
 from gemsmith import __version__
-from gemsmith.provenance import this_machine
-from gemsmith.zoo import find_variant
+from gemsmith.arch import find_variant
+from gemsmith.runs.provenance import this_machine
 from short import RECORDS, SHORT
 
 RECORD = RECORDS / "data_throughput.json"
@@ -41,8 +41,8 @@ def write_rows(file: Path, count: int, *, length: int = LENGTH) -> None:
     rows do not have.
     """
     from gemsmith.data import read_documents
-    from gemsmith.messages import text_of
-    from gemsmith.recipe import Made
+    from gemsmith.recipe.schema import Made
+    from gemsmith.tasks.messages import text_of
 
     random = np.random.default_rng(0)
     tasks = [
@@ -59,8 +59,8 @@ def write_rows(file: Path, count: int, *, length: int = LENGTH) -> None:
 
 def prepare_ours(checkpoint: Path, rows: Path, folder: Path) -> dict[str, Any]:
     from gemsmith.data import prepare_data, read_documents
-    from gemsmith.recipe_file import build_recipe
-    from gemsmith.run import open_run
+    from gemsmith.recipe.load import build_recipe
+    from gemsmith.runs.run import open_run
 
     recipe = build_recipe(
         {
@@ -163,7 +163,7 @@ def summary(results: list[dict[str, Any]]) -> dict[str, Any]:
 def main() -> None:
     pairs, count = (int(value) for value in (sys.argv[1:] + ["2" if SHORT else "3", "30000"][len(sys.argv) - 1 :])[:2])
     with tempfile.TemporaryDirectory() as temporary:
-        from gemsmith.testing.tiny import make_checkpoint
+        from gemsmith.checkpoints.tiny import make_checkpoint
 
         checkpoint, rows = make_checkpoint(VARIANT, Path(temporary) / "base"), Path(temporary) / "rows.jsonl"
         write_rows(rows, count)

@@ -21,8 +21,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from gemsmith.provenance import start_clock, this_machine
-from gemsmith.version import __version__
+from gemsmith.runs.provenance import start_clock, this_machine
+from gemsmith.system.version import __version__
 from short import RECORDS, SHORT
 
 sys.path.append(str(Path(__file__).parents[1] / "scripts"))
@@ -43,7 +43,7 @@ SEED, FAULT_SHARE = 7, 0.2
 MACHINE = """
 import sys
 import tensorstore
-import gemsmith.launch.mirror as mirror
+import gemsmith.launch.sync as mirror
 mirror._BETWEEN_LOOKS_S = 0.05
 context = tensorstore.Context({"gcs_request_retries": {"initial_delay": "20ms", "max_delay": "200ms"}})
 patient = tensorstore.KvStore.open

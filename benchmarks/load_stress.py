@@ -14,16 +14,16 @@ from pathlib import Path
 
 import httpx
 
-from gemsmith.bench.cells import asked_of
-from gemsmith.bench.client_process import WARMUP_REQUESTS
-from gemsmith.bench.endpoint import endpoint_of
+from gemsmith.bench.cell import asked_of
+from gemsmith.bench.driver import WARMUP_REQUESTS
 from gemsmith.bench.sweep import run_sweep
-from gemsmith.checkpoint.folder import read_config
-from gemsmith.provenance import start_clock, this_machine
-from gemsmith.recipe import Bench
-from gemsmith.serve.engine import ServeSettings, find_engine
+from gemsmith.checkpoints.folder import read_config
+from gemsmith.recipe.schema import Bench
+from gemsmith.runs.provenance import start_clock, this_machine
+from gemsmith.serve.client.endpoint import endpoint_of
 from gemsmith.serve.server import running_server
-from gemsmith.version import __version__
+from gemsmith.serve.settings import ServeSettings, find_engine
+from gemsmith.system.version import __version__
 from short import RECORDS, SHORT
 
 ROOT = Path(__file__).parents[1]

@@ -29,11 +29,11 @@ from typing import Any
 import numpy as np
 
 from gemsmith import __version__
-from gemsmith.checkpoint import open_checkpoint
-from gemsmith.checkpoint.adapter import Adapter, LowRank, write_peft_adapter
-from gemsmith.provenance import this_machine
-from gemsmith.testing.tiny import make_config, make_tokenizer
-from gemsmith.zoo import Tensor, Variant, find_variant, lora_targets, text_tensors
+from gemsmith.arch import Tensor, Variant, find_variant, lora_targets, text_tensors
+from gemsmith.checkpoints import open_checkpoint
+from gemsmith.checkpoints.peft import Adapter, LowRank, write_peft_adapter
+from gemsmith.checkpoints.tiny import make_config, make_tokenizer
+from gemsmith.runs.provenance import this_machine
 from short import RECORDS, SHORT
 
 RECORD = RECORDS / "merge.json"

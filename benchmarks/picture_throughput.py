@@ -26,10 +26,10 @@ import numpy as np
 from PIL import Image
 
 from gemsmith import __version__
-from gemsmith.pictures.check import Picture, check_picture, cut_picture
-from gemsmith.pictures.patches import BUDGETS, Patching
-from gemsmith.pictures.workers import decode_ahead
-from gemsmith.provenance import this_machine
+from gemsmith.images.check import Picture, check_picture, cut_picture
+from gemsmith.images.patches import BUDGETS, Patching
+from gemsmith.images.workers import decode_ahead
+from gemsmith.runs.provenance import this_machine
 from short import RECORDS, SHORT
 
 RECORD = RECORDS / "picture_throughput.json"

@@ -25,14 +25,14 @@ from rich.table import Table
 
 import short
 from gemsmith import __version__
+from gemsmith.arch import Variant, find_variant
 from gemsmith.hardware import Machine, load_catalogue
+from gemsmith.hardware.model import Work, memory, memory_of, on_chips, pictures_of, work_of
+from gemsmith.hardware.model.serving import Served
+from gemsmith.hardware.model.step_time import share_reached, step_time
 from gemsmith.plan.serving import decode_s, output_tokens_per_s, plan_lengths, prefill_s
-from gemsmith.plan.time import share_reached, step_time
-from gemsmith.recipe import Mesh, Recipe
-from gemsmith.recipe_file import build_recipe
-from gemsmith.sizing import Work, memory, memory_of, on_chips, pictures_of, work_of
-from gemsmith.sizing.generation import Served
-from gemsmith.zoo import Variant, find_variant
+from gemsmith.recipe.load import build_recipe
+from gemsmith.recipe.schema import Mesh, Recipe
 
 RECORDS = Path(__file__).parent / "records"
 GIB = 2**30

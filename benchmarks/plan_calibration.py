@@ -25,13 +25,13 @@ from typing import Any
 import numpy as np
 
 from gemsmith import __version__
+from gemsmith.arch import Variant
+from gemsmith.checkpoints.tiny import make_checkpoint
 from gemsmith.hardware import Machine, load_catalogue
-from gemsmith.plan.time import MEASURED_WITHIN, share_reached, step_time
-from gemsmith.provenance import this_machine
-from gemsmith.recipe import Mesh
-from gemsmith.sizing import Work, choose_remat, on_chips, work_of
-from gemsmith.testing.tiny import make_checkpoint
-from gemsmith.zoo import Variant
+from gemsmith.hardware.model import Work, choose_remat, on_chips, work_of
+from gemsmith.hardware.model.step_time import MEASURED_WITHIN, share_reached, step_time
+from gemsmith.recipe.schema import Mesh
+from gemsmith.runs.provenance import this_machine
 from short import RECORDS, SHORT
 from train_cpu import LENGTH, RANK, ROWS, VARIANT, recipe_of, train_ours
 

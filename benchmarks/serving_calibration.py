@@ -19,19 +19,18 @@ from pathlib import Path
 from typing import Any
 
 from gemsmith import __version__
-from gemsmith.bench.endpoint import endpoint_of
+from gemsmith.arch import Variant
 from gemsmith.bench.sweep import run_sweep
-from gemsmith.bench_records import BenchCell
+from gemsmith.checkpoints.tiny import make_checkpoint
 from gemsmith.hardware import Machine, load_catalogue
-from gemsmith.plan.served import Shares, shares_reached, under_way
-from gemsmith.plan.serving import output_tokens_per_s
-from gemsmith.provenance import start_clock, this_machine
-from gemsmith.recipe import Bench
-from gemsmith.serve.engine import ServeSettings, find_engine
+from gemsmith.hardware.model.serving import Served
+from gemsmith.plan.serving import Shares, output_tokens_per_s, shares_reached, under_way
+from gemsmith.recipe.schema import Bench
+from gemsmith.runs.bench_records import BenchCell
+from gemsmith.runs.provenance import start_clock, this_machine
+from gemsmith.serve.client.endpoint import endpoint_of
 from gemsmith.serve.server import running_server
-from gemsmith.sizing.generation import Served
-from gemsmith.testing.tiny import make_checkpoint
-from gemsmith.zoo import Variant
+from gemsmith.serve.settings import ServeSettings, find_engine
 from plan_calibration import VARIANTS
 from short import RECORDS, SHORT
 

@@ -23,12 +23,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from gemsmith.arch import find_variant
+from gemsmith.checkpoints.tiny import make_checkpoint
 from gemsmith.export.adapters import read_run_adapter
-from gemsmith.provenance import start_clock, this_machine
-from gemsmith.run import Run, find_run
-from gemsmith.testing.tiny import make_checkpoint
-from gemsmith.version import __version__
-from gemsmith.zoo import find_variant
+from gemsmith.runs.provenance import start_clock, this_machine
+from gemsmith.runs.run import Run, find_run
+from gemsmith.system.version import __version__
 from short import RECORDS, SHORT
 
 ROOT = Path(__file__).parents[1]
@@ -106,7 +106,7 @@ class Moment:
 
 
 END = ("the interpreter ends", "atexit", 0.6)
-TRAIN, TUNIX, TRL, EXPORT = "gemsmith.train", "gemsmith.train.tunix", "gemsmith.train.trl", "gemsmith.export"
+TRAIN, TUNIX, TRL, EXPORT = "gemsmith.train", "gemsmith.train.jax", "gemsmith.train.torch", "gemsmith.export"
 MOMENTS = (
     Moment("train", "any", 5),
     Moment("train", "any, resuming", 3, resumes=True),

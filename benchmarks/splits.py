@@ -24,10 +24,10 @@ from typing import Any
 import numpy as np
 
 from gemsmith import __version__
-from gemsmith.provenance import this_machine
-from gemsmith.recipe import Recipe
-from gemsmith.recipe_file import build_recipe
-from gemsmith.zoo import find_variant, lora_targets
+from gemsmith.arch import find_variant, lora_targets
+from gemsmith.recipe.load import build_recipe
+from gemsmith.recipe.schema import Recipe
+from gemsmith.runs.provenance import this_machine
 from short import RECORDS, SHORT
 
 RECORD = RECORDS / "splits.json"
@@ -79,9 +79,9 @@ def open_model(checkpoint: Path, variant: str, micro_batches: int, mesh: Any = "
     import jax
     from flax import nnx
 
-    from gemsmith.checkpoint import open_checkpoint
-    from gemsmith.train.tunix.backend import adapted_model
-    from gemsmith.train.tunix.mesh import make_mesh
+    from gemsmith.checkpoints import open_checkpoint
+    from gemsmith.train.jax.backend import adapted_model
+    from gemsmith.train.jax.mesh import make_mesh
 
     recipe, opened, start = (
         recipe_of(checkpoint, micro_batches, mesh),
@@ -118,11 +118,10 @@ def gradients_of_step(checkpoint: Path, variant: str, micro_batches: int, mesh: 
     import jax
     from flax import nnx
 
-    from gemsmith.train.tunix.hosts import place
-    from gemsmith.train.tunix.mesh import micro_batches_on
-    from gemsmith.train.tunix.optimizer import make_optimizer
-    from gemsmith.train.tunix.step import input_shapes, make_step, place_moments
-    from gemsmith.train.tunix.xla import COMPILER_OPTIONS
+    from gemsmith.train.jax.compile import COMPILER_OPTIONS
+    from gemsmith.train.jax.distributed import place
+    from gemsmith.train.jax.mesh import micro_batches_on
+    from gemsmith.train.jax.step import input_shapes, make_optimizer, make_step, place_moments
 
     recipe, devices, model = open_model(checkpoint, variant, micro_batches, mesh)
     optimizer = nnx.Optimizer(model, make_optimizer(recipe.optimizer), wrt=nnx.LoRAParam)
@@ -256,7 +255,7 @@ def compare(folder: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    from gemsmith.testing.tiny import make_checkpoint
+    from gemsmith.checkpoints.tiny import make_checkpoint
 
     variants: dict[str, Any] = {}
     for variant in VARIANTS:

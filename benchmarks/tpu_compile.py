@@ -23,17 +23,16 @@ from rich.table import Table
 
 import short
 from gemsmith import __version__
-from gemsmith.aot.child import compile_in_child
-from gemsmith.aot.compiled import check_compiler, model_flops
-from gemsmith.aot.timeline import HOST_BYTES_PER_S, KERNEL_SHARE, KINDS, Costs, walk
+from gemsmith.arch import find_variant
 from gemsmith.errors import GemsmithError, MachineError
 from gemsmith.hardware import Chip, load_catalogue
-from gemsmith.provenance import this_machine
-from gemsmith.recipe import Recipe, Train
-from gemsmith.recipe_file import build_recipe
-from gemsmith.sizing import Pictures, pictures_of, work_of
-from gemsmith.train.tunix.xla import FUSED_GATHERS, WHOLE_MATMULS, compiler_options
-from gemsmith.zoo import find_variant
+from gemsmith.hardware.model import Pictures, pictures_of, work_of
+from gemsmith.plan.aot.compile import check_compiler, compile_in_child, model_flops
+from gemsmith.plan.aot.timeline import HOST_BYTES_PER_S, KERNEL_SHARE, KINDS, Costs, walk
+from gemsmith.recipe.load import build_recipe
+from gemsmith.recipe.schema import Recipe, Train
+from gemsmith.runs.provenance import this_machine
+from gemsmith.train.jax.compile import FUSED_GATHERS, WHOLE_MATMULS, compiler_options
 
 ROOT = Path(__file__).parents[1]
 RECORDS = short.RECORDS / "tpu_compile"

@@ -26,11 +26,11 @@ from typing import Any
 import numpy as np
 
 from gemsmith import __version__
-from gemsmith.checkpoint.adapter import target_pattern
-from gemsmith.provenance import this_machine
-from gemsmith.recipe import Recipe
-from gemsmith.recipe_file import build_recipe
-from gemsmith.zoo import Variant, find_variant, lora_targets, text_tensors
+from gemsmith.arch import Variant, find_variant, lora_targets, text_tensors
+from gemsmith.checkpoints.peft import target_pattern
+from gemsmith.recipe.load import build_recipe
+from gemsmith.recipe.schema import Recipe
+from gemsmith.runs.provenance import this_machine
 from short import RECORDS, SHORT
 
 RECORD = RECORDS / "train_cpu.json"
@@ -106,13 +106,12 @@ def train_ours(folder: Path, variant: Variant = VARIANT) -> dict[str, Any]:
     import jax
     from flax import nnx
 
-    from gemsmith.checkpoint import open_checkpoint
-    from gemsmith.train.attempt import Stop
-    from gemsmith.train.tunix.backend import adapted_model
-    from gemsmith.train.tunix.compiling import Compiled, compile_step
-    from gemsmith.train.tunix.mesh import make_mesh, micro_batches_on
-    from gemsmith.train.tunix.optimizer import make_optimizer
-    from gemsmith.train.tunix.step import input_shapes, make_step
+    from gemsmith.checkpoints import open_checkpoint
+    from gemsmith.train.jax.backend import adapted_model
+    from gemsmith.train.jax.compile import Compiled, compile_step
+    from gemsmith.train.jax.mesh import make_mesh, micro_batches_on
+    from gemsmith.train.jax.step import input_shapes, make_optimizer, make_step
+    from gemsmith.train.resume import Stop
 
     recipe = recipe_of(folder)
     mesh = make_mesh(recipe, variant)
@@ -224,7 +223,7 @@ def check_losses(threads: dict[str, dict[str, Any]]) -> None:
 def main() -> None:
     pairs = int(sys.argv[1]) if len(sys.argv) > 1 else 1 if SHORT else 3
     with tempfile.TemporaryDirectory() as temporary:
-        from gemsmith.testing.tiny import make_checkpoint
+        from gemsmith.checkpoints.tiny import make_checkpoint
 
         folder = make_checkpoint(VARIANT, Path(temporary) / "base", dtype="float32", shards=1)
         threads = {str(count): measure(folder, count, pairs) for count in ((2,) if SHORT else (1, 2))}

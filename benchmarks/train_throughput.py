@@ -30,11 +30,11 @@ import numpy as np
 
 from data_throughput import write_rows
 from gemsmith import __version__
-from gemsmith.checkpoint.adapter import target_pattern
+from gemsmith.arch import Variant, find_variant, lora_targets, text_tensors
+from gemsmith.checkpoints.peft import target_pattern
+from gemsmith.checkpoints.tiny import make_config, make_tokenizer
 from gemsmith.hardware import load_catalogue
-from gemsmith.provenance import this_machine
-from gemsmith.testing.tiny import make_config, make_tokenizer
-from gemsmith.zoo import Variant, find_variant, lora_targets, text_tensors
+from gemsmith.runs.provenance import this_machine
 from short import RECORDS, SHORT
 from train_cpu import VARIANT
 
@@ -107,7 +107,7 @@ def random_weight(tensor: Any, block: np.ndarray) -> np.ndarray:
 
 
 def recipe_of(case: Case, backend: str, checkpoint: Path, rows: Path) -> Any:
-    from gemsmith.recipe_file import build_recipe
+    from gemsmith.recipe.load import build_recipe
 
     return build_recipe(
         {
@@ -130,8 +130,8 @@ def recipe_of(case: Case, backend: str, checkpoint: Path, rows: Path) -> Any:
 
 def train_ours(case: Case, backend: str, checkpoint: Path, rows: Path, folder: Path) -> dict[str, Any]:
     from gemsmith.data import prepare_data
-    from gemsmith.run import open_run
-    from gemsmith.train.log import StepLog
+    from gemsmith.runs.run import open_run
+    from gemsmith.train.logging import StepLog
     from gemsmith.train.stage import train
 
     if backend == "tunix" and case is GPU:

@@ -13,7 +13,7 @@ RUN apt-get update \
 WORKDIR /build
 COPY requirements/train.lock requirements/train.lock
 COPY pyproject.toml README.md LICENSE ./
-COPY src/gemsmith/__init__.py src/gemsmith/version.py src/gemsmith/
+COPY src/gemsmith/__init__.py src/gemsmith/system/version.py src/gemsmith/
 RUN pip install --no-cache-dir --constraint requirements/train.lock '.[trl,verify,report]' bitsandbytes==0.49.2
 
 COPY src src

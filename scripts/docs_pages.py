@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from gemsmith.compare.published import read_published, redraw
-from gemsmith.recipe import recipe_schema
-from gemsmith.report.comparison_tables import markdown_of
-from gemsmith.stages import STAGES
+from gemsmith.analysis.published import read_published, redraw
+from gemsmith.recipe.schema import recipe_schema
+from gemsmith.report.tables import markdown_of
+from gemsmith.runs.stages import STAGES
 from readme_table import make_table
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -22,7 +22,7 @@ RECORDS = ROOT / "benchmarks" / "records"
 def recipe_page() -> str:
     """The reference of the recipe: every key with its type, default and description, a table a section."""
     schema = recipe_schema()
-    lines = ["# The recipe's keys", "", "Made from `src/gemsmith/recipe.py` when this site is built.", ""]
+    lines = ["# The recipe's keys", "", "Made from `src/gemsmith/recipe/schema.py` when this site is built.", ""]
     lines += [
         "A recipe is a YAML mapping. `checkpoint` and `data.train` must be given; all else has a default. "
         "An unknown key is an error, and so is a key given twice. `recipes/recipe.schema.json` lets an editor complete "
@@ -52,7 +52,7 @@ def _table(title: str, prefix: str, properties: Mapping[str, Any]) -> list[str]:
         default = f"`{json.dumps(value['default'])}`" if "default" in value else "must be given"
         text = value.get("description")
         if not text:
-            raise ValueError(f"{name}: has no description; add one in src/gemsmith/recipe.py")
+            raise ValueError(f"{name}: has no description; add one in src/gemsmith/recipe/schema.py")
         lines.append(f"| `{name}` | {say_type(value)} | {default} | {text} |".replace("\n", " "))
     return [*lines, ""]
 
@@ -97,7 +97,7 @@ def _definition(value: Mapping[str, Any], schema: Mapping[str, Any]) -> Mapping[
 
 
 def stage_table() -> str:
-    """Which keys of the recipe and which earlier records each stage reads, from gemsmith.stages."""
+    """Which keys of the recipe and which earlier records each stage reads, from gemsmith.runs.stages."""
     lines = ["| stage | keys of the recipe it reads | records it reads | module |", "|---|---|---|---|"]
     for name, stage in STAGES.items():
         keys = ", ".join(f"`{key}`" for key in (*stage.keys, *stage.since)) or "none"

@@ -1,10 +1,10 @@
 """Makes recipes/demo_base, the tiny Gemma 4 that the demo starts from: seeded, on a CPU, in about half an hour.
 
     python scripts/make_demo_base.py            recipes/demo_base
-    python scripts/make_demo_base.py --tokenizer   src/gemsmith/testing/tiny_tokenizer.json, which it is trained with
+    python scripts/make_demo_base.py --tokenizer   src/gemsmith/checkpoints/tiny_tokenizer.json, which it is trained with
 
 LoRA on a random model learns next to nothing, so the base must know something. It learns to repeat words, and to write
-C, Python, JSON and port lists for the specifications of gemsmith.tasks.verilog_demo's train split. It never sees a
+C, Python, JSON and port lists for the specifications of gemsmith.tasks.verilog.demo's train split. It never sees a
 Verilog module, nor a specification of the held-out split.
 """
 
@@ -21,10 +21,10 @@ import torch
 from tokenizers import Tokenizer
 from transformers import Gemma4ForCausalLM, Gemma4TextConfig
 
-from gemsmith.tasks.verilog_demo import PORTS, WORDS, Spec, describe, expression, make_rows, make_specs
-from gemsmith.testing.tiny import make_tokenizer, train_tokenizer, write_checkpoint
-from gemsmith.zoo import find_variant
-from gemsmith.zoo.tensors import PREFIX
+from gemsmith.arch import find_variant
+from gemsmith.arch.tensors import PREFIX
+from gemsmith.checkpoints.tiny import make_tokenizer, train_tokenizer, write_checkpoint
+from gemsmith.tasks.verilog.demo import PORTS, WORDS, Spec, describe, expression, make_rows, make_specs
 
 ROOT = Path(__file__).parents[1]
 TOKENIZER = ROOT / "src" / "gemsmith" / "testing" / "tiny_tokenizer.json"

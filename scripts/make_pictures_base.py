@@ -23,10 +23,10 @@ from PIL import Image
 from tokenizers import Tokenizer
 from transformers import Gemma4Config, Gemma4ForConditionalGeneration
 
-from gemsmith.data.fashion_mnist import CLASSES, read_pictures
-from gemsmith.pictures.patches import Patching, make_patches
-from gemsmith.testing.tiny import IMAGE_TOKENS, make_config, make_tokenizer, write_checkpoint
-from gemsmith.zoo import VisionTower, find_variant, text_tensors, vision_tensors
+from gemsmith.arch import VisionTower, find_variant, text_tensors, vision_tensors
+from gemsmith.checkpoints.tiny import IMAGE_TOKENS, make_config, make_tokenizer, write_checkpoint
+from gemsmith.data.prepare.fashion_mnist import CLASSES, read_pictures
+from gemsmith.images.patches import Patching, make_patches
 from make_demo_base import IGNORED, start_lively
 
 ROOT = Path(__file__).parents[1]

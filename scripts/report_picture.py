@@ -9,11 +9,11 @@ import tempfile
 from pathlib import Path
 
 from gemsmith import open_run
-from gemsmith.files import write_text
-from gemsmith.records import read_record_file
 from gemsmith.report.stage import report
-from gemsmith.run import made_from, write_record
-from gemsmith.stages import STAGES
+from gemsmith.runs.records import read_record_file
+from gemsmith.runs.run import made_from, write_record
+from gemsmith.runs.stages import STAGES
+from gemsmith.system.files import write_text
 
 ROOT = Path(__file__).resolve().parents[1]
 RECORDS = ROOT / "benchmarks" / "records" / "demo"

@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
+from gemsmith.arch import find_variant
+from gemsmith.checkpoints.tiny import make_checkpoint, with_vision
 from gemsmith.cli import main
-from gemsmith.files import sha256_file
-from gemsmith.launch.record import LaunchRecord
-from gemsmith.provenance import start_clock
-from gemsmith.recipe_file import build_recipe
-from gemsmith.records import Check, ExportRecord, FileSum, VerifyRecord
-from gemsmith.run import Run, make_origin, open_run, write_record
-from gemsmith.testing.tiny import make_checkpoint, with_vision
-from gemsmith.zoo import find_variant
+from gemsmith.launch.provider import LaunchRecord
+from gemsmith.recipe.load import build_recipe
+from gemsmith.runs.provenance import start_clock
+from gemsmith.runs.records import Check, ExportRecord, FileSum, VerifyRecord
+from gemsmith.runs.run import Run, make_origin, open_run, write_record
+from gemsmith.system.files import sha256_file
 from support.images import picture_bytes
 
 # Suites about code that must not get out, and the scores that stand on it: what they need is in .ci/packages.
@@ -28,8 +28,8 @@ NEVER_SKIPPED_IN_CI = (
     "tests/evals/test_answers.py",
     "tests/evals/test_samples.py",
     "tests/launch/test_drill.py",
-    "tests/tasks/verilog_eval/",
-    "tests/test_sandbox.py",
+    "tests/tasks/verilog/",
+    "tests/system/test_sandbox.py",
     "tests/fake_cloud/test_cloud_run.py",
     "tests/fake_cloud/test_gcloud.py",
 )

@@ -28,14 +28,16 @@ def test_what_is_offered_is_there_and_says_what_it_does():
 
 
 def test_parts_that_are_imported_do_not_hide_the_functions():
-    code = "import gemsmith, gemsmith.run, gemsmith.plan; assert callable(gemsmith.run_recipe), gemsmith.plan_recipe"
+    code = (
+        "import gemsmith, gemsmith.runs.run, gemsmith.plan; assert callable(gemsmith.run_recipe), gemsmith.plan_recipe"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_importing_gemsmith_loads_nothing_but_itself_and_its_version():
     code = "import sys; before = set(sys.modules); import gemsmith; print(*sorted(set(sys.modules) - before))"
     loaded = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
-    assert [name for name in loaded if name.startswith("gemsmith")] == ["gemsmith", "gemsmith.version"]
+    assert [name for name in loaded if name.startswith("gemsmith")] == ["gemsmith", "gemsmith.system.version"]
     assert not set(loaded) & {"pydantic", "numpy", "jax", "rich", "yaml"}
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-SUITE = "tests/test_sandbox.py"
+SUITE = "tests/system/test_sandbox.py"
 
 
 def test_the_workflow_installs_what_ci_run_installs():

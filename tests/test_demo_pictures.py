@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gemsmith.checkpoint import open_checkpoint
-from gemsmith.data.fashion_mnist import CLASSES
-from gemsmith.zoo import VisionTower
+from gemsmith.arch import VisionTower
+from gemsmith.checkpoints import open_checkpoint
+from gemsmith.data.prepare.fashion_mnist import CLASSES
 from support.images import picture_bytes
 
 ROOT = Path(__file__).parents[1]

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
-from gemsmith.recipe_keys import default_values
-from gemsmith.stages import STAGES
+from gemsmith.recipe.load import default_values
+from gemsmith.runs.stages import STAGES
 
 ROOT = Path(__file__).parents[1]
 DOCS = sorted((ROOT / "docs").rglob("*.md"))

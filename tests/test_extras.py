@@ -171,8 +171,8 @@ assert "<svg" in page.read_text(encoding="utf-8")
 """
 TRAINING = """
 import importlib, pkgutil, sys
-import gemsmith.train.tunix, gemsmith.models
-for package in (gemsmith.train.tunix, gemsmith.models):
+import gemsmith.train.jax, gemsmith.models
+for package in (gemsmith.train.jax, gemsmith.models):
     for found in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
         importlib.import_module(found.name)
 import gemsmith.data.stage, gemsmith.export.stage, gemsmith.plan.stage

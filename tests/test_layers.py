@@ -136,10 +136,10 @@ def test_importing_the_command_line_loads_nothing_heavy():
 
 
 def test_planning_loads_nothing_heavy():
-    assert not loaded_by("import gemsmith.plan.stage, gemsmith.resolve, gemsmith.run") & (
+    assert not loaded_by("import gemsmith.plan.stage, gemsmith.runs.resolve, gemsmith.runs.run") & (
         HEAVY.keys() | {"numpy", "rich"}
     )
 
 
 def test_a_training_session_loads_no_backend():
-    assert not loaded_by("import gemsmith.train.session, gemsmith.train.adapter_init") & {"jax", "torch", *BACKENDS}
+    assert not loaded_by("import gemsmith.train.loop, gemsmith.train.inputs") & {"jax", "torch", *BACKENDS}

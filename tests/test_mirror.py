@@ -1,4 +1,4 @@
-"""Every module has its tests where a reader looks for them: src/gemsmith/aot/clock.py in tests/aot/test_clock.py."""
+"""Every module has its tests where a reader looks for them: src/gemsmith/plan/aot/collectives.py in tests/plan/aot/test_clock.py."""
 
 from pathlib import Path
 

@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
-from gemsmith.data.rows import read_dataset
+from gemsmith.data.dataset import read_dataset
 from gemsmith.errors import DataError, RecipeError
-from gemsmith.evals.questions import open_tasks, read_questions
-from gemsmith.evals.sampling import Model, answer_all
+from gemsmith.evals.generate import Model, answer_all
 from gemsmith.evals.stage import evaluate
-from gemsmith.messages import text_of
-from gemsmith.recipe import Made
-from gemsmith.recipe_file import load_recipe
-from gemsmith.records import ServerFacts
-from gemsmith.run import Run, is_complete, made_from
+from gemsmith.evals.tasks import open_tasks, read_questions
+from gemsmith.recipe.load import load_recipe
+from gemsmith.recipe.schema import Made
+from gemsmith.runs.records import ServerFacts
+from gemsmith.runs.run import Run, is_complete, made_from
 from gemsmith.serve.stage import Servers
+from gemsmith.tasks.messages import text_of
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "temperature.py"
 
@@ -114,14 +114,14 @@ def test_choices_are_scored_by_the_likelihoods_that_the_server_gives(
     exported_run: Callable[..., Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def likelihoods(server: Any, asked: Any, heard: Any, *, concurrency: int) -> None:
-        from gemsmith.serve.chat import Reply
+        from gemsmith.serve.client.chat import Reply
 
         logprobs = {"yes": -2.7, "no": -2.0, "certainly not": -4.0}
         for number, (_, choices) in asked.items():
             listed = [{"choice": each, "logprob": logprobs[each], "tokens": 1} for each in choices]
             heard(number, Reply(text=json.dumps(listed), cut=False))
 
-    monkeypatch.setattr("gemsmith.evals.sampling.ask_likelihoods", likelihoods)
+    monkeypatch.setattr("gemsmith.evals.generate.ask_likelihoods", likelihoods)
     file = tmp_path / "rows.jsonl"
     rows = [("yes", ["yes", "no"]), ("no", ["yes", "no"]), ("certainly not", ["no", "certainly not"])]
     lines = [json.dumps({"prompt": f"{n}?", "response": right, "choices": of}) for n, (right, of) in enumerate(rows)]

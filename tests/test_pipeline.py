@@ -14,13 +14,13 @@ import pytest
 from safetensors.numpy import load_file
 
 from gemsmith import pipeline
-from gemsmith.data.rows import source_sha256
+from gemsmith.data.dataset import source_sha256
 from gemsmith.errors import MachineError
-from gemsmith.provenance import start_clock
-from gemsmith.recipe_file import load_recipe
-from gemsmith.run import make_origin, open_source, read_record, write_record
-from gemsmith.stages import STAGES
-from gemsmith.terminal import open_console
+from gemsmith.recipe.load import load_recipe
+from gemsmith.runs.provenance import start_clock
+from gemsmith.runs.run import make_origin, open_source, read_record, write_record
+from gemsmith.runs.stages import STAGES
+from gemsmith.system.console import open_console
 
 TINY = ["tiny-31b", "tiny-e2b", "tiny-26b-a4b", "tiny-12b"]
 RECIPE = """
@@ -215,7 +215,7 @@ def test_what_is_known_to_fail_is_told_before_the_first_stage_and_before_anythin
     (tmp_path / "logs").mkdir()
     (tmp_path / "odd.jsonl").write_text('{"question": "?"}\n')
     (tmp_path / "odd.jinja").write_text("{% if")
-    monkeypatch.setattr("gemsmith.checkpoint.fetch._fetch_hub", fetch)
+    monkeypatch.setattr("gemsmith.checkpoints.hub._fetch_hub", fetch)
     hub = [] if any(change.startswith("checkpoint") for change in changes) else ["checkpoint=google/gemma-4-31B-it"]
     for verb in ("run", *(["data"] if changes[0].startswith(("data.train", "data.template")) else [])):
         code, _, err = gemsmith(verb, file.name, *(word for change in [*hub, *changes] for word in ("--set", change)))
@@ -225,7 +225,7 @@ def test_what_is_known_to_fail_is_told_before_the_first_stage_and_before_anythin
 
 
 def test_a_bad_row_is_told_before_the_weights_are_fetched(gemsmith, recipe, tmp_path, monkeypatch):
-    monkeypatch.setattr("gemsmith.checkpoint.fetch._fetch_hub", lambda _: pytest.fail("the weights were asked for"))
+    monkeypatch.setattr("gemsmith.checkpoints.hub._fetch_hub", lambda _: pytest.fail("the weights were asked for"))
     (tmp_path / "rows.jsonl").write_text('{"messages": 5}\n')
     code, _, err = gemsmith("data", recipe("tiny-31b").name, "--set", "checkpoint=google/gemma-4-31B-it")
     assert code == 2 and "rows.jsonl line 1: messages is a number" in err

@@ -4,7 +4,7 @@ import importlib.util
 import re
 from pathlib import Path
 
-from gemsmith.recipe_file import load_recipe
+from gemsmith.recipe.load import load_recipe
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

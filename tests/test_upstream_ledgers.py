@@ -49,7 +49,7 @@ def test_an_entry_names_a_version_a_place_and_a_test_that_there_is(ledger, entry
 def test_every_test_of_what_upstream_does_stands_in_a_ledger():
     """But for those of what our own overrides rely on."""
     named = {entry["until"].split()[0] for _, entry in ENTRIES}
-    relied_on = {"tests/train/tunix/test_upstream.py::test_tunix_calls_an_unjitted_step_with_the_example_alone"}
+    relied_on = {"tests/train/jax/test_upstream.py::test_tunix_calls_an_unjitted_step_with_the_example_alone"}
     for file in (ROOT / "tests" / Path(ledger).with_name("test_upstream.py") for ledger in LEDGERS):
         for node in ast.parse(file.read_text()).body:
             if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):

@@ -26,7 +26,7 @@ import yaml
 
 import gemsmith
 from gemsmith.errors import InputError, MachineError
-from gemsmith.serve.engine import engine_python
+from gemsmith.serve.settings import engine_python
 
 GRACE_S = 10.0
 """Between SIGTERM and SIGKILL."""

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from fake_cloud.cloud_run import read_job, run_task
-from gemsmith.characters import spell_out
+from gemsmith.system.characters import spell_out
 
 FOLDER, INTERRUPT = "LOCAL_CLOUD", "LOCAL_CLOUD_INTERRUPT"
 """Of the environment: the folder, and a pattern such as gs://runs/my/checkpoints/*.whole; once an object of such a name

@@ -6,7 +6,7 @@
     gemsmith.open_run("runs/my").recipe              # a run directory that is there, to read
     gemsmith.read_records(gemsmith.open_run("runs/my"))["train"].steps[-1].loss
 
-Functions whose names are those of parts (`gemsmith.run`, `gemsmith.plan`) would be lost as soon as the part is
+Functions whose names are those of parts (`gemsmith.runs.run`, `gemsmith.plan`) would be lost as soon as the part is
 imported, so these have two words. They import what they need when they are called.
 """
 
@@ -15,13 +15,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gemsmith.version import __version__
+from gemsmith.system.version import __version__
 
 if TYPE_CHECKING:
-    from gemsmith.plan_records import PlanRecord
-    from gemsmith.recipe import Recipe
-    from gemsmith.records import Record
-    from gemsmith.run import Run
+    from gemsmith.recipe.schema import Recipe
+    from gemsmith.runs.plan_records import PlanRecord
+    from gemsmith.runs.records import Record
+    from gemsmith.runs.run import Run
 
 __all__ = ["__version__", "load_recipe", "open_run", "plan_recipe", "read_records", "run_recipe"]
 
@@ -31,7 +31,7 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> "Recipe":
 
     Raises RecipeError, which says in one line what was given and what is allowed.
     """
-    from gemsmith.recipe_file import load_recipe
+    from gemsmith.recipe.load import load_recipe
 
     return load_recipe(path, overrides)
 
@@ -42,7 +42,7 @@ def plan_recipe(recipe: "Recipe") -> "PlanRecord":
     Raises RecipeError for a recipe that some stage could not run.
     """
     from gemsmith.plan.stage import plan_only
-    from gemsmith.resolve import check_settings, resolve
+    from gemsmith.runs.resolve import check_settings, resolve
 
     resolved, _ = resolve(recipe)
     check_settings(resolved)
@@ -63,11 +63,11 @@ def run_recipe(
     GemsmithError.
     """
     from gemsmith.errors import InputError, nearest
-    from gemsmith.lock import locked
     from gemsmith.pipeline import run_stage, run_stages
-    from gemsmith.run import open_source
-    from gemsmith.stages import STAGES
-    from gemsmith.train.first_host import is_later_host
+    from gemsmith.runs.run import open_source
+    from gemsmith.runs.stages import STAGES
+    from gemsmith.system.locks import locked
+    from gemsmith.train.stage import is_later_host
 
     if unknown := [name for name in stages or () if name not in STAGES]:
         allowed = f"{nearest(unknown[0], list(STAGES))}; allowed: {', '.join(STAGES)}"
@@ -86,14 +86,14 @@ def run_recipe(
 
 def open_run(path: Path | str) -> "Run":
     """A run directory that is there, for reading: its recipe and where its files are. Raises RunError."""
-    from gemsmith.run import Run, find_run
+    from gemsmith.runs.run import Run, find_run
 
     return Run(path=Path(path), recipe=find_run(Path(path)))
 
 
 def read_records(run: "Run") -> dict[str, "Record"]:
     """The records that a run has so far, by stage. Raises RunError for one that is damaged."""
-    from gemsmith.run import read_record
-    from gemsmith.stages import STAGES
+    from gemsmith.runs.run import read_record
+    from gemsmith.runs.stages import STAGES
 
     return {name: read_record(run, stage.record) for name, stage in STAGES.items() if run.record_file(name).exists()}

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.text import Text
 
-from gemsmith.checkpoint.fetch import check_source
+from gemsmith.checkpoints.hub import check_source
 from gemsmith.errors import GemsmithError, MachineError, RunError, VersionError
-from gemsmith.plan_records import PlanRecord
-from gemsmith.recipe import eval_tasks
-from gemsmith.records import DataRecord, Record, TrainRecord
-from gemsmith.resolve import check_settings
-from gemsmith.run import Run, confirm_recipe, is_complete, read_record
-from gemsmith.stages import SERVED, STAGES
-from gemsmith.terminal import open_console
+from gemsmith.recipe.schema import eval_tasks
+from gemsmith.runs.plan_records import PlanRecord
+from gemsmith.runs.records import DataRecord, Record, TrainRecord
+from gemsmith.runs.resolve import check_settings
+from gemsmith.runs.run import Run, confirm_recipe, is_complete, read_record
+from gemsmith.runs.stages import SERVED, STAGES
+from gemsmith.system.console import open_console
 
 if TYPE_CHECKING:
     from gemsmith.serve.stage import Servers
@@ -94,13 +94,13 @@ def check_stages(run: Run, stages: Collection[str]) -> None:
     recipe = run.recipe
     check_settings(recipe, stages)
     if "data" in stages and isinstance(recipe.data.train, str):
-        importlib.import_module("gemsmith.data.rows").find_source_files(recipe.data.train, recipe.data.format)
+        importlib.import_module("gemsmith.data.dataset").find_source_files(recipe.data.train, recipe.data.format)
     if recipe.data.template is not None and not {"data", *SERVED}.isdisjoint(stages):
-        importlib.import_module("gemsmith.data.template").check_template(recipe.data.template)
+        importlib.import_module("gemsmith.data.chat_template").check_template(recipe.data.template)
     if "train" in stages:
         importlib.import_module("gemsmith.train.stage").check_training(run)
     if "eval" in stages:
-        importlib.import_module("gemsmith.evals.questions").check_tasks(run)
+        importlib.import_module("gemsmith.evals.tasks").check_tasks(run)
     if not {"data", "train", "export", "verify", "eval"}.isdisjoint(stages):
         check_source(recipe.checkpoint)
 
@@ -111,7 +111,7 @@ def _warn_of_no_engine(run: Run, stages: Sequence[str], console: Console) -> Non
     if not served or len(served) == len(stages):
         return
     try:
-        importlib.import_module("gemsmith.serve.engine").find_engine(run.recipe.serve.python)
+        importlib.import_module("gemsmith.serve.settings").find_engine(run.recipe.serve.python)
     except MachineError as error:
         console.print(
             Text.assemble(
@@ -189,7 +189,7 @@ def _refuse_changed_rows(run: Run) -> None:
         raise
     except RunError:
         return
-    from gemsmith.data.rows import source_sha256
+    from gemsmith.data.dataset import source_sha256
 
     if read not in (None, source_sha256(source, run.recipe.data.format)):
         raise RunError(

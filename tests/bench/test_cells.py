@@ -4,13 +4,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gemsmith.bench.cells import Ask, describe_load, notices_of, plan_cells, read_cell
-from gemsmith.bench.steady import Count
-from gemsmith.bench_records import BenchCell, Slo
+from gemsmith.bench.cell import Ask, Count, describe_load, notices_of, plan_cells, read_cell
 from gemsmith.errors import EngineError
-from gemsmith.grids import BURST, GRIDS, Load
-from gemsmith.recipe import Bench
-from gemsmith.recipe_file import build_recipe
+from gemsmith.recipe.load import build_recipe
+from gemsmith.recipe.load_grids import BURST, GRIDS, Load
+from gemsmith.recipe.schema import Bench
+from gemsmith.runs.bench_records import BenchCell, Slo
 
 SWEEP = {"input_tokens": [16, 32], "output_tokens": 8, "request_rates": [8, 2, 32.5], "prompts": 4}
 

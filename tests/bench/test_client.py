@@ -18,15 +18,14 @@ from typing import Any
 
 import pytest
 
-from gemsmith.bench.cells import Ask, read_cell
-from gemsmith.bench.client_process import CLIENT, HEARD, measure, running_client
-from gemsmith.bench.endpoint import Endpoint, find_endpoint
-from gemsmith.bench.steady import Count
+from gemsmith.bench.cell import Ask, Count, read_cell
+from gemsmith.bench.driver import CLIENT, HEARD, measure, running_client
 from gemsmith.bench.sweep import run_sweep
 from gemsmith.errors import EngineError, MachineError
-from gemsmith.grids import BURST, Load
-from gemsmith.recipe import Bench
-from gemsmith.serve.engine import Engine, find_engine
+from gemsmith.recipe.load_grids import BURST, Load
+from gemsmith.recipe.schema import Bench
+from gemsmith.serve.client.endpoint import Endpoint, find_endpoint
+from gemsmith.serve.settings import Engine, find_engine
 
 
 class Handler:

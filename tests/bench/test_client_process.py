@@ -7,19 +7,12 @@ from typing import Any
 
 import pytest
 
-from gemsmith.bench.cells import Ask
-from gemsmith.bench.client_process import (
-    ASKED,
-    client_arguments,
-    failure_lines,
-    measure,
-    running_client,
-)
-from gemsmith.bench.endpoint import Endpoint
-from gemsmith.bench.steady import Count
+from gemsmith.bench.cell import Ask, Count
+from gemsmith.bench.driver import ASKED, client_arguments, failure_lines, measure, running_client
 from gemsmith.errors import EngineError
-from gemsmith.grids import BURST, Load
-from gemsmith.serve.upstream import ON_CPU
+from gemsmith.recipe.load_grids import BURST, Load
+from gemsmith.serve.client.endpoint import Endpoint
+from gemsmith.serve.vllm_issues import ON_CPU
 
 
 def make_ask(number: int = 1, *, rate: float = 20.0, at_once: int | None = None, warmup: int = 0) -> Ask:
@@ -92,7 +85,7 @@ def test_a_server_that_has_ended_is_told_while_its_cell_runs(
 def test_a_client_that_does_not_end_its_requests_is_given_up(
     fake_vllm: Callable[..., Path], endpoint: Endpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gemsmith.bench.cells.QUIET_S", -5.0)  # and 5 s of timeout, and 20 / 20 s between requests
+    monkeypatch.setattr("gemsmith.bench.cell.QUIET_S", -5.0)  # and 5 s of timeout, and 20 / 20 s between requests
     python, begin_s = fake_vllm(results=[], stall=True), time.monotonic()
     with (
         running_client(python, endpoint, tmp_path) as client,

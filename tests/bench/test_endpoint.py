@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from gemsmith.bench.endpoint import api_key, endpoint_of, find_endpoint, key_headers
 from gemsmith.errors import CheckpointError, EngineError, InputError
+from gemsmith.serve.client.endpoint import api_key, endpoint_of, find_endpoint, key_headers
 from support.hostile_server import Hostile, hostile_server
 
 
@@ -23,10 +23,10 @@ def listing(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
     """What the server answers to GET /v1/models and /version."""
 
     def answer(body: Any, status: int = 200) -> None:
-        from gemsmith.serve.chat import read_object
+        from gemsmith.serve.client.chat import read_object
 
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
-        monkeypatch.setattr("gemsmith.bench.endpoint._ask", lambda url: read_object(status, data))
+        monkeypatch.setattr("gemsmith.serve.client.endpoint._ask", lambda url: read_object(status, data))
 
     return answer
 

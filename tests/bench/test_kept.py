@@ -4,11 +4,10 @@ from typing import Any
 
 import pytest
 
-from gemsmith.bench.cells import Ask, read_cell
-from gemsmith.bench.kept import digest_cell, find_cell, forget_cells, keep_cell
-from gemsmith.bench.steady import Count
-from gemsmith.bench_records import Slo
-from gemsmith.grids import Load
+from gemsmith.bench.cell import Ask, Count, read_cell
+from gemsmith.bench.sweep import digest_cell, find_cell, forget_cells, keep_cell
+from gemsmith.recipe.load_grids import Load
+from gemsmith.runs.bench_records import Slo
 
 LOAD = Load(input_tokens=16, output_tokens=16, request_rate=20.0)
 ASK = Ask(number=1, load=LOAD, count=Count(warmup=0, measured=12), seed=1)

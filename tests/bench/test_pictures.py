@@ -12,17 +12,16 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from gemsmith.bench.pictures import most_requests, read_picture_rows
-from gemsmith.bench.remote import bench_url
-from gemsmith.bench.stage import bench, keeps_pictures
-from gemsmith.bench_records import BenchRecord
+from gemsmith.bench.requests import most_requests, read_picture_rows
+from gemsmith.bench.stage import bench, bench_url, keeps_pictures
 from gemsmith.errors import DataError, MachineError
-from gemsmith.pictures.rgb import make_rgb
-from gemsmith.pictures.sent import sent_rgb
-from gemsmith.recipe import Derived
-from gemsmith.recipe_keys import with_values
-from gemsmith.run import Run, read_record, stage_keys
-from gemsmith.serve.engine import find_engine
+from gemsmith.images.data_url import sent_rgb
+from gemsmith.images.decode import make_rgb
+from gemsmith.recipe.load import with_values
+from gemsmith.recipe.schema import Derived
+from gemsmith.runs.bench_records import BenchRecord
+from gemsmith.runs.run import Run, read_record, stage_keys
+from gemsmith.serve.settings import find_engine
 from gemsmith.serve.stage import Servers
 
 SWEEP = {"pictures": True, "output_tokens": 16, "request_rates": [2, 8], "prompts": 12}

@@ -1,10 +1,9 @@
 import pytest
 
-from gemsmith.bench.cells import Ask
-from gemsmith.bench.progress import expected_s, say_left
-from gemsmith.bench.steady import Count
-from gemsmith.bench_records import BenchCell, Percentiles
-from gemsmith.grids import BURST, Load
+from gemsmith.bench.cell import Ask, Count
+from gemsmith.bench.sweep import expected_s, say_left
+from gemsmith.recipe.load_grids import BURST, Load
+from gemsmith.runs.bench_records import BenchCell, Percentiles
 
 NONE = Percentiles(mean=0, p50=0, p90=0, p99=0)
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from gemsmith.bench.prompts import POOL, _plain_tokens, count_tokens, load_tokenizer, make_prompts
+from gemsmith.bench.requests import POOL, _plain_tokens, count_tokens, load_tokenizer, make_prompts
 from gemsmith.errors import CheckpointError
 
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from gemsmith.bench_records import BenchRecord
-from gemsmith.records import read_record_file
+from gemsmith.runs.bench_records import BenchRecord
+from gemsmith.runs.records import read_record_file
 from support.hostile_server import Hostile, hostile_server
 
 SWEEP = ["bench.input_tokens=[16]", "bench.output_tokens=16", "bench.request_rates=[2, 8]", "bench.prompts=12"]
@@ -88,7 +88,7 @@ def test_a_load_that_the_server_has_no_room_for_is_refused_before_anything_is_as
 ) -> None:
     fake_vllm(results=[])
     listed = {"data": [{"id": "m", "max_model_len": 352}]}
-    monkeypatch.setattr("gemsmith.bench.endpoint._ask", lambda url: listed)
+    monkeypatch.setattr("gemsmith.serve.client.endpoint._ask", lambda url: listed)
     code, _, err = gemsmith(*command, "--grid", "paper")
     assert code == 2 and "bench.grid: a request sends and asks for 15872 tokens, more than the 352" in err
     assert hostile.asked == []

@@ -1,6 +1,6 @@
 import pytest
 
-from gemsmith.bench.saturation import HIGHEST_RATE, NEAR, bracket, describe_saturation, next_rate, read_saturation
+from gemsmith.bench.sweep import HIGHEST_RATE, NEAR, bracket, describe_saturation, next_rate, read_saturation
 
 
 def search(capacity: float, tried: list[float]) -> tuple[dict[float, float], list[float]]:

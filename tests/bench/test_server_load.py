@@ -2,7 +2,7 @@ import time
 
 import pytest
 
-from gemsmith.bench.server_load import (
+from gemsmith.bench.metrics import (
     Sample,
     fetch_metrics,
     open_metrics,
@@ -75,7 +75,7 @@ def test_a_server_without_metrics_leaves_no_sample_and_says_why() -> None:
 
 
 def test_samples_come_while_the_block_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gemsmith.bench.server_load.fetch_metrics", lambda client: PAGE)
+    monkeypatch.setattr("gemsmith.bench.metrics.fetch_metrics", lambda client: PAGE)
     with sampling("http://x", {}, every_s=0.01) as samples:
         time.sleep(0.3)
     assert len(samples.found) > 5 and samples.found[0].running == 7
@@ -83,7 +83,7 @@ def test_samples_come_while_the_block_runs(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_the_metrics_are_asked_for_once_a_second_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
-    monkeypatch.setattr("gemsmith.bench.server_load.fetch_metrics", lambda client: asked.append(client) or PAGE)
+    monkeypatch.setattr("gemsmith.bench.metrics.fetch_metrics", lambda client: asked.append(client) or PAGE)
     with sampling("http://x", {}):
         time.sleep(0.2)
     assert len(asked) == 2  # at the beginning and at the end

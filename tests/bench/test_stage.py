@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from gemsmith.bench.stage import bench, picture_notices
-from gemsmith.bench_records import BenchRecord
 from gemsmith.errors import EngineError, MachineError
-from gemsmith.run import Run, read_record
+from gemsmith.runs.bench_records import BenchRecord
+from gemsmith.runs.run import Run, read_record
 from gemsmith.serve.stage import Servers
 
 SWEEP = {"input_tokens": [16, 32], "output_tokens": 16, "request_rates": [2, 8, 32.5], "prompts": 12}

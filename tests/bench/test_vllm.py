@@ -12,16 +12,15 @@ from pathlib import Path
 import httpx
 import pytest
 
-from gemsmith.bench.cells import Ask, read_cell
-from gemsmith.bench.client_process import measure, running_client
-from gemsmith.bench.endpoint import endpoint_of
-from gemsmith.bench.prompts import make_prompts
-from gemsmith.bench.server_load import sampling, summarise
-from gemsmith.bench.steady import Count
+from gemsmith.bench.cell import Ask, Count, read_cell
+from gemsmith.bench.driver import measure, running_client
+from gemsmith.bench.metrics import sampling, summarise
+from gemsmith.bench.requests import make_prompts
 from gemsmith.errors import MachineError
-from gemsmith.grids import Load
-from gemsmith.serve.engine import Engine, ServeSettings, find_engine
+from gemsmith.recipe.load_grids import Load
+from gemsmith.serve.client.endpoint import endpoint_of
 from gemsmith.serve.server import Server, running_server
+from gemsmith.serve.settings import Engine, ServeSettings, find_engine
 
 pytestmark = pytest.mark.vllm
 TOKENS, ANSWER, RATE, REQUESTS = 256, 32, 1.0, 100

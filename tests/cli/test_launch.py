@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from gemsmith.launch.record import write_launch
+from gemsmith.launch.provider import write_launch
 
 WHERE = ("--on", "cloud-run", "--project", "p", "--bucket", "gs://runs")
 

@@ -5,14 +5,14 @@ import sys
 import click
 import pytest
 
-from gemsmith.cli.group import cli
+from gemsmith.cli.main import cli
 from gemsmith.cli.options import Number, naming_extra, part
 from gemsmith.errors import MachineError
 
 HOLDER = """
 import time
 from pathlib import Path
-from gemsmith.lock import locked
+from gemsmith.system.locks import locked
 with locked(Path("runs/my")):
     print(flush=True)
     time.sleep(300)

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from gemsmith.recipe_file import dump_recipe
-from gemsmith.records import read_record_file
-from gemsmith.resolve import resolve_file
-from gemsmith.run import Run, made_from, write_record
-from gemsmith.stages import STAGES
+from gemsmith.recipe.load import dump_recipe
+from gemsmith.runs.records import read_record_file
+from gemsmith.runs.resolve import resolve_file
+from gemsmith.runs.run import Run, made_from, write_record
+from gemsmith.runs.stages import STAGES
 
 ROOT = Path(__file__).parents[2]
 

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from gemsmith.data.render import Renderer, open_renderer
-from gemsmith.data.rows import Document
-from gemsmith.messages import text_message
-from gemsmith.recipe_file import build_recipe
-from gemsmith.run import Run, open_run
-from gemsmith.testing.tiny import make_tokenizer
+from gemsmith.checkpoints.tiny import make_tokenizer
+from gemsmith.data.dataset import Document
+from gemsmith.data.tokenize import Renderer, open_renderer
+from gemsmith.recipe.load import build_recipe
+from gemsmith.runs.run import Run, open_run
+from gemsmith.tasks.messages import text_message
 
 WORDS = ("user", "model", "system", "wire", "▁wire")
 

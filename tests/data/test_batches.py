@@ -5,10 +5,10 @@ import pytest
 
 from gemsmith.data import Batches, batches, load_batches, prepare_data
 from gemsmith.data.batches import open_rows
-from gemsmith.data.pack import ARRAYS
+from gemsmith.data.packing import ARRAYS
 from gemsmith.errors import DataError, RunError
-from gemsmith.records import DataRecord
-from gemsmith.run import read_record, write_record
+from gemsmith.runs.records import DataRecord
+from gemsmith.runs.run import read_record, write_record
 
 ROWS = [{"prompt": f"add {number}", "response": f"wire {number}"} for number in range(21)]
 

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from gemsmith.data import buckets
-from gemsmith.data.buckets import Bucket, choose_buckets, find_buckets, join, room_for
+from gemsmith.data import batches as buckets
+from gemsmith.data.batches import Bucket, choose_buckets, find_buckets, join, room_for
 
 
 def test_a_step_takes_the_smallest_bucket_that_has_room_for_its_fullest_row():

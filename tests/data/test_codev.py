@@ -9,10 +9,10 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from gemsmith.data.codev import Dropped, make_row, prepare_codev, prepare_verilog_eval
-from gemsmith.data.rows import read_documents
+from gemsmith.data.dataset import read_documents
+from gemsmith.data.prepare.codev import Dropped, make_row, prepare_codev, prepare_verilog_eval
 from gemsmith.errors import DataError
-from gemsmith.messages import text_of
+from gemsmith.tasks.messages import text_of
 
 CODE = "module a(output y);\n  assign y = 1;\nendmodule"
 FENCED = f"```verilog\n{CODE}\n```"

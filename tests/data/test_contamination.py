@@ -2,7 +2,7 @@
 
 import pytest
 
-from gemsmith.data.contamination import Match, build_index, find_match
+from gemsmith.data.dedup import Match, build_index, find_match
 
 BEGIN = "I would like you to implement a module named TopModule with the following interface."
 SPECS = {

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 from tokenizers import AddedToken, Tokenizer, normalizers
 
-from gemsmith.data.control import EMPTY_THOUGHT, PLACEHOLDERS, find_control_tokens
-from gemsmith.data.render import Renderer, check_prompts, open_renderer, render_documents
-from gemsmith.data.rows import Document
+from gemsmith.checkpoints.tiny import SPECIAL_TOKENS
+from gemsmith.data.chat_template import EMPTY_THOUGHT, PLACEHOLDERS, find_control_tokens
+from gemsmith.data.dataset import Document
+from gemsmith.data.tokenize import Renderer, check_prompts, open_renderer, render_documents
 from gemsmith.errors import DataError
-from gemsmith.messages import text_message
-from gemsmith.testing.tiny import SPECIAL_TOKENS
+from gemsmith.tasks.messages import text_message
 
 # As tokenizers of the family add them: matched in raw text like special tokens, but text.
 PLAIN = ("<b>", "</b>", "<table>", "<unused7>", "[multimodal]", "\n\n", "\t\t", "<|>", "<||>")
@@ -171,7 +171,7 @@ def test_of_thoughts_only_an_empty_one_at_an_answers_start_is_allowed(turns, pla
 
 def test_rows_of_the_same_turns_are_rendered_again_once(renderer, document, monkeypatch):
     guarded = []
-    monkeypatch.setattr("gemsmith.data.control._guard", lambda one: guarded.append(one) or one)
+    monkeypatch.setattr("gemsmith.data.chat_template._guard", lambda one: guarded.append(one) or one)
     list(render_documents(renderer, [document(f"user=a{number}", "assistant=b") for number in range(50)]))
     assert len(guarded) == 1
 

@@ -3,7 +3,7 @@
 import pytest
 
 from gemsmith.data.documents import Document
-from gemsmith.messages import text_message
+from gemsmith.tasks.messages import text_message
 
 TURNS = (text_message("user", "a"), text_message("assistant", "b"))
 

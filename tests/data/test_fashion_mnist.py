@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from gemsmith.data.fashion_mnist import CLASSES, prepare_fashion_mnist, read_pictures
+from gemsmith.data.prepare.fashion_mnist import CLASSES, prepare_fashion_mnist, read_pictures
 from gemsmith.errors import DataError
 
 

@@ -2,11 +2,11 @@ import os
 
 import pytest
 
+from gemsmith.data.dataset import find_source_files, read_dataset, source_sha256
 from gemsmith.data.image_folder import Classes, folder_notices, folder_rows
-from gemsmith.data.rows import find_source_files, read_dataset, source_sha256
 from gemsmith.errors import DataError, RecipeError
-from gemsmith.messages import ImagePart, TextPart, text_of
-from gemsmith.recipe_file import build_recipe, dump_recipe
+from gemsmith.recipe.load import build_recipe, dump_recipe
+from gemsmith.tasks.messages import ImagePart, TextPart, text_of
 
 
 @pytest.fixture
@@ -133,7 +133,7 @@ def test_keys_that_contradict_each_other_are_refused(data, message):
 
 
 def test_labels_of_any_name_survive_the_recipes_file(tmp_path):
-    from gemsmith.recipe_file import load_recipe
+    from gemsmith.recipe.load import load_recipe
 
     labels = {"yes": "Yes", "n02: dog": "a: b", "1": "one", "great_dane": "Great Dane", "é-é": "ö", "null": "no"}
     data = {"train": "pets", "format": "image-folder", "prompt": "a", "labels": labels}

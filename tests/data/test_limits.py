@@ -1,8 +1,8 @@
 import resource
 import signal
 
-from gemsmith.data.limits import Limits, limited
-from gemsmith.data.template import compile_template, find_template
+from gemsmith.data.chat_template import compile_template, find_template
+from gemsmith.system.workers import Limits, limited
 
 
 def test_the_limits_end_with_their_block(tokenizer_folder):

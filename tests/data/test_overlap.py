@@ -1,10 +1,10 @@
 import numpy as np
 import pytest
 
-from gemsmith.data.overlap import find_overlap, hash_answers, overlap_notices, read_answers, write_answers
-from gemsmith.data.rows import Document
+from gemsmith.data.dataset import Document
+from gemsmith.data.dedup import find_overlap, hash_answers, overlap_notices, read_answers, write_answers
 from gemsmith.errors import RunError
-from gemsmith.messages import text_message
+from gemsmith.tasks.messages import text_message
 
 ROLES = {"s": "system", "u": "user", "a": "assistant"}
 

@@ -4,12 +4,12 @@ from io import BytesIO
 import pytest
 from PIL import Image
 
-from gemsmith.data.oxford_pets import SPLITS, prepare_oxford_pets
-from gemsmith.data.pictures import look_at_pictures
-from gemsmith.data.rows import read_documents
+from gemsmith.data.dataset import read_documents
+from gemsmith.data.images import look_at_pictures
+from gemsmith.data.prepare.oxford_pets import SPLITS, prepare_oxford_pets
 from gemsmith.errors import DataError
-from gemsmith.messages import images_of, text_of
-from gemsmith.pictures.patches import Patching
+from gemsmith.images.patches import Patching
+from gemsmith.tasks.messages import images_of, text_of
 
 LISTS = {
     "trainval": "Abyssinian_1 1 1 1\nAbyssinian_34 1 1 1\namerican_bulldog_2 2 2 1\nSiamese_9 33 1 11\n",

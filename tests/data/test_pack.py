@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gemsmith.data.pack import ARRAYS, assign_rows, drawn_order, pack_rows
-from gemsmith.data.render import Rendered
-from gemsmith.pictures.check import Picture
+from gemsmith.data.packing import ARRAYS, assign_rows, drawn_order, pack_rows
+from gemsmith.data.tokenize import Rendered
+from gemsmith.images.check import Picture
 
 
 def rendered(ids: list[int], trained: list[int]) -> Rendered:

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from gemsmith.data.parts import PictureSource, read_image
-from gemsmith.data.rows import Document, read_documents, read_held_out
+from gemsmith.data.dataset import Document, read_documents, read_held_out
+from gemsmith.data.reader import PictureSource, read_image
 from gemsmith.errors import DataError
-from gemsmith.messages import ImagePart, TextPart, images_of
-from gemsmith.recipe_file import build_recipe
+from gemsmith.recipe.load import build_recipe
+from gemsmith.tasks.messages import ImagePart, TextPart, images_of
 
 ANSWER = {"role": "assistant", "content": "a cat"}
 BYTES = b"\x89PNG"

@@ -13,16 +13,16 @@ import pytest
 from gemsmith import pipeline
 from gemsmith.data import load_batches, prepare_data, stage
 from gemsmith.data.batches import PICTURES, open_rows
-from gemsmith.data.pictures import decode_batches
-from gemsmith.data.render import open_renderer, render_documents
-from gemsmith.data.show import show
+from gemsmith.data.images import decode_batches
+from gemsmith.data.preview import show
+from gemsmith.data.tokenize import open_renderer, render_documents
 from gemsmith.errors import CheckpointError, DataError, RunError
-from gemsmith.pictures import workers
-from gemsmith.pictures.patches import Patching, count_soft_tokens, make_patches
-from gemsmith.pictures.rgb import make_rgb
-from gemsmith.pictures.worker import answer
-from gemsmith.run import is_complete
-from gemsmith.terminal import open_console
+from gemsmith.images import workers
+from gemsmith.images.decode import make_rgb
+from gemsmith.images.patches import Patching, count_soft_tokens, make_patches
+from gemsmith.images.worker import answer
+from gemsmith.runs.run import is_complete
+from gemsmith.system.console import open_console
 from support.images import picture_bytes, unusable_pictures, usable_pictures
 
 PATCHING = Patching(budget=70, patch=4)

@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from gemsmith.data.render import (
+from gemsmith.data.dataset import Document
+from gemsmith.data.tokenize import (
     EMPTY_THOUGHT,
     Renderer,
     open_renderer,
@@ -13,9 +14,8 @@ from gemsmith.data.render import (
     render_documents,
     split_document,
 )
-from gemsmith.data.rows import Document
 from gemsmith.errors import CheckpointError, DataError
-from gemsmith.messages import plain_messages, text_of
+from gemsmith.tasks.messages import plain_messages, text_of
 
 GOLDEN = Path(__file__).parent / "golden" / "system_and_two_turns.json"
 TALK = ("system=be brief", "user=a or b?", "assistant=b", "user=why", "assistant=so\n  it is")

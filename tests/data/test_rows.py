@@ -2,10 +2,10 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from gemsmith.data.rows import Columns, describe_columns, read_dataset, read_documents, source_sha256
+from gemsmith.data.dataset import Columns, describe_columns, read_dataset, read_documents, source_sha256
 from gemsmith.errors import DataError
-from gemsmith.messages import text_message
-from gemsmith.recipe import Made
+from gemsmith.recipe.schema import Made
+from gemsmith.tasks.messages import text_message
 
 PAIR = {"prompt": "add", "response": "wire"}
 CHAT = {"messages": [{"role": "user", "content": "add"}, {"role": "assistant", "content": "wire"}]}

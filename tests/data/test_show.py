@@ -1,8 +1,8 @@
 import io
 
 from gemsmith.data import prepare_data
-from gemsmith.data.show import show
-from gemsmith.terminal import open_console
+from gemsmith.data.preview import show
+from gemsmith.system.console import open_console
 
 ROWS = [{"prompt": f"add {number}", "response": f"wire {number}"} for number in range(4)]
 

@@ -4,8 +4,7 @@ import shutil
 import numpy as np
 import pytest
 
-from gemsmith.data.render import open_tokenizer
-from gemsmith.data.soft_tokens import ImageTokens, place_soft_tokens, read_image_tokens
+from gemsmith.data.tokenize import ImageTokens, open_tokenizer, place_soft_tokens, read_image_tokens
 from gemsmith.errors import CheckpointError
 
 TOKENS = ImageTokens(image=9, begin=7, end=8)

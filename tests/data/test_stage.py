@@ -10,10 +10,10 @@ import pytest
 
 from gemsmith.data import prepare_data, stage
 from gemsmith.data.batches import open_rows
-from gemsmith.data.rows import read_train
+from gemsmith.data.dataset import read_train
 from gemsmith.errors import CheckpointError, DataError, MachineError, RecipeError
-from gemsmith.records import DataRecord, HeldOut
-from gemsmith.run import is_complete, read_record, write_record
+from gemsmith.runs.records import DataRecord, HeldOut
+from gemsmith.runs.run import is_complete, read_record, write_record
 
 ROWS = [{"prompt": f"add {number}", "response": "wire " * (number + 1)} for number in range(30)]
 

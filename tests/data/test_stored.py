@@ -8,11 +8,11 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from gemsmith.data import stored
-from gemsmith.data.rows import read_documents
-from gemsmith.data.stored import find_files
+from gemsmith.data import reader as stored
+from gemsmith.data.dataset import read_documents
+from gemsmith.data.reader import find_files
 from gemsmith.errors import DataError
-from gemsmith.messages import text_message, text_of
+from gemsmith.tasks.messages import text_message, text_of
 
 PAIR = {"prompt": "add", "response": "wire"}
 CHAT = {"messages": [{"role": "user", "content": "add"}, {"role": "assistant", "content": "wire"}]}

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from gemsmith.data.template import TemplateFailure, compile_template, find_template
+from gemsmith.checkpoints.tiny import make_tokenizer
+from gemsmith.data.chat_template import TemplateFailure, compile_template, find_template
 from gemsmith.errors import CheckpointError, DataError
-from gemsmith.testing.tiny import make_tokenizer
 
 TURNS = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
 
@@ -153,9 +153,9 @@ NOT_COMPILED = [
 SCRIPT = """
 import json, sys
 from pathlib import Path
-from gemsmith.testing.tiny import make_tokenizer
-from gemsmith.data.limits import Limits, limited
-from gemsmith.data.template import TemplateFailure, compile_template, find_template
+from gemsmith.checkpoints.tiny import make_tokenizer
+from gemsmith.system.workers import Limits, limited
+from gemsmith.data.chat_template import TemplateFailure, compile_template, find_template
 folder = Path(sys.argv[1])
 for text in json.load(sys.stdin):
     (folder / "chat_template.jinja").write_text(text)

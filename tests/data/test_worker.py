@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from gemsmith.data import worker
-from gemsmith.data.limits import Limits
-from gemsmith.data.render import render_documents
-from gemsmith.data.template import find_template
+from gemsmith.data.chat_template import find_template
+from gemsmith.data.tokenize import render_documents
 from gemsmith.data.worker import Opening, Prompts
 from gemsmith.errors import DataError
+from gemsmith.system.workers import Limits
 
 
 @pytest.fixture

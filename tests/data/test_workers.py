@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 
 from gemsmith.data import read_documents, workers
-from gemsmith.data.limits import Limits
-from gemsmith.data.render import open_renderer, render_documents
-from gemsmith.data.rows import Document
-from gemsmith.data.template import find_template
+from gemsmith.data.chat_template import find_template
+from gemsmith.data.dataset import Document
+from gemsmith.data.tokenize import open_renderer, render_documents
 from gemsmith.data.workers import check_prompts_in_process, count_processes, render_in_processes
 from gemsmith.errors import DataError, MachineError
-from gemsmith.messages import text_message
-from gemsmith.recipe import Made
+from gemsmith.recipe.schema import Made
+from gemsmith.system.workers import Limits
+from gemsmith.tasks.messages import text_message
 
 
 def test_several_processes_render_what_one_does_in_its_order(tiny_checkpoint, monkeypatch):
@@ -162,8 +162,8 @@ def test_a_script_without_a_main_guard_can_render(tokenizer_folder, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
         "import sys; from pathlib import Path\n"
-        "from gemsmith.data.rows import Document; from gemsmith.data.template import find_template\n"
-        "from gemsmith.data.workers import render_in_processes; from gemsmith.messages import text_message\n"
+        "from gemsmith.data.dataset import Document; from gemsmith.data.chat_template import find_template\n"
+        "from gemsmith.data.workers import render_in_processes; from gemsmith.tasks.messages import text_message\n"
         "turns = (text_message('user', 'a'), text_message('assistant', 'b'))\n"
         "folder = Path(sys.argv[1])\n"
         "print(len(list(render_in_processes(folder, find_template(folder), [Document(messages=turns, origin='x')], "

@@ -2,9 +2,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from gemsmith.data.rows import read_documents
-from gemsmith.messages import text_of
-from gemsmith.recipe import Made
+from gemsmith.data.dataset import read_documents
+from gemsmith.recipe.schema import Made
+from gemsmith.tasks.messages import text_of
 from support.hostile_server import Hostile, hostile_server
 
 EVAL = {"scorer": "verilog-exact", "max_tokens": 64, "concurrency": 3}

@@ -4,7 +4,7 @@ import pytest
 
 from gemsmith.errors import InputError, RecipeError
 from gemsmith.evals.added import add_task
-from gemsmith.recipe_file import load_recipe
+from gemsmith.recipe.load import load_recipe
 
 
 @pytest.fixture

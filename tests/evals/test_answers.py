@@ -5,8 +5,8 @@ import json
 import pytest
 
 from gemsmith.errors import MachineError
-from gemsmith.sandbox import find_sandbox
-from gemsmith.tasks.verilog_eval.simulate import find_simulator
+from gemsmith.system.sandbox import find_sandbox
+from gemsmith.tasks.verilog.simulate import find_simulator
 
 from ..tasks.verilog_eval.conftest import PROMPT, REFERENCE, TESTBENCH
 
@@ -108,7 +108,7 @@ def test_a_file_that_cannot_be_read_is_one_line(gemsmith, dataset, write, rows, 
     ],
 )
 def test_what_does_not_go_together_is_one_line(gemsmith, monkeypatch, arguments, said):
-    monkeypatch.setattr("gemsmith.evals.answers.find_simulator", lambda: "Icarus Verilog")
+    monkeypatch.setattr("gemsmith.evals.offline.find_simulator", lambda: "Icarus Verilog")
     code, out, err = gemsmith("eval", *arguments)
     assert (code, out) == (2, "") and said in err and len(err.strip().splitlines()) == 1
 

@@ -15,9 +15,9 @@ from typing import Any, NoReturn
 import pytest
 
 from gemsmith.errors import EngineError, Preempted
-from gemsmith.evals import ask
-from gemsmith.evals.ask import Request, ask_all
-from gemsmith.serve.chat import Failure
+from gemsmith.serve.client import batch as ask
+from gemsmith.serve.client.batch import Request, ask_all
+from gemsmith.serve.client.chat import Failure
 
 
 @pytest.fixture(autouse=True)

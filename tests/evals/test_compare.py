@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from gemsmith.evals import compare as module
-from gemsmith.evals.compare import Comparison, compare, mcnemar_p_value, unmoved_notices, worse_notices
+from gemsmith.evals import metrics as module
+from gemsmith.evals.metrics import Comparison, compare, mcnemar_p_value, unmoved_notices, worse_notices
 
 DEMO = Path(__file__).parents[2] / "benchmarks" / "records" / "demo" / "eval.json"
 

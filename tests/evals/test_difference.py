@@ -4,9 +4,14 @@ import math
 import numpy as np
 import pytest
 
-from gemsmith.evals import difference as module
-from gemsmith.evals.compare import mcnemar_p_value
-from gemsmith.evals.difference import bootstrap_interval, compare_paired, questions_to_see, sign_flip_p_value
+from gemsmith.evals import metrics as module
+from gemsmith.evals.metrics import (
+    bootstrap_interval,
+    compare_paired,
+    mcnemar_p_value,
+    questions_to_see,
+    sign_flip_p_value,
+)
 
 
 def test_the_examples_in_the_docstrings_hold():

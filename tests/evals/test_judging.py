@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from gemsmith.errors import MachineError, ScorerError
-from gemsmith.evals.judging import judge, judging
-from gemsmith.serve.chat import Failure
+from gemsmith.evals.generate import judge, judging
+from gemsmith.serve.client.chat import Failure
 from gemsmith.tasks import Question, Verdict
 
 

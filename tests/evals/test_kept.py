@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from gemsmith.evals.kept import (
+from gemsmith.evals.cache import (
     appending,
     digest_model,
     digest_question,
@@ -17,10 +17,10 @@ from gemsmith.evals.kept import (
     read_retries,
     read_server,
 )
-from gemsmith.messages import plain_messages, text_message
-from gemsmith.records import ServerFacts
-from gemsmith.run import Run
-from gemsmith.serve.chat import Reply
+from gemsmith.runs.records import ServerFacts
+from gemsmith.runs.run import Run
+from gemsmith.serve.client.chat import Reply
+from gemsmith.tasks.messages import plain_messages, text_message
 
 ONE, OTHER = Reply(text="eins\n\u2028é\u0000", cut=False), Reply(text="zwei", cut=True)
 

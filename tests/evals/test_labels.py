@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from gemsmith.evals.labels import MOST_CONFUSED, MOST_OF_ONE_KIND, UNKNOWN, Answered, label_scores, macro_f1
-from gemsmith.messages import ImagePart, Message, TextPart, text_message
 from gemsmith.tasks import Question, find_scorer
+from gemsmith.tasks.messages import ImagePart, Message, TextPart, text_message
 from support.images import picture_bytes
 
 NAMES = ["a", "b", "c"]

@@ -9,11 +9,11 @@ import pytest
 
 from gemsmith.errors import MachineError
 from gemsmith.evals.likelihood import ask_likelihoods, read_logprob
-from gemsmith.messages import text_message
-from gemsmith.run import Run
-from gemsmith.serve.chat import Failure, Reply
-from gemsmith.serve.engine import ServeSettings, find_engine
+from gemsmith.runs.run import Run
+from gemsmith.serve.client.chat import Failure, Reply
 from gemsmith.serve.server import Server, running_server
+from gemsmith.serve.settings import ServeSettings, find_engine
+from gemsmith.tasks.messages import text_message
 from support.hostile_server import Hostile
 
 PROMPT = [2, 7, 7]

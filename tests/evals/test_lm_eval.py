@@ -10,10 +10,10 @@ import pytest
 import yaml
 
 from gemsmith.errors import EngineError, InputError, MachineError
-from gemsmith.eval_records import LmEvalRecord, LmEvalScore
 from gemsmith.evals.lm_eval import PYTHON_VARIABLE, evaluate_lm_eval, find_lm_eval
-from gemsmith.run import Run, read_record
-from gemsmith.serve.engine import find_engine
+from gemsmith.runs.eval_records import LmEvalRecord, LmEvalScore
+from gemsmith.runs.run import Run, read_record
+from gemsmith.serve.settings import find_engine
 from gemsmith.serve.stage import Servers
 
 

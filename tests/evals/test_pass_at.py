@@ -4,8 +4,7 @@ from itertools import combinations
 
 import pytest
 
-from gemsmith.evals.pass_at import mean_interval, pass_at
-from gemsmith.evals.scoring import wilson_interval
+from gemsmith.evals.metrics import mean_interval, pass_at, wilson_interval
 
 
 @pytest.mark.parametrize("samples", range(1, 7))

@@ -12,19 +12,19 @@ import pytest
 from PIL import Image
 
 from gemsmith.errors import DataError, RecipeError
-from gemsmith.eval_records import EvalRecord
-from gemsmith.evals.questions import open_tasks, read_questions
+from gemsmith.evals.generate import ANSWERS, DONE
 from gemsmith.evals.results import picture_notices
-from gemsmith.evals.sampling import ANSWERS, DONE
 from gemsmith.evals.stage import evaluate
-from gemsmith.messages import text_of
-from gemsmith.pictures.check import cut_picture
-from gemsmith.pictures.patches import Patching, cut
-from gemsmith.pictures.sent import picture_url
-from gemsmith.recipe_file import build_recipe
-from gemsmith.run import Run, stage_keys
+from gemsmith.evals.tasks import open_tasks, read_questions
+from gemsmith.images.check import cut_picture
+from gemsmith.images.data_url import picture_url
+from gemsmith.images.patches import Patching, cut
+from gemsmith.recipe.load import build_recipe
+from gemsmith.runs.eval_records import EvalRecord
+from gemsmith.runs.run import Run, stage_keys
 from gemsmith.serve.stage import Servers
 from gemsmith.tasks import Question
+from gemsmith.tasks.messages import text_of
 from support.images import picture_bytes
 
 PATCHING = Patching(budget=70, patch=4)

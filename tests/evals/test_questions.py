@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from gemsmith.errors import DataError, RecipeError
-from gemsmith.evals.questions import check_tasks, read_questions
 from gemsmith.evals.stage import evaluate
-from gemsmith.messages import text_of
-from gemsmith.run import Run
+from gemsmith.evals.tasks import check_tasks, read_questions
+from gemsmith.runs.run import Run
 from gemsmith.serve.server import Server
 from gemsmith.serve.stage import Servers
+from gemsmith.tasks.messages import text_of
 
 from .conftest import EVAL, held_out
 

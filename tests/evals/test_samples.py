@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 
 from gemsmith.errors import EngineError, MachineError
-from gemsmith.eval_records import EvalRecord
-from gemsmith.evals.kept import read_kept
-from gemsmith.evals.sampling import ANSWERS, sample_seed
+from gemsmith.evals.cache import read_kept
+from gemsmith.evals.generate import ANSWERS, sample_seed
 from gemsmith.evals.stage import evaluate
-from gemsmith.recipe import EvalTask
-from gemsmith.run import Run, read_record
-from gemsmith.sandbox import find_sandbox
+from gemsmith.recipe.schema import EvalTask
+from gemsmith.runs.eval_records import EvalRecord
+from gemsmith.runs.run import Run, read_record
 from gemsmith.serve.stage import Servers
-from gemsmith.tasks.verilog_eval.simulate import find_simulator
+from gemsmith.system.sandbox import find_sandbox
+from gemsmith.tasks.verilog.simulate import find_simulator
 from support.hostile_server import chat
 
 from ..tasks.verilog_eval.conftest import PROMPT, REFERENCE, TESTBENCH
@@ -55,7 +55,7 @@ def sampled(dataset: Path, fake_vllm: Callable[..., Path], exported_run: Callabl
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gemsmith.evals.ask.WAITS_S", (0.01, 0.01, 0.01, 0.01))
+    monkeypatch.setattr("gemsmith.serve.client.batch.WAITS_S", (0.01, 0.01, 0.01, 0.01))
 
 
 def evaluated(run: Run, hostile: Any) -> EvalRecord:

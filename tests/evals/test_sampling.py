@@ -17,16 +17,16 @@ from typing import Any
 import pytest
 
 from gemsmith.errors import EngineError, ScorerError
-from gemsmith.eval_records import EvalRecord
-from gemsmith.evals.kept import read_kept
-from gemsmith.evals.sampling import ANSWERS, DONE
+from gemsmith.evals.cache import read_kept
+from gemsmith.evals.generate import ANSWERS, DONE
 from gemsmith.evals.stage import evaluate
-from gemsmith.messages import text_of
-from gemsmith.records import ExportRecord
-from gemsmith.run import Run, read_record, write_record
+from gemsmith.runs.eval_records import EvalRecord
+from gemsmith.runs.records import ExportRecord
+from gemsmith.runs.run import Run, read_record, write_record
 from gemsmith.serve.server import Server
 from gemsmith.serve.stage import Servers
 from gemsmith.tasks import Question, Verdict
+from gemsmith.tasks.messages import text_of
 from support.hostile_server import chat
 
 from .conftest import EVAL
@@ -52,7 +52,7 @@ def test_a_server_that_dies_again_and_again_is_an_error_with_its_last_lines_and_
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr("gemsmith.evals.sampling.MOST_RESTARTS", 1)
+    monkeypatch.setattr("gemsmith.evals.generate.MOST_RESTARTS", 1)
     fake_vllm(die_after=1)
     run = exported_run({"eval": EVAL | {"concurrency": 1}})
     with Servers(run) as servers, pytest.raises(EngineError, match=r"vLLM died(.|\n)*out of memory"):
@@ -125,7 +125,7 @@ class TestWithAHostileServer:
 
     @pytest.fixture(autouse=True)
     def impatient(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("gemsmith.evals.ask.WAITS_S", (0.01,))
+        monkeypatch.setattr("gemsmith.serve.client.batch.WAITS_S", (0.01,))
 
     @staticmethod
     def evaluate(run: Run, hostile: Any) -> EvalRecord:
@@ -264,8 +264,8 @@ class TestWithAHostileServer:
     def test_a_timeout_says_what_makes_answers_faster(
         self, many: Run, hostile: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("gemsmith.evals.ask.PROMPT_S", 0.1)
-        monkeypatch.setattr("gemsmith.evals.ask.TOKEN_S", 0.0)
+        monkeypatch.setattr("gemsmith.serve.client.batch.PROMPT_S", 0.1)
+        monkeypatch.setattr("gemsmith.serve.client.batch.TOKEN_S", 0.0)
         hostile.deed = lambda _asked: "hang"
         with pytest.raises(
             EngineError, match=r"\(3 timeout\): row 1: timeout: no whole answer within 0 s; a lower eval\.concurrency"

@@ -1,6 +1,6 @@
 import pytest
 
-from gemsmith.evals.scoring import score, wilson_interval
+from gemsmith.evals.metrics import score, wilson_interval
 
 
 # The first four: Newcombe, Statistics in Medicine 17 (1998) 857, table I, method 3. The last: n / (n + z²).

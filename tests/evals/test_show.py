@@ -2,9 +2,9 @@
 
 import pytest
 
-from gemsmith.eval_records import EvalRecord, ModelResult, PassAt, ProblemScore, Score, TaskResult
-from gemsmith.evals.difference import compare_paired
-from gemsmith.evals.show import describe_scores, print_comparisons, problem_table
+from gemsmith.evals.metrics import compare_paired
+from gemsmith.evals.results import describe_scores, print_comparisons, problem_table
+from gemsmith.runs.eval_records import EvalRecord, ModelResult, PassAt, ProblemScore, Score, TaskResult
 
 
 def model(*passed: int) -> ModelResult:

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from gemsmith.data.overlap import write_answers
-from gemsmith.data.rows import read_documents
-from gemsmith.eval_records import EvalRecord
+from gemsmith.data.dataset import read_documents
+from gemsmith.data.dedup import write_answers
 from gemsmith.evals.stage import evaluate
-from gemsmith.run import Run, read_record
+from gemsmith.runs.eval_records import EvalRecord
+from gemsmith.runs.run import Run, read_record
 from gemsmith.serve.stage import Servers
 
 from .conftest import EVAL, held_out
@@ -132,7 +132,7 @@ def test_an_evaluation_that_is_forced_and_stopped_loses_nothing_and_goes_on(
     gemsmith: Callable[..., Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("gemsmith.evals.sampling.MOST_RESTARTS", 1)
+    monkeypatch.setattr("gemsmith.evals.generate.MOST_RESTARTS", 1)
     fake_vllm(answers=held_out(4))
     run = exported_run({"eval": EVAL | {"concurrency": 1}})
     assert gemsmith("eval", run.path)[0] == 0

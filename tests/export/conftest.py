@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gemsmith.checkpoint.adapter import Adapter, read_peft_adapter, write_peft_adapter
-from gemsmith.records import ExportRecord
-from gemsmith.run import Run
+from gemsmith.checkpoints.peft import Adapter, read_peft_adapter, write_peft_adapter
+from gemsmith.runs.records import ExportRecord
+from gemsmith.runs.run import Run
 from support.trained_run import make_adapter, make_trained_run, stacks_of
 
 

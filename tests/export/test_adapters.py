@@ -6,7 +6,8 @@ import shutil
 import numpy as np
 import pytest
 
-from gemsmith.checkpoint.adapter import (
+from gemsmith.arch import VARIANTS, find_variant, lora_targets
+from gemsmith.checkpoints.peft import (
     Adapter,
     LowRank,
     read_peft_adapter,
@@ -14,11 +15,10 @@ from gemsmith.checkpoint.adapter import (
     target_pattern,
     write_peft_adapter,
 )
-from gemsmith.checkpoint.saved import saved_steps
+from gemsmith.checkpoints.steps import saved_steps
 from gemsmith.errors import CheckpointError, RunError
 from gemsmith.export.adapters import delta_norm, find_step, read_run_adapter
 from gemsmith.verify.logits import load_model, load_peft
-from gemsmith.zoo import VARIANTS, find_variant, lora_targets
 
 TINY = ("tiny-31b", "tiny-e2b", "tiny-26b-a4b", "tiny-12b")
 

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from gemsmith.checkpoint import open_checkpoint
-from gemsmith.checkpoint.adapter import read_peft_adapter, write_peft_adapter
+from gemsmith.checkpoints import open_checkpoint
+from gemsmith.checkpoints.peft import read_peft_adapter, write_peft_adapter
 from gemsmith.errors import MachineError, RunError, VerifyError
-from gemsmith.export import folder as folder_module
-from gemsmith.export.folder import export_folder, export_peft
-from gemsmith.records import ExportRecord
+from gemsmith.export import stage as folder_module
+from gemsmith.export.stage import export_folder, export_peft
+from gemsmith.runs.records import ExportRecord
 from gemsmith.verify.stage import verify_folder
 
 Usage = namedtuple("Usage", "total used free")

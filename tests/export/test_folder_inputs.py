@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gemsmith.checkpoint import open_checkpoint
-from gemsmith.checkpoint.adapter import LowRank, write_peft_adapter
+from gemsmith.checkpoints import open_checkpoint
+from gemsmith.checkpoints.peft import LowRank, write_peft_adapter
 from gemsmith.errors import CheckpointError, RunError, VerifyError
 from gemsmith.export import merge as merge_module
-from gemsmith.export.folder import export_peft
+from gemsmith.export.stage import export_peft
 from gemsmith.verify.stage import verify_folder
 
 UP = "model.language_model.layers.1.mlp.up_proj"

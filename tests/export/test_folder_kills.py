@@ -7,14 +7,14 @@ import time
 
 import pytest
 
-from gemsmith.checkpoint.adapter import write_peft_adapter
-from gemsmith.export.folder import export_peft
+from gemsmith.checkpoints.peft import write_peft_adapter
+from gemsmith.export.stage import export_peft
 
 _STOPPED_AT = """
 import os, signal, sys
 from pathlib import Path
-from gemsmith.export import folder, merge
-import gemsmith.run as run
+from gemsmith.export import stage as folder, merge
+import gemsmith.runs.run as run
 moment, base, adapter, out = sys.argv[1:]
 def die(*_, **__):
     os.kill(os.getpid(), signal.SIGKILL)

@@ -14,14 +14,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gemsmith.checkpoint import open_checkpoint
-from gemsmith.checkpoint.adapter import LowRank, write_peft_adapter
+from gemsmith.arch import find_variant, vision_tensors
+from gemsmith.checkpoints import open_checkpoint
+from gemsmith.checkpoints.peft import LowRank, write_peft_adapter
+from gemsmith.checkpoints.tiny import make_checkpoint, with_vision
 from gemsmith.errors import CheckpointError, MachineError
 from gemsmith.export import merge as merge_module
-from gemsmith.files import replacing_folder
-from gemsmith.testing.tiny import make_checkpoint, with_vision
+from gemsmith.system.files import replacing_folder
 from gemsmith.verify.logits import load_model, load_peft
-from gemsmith.zoo import find_variant, vision_tensors
 
 TINY = ("tiny-31b", "tiny-e2b", "tiny-26b-a4b", "tiny-12b")
 Usage = namedtuple("Usage", "total used free")
@@ -259,10 +259,10 @@ def test_a_small_disk_is_refused_or_becomes_full_and_keeps_nothing(
 _SLOW_MERGE = """
 import sys, time
 from pathlib import Path
-from gemsmith.checkpoint import open_checkpoint
-from gemsmith.checkpoint.adapter import read_peft_adapter
+from gemsmith.checkpoints import open_checkpoint
+from gemsmith.checkpoints.peft import read_peft_adapter
 from gemsmith.export import merge as module
-from gemsmith.files import replacing_folder
+from gemsmith.system.files import replacing_folder
 rows = module.merged_rows
 def slow(*arguments):
     Path(sys.argv[4]).touch()

@@ -2,10 +2,10 @@
 
 import pytest
 
-from gemsmith.checkpoint.adapter import write_peft_adapter
+from gemsmith.checkpoints.peft import write_peft_adapter
 from gemsmith.errors import CheckpointError
-from gemsmith.export.reverse import start_recipe
-from gemsmith.recipe_file import load_recipe
+from gemsmith.export.resume_recipe import start_recipe
+from gemsmith.recipe.load import load_recipe
 
 UP = "model.language_model.layers.1.mlp.up_proj"
 

@@ -5,11 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gemsmith.checkpoint.adapter import write_peft_adapter
-from gemsmith.export.rounding import Rounding, rounding_notices
+from gemsmith.checkpoints.peft import write_peft_adapter
+from gemsmith.export.merge import Rounding, rounding_notices
 from gemsmith.export.stage import export
-from gemsmith.records import VerifyRecord
-from gemsmith.run import read_record
+from gemsmith.runs.records import VerifyRecord
+from gemsmith.runs.run import read_record
 from gemsmith.verify import logits
 from gemsmith.verify.stage import verify
 

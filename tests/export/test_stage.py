@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from gemsmith.checkpoint.adapter import Adapter, LowRank, write_peft_adapter
+from gemsmith.checkpoints.peft import Adapter, LowRank, write_peft_adapter
 from gemsmith.errors import CheckpointError, MachineError
 from gemsmith.export.stage import export
-from gemsmith.run import Run
+from gemsmith.runs.run import Run
 
 
 def contents(run: Run) -> dict[str, str]:

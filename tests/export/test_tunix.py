@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+from gemsmith.arch import Variant, find_variant
+from gemsmith.checkpoints.tiny import make_checkpoint
 from gemsmith.errors import CheckpointError
-from gemsmith.export.folder import export_tunix
+from gemsmith.export.stage import export_tunix
 from gemsmith.export.tunix import read_tunix_adapter
-from gemsmith.testing.tiny import make_checkpoint
 from gemsmith.verify.logits import load_model
-from gemsmith.zoo import Variant, find_variant
 
 # Tunix's own, of names that newer JAX and Flax have elsewhere.
 pytestmark = [

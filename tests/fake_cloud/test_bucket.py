@@ -14,7 +14,7 @@ from fake_cloud.bucket import FAULTS, bucket_server
 # In a process of its own: tensorstore reads the address once.
 CLIENT = """
 import json, sys, tensorstore
-from gemsmith import bucket
+from gemsmith.system import storage as bucket
 bucket._PAUSES_S = (0.0,) * 9
 context = tensorstore.Context({"gcs_request_retries": {"initial_delay": "1ms", "max_delay": "5ms"}})
 patient = tensorstore.KvStore.open

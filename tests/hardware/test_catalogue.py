@@ -5,7 +5,7 @@ import pytest
 
 from gemsmith.errors import RecipeError
 from gemsmith.hardware import find_machine, load_catalogue, own_catalogue, own_files
-from gemsmith.hardware.catalogue import KINDS
+from gemsmith.hardware.catalog import KINDS
 
 GIB = 2**30
 

@@ -4,7 +4,7 @@ import pytest
 
 from gemsmith.errors import RecipeError
 from gemsmith.hardware import find_machine, load_catalogue
-from gemsmith.hardware.names import machines_with, match_machine
+from gemsmith.hardware.lookup import machines_with, match_machine
 
 MEANT = {
     "v5p-8": "v5p-8",

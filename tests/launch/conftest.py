@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from gemsmith.launch.provider import LOCKS, WHEEL
+from gemsmith.launch.providers import TARGETS
 from gemsmith.launch.request import Options, make_request
-from gemsmith.launch.targets import TARGETS
-from gemsmith.launch.wheel import LOCKS, WHEEL
 
 RECIPE = """\
 model: gemma4-31b

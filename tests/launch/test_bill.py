@@ -2,8 +2,8 @@ import pytest
 
 from gemsmith.errors import InputError
 from gemsmith.hardware import load_catalogue
-from gemsmith.launch.bill import default_region, find_price, make_bill
-from gemsmith.plan_records import MachinePlan
+from gemsmith.launch.cost import default_region, find_price, make_bill
+from gemsmith.runs.plan_records import MachinePlan
 
 MACHINES = load_catalogue().machines
 PLAN = MachinePlan(

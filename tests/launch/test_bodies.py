@@ -13,8 +13,8 @@ import pytest
 import yaml
 
 from gemsmith import __version__
+from gemsmith.launch.providers import TARGETS
 from gemsmith.launch.submit import print_files
-from gemsmith.launch.targets import TARGETS
 
 GOLDEN = Path(__file__).parent / "golden" / "bodies"
 RECIPES = ("demo", "demo_pictures", "own", "pets_31b", "verilog_31b", "options")

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from gemsmith.launch.checks import (
+from gemsmith.launch.providers.gcloud import (
     account_checks,
     bucket_checks,
     first_checks,

@@ -3,8 +3,8 @@ import subprocess
 import pytest
 import yaml
 
-from gemsmith.launch.commented import render_script, render_yaml
-from gemsmith.launch.target import Chosen
+from gemsmith.launch.provider import Chosen
+from gemsmith.launch.render import render_script, render_yaml
 
 NESTED = {
     "kind": "Job",

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from gemsmith.bucket import Bucket
-from gemsmith.files import sha256_file
-from gemsmith.launch.mirror import whole_steps
-from gemsmith.serve.engine import engine_python
+from gemsmith.launch.sync import whole_steps
+from gemsmith.serve.settings import engine_python
+from gemsmith.system.files import sha256_file
+from gemsmith.system.storage import Bucket
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
@@ -24,7 +24,7 @@ KILLS = 4
 EXTRA = "train: {optimizer_steps: 12, rows_per_step: 2, checkpoint_every: 1, dtype: float32}\n"
 RUNNER = """
 import sys
-import gemsmith.launch.mirror as mirror
+import gemsmith.launch.sync as mirror
 mirror._BETWEEN_LOOKS_S = 0.05
 from gemsmith.cli import main
 main(sys.argv[1:])

@@ -1,8 +1,8 @@
 import pytest
 
-from gemsmith.bucket import Bucket
 from gemsmith.errors import RunError
-from gemsmith.launch.fetch import fetch_home, fetch_records
+from gemsmith.launch.sync import fetch_home, fetch_records
+from gemsmith.system.storage import Bucket
 
 NAMES = ("recipe.yaml", "train.json", "adapter/adapter_config.json", "merged/a.json", "data/rows", "logs/l")
 

@@ -3,10 +3,10 @@ import io
 import pytest
 
 from gemsmith.errors import EngineError, InputError
-from gemsmith.launch import cloud_run, tpu_vm
-from gemsmith.launch.follow import clean, show_logs, show_status, stop, what_outlives
-from gemsmith.launch.record import read_launch, write_launch
-from gemsmith.terminal import open_console
+from gemsmith.launch.provider import read_launch, write_launch
+from gemsmith.launch.providers import cloud_run, tpu_vm
+from gemsmith.launch.submit import clean, show_logs, show_status, stop, what_outlives
+from gemsmith.system.console import open_console
 
 
 @pytest.fixture

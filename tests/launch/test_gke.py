@@ -4,7 +4,7 @@ import pytest
 import yaml
 
 from gemsmith.errors import InputError
-from gemsmith.launch import gke
+from gemsmith.launch.providers import gke
 
 CLUSTER = {"cluster": "c1", "region": "us-east5"}
 

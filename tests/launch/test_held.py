@@ -1,4 +1,4 @@
-from gemsmith.launch.held import GB, downloads_base, held_bytes, say_held
+from gemsmith.launch.request import GB, downloads_base, held_bytes, say_held
 
 
 def test_merged_weights_and_saved_steps_are_what_a_large_model_holds(launched):

@@ -3,16 +3,15 @@ from pathlib import Path
 
 import pytest
 
-from gemsmith.bucket import Bucket
 from gemsmith.errors import InputError, MachineError, Preempted, RunError
-from gemsmith.launch.here import run_here
-from gemsmith.launch.inputs import find_inputs
-from gemsmith.launch.mirror import whole_steps
+from gemsmith.launch.request import find_inputs
+from gemsmith.launch.sync import whole_steps
+from gemsmith.launch.worker import run_here
 from gemsmith.pipeline import run_stage
-from gemsmith.recipe_file import dump_recipe
-from gemsmith.recipe_keys import with_values
-from gemsmith.resolve import resolve_file
-from gemsmith.terminal import open_console
+from gemsmith.recipe.load import dump_recipe, with_values
+from gemsmith.runs.resolve import resolve_file
+from gemsmith.system.console import open_console
+from gemsmith.system.storage import Bucket
 
 
 @pytest.fixture
@@ -148,7 +147,7 @@ def test_a_step_that_could_not_be_copied_keeps_the_record_of_its_training_back(l
 
 
 def test_a_later_host_trains_and_writes_nothing(launched_bucket, tmp_path, monkeypatch):
-    monkeypatch.setattr("gemsmith.launch.here.is_later_host", lambda: True)
+    monkeypatch.setattr("gemsmith.launch.worker.is_later_host", lambda: True)
     done = []
     here(launched_bucket, ["data", "train", "export"], lambda _run, stage: done.append(stage))
     assert done == ["data", "train"] and not Bucket(launched_bucket).names("run/")

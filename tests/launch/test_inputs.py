@@ -3,8 +3,8 @@ from pathlib import Path
 import pytest
 
 from gemsmith.errors import RecipeError
-from gemsmith.launch.inputs import Inputs, find_inputs
-from gemsmith.recipe_file import build_recipe
+from gemsmith.launch.request import Inputs, find_inputs
+from gemsmith.recipe.load import build_recipe
 
 
 def recipe_with(**data):

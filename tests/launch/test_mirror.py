@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from gemsmith.bucket import Bucket
 from gemsmith.errors import RunError
-from gemsmith.launch.mirror import Mirror, delete_step, fetch_run, fetch_step, whole_steps
+from gemsmith.launch.sync import Mirror, delete_step, fetch_run, fetch_step, whole_steps
+from gemsmith.system.storage import Bucket
 
 
 @pytest.fixture
@@ -154,7 +154,7 @@ def test_a_machine_that_was_given_up_as_lost_changes_nothing_any_more(bucket, tm
 
 
 def test_steps_are_copied_while_training_goes_on(bucket, tmp_path, monkeypatch):
-    monkeypatch.setattr("gemsmith.launch.mirror._BETWEEN_LOOKS_S", 0.02)
+    monkeypatch.setattr("gemsmith.launch.sync._BETWEEN_LOOKS_S", 0.02)
     mirror = Mirror(bucket, tmp_path / "run")
     with mirror.watching():
         put(tmp_path / "run" / "checkpoints", STEP)

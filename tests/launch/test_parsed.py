@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gemsmith.launch.targets import TARGETS
+from gemsmith.launch.providers import TARGETS
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = Path(__file__).parent / "golden"

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from gemsmith.errors import DataError, RunError
-from gemsmith.launch import pictures
-from gemsmith.launch.pictures import LIST, find_pictures, pack, unpack
-from gemsmith.recipe import Data
+from gemsmith.launch import shards as pictures
+from gemsmith.launch.shards import LIST, find_pictures, pack, unpack
+from gemsmith.recipe.schema import Data
 
 
 @pytest.fixture

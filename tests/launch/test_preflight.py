@@ -3,9 +3,9 @@ import io
 import pytest
 
 from gemsmith.errors import MachineError
-from gemsmith.launch.preflight import run_preflight
-from gemsmith.launch.target import Check
-from gemsmith.terminal import open_console
+from gemsmith.launch.provider import Check
+from gemsmith.launch.submit import run_preflight
+from gemsmith.system.console import open_console
 
 CHECKS = [
     Check(name="gcloud is here", command=("gcloud", "version"), remedy="install it"),

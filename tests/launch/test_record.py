@@ -1,7 +1,7 @@
 import pytest
 
 from gemsmith.errors import InputError
-from gemsmith.launch.record import known_launches, launch_folder, read_launch, write_launch
+from gemsmith.launch.provider import known_launches, launch_folder, read_launch, write_launch
 
 
 def test_a_record_is_read_as_it_was_written(tmp_path, monkeypatch, launch_record):

@@ -2,8 +2,8 @@ import pytest
 import yaml
 
 from gemsmith.errors import InputError
-from gemsmith.launch.targets import TARGETS
-from gemsmith.recipe_file import load_recipe
+from gemsmith.launch.providers import TARGETS
+from gemsmith.recipe.load import load_recipe
 
 
 def test_the_first_machine_that_holds_the_run_is_taken(launched):

@@ -1,7 +1,7 @@
 import pytest
 
 from gemsmith.errors import EngineError, MachineError
-from gemsmith.launch.runner import ask, run_script, show
+from gemsmith.launch.submit import ask, run_script, show
 
 
 def test_a_program_that_is_not_there_is_an_answer_with_a_complaint():

@@ -1,10 +1,9 @@
 import yaml
 
-from gemsmith.launch import sky
-from gemsmith.launch.follow import clean, stop
-from gemsmith.launch.record import write_launch
-from gemsmith.launch.runner import ask
-from gemsmith.terminal import open_console
+from gemsmith.launch.provider import write_launch
+from gemsmith.launch.providers import skypilot as sky
+from gemsmith.launch.submit import ask, clean, stop
+from gemsmith.system.console import open_console
 
 QUEUE = "ID  TASK  NAME   STATUS\n1   -     big    RUNNING\n2   -     bigger RUNNING\n"
 

@@ -1,4 +1,4 @@
-from gemsmith.launch.steps import cost_lines, here_command, upload_steps
+from gemsmith.launch.upload import cost_lines, here_command, upload_steps
 
 
 def test_the_recipe_is_uploaded_after_what_it_reads(launched, tmp_path):

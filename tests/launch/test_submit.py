@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from gemsmith.errors import EngineError, InputError, MachineError
-from gemsmith.launch import cloud_run
-from gemsmith.launch.record import read_launch
+from gemsmith.launch.provider import read_launch
+from gemsmith.launch.providers import cloud_run
 from gemsmith.launch.submit import print_files, submit
-from gemsmith.terminal import open_console
+from gemsmith.system.console import open_console
 
 MEMBER = "serviceAccount:gemsmith@demo-project.iam.gserviceaccount.com"
 POLICY = {"bindings": [{"role": f"roles/storage.object{kind}", "members": [MEMBER]} for kind in ("User", "Viewer")]}

@@ -1,7 +1,7 @@
 import inspect
 
-from gemsmith.launch import cloud_run, target, tpu_vm
-from gemsmith.launch.targets import TARGETS
+from gemsmith.launch import provider as target
+from gemsmith.launch.providers import TARGETS, cloud_run, tpu_vm
 
 
 def test_modules_have_all_that_a_target_is_asked_for():

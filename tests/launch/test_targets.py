@@ -6,8 +6,8 @@ import pytest
 import yaml
 
 from gemsmith import __version__
-from gemsmith.launch.steps import rendered_lists
-from gemsmith.launch.targets import TARGETS
+from gemsmith.launch.providers import TARGETS
+from gemsmith.launch.upload import rendered_lists
 
 GOLDEN = Path(__file__).parent / "golden"
 RECIPES = Path(__file__).parents[2] / "recipes"

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from gemsmith.launch import tpu_vm
-from gemsmith.launch.follow import what_outlives
-from gemsmith.launch.wheel import LOCKS, WHEEL
+from gemsmith.launch.provider import LOCKS, WHEEL
+from gemsmith.launch.providers import tpu_vm
+from gemsmith.launch.submit import what_outlives
 
 
 def script(request):

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from gemsmith.launch.providers import TARGETS
 from gemsmith.launch.submit import print_files
-from gemsmith.launch.targets import TARGETS
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 

@@ -5,8 +5,8 @@ import subprocess
 
 import pytest
 
-from gemsmith.launch.vllm import deploy_service, service_arguments
-from gemsmith.serve.engine import find_engine, server_environment
+from gemsmith.launch.providers.cloud_run import deploy_service, service_arguments
+from gemsmith.serve.settings import find_engine, server_environment
 
 
 def words(request) -> list[str]:

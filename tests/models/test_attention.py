@@ -6,9 +6,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from gemsmith.execution import ATTENDED, QUERY_BLOCKS
 from gemsmith.models import attention as module
 from gemsmith.models.attention import attention
+from gemsmith.recipe.backends import ATTENDED, QUERY_BLOCKS
 
 LENGTH = 37
 

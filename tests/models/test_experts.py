@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
-from gemsmith.models import experts as module
-from gemsmith.models.experts import mixture_of_experts
-from gemsmith.models.layer import Experts
+from gemsmith.arch import find_variant
+from gemsmith.models import moe as module
+from gemsmith.models.layers import Experts
+from gemsmith.models.moe import mixture_of_experts
 from gemsmith.models.sharding import AXES, gathered_specs
-from gemsmith.zoo import find_variant
 
 ROWS, LENGTH, EXPERTS, ASKED, WIDTH, HIDDEN = 2, 12, 6, 2, 8, 5
 TOKENS = ROWS * LENGTH

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from gemsmith.arch import Variant
 from gemsmith.models import Execution, ImageTokens, abstract_model
-from gemsmith.recipe import Lora
-from gemsmith.train.tunix.lora import add_adapters
-from gemsmith.zoo import Variant
+from gemsmith.recipe.schema import Lora
+from gemsmith.train.jax.lora import add_adapters
 
 # Blocks of two layers, of which the last shares kv, with per-layer inputs and K = V, which no published variant has all
 # of.

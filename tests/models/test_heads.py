@@ -8,8 +8,8 @@ import pytest
 from transformers import Gemma4TextConfig
 from transformers.models.gemma4.modeling_gemma4 import Gemma4TextRotaryEmbedding
 
-from gemsmith.models.heads import inverse_frequencies, make_heads
-from gemsmith.zoo import find_variant
+from gemsmith.arch import find_variant
+from gemsmith.models.attention import inverse_frequencies, make_heads
 
 
 @pytest.mark.parametrize("name", ["gemma4-31b", "tiny-31b"])

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from gemsmith.models.heads import inverse_frequencies, make_heads, rope
-from gemsmith.models.heads_kernel import make_heads_first
+from gemsmith.models.attention import inverse_frequencies, make_heads, rope
+from gemsmith.models.splash import make_heads_first
 
 LENGTH, EPS = 256, 1e-6
 

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from gemsmith.models.layer import MLP, RMSNorm, Router
-from gemsmith.zoo import find_variant
+from gemsmith.arch import find_variant
+from gemsmith.models.layers import MLP, RMSNorm, Router
 
 VARIANT = replace(find_variant("tiny-26b-a4b"), embed_dim=16, experts=6, experts_per_token=2)
 X = np.random.default_rng(0).standard_normal((1, 5, 16)).astype(np.float32)

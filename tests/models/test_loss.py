@@ -13,11 +13,11 @@ import pytest
 from flax import nnx
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
-from gemsmith.execution import PLAIN, TUNED
+from gemsmith.arch import Variant
 from gemsmith.models import Execution, abstract_model, token_nll
 from gemsmith.models import loss as module
 from gemsmith.models.sharding import AXES, BATCH, WEIGHTS
-from gemsmith.zoo import Variant
+from gemsmith.recipe.backends import PLAIN, TUNED
 
 VARIANT = Variant(
     name="two-layers", layers=2, global_every=2, embed_dim=16, ffn=32, heads=2, kv_heads=1, global_kv_heads=1,

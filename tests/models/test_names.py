@@ -2,10 +2,10 @@ import jax.numpy as jnp
 import pytest
 from flax import nnx
 
+from gemsmith.arch import VARIANTS, find_variant, parameter_count, text_tensors, vision_tensors
+from gemsmith.checkpoints.tiny import with_vision
 from gemsmith.models import abstract_model, hf_names_of, path_of
-from gemsmith.models.names import kernel_shape
-from gemsmith.testing.tiny import with_vision
-from gemsmith.zoo import VARIANTS, find_variant, parameter_count, text_tensors, vision_tensors
+from gemsmith.models.sharding import kernel_shape
 
 
 @pytest.mark.parametrize("name", VARIANTS)

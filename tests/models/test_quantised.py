@@ -13,13 +13,13 @@ import qwix
 from flax import nnx
 from jax.sharding import AbstractMesh, PartitionSpec
 
-from gemsmith.checkpoint import open_checkpoint
+from gemsmith.arch import LORA_KINDS, find_variant
+from gemsmith.checkpoints import open_checkpoint
 from gemsmith.models import Execution, abstract_model, load_model, token_nll
-from gemsmith.models.quantised import LEVELS, Quantised, dequantise, dequantise_state, holds_quantised, quantise
+from gemsmith.models.quantization import LEVELS, Quantised, dequantise, dequantise_state, holds_quantised, quantise
 from gemsmith.models.sharding import AXES
-from gemsmith.recipe import Lora
-from gemsmith.train.tunix.lora import add_adapters
-from gemsmith.zoo import LORA_KINDS, find_variant
+from gemsmith.recipe.schema import Lora
+from gemsmith.train.jax.lora import add_adapters
 
 
 def normal(*shape, dtype=jnp.float32, seed=0):

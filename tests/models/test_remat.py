@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from gemsmith.models.remat import rematerialised
+from gemsmith.models.gemma4 import rematerialised
 
 
 def program(*, in_turn: bool) -> str:

@@ -3,10 +3,9 @@
 import pytest
 from jax.sharding import AbstractMesh, PartitionSpec
 
+from gemsmith.arch import VARIANTS, find_variant, lora_targets, text_tensors
 from gemsmith.models import partition
-from gemsmith.models.names import kernel_shape
-from gemsmith.models.sharding import AXES, WEIGHTS, axis_size
-from gemsmith.zoo import VARIANTS, find_variant, lora_targets, text_tensors
+from gemsmith.models.sharding import AXES, WEIGHTS, axis_size, kernel_shape
 
 
 def mesh_of(**sizes):

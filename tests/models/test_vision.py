@@ -5,9 +5,9 @@ import sys
 import numpy as np
 import pytest
 
+from gemsmith.arch import find_variant
+from gemsmith.checkpoints.tiny import make_checkpoint, with_vision
 from gemsmith.models.vision import blocks_of, patches_of
-from gemsmith.testing.tiny import make_checkpoint, with_vision
-from gemsmith.zoo import find_variant
 
 
 def test_each_image_of_a_row_is_a_block_of_its_own_even_without_tokens_between():
@@ -24,7 +24,7 @@ import sys
 import jax, numpy as np
 from flax import nnx
 from jax.sharding import AxisType
-from gemsmith.checkpoint import open_checkpoint
+from gemsmith.checkpoints import open_checkpoint
 from gemsmith.models import Execution, Images, load_model
 from gemsmith.models.sharding import AXES
 

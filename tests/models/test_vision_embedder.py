@@ -2,8 +2,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from gemsmith.models.vision_embedder import FeatureProjector, LayerNorm, PatchProjector
-from gemsmith.zoo import PatchProjection
+from gemsmith.arch import PatchProjection
+from gemsmith.models.vision import FeatureProjector, LayerNorm, PatchProjector
 
 VISION = PatchProjection(embed_dim=8, patch=1, pooling=2, positions=6)
 

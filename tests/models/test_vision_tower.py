@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from gemsmith.models.vision_tower import ClippedLinear, Tower, attend, clip, pool, rotate_in_plane
-from gemsmith.zoo import VisionTower
+from gemsmith.arch import VisionTower
+from gemsmith.models.vision import ClippedLinear, Tower, attend, clip, pool, rotate_in_plane
 
 TOWER = VisionTower(layers=2, embed_dim=16, ffn=24, heads=2, head_dim=8, clips=True, patch=2, positions=16)
 

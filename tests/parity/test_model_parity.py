@@ -8,10 +8,10 @@ import torch
 from flax import nnx
 from transformers import AutoModelForImageTextToText
 
-from gemsmith.checkpoint import open_checkpoint
+from gemsmith.arch import find_variant, text_tensors
+from gemsmith.checkpoints import open_checkpoint
+from gemsmith.checkpoints.tiny import make_tokenizer, write_checkpoint
 from gemsmith.models import hf_names_of, load_model
-from gemsmith.testing.tiny import make_tokenizer, write_checkpoint
-from gemsmith.zoo import find_variant, text_tensors
 
 TINY = ("tiny-31b", "tiny-e2b", "tiny-26b-a4b", "tiny-12b")
 # The tiny variants' window is 64: SHORT lies within it, LENGTH beyond.

@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from gemsmith.recipe import Recipe
-from gemsmith.recipe_file import build_recipe
+from gemsmith.recipe.load import build_recipe
+from gemsmith.recipe.schema import Recipe
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
-from gemsmith.plan.assumptions import assumptions_of
-from gemsmith.sizing import work_of
-from gemsmith.zoo import find_variant
+from gemsmith.arch import find_variant
+from gemsmith.hardware.model import work_of
+from gemsmith.plan.stage import assumptions_of
 
 
 def sentences(recipe, model="gemma4-31b"):

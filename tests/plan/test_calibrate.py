@@ -8,10 +8,10 @@ from gemsmith.errors import RunError
 from gemsmith.hardware import find_machine, load_catalogue
 from gemsmith.plan.calibrate import calibrate
 from gemsmith.plan.stage import plan_only
-from gemsmith.provenance import start_clock
-from gemsmith.recipe import Mesh
-from gemsmith.records import TrainRecord, TrainStep
-from gemsmith.run import make_origin, open_run, write_record
+from gemsmith.recipe.schema import Mesh
+from gemsmith.runs.provenance import start_clock
+from gemsmith.runs.records import TrainRecord, TrainStep
+from gemsmith.runs.run import make_origin, open_run, write_record
 
 H200 = ("NVIDIA H200",)
 

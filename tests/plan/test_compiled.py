@@ -1,17 +1,18 @@
-"""What a compiler says in place of the formula; a stand-in compiles, whose program is that of tests/aot/golden."""
+"""What a compiler says in place of the formula; a stand-in compiles, whose program is that of tests/plan/aot/golden."""
 
 from pathlib import Path
 
 import pytest
 
-from gemsmith.aot import child, compiled
 from gemsmith.errors import InputError, MachineError
 from gemsmith.hardware import load_catalogue
 from gemsmith.plan import compiled as plan_compiled
+from gemsmith.plan.aot import compile as child
+from gemsmith.plan.aot import compile as compiled
 from gemsmith.plan.compiled import SLOWEST, Limits, cache_folder, cache_key
 from gemsmith.plan.stage import plan_only
-from gemsmith.recipe import Derived
-from gemsmith.recipe_keys import with_values
+from gemsmith.recipe.load import with_values
+from gemsmith.recipe.schema import Derived
 
 SCAN = Path(__file__).parents[1] / "aot" / "golden" / "scan_v5p.hlo"
 V5P = load_catalogue().machines["v5p-8"]

@@ -1,9 +1,9 @@
 import pytest
 
 from gemsmith.hardware import load_catalogue
+from gemsmith.hardware.model.step_time import StepTime
 from gemsmith.plan.cost import COMPILE_S, PREEMPTION_HOURS, cheapest_spot, cost_of, on_demand, plan_price, startup_s
-from gemsmith.plan.time import StepTime
-from gemsmith.recipe import Train
+from gemsmith.recipe.schema import Train
 
 TIME = StepTime(flops=1e15, low_s=1.0, high_s=2.0, ideal_s=0.7, hbm_s=0.1, interconnect_s=0.1)
 MACHINES = load_catalogue().machines

@@ -2,14 +2,13 @@ import json
 
 import pytest
 
+from gemsmith.arch import find_variant
 from gemsmith.hardware import find_machine, load_catalogue
+from gemsmith.hardware.model import work_of
 from gemsmith.plan import plan_only
 from gemsmith.plan.fix import find_fix
-from gemsmith.recipe import Derived
-from gemsmith.recipe_file import build_recipe
-from gemsmith.recipe_keys import with_values
-from gemsmith.sizing import work_of
-from gemsmith.zoo import find_variant
+from gemsmith.recipe.load import build_recipe, with_values
+from gemsmith.recipe.schema import Derived
 
 CATALOGUE = load_catalogue()
 

@@ -2,7 +2,7 @@ import pytest
 
 from gemsmith.plan import plan_only
 from gemsmith.plan.machine import RUNTIME, describe_changes
-from gemsmith.plan_records import MachinePlan
+from gemsmith.runs.plan_records import MachinePlan
 
 
 def test_the_parts_are_the_peak_and_the_runtime_beside_it(recipe):

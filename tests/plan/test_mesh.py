@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
+from gemsmith.arch import find_variant
 from gemsmith.hardware import find_machine, load_catalogue
+from gemsmith.hardware.model import held_on_cpu, work_of
 from gemsmith.plan.mesh import allowed_tp, choose_mesh
-from gemsmith.recipe import Mesh
-from gemsmith.recipe_file import build_recipe
-from gemsmith.sizing import held_on_cpu, work_of
-from gemsmith.zoo import find_variant
+from gemsmith.recipe.load import build_recipe
+from gemsmith.recipe.schema import Mesh
 
 
 def choose(machine, *, model="gemma4-31b", mesh="auto", rows=8, **train):

@@ -4,12 +4,11 @@ import json
 
 import pytest
 
-from gemsmith.plan.pictures import count_pictures
+from gemsmith.arch import find_variant
+from gemsmith.plan.counts import count_pictures
 from gemsmith.plan.stage import plan_only
-from gemsmith.recipe import Derived
-from gemsmith.recipe_file import build_recipe
-from gemsmith.recipe_keys import with_values
-from gemsmith.zoo import find_variant
+from gemsmith.recipe.load import build_recipe, with_values
+from gemsmith.recipe.schema import Derived
 
 PHOTOS = {"train": "pets", "format": "image-folder", "prompt": "Which?", "max_length": 4096}
 

@@ -4,19 +4,18 @@ from dataclasses import replace
 
 import pytest
 
-from gemsmith.bench_records import BenchCell, BenchPictures, BenchRecord, Percentiles
+from gemsmith.arch import find_variant
 from gemsmith.errors import RunError
 from gemsmith.hardware import find_machine, load_catalogue
+from gemsmith.hardware.model.serving import Served, decode_step, prefill
 from gemsmith.plan.calibrate import calibrate
-from gemsmith.plan.served import shares_reached
-from gemsmith.plan.serving import least_s, output_tokens_per_s, plan_serving
+from gemsmith.plan.serving import least_s, output_tokens_per_s, plan_serving, shares_reached
 from gemsmith.plan.stage import plan_only
-from gemsmith.plan.table import serving_lines
-from gemsmith.provenance import start_clock
-from gemsmith.records import ServerFacts
-from gemsmith.run import make_origin, open_run, write_record
-from gemsmith.sizing.generation import Served, decode_step, prefill
-from gemsmith.zoo import find_variant
+from gemsmith.report.plan_table import serving_lines
+from gemsmith.runs.bench_records import BenchCell, BenchPictures, BenchRecord, Percentiles
+from gemsmith.runs.provenance import start_clock
+from gemsmith.runs.records import ServerFacts
+from gemsmith.runs.run import make_origin, open_run, write_record
 
 DECODE, PREFILL = 0.5, 0.25
 LOADS = ((512, 1.0), (512, 16.0), (2048, 1.5), (2048, 8.0))

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from gemsmith.arch import find_variant
 from gemsmith.hardware import load_catalogue
+from gemsmith.hardware.model.serving import Served
 from gemsmith.plan.serving import decode_s, output_tokens_per_s, plan_lengths, plan_serving, prefill_s
-from gemsmith.recipe import Derived
-from gemsmith.recipe_keys import with_values
-from gemsmith.sizing.generation import Served
-from gemsmith.zoo import find_variant
+from gemsmith.recipe.load import with_values
+from gemsmith.recipe.schema import Derived
 
 ROOT = Path(__file__).parents[2]
 MACHINES = load_catalogue().machines

@@ -5,15 +5,15 @@ from pathlib import Path
 
 import pytest
 
+from gemsmith.arch import VARIANTS
 from gemsmith.errors import InputError, RecipeError
 from gemsmith.hardware import load_catalogue
 from gemsmith.plan import plan, plan_only
 from gemsmith.plan.stage import write_fix
-from gemsmith.plan_records import PlanRecord
-from gemsmith.recipe_file import load_recipe
-from gemsmith.resolve import resolve
-from gemsmith.run import is_complete, open_run, read_record
-from gemsmith.zoo import VARIANTS
+from gemsmith.recipe.load import load_recipe
+from gemsmith.runs.plan_records import PlanRecord
+from gemsmith.runs.resolve import resolve
+from gemsmith.runs.run import is_complete, open_run, read_record
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 
@@ -120,7 +120,7 @@ def test_the_stage_writes_its_record_and_is_complete(tmp_path, recipe):
 
 def test_planning_imports_no_numerics():
     code = (
-        "import sys; from gemsmith.recipe_file import build_recipe; from gemsmith.plan import plan_only;"
+        "import sys; from gemsmith.recipe.load import build_recipe; from gemsmith.plan import plan_only;"
         "plan_only(build_recipe({'checkpoint': 'x', 'model': 'gemma4-31b', 'data': {'train': 'x'}}));"
         "print(sorted({'numpy', 'jax', 'torch', 'transformers', 'rich'} & set(sys.modules)))"
     )

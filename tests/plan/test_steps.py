@@ -2,9 +2,9 @@ import json
 import os
 from pathlib import Path
 
-from gemsmith.plan.steps import count_real_tokens, count_steps
-from gemsmith.recipe_file import build_recipe, load_recipe
-from gemsmith.records import DataRecord, Machine, Origin
+from gemsmith.plan.counts import count_real_tokens, count_steps
+from gemsmith.recipe.load import build_recipe, load_recipe
+from gemsmith.runs.records import DataRecord, Machine, Origin
 
 ROOT = Path(__file__).parents[2]
 
@@ -59,7 +59,7 @@ def test_packed_rows_are_judged_by_bytes_and_never_more_than_documents(tmp_path)
 
 
 def test_a_large_file_is_judged_by_its_beginning(tmp_path, monkeypatch):
-    monkeypatch.setattr("gemsmith.plan.steps.SAMPLE_BYTES", 100)
+    monkeypatch.setattr("gemsmith.plan.counts.SAMPLE_BYTES", 100)
     file = tmp_path / "rows.jsonl"
     file.write_text("123456789\n" * 400)
     counted = count_steps(recipe(str(file)))

@@ -1,11 +1,11 @@
 import pytest
 
+from gemsmith.arch import find_variant
 from gemsmith.hardware import find_machine, load_catalogue
-from gemsmith.plan.time import attention_flops, matmul_flops, step_time
-from gemsmith.recipe import Mesh
-from gemsmith.recipe_file import build_recipe
-from gemsmith.sizing.work import work_of
-from gemsmith.zoo import find_variant
+from gemsmith.hardware.model.step_time import attention_flops, matmul_flops, step_time
+from gemsmith.hardware.model.work import work_of
+from gemsmith.recipe.load import build_recipe
+from gemsmith.recipe.schema import Mesh
 
 # Steps that XLA's cycle estimates give for the 31B: machine, fsdp, tp, rows, length, attention, ms with collectives
 # hidden and exposed.

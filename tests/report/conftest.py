@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 
-from gemsmith.bench_records import BenchCell, BenchRecord, Percentiles
-from gemsmith.eval_records import EvalRecord, Score
-from gemsmith.plan_records import MachinePlan, PlanRecord
-from gemsmith.recipe import Derived
-from gemsmith.recipe_file import build_recipe
-from gemsmith.records import (
+from gemsmith.analysis import summary as findings
+from gemsmith.recipe.load import build_recipe
+from gemsmith.recipe.schema import Derived
+from gemsmith.report import charts as drawing
+from gemsmith.runs.bench_records import BenchCell, BenchRecord, Percentiles
+from gemsmith.runs.eval_records import EvalRecord, Score
+from gemsmith.runs.plan_records import MachinePlan, PlanRecord
+from gemsmith.runs.records import (
     Check,
     DataRecord,
     ExportRecord,
@@ -27,9 +29,8 @@ from gemsmith.records import (
     TrainStep,
     VerifyRecord,
 )
-from gemsmith.report import drawing, findings
-from gemsmith.run import Run, made_from, open_run, read_record, write_record
-from gemsmith.stages import STAGES
+from gemsmith.runs.run import Run, made_from, open_run, read_record, write_record
+from gemsmith.runs.stages import STAGES
 
 HOSTILE = '<script>alert("x")</script>&amp; \' ${1+1} {{ 7*7 }} \u202egnp.exe\u202c \x00\x1b[31m 漢字 العربية 🦊'
 STARTED = {stage: f"2026-05-01T{9 + index:02}:{7 * index:02}:00+00:00" for index, stage in enumerate(STAGES)}

@@ -2,13 +2,13 @@ import json
 
 import pytest
 
-from gemsmith.compare.comparison import compare_sides
-from gemsmith.compare.rules import KINDS
+from gemsmith.analysis.compare import compare_sides
+from gemsmith.analysis.confounders import KINDS
+from gemsmith.analysis.summary import read_side, read_sides
 from gemsmith.errors import InputError, RunError, VersionError
-from gemsmith.plan_records import PlanPrice
-from gemsmith.report.comparison import read_side, read_sides
-from gemsmith.run import read_record, write_record
-from gemsmith.stages import STAGES
+from gemsmith.runs.plan_records import PlanPrice
+from gemsmith.runs.run import read_record, write_record
+from gemsmith.runs.stages import STAGES
 
 
 def change(run, stage, **values):

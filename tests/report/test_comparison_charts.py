@@ -2,12 +2,12 @@ import json
 
 import pytest
 
-from gemsmith.compare.comparison import compare_sides
-from gemsmith.compare.curve import Curve
-from gemsmith.compare.ratios import common_cells
-from gemsmith.report import comparison_charts as charts
-from gemsmith.report.comparison import read_sides
-from gemsmith.report.numbers import decimal
+from gemsmith.analysis.compare import compare_sides
+from gemsmith.analysis.cost import Curve
+from gemsmith.analysis.ratios import common_cells
+from gemsmith.analysis.summary import read_sides
+from gemsmith.report import bench_charts as charts
+from gemsmith.system.format import decimal
 
 
 @pytest.fixture

@@ -4,14 +4,14 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
-from gemsmith.bench_records import Requests
-from gemsmith.compare.comparison import compare_sides
-from gemsmith.compare.published import read_published, redraw
-from gemsmith.report import numbers
-from gemsmith.report.comparison import read_sides
+from gemsmith.analysis.compare import compare_sides
+from gemsmith.analysis.published import read_published, redraw
+from gemsmith.analysis.summary import read_sides
 from gemsmith.report.comparison_page import render_comparison
-from gemsmith.run import read_record, write_record
-from gemsmith.stages import STAGES
+from gemsmith.runs.bench_records import Requests
+from gemsmith.runs.run import read_record, write_record
+from gemsmith.runs.stages import STAGES
+from gemsmith.system import format as numbers
 
 
 class Outline(HTMLParser):

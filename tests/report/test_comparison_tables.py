@@ -3,11 +3,11 @@ import io
 
 import pytest
 
-from gemsmith.compare.comparison import compare_sides
-from gemsmith.compare.published import read_published, redraw
-from gemsmith.report.comparison import read_sides
-from gemsmith.report.comparison_tables import csv_of, markdown_of, print_comparison, print_verdicts
+from gemsmith.analysis.compare import compare_sides
+from gemsmith.analysis.published import read_published, redraw
+from gemsmith.analysis.summary import read_sides
 from gemsmith.report.comparison_words import groups
+from gemsmith.report.tables import csv_of, markdown_of, print_comparison, print_verdicts
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
-from gemsmith.compare.comparison import Difference, compare_sides
+from gemsmith.analysis.compare import Difference, compare_sides
+from gemsmith.analysis.summary import read_sides
 from gemsmith.report import comparison_words as words
-from gemsmith.report.comparison import read_sides
 
 
 def compared(make_run, **how):

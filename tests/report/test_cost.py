@@ -4,14 +4,13 @@ import math
 
 import pytest
 
-from gemsmith.bench_records import BenchRecord
-from gemsmith.plan_records import PlanPrice, PlanRecord
-from gemsmith.records import TrainRecord
-from gemsmith.report.comparison import read_side
-from gemsmith.report.cost import spent
-from gemsmith.report.findings import read_findings
+from gemsmith.analysis.cost import spent
+from gemsmith.analysis.summary import read_findings, read_side
 from gemsmith.report.runs import read_listed
-from gemsmith.run import read_record, write_record
+from gemsmith.runs.bench_records import BenchRecord
+from gemsmith.runs.plan_records import PlanPrice, PlanRecord
+from gemsmith.runs.records import TrainRecord
+from gemsmith.runs.run import read_record, write_record
 
 
 def trained_on(run, machine, *, planned=("v5p-8", "v6e-8", "2xh100"), **changes):

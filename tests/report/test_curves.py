@@ -4,12 +4,12 @@ import itertools
 import json
 import math
 
-from gemsmith.records import TrainRecord, TrainStep
-from gemsmith.report import curves
-from gemsmith.report.findings import losses_are_finite
+from gemsmith.analysis.summary import losses_are_finite
+from gemsmith.report import run_charts as curves
 from gemsmith.report.page import render_page
-from gemsmith.run import read_record
-from gemsmith.stages import STAGES
+from gemsmith.runs.records import TrainRecord, TrainStep
+from gemsmith.runs.run import read_record
+from gemsmith.runs.stages import STAGES
 
 
 def test_thinning_keeps_the_ends_and_every_extreme():

@@ -1,7 +1,7 @@
 """Examples: which words are marked."""
 
-from gemsmith.eval_records import EvalRecord
-from gemsmith.report.examples import MOST_CHARACTERS, MOST_EXAMPLES, marked_text, plain_text, read_examples
+from gemsmith.report.sections.evaluation import MOST_CHARACTERS, MOST_EXAMPLES, marked_text, plain_text, read_examples
+from gemsmith.runs.eval_records import EvalRecord
 
 
 def read(**example):

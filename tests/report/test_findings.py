@@ -2,12 +2,12 @@
 
 import pytest
 
-from gemsmith.bench_records import BenchRecord, Saturation
-from gemsmith.eval_records import EvalRecord, Score
-from gemsmith.plan_records import PlanRecord
-from gemsmith.records import ServerFacts, TrainRecord
-from gemsmith.report import findings
-from gemsmith.run import Run, read_record, write_record
+from gemsmith.analysis import summary as findings
+from gemsmith.runs.bench_records import BenchRecord, Saturation
+from gemsmith.runs.eval_records import EvalRecord, Score
+from gemsmith.runs.plan_records import PlanRecord
+from gemsmith.runs.records import ServerFacts, TrainRecord
+from gemsmith.runs.run import Run, read_record, write_record
 
 
 @pytest.mark.parametrize(("lengths", "rates", "expected"), [

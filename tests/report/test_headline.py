@@ -2,11 +2,11 @@
 
 import pytest
 
-from gemsmith.records import VerifyRecord
-from gemsmith.report.findings import read_findings
-from gemsmith.report.headline import headlines
-from gemsmith.run import read_record, write_record
-from gemsmith.stages import STAGES
+from gemsmith.analysis.summary import read_findings
+from gemsmith.report.page import headlines
+from gemsmith.runs.records import VerifyRecord
+from gemsmith.runs.run import read_record, write_record
+from gemsmith.runs.stages import STAGES
 
 
 def answers(run):

@@ -5,9 +5,9 @@ import math
 
 import pytest
 
-from gemsmith.bench_records import BenchRecord
-from gemsmith.report.load_charts import load_charts
-from gemsmith.run import read_record
+from gemsmith.report.bench_charts import load_charts
+from gemsmith.runs.bench_records import BenchRecord
+from gemsmith.runs.run import read_record
 
 RING = ("muted", "ring", "saturated: under 95 % good")
 

@@ -5,8 +5,10 @@ import math
 
 import pytest
 
-from gemsmith.report import curves, examples, numbers
+from gemsmith.report import run_charts as curves
+from gemsmith.report.sections import evaluation as examples
 from gemsmith.report.sections import provenance
+from gemsmith.system import format as numbers
 
 
 @pytest.mark.parametrize("module", [numbers, curves, examples, provenance])

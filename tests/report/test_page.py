@@ -14,16 +14,16 @@ from typing import Any
 
 import pytest
 
-from gemsmith.bench_records import BenchRecord
+from gemsmith.analysis.summary import find_notices, read_findings
 from gemsmith.errors import MachineError
-from gemsmith.eval_records import EvalRecord
-from gemsmith.recipe_file import build_recipe
-from gemsmith.records import Check, TrainRecord
-from gemsmith.report.findings import find_notices, read_findings
+from gemsmith.recipe.load import build_recipe
 from gemsmith.report.page import render_page
 from gemsmith.report.stage import report
-from gemsmith.run import Run, open_run, read_record, write_record
-from gemsmith.stages import STAGES
+from gemsmith.runs.bench_records import BenchRecord
+from gemsmith.runs.eval_records import EvalRecord
+from gemsmith.runs.records import Check, TrainRecord
+from gemsmith.runs.run import Run, open_run, read_record, write_record
+from gemsmith.runs.stages import STAGES
 
 MakeRun = Callable[..., Run]
 VOID = {"meta", "link", "br", "img", "input", "hr"}

@@ -8,7 +8,7 @@ import pytest
 
 from gemsmith.errors import InputError
 from gemsmith.plan.stage import plan_only
-from gemsmith.recipe_file import build_recipe
+from gemsmith.recipe.load import build_recipe
 from gemsmith.report.plan_page import LEGEND, bar_of, render_plan, write_plan
 
 

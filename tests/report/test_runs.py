@@ -3,10 +3,10 @@ import json
 import pytest
 
 from gemsmith.errors import InputError
-from gemsmith.lock import locked
 from gemsmith.report.runs import find_runs, print_runs, read_listed
-from gemsmith.run import read_record, write_record
-from gemsmith.stages import STAGES
+from gemsmith.runs.run import read_record, write_record
+from gemsmith.runs.stages import STAGES
+from gemsmith.system.locks import locked
 
 
 def test_each_state_is_told_apart(make_run, tmp_path):

@@ -2,9 +2,9 @@
 
 import json
 
-from gemsmith.eval_records import EvalRecord, ModelResult, TaskResult
-from gemsmith.report.score_chart import score_chart
-from gemsmith.run import read_record
+from gemsmith.report.run_charts import score_chart
+from gemsmith.runs.eval_records import EvalRecord, ModelResult, TaskResult
+from gemsmith.runs.run import read_record
 
 
 def test_one_task_is_base_and_tuned_with_their_intervals(make_run):

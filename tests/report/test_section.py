@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from gemsmith.report import sections
-from gemsmith.report.section import Section
+from gemsmith.report.sections import Section
 
 
 def test_every_section_has_its_template_and_every_template_its_section():

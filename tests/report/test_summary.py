@@ -6,11 +6,11 @@ import sys
 
 from rich.console import Console
 
-from gemsmith.bench_records import BenchRecord
-from gemsmith.eval_records import EvalRecord
-from gemsmith.report.summary import print_summary, summary_table
-from gemsmith.run import read_record, write_record
-from gemsmith.stages import STAGES
+from gemsmith.report.tables import print_summary, summary_table
+from gemsmith.runs.bench_records import BenchRecord
+from gemsmith.runs.eval_records import EvalRecord
+from gemsmith.runs.run import read_record, write_record
+from gemsmith.runs.stages import STAGES
 
 
 def rendered(table, width=100):
@@ -68,7 +68,7 @@ def test_the_summary_ends_with_the_path_of_the_page(make_run, capsys):
 
 
 def test_the_summary_loads_no_plotting():
-    code = "import sys, gemsmith.report.summary; print({'matplotlib', 'numpy', 'jinja2'} & set(sys.modules))"
+    code = "import sys, gemsmith.report.tables; print({'matplotlib', 'numpy', 'jinja2'} & set(sys.modules))"
     assert (
         subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
         == "set()"

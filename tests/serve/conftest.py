@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gemsmith.checkpoint import open_checkpoint
-from gemsmith.checkpoint.adapter import Adapter, LowRank, write_peft_adapter
-from gemsmith.provenance import start_clock
-from gemsmith.records import ExportRecord, FileSum, VerifyRecord
-from gemsmith.run import Run, make_origin, read_record, write_record
-from gemsmith.zoo import find_variant, lora_targets
+from gemsmith.arch import find_variant, lora_targets
+from gemsmith.checkpoints import open_checkpoint
+from gemsmith.checkpoints.peft import Adapter, LowRank, write_peft_adapter
+from gemsmith.runs.provenance import start_clock
+from gemsmith.runs.records import ExportRecord, FileSum, VerifyRecord
+from gemsmith.runs.run import Run, make_origin, read_record, write_record
 from support.hostile_server import Hostile, hostile_server
 
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from gemsmith.checkpoint.adapter import target_pattern
-from gemsmith.checkpoint.peft_config import PeftConfig
+from gemsmith.checkpoints.peft import target_pattern
+from gemsmith.checkpoints.peft_config import PeftConfig
 from gemsmith.errors import RecipeError
-from gemsmith.serve.adapter import ServedAdapter, lora_arguments, refuse_vision, served_name
+from gemsmith.serve.settings import ServedAdapter, lora_arguments, refuse_vision, served_name
 
 
 @pytest.mark.parametrize(("rank", "asked"), [(1, "8"), (16, "16"), (17, "32"), (512, "512"), (600, "600")])

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gemsmith.run import Run, open_source
+from gemsmith.runs.run import Run, open_source
 from gemsmith.serve.server import Server
 from gemsmith.serve.stage import curl_line
 
@@ -114,7 +114,7 @@ def test_a_wide_host_without_a_key_is_refused_in_one_line(
 def test_what_cannot_be_served_is_one_line(
     arguments: list[str], expected: str, gemsmith: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gemsmith.serve.host._output", lambda command: "")
+    monkeypatch.setattr("gemsmith.serve.container._output", lambda command: "")
     code, out, err = gemsmith("serve", *arguments)
     assert (code, out, len(err.splitlines())) == (2, "", 1) and expected in err
 

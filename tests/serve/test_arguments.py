@@ -3,9 +3,8 @@
 import json
 from pathlib import Path
 
-from gemsmith.serve.adapter import ServedAdapter
-from gemsmith.serve.arguments import server_command
-from gemsmith.serve.engine import Engine, ServeSettings
+from gemsmith.serve.command import server_command
+from gemsmith.serve.settings import Engine, ServedAdapter, ServeSettings
 
 
 def engine(package: str, version: str = "0.32.0") -> Engine:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from gemsmith.serve.chat import Failure, Reply, read_chat, read_object
+from gemsmith.serve.client.chat import Failure, Reply, read_chat, read_object
 
 
 def chat(content: Any, finish_reason: Any = "stop", **message: Any) -> dict[str, Any]:

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from gemsmith.errors import RecipeError
-from gemsmith.serve.deployment import Deployment, Mount, as_command, as_shell, is_loopback, refuse_open_server
-from gemsmith.serve.engine import ServeSettings
+from gemsmith.serve.container import Deployment, Mount, as_command, as_shell, is_loopback, refuse_open_server
+from gemsmith.serve.settings import ServeSettings
 
 IN_DOCKER = Deployment(
     machine="m",

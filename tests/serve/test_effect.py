@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from gemsmith.errors import EngineError
-from gemsmith.records import ServerFacts
-from gemsmith.serve.effect import ANSWER_TOKENS, PROMPTS, measure_effect
+from gemsmith.runs.records import ServerFacts
+from gemsmith.serve.server import ANSWER_TOKENS, PROMPTS, measure_effect
 from support.hostile_server import Deed, Hostile, chat
 
 

@@ -7,13 +7,8 @@ from pathlib import Path
 import pytest
 
 from gemsmith.errors import InputError, MachineError
-from gemsmith.serve.engine import (
-    Engine,
-    find_engine,
-    has_chat_template,
-    server_environment,
-)
-from gemsmith.serve.upstream import ON_CPU
+from gemsmith.serve.settings import Engine, find_engine, has_chat_template, server_environment
+from gemsmith.serve.vllm_issues import ON_CPU
 
 
 def test_a_missing_serving_environment_names_the_command_that_makes_it(

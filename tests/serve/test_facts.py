@@ -2,7 +2,7 @@
 
 import json
 
-from gemsmith.records import ServerFacts
+from gemsmith.runs.records import ServerFacts
 from gemsmith.serve.facts import read_facts
 
 # Of a start on a CPU; the line goes on, and has more of each.

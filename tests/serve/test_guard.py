@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from gemsmith.serve import process
+from gemsmith.system import process
 
 # What a user's process does: serves, says so, and waits.
 SERVING = """
 import sys, time
 from pathlib import Path
-from gemsmith.serve import process
-from gemsmith.serve.engine import ServeSettings
+from gemsmith.system import process
+from gemsmith.serve.settings import ServeSettings
 from gemsmith.serve.server import running_server
 process.GRACE_S = 0.5
 with running_server(Path(sys.argv[1]), name="m", settings=ServeSettings(), log=Path(sys.argv[2])):

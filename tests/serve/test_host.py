@@ -6,8 +6,8 @@ import pytest
 
 from gemsmith.errors import MachineError, RecipeError
 from gemsmith.hardware import load_catalogue
-from gemsmith.serve import host
-from gemsmith.serve.host import docker_answers, machine_named, refuse_other_host
+from gemsmith.serve import container as host
+from gemsmith.serve.container import docker_answers, machine_named, refuse_other_host
 
 MACHINES = load_catalogue().machines
 H100 = "NVIDIA H100 80GB HBM3"

@@ -4,11 +4,12 @@ from pathlib import Path
 
 import pytest
 
+from gemsmith.arch import find_variant
 from gemsmith.errors import MachineError, RecipeError
 from gemsmith.hardware import load_catalogue
-from gemsmith.serve import known
-from gemsmith.serve.engine import Engine, ServeSettings
-from gemsmith.serve.known import (
+from gemsmith.serve import vllm_checks as known
+from gemsmith.serve.settings import Engine, ServeSettings
+from gemsmith.serve.vllm_checks import (
     Known,
     adapter_choice,
     attention_choice,
@@ -17,7 +18,6 @@ from gemsmith.serve.known import (
     refuse_image,
     tpu_warnings,
 )
-from gemsmith.zoo import find_variant
 
 FAULTS = {name: fault for name, fault in vars(known).items() if isinstance(fault, Known)}
 

@@ -6,15 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from gemsmith.arch import find_variant
 from gemsmith.errors import RecipeError
 from gemsmith.hardware import load_catalogue
-from gemsmith.serve.adapter import ServedAdapter
-from gemsmith.serve.arguments import server_command
-from gemsmith.serve.deployment import Deployment, as_command
-from gemsmith.serve.engine import Engine, ServeSettings
-from gemsmith.serve.machines import GPU_IMAGE, Weights, deploy, deployed_command, image_engine
-from gemsmith.serve.upstream import SERVER_MODULE
-from gemsmith.zoo import find_variant
+from gemsmith.serve.command import GPU_IMAGE, Weights, deploy, deployed_command, image_engine, server_command
+from gemsmith.serve.container import Deployment, as_command
+from gemsmith.serve.settings import Engine, ServedAdapter, ServeSettings
+from gemsmith.serve.vllm_issues import SERVER_MODULE
 
 MACHINES = load_catalogue().machines
 PUBLISHED = {"architectures": ["Gemma4ForConditionalGeneration"], "vision_config": {"depth": 27}}

@@ -3,11 +3,11 @@
 import pytest
 
 from gemsmith.errors import DataError
-from gemsmith.messages import ImagePart, Message, TextPart, plain_messages, text_message
-from gemsmith.pictures.check import check_picture
-from gemsmith.pictures.patches import Patching
-from gemsmith.pictures.sent import picture_url
-from gemsmith.serve.messages import api_messages
+from gemsmith.images.check import check_picture
+from gemsmith.images.data_url import picture_url
+from gemsmith.images.patches import Patching
+from gemsmith.serve.client.chat import api_messages
+from gemsmith.tasks.messages import ImagePart, Message, TextPart, plain_messages, text_message
 from support.images import picture_bytes
 
 ONE, OTHER = picture_bytes(seed=1), picture_bytes(seed=2)

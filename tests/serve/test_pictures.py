@@ -8,19 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from gemsmith.checkpoint import read_config
+from gemsmith.arch import find_variant, read_variant
+from gemsmith.checkpoints import read_config
 from gemsmith.errors import CheckpointError, MachineError, RecipeError
 from gemsmith.hardware import load_catalogue
-from gemsmith.recipe_file import build_recipe
-from gemsmith.run import Run
-from gemsmith.serve.arguments import server_command
-from gemsmith.serve.deployment import as_command
-from gemsmith.serve.engine import Engine, ServeSettings, server_environment
-from gemsmith.serve.machines import Weights, deploy
-from gemsmith.serve.pictures import encoder_arguments
+from gemsmith.recipe.load import build_recipe
+from gemsmith.runs.run import Run
+from gemsmith.serve.command import Weights, deploy, server_command
+from gemsmith.serve.container import as_command
+from gemsmith.serve.settings import Engine, ServeSettings, encoder_arguments, server_environment
 from gemsmith.serve.stage import Servers, make_settings
-from gemsmith.serve.upstream import ON_CPU, SERVER_MODULE
-from gemsmith.zoo import find_variant, read_variant
+from gemsmith.serve.vllm_issues import ON_CPU, SERVER_MODULE
 
 MACHINES = load_catalogue().machines
 SEEING = ServeSettings(pictures=True, image_tokens=140, max_model_len=640)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from gemsmith.errors import MachineError
-from gemsmith.serve import process
+from gemsmith.system import process
 
 
 def test_the_first_error_of_a_long_log_is_shown_before_its_last_lines(tmp_path: Path) -> None:

@@ -11,10 +11,10 @@ import httpx
 import pytest
 
 from gemsmith.errors import EngineError, MachineError
-from gemsmith.serve import process
-from gemsmith.serve.arguments import server_command
-from gemsmith.serve.engine import Engine, ServeSettings
+from gemsmith.serve.command import server_command
 from gemsmith.serve.server import running_server
+from gemsmith.serve.settings import Engine, ServeSettings
+from gemsmith.system import process
 
 
 def test_a_server_answers_inside_the_block_and_nothing_is_left_after_it(

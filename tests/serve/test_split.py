@@ -2,11 +2,11 @@
 
 import pytest
 
+from gemsmith.arch import VARIANTS, find_variant
 from gemsmith.errors import MachineError
 from gemsmith.hardware import load_catalogue
-from gemsmith.serve.engine import ServeSettings
-from gemsmith.serve.split import UTILISATION, choose_split, memory_choice, tensor_parallel_choice
-from gemsmith.zoo import VARIANTS, find_variant
+from gemsmith.serve.parallelism import UTILISATION, choose_split, memory_choice, tensor_parallel_choice
+from gemsmith.serve.settings import ServeSettings
 
 MACHINES = load_catalogue().machines
 ONE_SMALL_CHIP = ("1xl4", "v6e-1")

@@ -12,13 +12,13 @@ import httpx
 import pytest
 
 from gemsmith.errors import CheckpointError, EngineError, MachineError, RunError
-from gemsmith.lock import LOCK
-from gemsmith.provenance import start_clock
-from gemsmith.records import ExportRecord, ServeRecord, VerifyRecord
-from gemsmith.resolve import resolve
-from gemsmith.run import Run, is_complete, make_origin, open_run, open_source, read_record, write_record
+from gemsmith.runs.provenance import start_clock
+from gemsmith.runs.records import ExportRecord, ServeRecord, VerifyRecord
+from gemsmith.runs.resolve import resolve
+from gemsmith.runs.run import Run, is_complete, make_origin, open_run, open_source, read_record, write_record
 from gemsmith.serve.server import Server, running_server
 from gemsmith.serve.stage import FIRST_PROMPT, Servers, curl_line, keep_serving, make_settings, serve
+from gemsmith.system.locks import LOCK
 
 
 def test_serve_records_how_the_tuned_model_was_served_and_what_it_answered(
@@ -354,7 +354,7 @@ def test_once_the_model_is_up_another_command_may_use_the_run_directory(
     fake_vllm()
     run = exported_run({"data": {"max_length": 512}})
     open_run(run.path, *resolve(run.recipe))
-    take = f"from pathlib import Path; from gemsmith.lock import locked; locked(Path({str(run.path)!r})).__enter__()"
+    take = f"from pathlib import Path; from gemsmith.system.locks import locked; locked(Path({str(run.path)!r})).__enter__()"
     taken = []
 
     def take_lock(server: Server) -> str:

@@ -2,8 +2,7 @@
 
 import pytest
 
-from gemsmith.serve.chat import Failure
-from gemsmith.serve.tokens import AnswerTokens, difference, read_tokens
+from gemsmith.serve.client.chat import AnswerTokens, Failure, difference, read_tokens
 
 
 def test_both_ways_of_writing_log_probabilities_are_read() -> None:

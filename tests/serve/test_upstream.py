@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from gemsmith.errors import MachineError
-from gemsmith.serve.engine import find_engine
-from gemsmith.serve.upstream import SERVER_MODULE
+from gemsmith.serve.settings import find_engine
+from gemsmith.serve.vllm_issues import SERVER_MODULE
 
 pytestmark = pytest.mark.vllm
 # Finds the package without importing it.

@@ -6,13 +6,12 @@ from typing import Any
 import pytest
 
 from gemsmith.errors import RunError
-from gemsmith.provenance import start_clock
-from gemsmith.records import Check, ExportRecord, ServeRecord, VerifyRecord
-from gemsmith.run import Run, make_origin, open_source, read_record, write_record
-from gemsmith.serve import verified
-from gemsmith.serve.stage import Servers, serve
-from gemsmith.serve.verified import find_doubt
-from gemsmith.stages import STAGES
+from gemsmith.runs.provenance import start_clock
+from gemsmith.runs.records import Check, ExportRecord, ServeRecord, VerifyRecord
+from gemsmith.runs.run import Run, make_origin, open_source, read_record, write_record
+from gemsmith.runs.stages import STAGES
+from gemsmith.serve import stage as verified
+from gemsmith.serve.stage import Servers, find_doubt, serve
 
 GOLDEN = Path(__file__).parents[1] / "bench" / "golden" / "vllm_bench_serve_0.32.json"
 WEIGHTS = "model-00001-of-00002.safetensors"

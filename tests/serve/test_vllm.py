@@ -10,9 +10,9 @@ import pytest
 from gemsmith.bench.stage import bench
 from gemsmith.errors import EngineError, MachineError
 from gemsmith.evals.stage import evaluate
-from gemsmith.run import Run
-from gemsmith.serve.engine import ServeSettings, find_engine
+from gemsmith.runs.run import Run
 from gemsmith.serve.server import Server, running_server
+from gemsmith.serve.settings import ServeSettings, find_engine
 from gemsmith.serve.stage import Servers, serve
 
 pytestmark = pytest.mark.vllm

@@ -9,24 +9,23 @@ import httpx
 import numpy as np
 import pytest
 
-from gemsmith.checkpoint.adapter import write_peft_adapter
-from gemsmith.data.render import open_renderer
-from gemsmith.data.rows import Document
+from gemsmith.checkpoints.peft import write_peft_adapter
+from gemsmith.checkpoints.tiny import IMAGE_TOKENS
+from gemsmith.data.dataset import Document
+from gemsmith.data.tokenize import open_renderer
 from gemsmith.errors import EngineError, MachineError
-from gemsmith.evals.prompts import compare_prompts
-from gemsmith.evals.questions import open_tasks
+from gemsmith.evals.generate import compare_prompts
 from gemsmith.evals.stage import evaluate
-from gemsmith.messages import ImagePart, Message, TextPart, text_message
-from gemsmith.pictures.check import check_picture
-from gemsmith.pictures.patches import Patching, make_patches
-from gemsmith.pictures.rgb import make_rgb
-from gemsmith.run import Run
-from gemsmith.serve.adapter import ServedAdapter
-from gemsmith.serve.engine import ServeSettings, find_engine
-from gemsmith.serve.messages import api_messages
+from gemsmith.evals.tasks import open_tasks
+from gemsmith.images.check import check_picture
+from gemsmith.images.decode import make_rgb
+from gemsmith.images.patches import Patching, make_patches
+from gemsmith.runs.run import Run
+from gemsmith.serve.client.chat import api_messages
 from gemsmith.serve.server import Server, running_server
+from gemsmith.serve.settings import ServedAdapter, ServeSettings, find_engine
 from gemsmith.serve.stage import Servers
-from gemsmith.testing.tiny import IMAGE_TOKENS
+from gemsmith.tasks.messages import ImagePart, Message, TextPart, text_message
 from support.images import picture_bytes
 from support.trained_run import make_adapter
 
@@ -138,7 +137,7 @@ def test_prompts_are_read_as_training_makes_them(server: Server) -> None:
     renderer = open_renderer(server.folder)
     messages = conversation(*PICTURES)
     seen = tuple(check_picture(picture, PATCHING) for picture in PICTURES)
-    from gemsmith.data.render import check_prompts
+    from gemsmith.data.tokenize import check_prompts
 
     row = Document(messages=(*messages, text_message("assistant", "x")), origin="row 1", pictures=seen)
     (ids,) = check_prompts(renderer, [(row, len(messages))])
@@ -168,7 +167,7 @@ def test_eval_asks_about_photos_and_sees_that_prompts_are_the_trained_ones(photo
 
 def test_another_template_on_the_server_is_noticed(server: Server, photo_run: Callable[..., Run]) -> None:
     (task,), _ = open_tasks(photo_run())
-    from gemsmith.evals.sampling import _request
+    from gemsmith.evals.generate import _request
 
     request = _request(server, task, 0)
     good = task.prompts[0].tolist()

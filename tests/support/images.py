@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from gemsmith.pictures.rgb import Reason
+from gemsmith.images.decode import Reason
 
 
 def picture_bytes(width: int = 12, height: int = 8, *, seed: int = 0, kind: str = "PNG", **options: Any) -> bytes:

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from gemsmith.pictures.rgb import make_rgb
+from gemsmith.images.decode import make_rgb
 from support.images import picture_bytes, picture_values, unusable_pictures, usable_pictures
 
 

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from gemsmith.checkpoint.adapter import check_finite, check_fit
-from gemsmith.zoo import find_variant, lora_targets
+from gemsmith.arch import find_variant, lora_targets
+from gemsmith.checkpoints.peft import check_finite, check_fit
 from support.trained_run import ALPHA, RANK, make_adapter, stacks_of
 
 VARIANTS = ("tiny-31b", "tiny-e2b", "tiny-26b-a4b")

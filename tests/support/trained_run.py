@@ -5,11 +5,11 @@ from pathlib import Path
 
 import numpy as np
 
-from gemsmith.checkpoint.adapter import Adapter, LowRank
-from gemsmith.recipe_file import build_recipe
-from gemsmith.resolve import resolve
-from gemsmith.run import Run, open_run
-from gemsmith.zoo import find_variant, lora_targets
+from gemsmith.arch import find_variant, lora_targets
+from gemsmith.checkpoints.peft import Adapter, LowRank
+from gemsmith.recipe.load import build_recipe
+from gemsmith.runs.resolve import resolve
+from gemsmith.runs.run import Run, open_run
 
 RANK, ALPHA = 4, 8.0
 

@@ -3,9 +3,9 @@
 import pytest
 
 from gemsmith.errors import DataError
-from gemsmith.messages import text_message
 from gemsmith.tasks import Classifier, Question, find_scorer
-from gemsmith.tasks.labels import NAMED, check, find_label, list_labels, normalise, score
+from gemsmith.tasks.classification import NAMED, check, find_label, list_labels, normalise, score
+from gemsmith.tasks.messages import text_message
 
 LABELS = ["cat", "cat fish", "St. Bernard", "C++"]
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from gemsmith import patterns
 from gemsmith.errors import DataError, ScorerError
+from gemsmith.system import patterns
 from gemsmith.tasks import Question, Verdict, regex
 
 

@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 
 import gemsmith.tasks
-from gemsmith.data.rows import Columns, read_dataset
+from gemsmith.data.dataset import Columns, read_dataset
 from gemsmith.errors import RecipeError
-from gemsmith.messages import text_message, text_of
-from gemsmith.recipe import Made
-from gemsmith.recipe_file import build_recipe
+from gemsmith.recipe.load import build_recipe
+from gemsmith.recipe.schema import Made
 from gemsmith.tasks import (
     MADE,
     SCORERS,
@@ -27,6 +26,7 @@ from gemsmith.tasks import (
     find_scorer,
     find_source,
 )
+from gemsmith.tasks.messages import text_message, text_of
 
 FOLDER = Path(gemsmith.tasks.__file__).parent
 NO_TASKS = {"__init__", "own", "registry", "task"}

@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
-from gemsmith.messages import text_message
-from gemsmith.tasks.task import Question, Verdict
+from gemsmith.tasks.base import Question, Verdict
+from gemsmith.tasks.messages import text_message
 
 
 def question(**columns: object) -> Question:

@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from gemsmith.errors import DataError, MachineError
-from gemsmith.messages import text_of
-from gemsmith.tasks import Verdict, verilog
+from gemsmith.tasks import Verdict
+from gemsmith.tasks.messages import text_of
+from gemsmith.tasks.verilog import task as verilog
 
 from .verilog_eval.conftest import PROMPT, REFERENCE, TESTBENCH, sandbox  # noqa: F401 - a fixture
 

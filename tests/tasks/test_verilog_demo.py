@@ -1,7 +1,7 @@
 import pytest
 
 from gemsmith.tasks import Question
-from gemsmith.tasks.verilog_demo import (
+from gemsmith.tasks.verilog.demo import (
     make_rows,
     make_specs,
     normalise_module,

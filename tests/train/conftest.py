@@ -12,13 +12,13 @@ import jax
 import pytest
 from tensorboardX.proto.event_pb2 import Event
 
+from gemsmith.arch import find_variant
+from gemsmith.checkpoints.tiny import make_checkpoint
 from gemsmith.data import prepare_data
-from gemsmith.recipe import Recipe
-from gemsmith.recipe_file import build_recipe
-from gemsmith.records import TrainRecord, TrainStep
-from gemsmith.run import Run, open_run
-from gemsmith.testing.tiny import make_checkpoint
-from gemsmith.zoo import find_variant
+from gemsmith.recipe.load import build_recipe
+from gemsmith.recipe.schema import Recipe
+from gemsmith.runs.records import TrainRecord, TrainStep
+from gemsmith.runs.run import Run, open_run
 
 SMALL = replace(
     find_variant("tiny-12b"),

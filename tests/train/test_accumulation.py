@@ -12,16 +12,15 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from gemsmith.checkpoint import open_checkpoint
+from gemsmith.arch import find_variant
+from gemsmith.checkpoints import open_checkpoint
 from gemsmith.errors import RecipeError
-from gemsmith.recipe_file import build_recipe
-from gemsmith.train.tunix.backend import adapted_model
-from gemsmith.train.tunix.hosts import place
-from gemsmith.train.tunix.mesh import make_mesh, mesh_sizes, micro_batches_on
-from gemsmith.train.tunix.optimizer import make_optimizer
-from gemsmith.train.tunix.step import input_shapes, make_step, place_moments
-from gemsmith.train.tunix.xla import COMPILER_OPTIONS
-from gemsmith.zoo import find_variant
+from gemsmith.recipe.load import build_recipe
+from gemsmith.train.jax.backend import adapted_model
+from gemsmith.train.jax.compile import COMPILER_OPTIONS
+from gemsmith.train.jax.distributed import place
+from gemsmith.train.jax.mesh import make_mesh, mesh_sizes, micro_batches_on
+from gemsmith.train.jax.step import input_shapes, make_optimizer, make_step, place_moments
 
 ROWS, LENGTH = 16, 128
 

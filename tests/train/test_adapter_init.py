@@ -11,18 +11,17 @@ import transformers
 from flax import nnx
 from safetensors.numpy import load_file, save_file
 
-from gemsmith.checkpoint import open_checkpoint
+from gemsmith.arch import find_variant, lora_targets, text_tensors
+from gemsmith.checkpoints import open_checkpoint
+from gemsmith.checkpoints.tiny import make_tokenizer, write_checkpoint
 from gemsmith.errors import CheckpointError, RecipeError
-from gemsmith.recipe_file import build_recipe
-from gemsmith.testing.tiny import make_tokenizer, write_checkpoint
-from gemsmith.train.adapter_init import read_start_adapter, start_adapter_hash
-from gemsmith.train.tunix.backend import adapted_model
-from gemsmith.train.tunix.hosts import place
-from gemsmith.train.tunix.lora import targets_of
-from gemsmith.train.tunix.mesh import make_mesh
-from gemsmith.train.tunix.optimizer import make_optimizer
-from gemsmith.train.tunix.step import input_shapes, make_step
-from gemsmith.zoo import find_variant, lora_targets, text_tensors
+from gemsmith.recipe.load import build_recipe
+from gemsmith.train.inputs import read_start_adapter, start_adapter_hash
+from gemsmith.train.jax.backend import adapted_model
+from gemsmith.train.jax.distributed import place
+from gemsmith.train.jax.lora import targets_of
+from gemsmith.train.jax.mesh import make_mesh
+from gemsmith.train.jax.step import input_shapes, make_optimizer, make_step
 
 ROWS, LENGTH, RATE = 2, 40, 1e-3
 

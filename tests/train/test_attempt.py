@@ -8,12 +8,12 @@ from dataclasses import replace
 
 import pytest
 
-from gemsmith.checkpoint import open_checkpoint
+from gemsmith.checkpoints import open_checkpoint
 from gemsmith.errors import CheckpointError, EngineError, RunError
-from gemsmith.recipe import Train
-from gemsmith.records import TrainStep
-from gemsmith.run import Run, stage_keys
-from gemsmith.train.attempt import Stop, checkpoint_metadata, earlier_steps, refuse_to_go_on, stop_on_signals
+from gemsmith.recipe.schema import Train
+from gemsmith.runs.records import TrainStep
+from gemsmith.runs.run import Run, stage_keys
+from gemsmith.train.resume import Stop, checkpoint_metadata, earlier_steps, refuse_to_go_on, stop_on_signals
 from gemsmith.train.schedule import learning_rate
 from gemsmith.train.stage import train
 
@@ -79,7 +79,7 @@ def test_a_loss_that_is_no_number_before_any_update_is_not_blamed_on_the_learnin
 
 STEPS = """
 import hashlib, os, signal, sys, threading, time
-from gemsmith.train import attempt
+from gemsmith.train import resume as attempt
 attempt._UNHEARD_S = {unheard_s}
 stop = attempt.Stop()
 def send(after_s):

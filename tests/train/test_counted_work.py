@@ -9,15 +9,14 @@ import pytest
 from flax import nnx
 from jax.extend.core import jaxprs_in_params
 
-from gemsmith.checkpoint import open_checkpoint
+from gemsmith.checkpoints import open_checkpoint
+from gemsmith.hardware.model import memory_of, on_chips, work_of
+from gemsmith.hardware.model.step_time import attention_flops, matmul_flops
 from gemsmith.models.sharding import AXES
-from gemsmith.plan.time import attention_flops, matmul_flops
-from gemsmith.recipe import Mesh
-from gemsmith.recipe_file import build_recipe
-from gemsmith.sizing import memory_of, on_chips, work_of
-from gemsmith.train.tunix.backend import adapted_model
-from gemsmith.train.tunix.optimizer import make_optimizer
-from gemsmith.train.tunix.step import input_shapes, make_step
+from gemsmith.recipe.load import build_recipe
+from gemsmith.recipe.schema import Mesh
+from gemsmith.train.jax.backend import adapted_model
+from gemsmith.train.jax.step import input_shapes, make_optimizer, make_step
 
 ROWS, LENGTH = 2, 512
 

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from gemsmith.recipe_file import build_recipe
-from gemsmith.records import TrainRecord, TrainStep
-from gemsmith.train.falling import risen_notices, unfallen_notices
+from gemsmith.recipe.load import build_recipe
+from gemsmith.runs.records import TrainRecord, TrainStep
+from gemsmith.train.loss_checks import risen_notices, unfallen_notices
 
 DEMO = Path(__file__).parents[2] / "benchmarks" / "records" / "demo" / "train.json"
 

@@ -2,8 +2,8 @@ import importlib.util
 
 import pytest
 
-from gemsmith.train.first_host import is_later_host
-from gemsmith.train.tunix import upstream
+from gemsmith.train.jax import upstream
+from gemsmith.train.stage import is_later_host
 
 NAMES = ("JAX_PROCESS_ID", "WORLD_SIZE", "RANK")
 

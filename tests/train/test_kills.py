@@ -17,8 +17,8 @@ TRAININGS = """
 import os, sys, time
 from pathlib import Path
 from gemsmith.data import Batches
-from gemsmith.run import Run, find_run
-from gemsmith.train.tunix import backend as tunix
+from gemsmith.runs.run import Run, find_run
+from gemsmith.train.jax import backend as tunix
 path, batch = Path(sys.argv[1]), Batches.batch
 def slowly(self, step, rows):
     time.sleep(0.05)

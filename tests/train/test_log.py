@@ -3,9 +3,9 @@ import math
 
 import pytest
 
-from gemsmith.records import TrainStep
-from gemsmith.run import Run
-from gemsmith.train.log import Display, Events, StepLog, StepsFile
+from gemsmith.runs.records import TrainStep
+from gemsmith.runs.run import Run
+from gemsmith.train.logging import Display, Events, StepLog, StepsFile
 
 
 @pytest.fixture

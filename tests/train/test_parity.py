@@ -12,18 +12,17 @@ import torch
 import transformers
 from flax import nnx
 
-from gemsmith.checkpoint import open_checkpoint
-from gemsmith.execution import SAVED
+from gemsmith.arch import find_variant, lora_targets, text_tensors
+from gemsmith.checkpoints import open_checkpoint
+from gemsmith.checkpoints.tiny import make_tokenizer, write_checkpoint
 from gemsmith.models import hf_names_of
-from gemsmith.recipe_file import build_recipe
-from gemsmith.testing.tiny import make_tokenizer, write_checkpoint
+from gemsmith.recipe.backends import SAVED
+from gemsmith.recipe.load import build_recipe
+from gemsmith.train.jax.backend import adapted_model
+from gemsmith.train.jax.distributed import place
+from gemsmith.train.jax.mesh import make_mesh
+from gemsmith.train.jax.step import input_shapes, make_optimizer, make_step, place_moments
 from gemsmith.train.schedule import learning_rate
-from gemsmith.train.tunix.backend import adapted_model
-from gemsmith.train.tunix.hosts import place
-from gemsmith.train.tunix.mesh import make_mesh
-from gemsmith.train.tunix.optimizer import make_optimizer
-from gemsmith.train.tunix.step import input_shapes, make_step, place_moments
-from gemsmith.zoo import find_variant, lora_targets, text_tensors
 
 # Beyond the tiny variants' window of 64.
 ROWS, LENGTH, UPDATES = 2, 80, 20

@@ -5,14 +5,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from gemsmith.checkpoint import Checkpoint
+from gemsmith.arch import find_variant
+from gemsmith.checkpoints import Checkpoint
+from gemsmith.checkpoints.tiny import make_config, with_vision
 from gemsmith.errors import CheckpointError, RecipeError
-from gemsmith.pictures.check import Picture
-from gemsmith.pictures.patches import Patching
-from gemsmith.recipe import Data, Lora
-from gemsmith.testing.tiny import make_config, with_vision
-from gemsmith.train.pictures import check_patching
-from gemsmith.zoo import find_variant
+from gemsmith.images.check import Picture
+from gemsmith.images.patches import Patching
+from gemsmith.recipe.schema import Data, Lora
+from gemsmith.train.inputs import check_patching
 
 TINY = with_vision(find_variant("tiny-31b"))
 WIDE = Picture(path="wide.png", sha256="", width=60, height=12, soft_tokens=50)

@@ -7,12 +7,12 @@ import jax
 import numpy as np
 import pytest
 
-from gemsmith.aot.compiled import lower_step
 from gemsmith.data import Batches
 from gemsmith.errors import Preempted, RunError
 from gemsmith.export.adapters import read_run_adapter
-from gemsmith.recipe_file import build_recipe
-from gemsmith.run import open_run
+from gemsmith.plan.aot.compile import lower_step
+from gemsmith.recipe.load import build_recipe
+from gemsmith.runs.run import open_run
 from gemsmith.train.stage import train
 
 KEYS = {"train": {"dtype": "nf4", "remat": "layer"}, "lora": {"targets": ["q", "down"]}}

@@ -3,8 +3,8 @@ import torch
 import transformers
 
 from gemsmith.errors import RecipeError
-from gemsmith.recipe import Optimizer
-from gemsmith.recipe_file import build_recipe
+from gemsmith.recipe.load import build_recipe
+from gemsmith.recipe.schema import Optimizer
 from gemsmith.train.schedule import learning_rate
 
 

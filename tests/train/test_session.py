@@ -6,11 +6,11 @@ import signal
 import pytest
 
 from gemsmith.errors import DataError, EngineError, Preempted
-from gemsmith.provenance import start_clock
-from gemsmith.records import TrainStep
-from gemsmith.run import Run
-from gemsmith.train import session
-from gemsmith.train.session import Facts, Outcome, Session, _per_s
+from gemsmith.runs.provenance import start_clock
+from gemsmith.runs.records import TrainStep
+from gemsmith.runs.run import Run
+from gemsmith.train import loop as session
+from gemsmith.train.loop import Facts, Outcome, Session, _per_s
 
 GOOD = {"grad_norm": 1.0, "real_tokens": 10, "targets": 5, "skipped": False, "told_to_stop": False}
 

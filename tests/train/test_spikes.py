@@ -4,9 +4,9 @@ import re
 import numpy as np
 import pytest
 
-from gemsmith.recipe import Train
-from gemsmith.records import TrainStep
-from gemsmith.train.spikes import reason_to_stop, spike_limit
+from gemsmith.recipe.schema import Train
+from gemsmith.runs.records import TrainStep
+from gemsmith.train.loss_checks import reason_to_stop, spike_limit
 
 
 def make_step(number, loss=1.0, **values):

@@ -8,9 +8,9 @@ import pytest
 
 from gemsmith.errors import RunError
 from gemsmith.export.adapters import read_run_adapter
-from gemsmith.lock import LOCK
-from gemsmith.records import TrainRecord
-from gemsmith.run import open_run, read_record
+from gemsmith.runs.records import TrainRecord
+from gemsmith.runs.run import open_run, read_record
+from gemsmith.system.locks import LOCK
 from gemsmith.train.stage import train
 
 # `gemsmith …`, each step a third of a second longer.

@@ -1,10 +1,10 @@
 import pytest
 
 from gemsmith.errors import RecipeError
-from gemsmith.recipe import Optimizer
-from gemsmith.recipe_file import build_recipe
-from gemsmith.run import Run
-from gemsmith.train.steps import check_export_step, say_schedule, schedule_notices
+from gemsmith.recipe.load import build_recipe
+from gemsmith.recipe.schema import Optimizer
+from gemsmith.runs.run import Run
+from gemsmith.train.schedule import check_export_step, say_schedule, schedule_notices
 
 
 def run_of(folder, *overrides: str) -> Run:

@@ -1,9 +1,9 @@
 import pytest
 
 from gemsmith.plan.stage import plan
-from gemsmith.records import Machine, Origin, TrainRecord, TrainStep
-from gemsmith.run import open_run
-from gemsmith.train.timed import against_plan, describe, machine_of, timed_steps, trained_s
+from gemsmith.runs.records import Machine, Origin, TrainRecord, TrainStep
+from gemsmith.runs.run import open_run
+from gemsmith.train.logging import against_plan, describe, machine_of, timed_steps, trained_s
 
 
 def steps_of(*seconds: float) -> list[TrainStep]:

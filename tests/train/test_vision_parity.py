@@ -11,26 +11,25 @@ import torch
 import transformers
 from flax import nnx
 
-from gemsmith.checkpoint import open_checkpoint
-from gemsmith.checkpoint.folder import read_config
+from gemsmith.arch import LORA_KINDS, VISION, VisionTower, find_variant, lora_targets, text_tensors, vision_tensors
+from gemsmith.checkpoints import open_checkpoint
+from gemsmith.checkpoints.folder import read_config
+from gemsmith.checkpoints.tiny import IMAGE_TOKENS, make_tokenizer, with_vision, write_checkpoint
 from gemsmith.data import load_batches, prepare_data
 from gemsmith.export.adapters import read_run_adapter
+from gemsmith.images.decode import make_rgb
+from gemsmith.images.patches import Patches, make_patches, read_patching
 from gemsmith.models import hf_names_of
-from gemsmith.pictures.patches import Patches, make_patches, read_patching
-from gemsmith.pictures.rgb import make_rgb
-from gemsmith.recipe_file import build_recipe
-from gemsmith.resolve import resolve
-from gemsmith.run import open_run
-from gemsmith.testing.tiny import IMAGE_TOKENS, make_tokenizer, with_vision, write_checkpoint
+from gemsmith.recipe.load import build_recipe
+from gemsmith.runs.resolve import resolve
+from gemsmith.runs.run import open_run
+from gemsmith.train.jax.backend import adapted_model
+from gemsmith.train.jax.distributed import place
+from gemsmith.train.jax.images import batch_images, image_shape
+from gemsmith.train.jax.mesh import make_mesh
+from gemsmith.train.jax.step import input_shapes, make_optimizer, make_step, place_moments
 from gemsmith.train.schedule import learning_rate
 from gemsmith.train.stage import train
-from gemsmith.train.tunix.backend import adapted_model
-from gemsmith.train.tunix.hosts import place
-from gemsmith.train.tunix.images import batch_images, image_shape
-from gemsmith.train.tunix.mesh import make_mesh
-from gemsmith.train.tunix.optimizer import make_optimizer
-from gemsmith.train.tunix.step import input_shapes, make_step, place_moments
-from gemsmith.zoo import LORA_KINDS, VISION, VisionTower, find_variant, lora_targets, text_tensors, vision_tensors
 from support.images import picture_bytes
 
 IMAGE = IMAGE_TOKENS["image_token"][0]

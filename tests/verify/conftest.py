@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from gemsmith.checkpoint.adapter import Adapter
+from gemsmith.checkpoints.peft import Adapter
 from gemsmith.export.stage import export
-from gemsmith.run import Run
+from gemsmith.runs.run import Run
 from support.hostile_server import Hostile, hostile_server
 from support.trained_run import make_adapter, make_trained_run
 

@@ -5,10 +5,10 @@ import shutil
 
 import pytest
 
-from gemsmith.checkpoint import open_checkpoint
-from gemsmith.testing.tiny import make_checkpoint, with_vision
-from gemsmith.verify.beside import compare_beside
-from gemsmith.zoo import find_variant
+from gemsmith.arch import find_variant
+from gemsmith.checkpoints import open_checkpoint
+from gemsmith.checkpoints.tiny import make_checkpoint, with_vision
+from gemsmith.verify.checks import compare_beside
 
 FILES = (
     "chat_template.jinja",

@@ -5,15 +5,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gemsmith.checkpoint import open_checkpoint
-from gemsmith.checkpoint.adapter import LowRank, read_peft_adapter, write_peft_adapter
-from gemsmith.checkpoint.held import as_trained
-from gemsmith.recipe import Train
-from gemsmith.testing.tiny import make_checkpoint, with_vision
+from gemsmith.arch import class_names, find_variant, lora_targets
+from gemsmith.checkpoints import open_checkpoint
+from gemsmith.checkpoints.peft import LowRank, read_peft_adapter, write_peft_adapter
+from gemsmith.checkpoints.quantized import as_trained
+from gemsmith.checkpoints.tiny import make_checkpoint, with_vision
+from gemsmith.recipe.schema import Train
 from gemsmith.verify import logits
 from gemsmith.verify.prompts import picture_prompt, text_prompts
 from gemsmith.verify.stage import verify
-from gemsmith.zoo import class_names, find_variant, lora_targets
 
 TINY = ("tiny-31b", "tiny-e2b", "tiny-26b-a4b", "tiny-12b")
 

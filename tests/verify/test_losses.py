@@ -2,8 +2,8 @@
 
 import pytest
 
-from gemsmith.records import Losses
-from gemsmith.verify.losses import _lost, check_losses
+from gemsmith.runs.records import Losses
+from gemsmith.verify.checks import _lost, check_losses
 
 
 def losses(exported: float, *, base: float = 7.470, trained: float = 7.102) -> Losses:

@@ -5,13 +5,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gemsmith.checkpoint import open_checkpoint
-from gemsmith.data.pack import Rows
-from gemsmith.pictures.check import Picture, check_picture, cut_picture
-from gemsmith.pictures.patches import read_patching, scale
-from gemsmith.testing.tiny import IMAGE_TOKENS, make_checkpoint, with_vision
+from gemsmith.arch import find_variant
+from gemsmith.checkpoints import open_checkpoint
+from gemsmith.checkpoints.tiny import IMAGE_TOKENS, make_checkpoint, with_vision
+from gemsmith.data.packing import Rows
+from gemsmith.images.check import Picture, check_picture, cut_picture
+from gemsmith.images.patches import read_patching, scale
 from gemsmith.verify.prompts import picture_prompt, text_prompts
-from gemsmith.zoo import find_variant
 from support.images import picture_bytes
 
 IMAGE, BEGIN, END = (IMAGE_TOKENS[name][0] for name in ("image_token", "boi_token", "eoi_token"))

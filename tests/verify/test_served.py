@@ -9,9 +9,9 @@ import pytest
 
 from gemsmith.errors import EngineError, MachineError, VerifyError
 from gemsmith.export.stage import export
-from gemsmith.records import Check
-from gemsmith.serve.engine import find_engine
-from gemsmith.serve.tokens import AnswerTokens
+from gemsmith.runs.records import Check
+from gemsmith.serve.client.chat import AnswerTokens
+from gemsmith.serve.settings import find_engine
 from gemsmith.verify import served
 from gemsmith.verify.served import _agrees, _ask, _differs, check_served_folder, gap_at_parting
 from gemsmith.verify.stage import verify
@@ -127,9 +127,9 @@ class TestWithVllm:
         """An export of a random adapter of tiny-31b, in which two layers have K = V."""
         import numpy as np
 
-        from gemsmith.checkpoint.adapter import Adapter, LowRank, write_peft_adapter
-        from gemsmith.export.folder import export_peft
-        from gemsmith.zoo import find_variant, lora_targets
+        from gemsmith.arch import find_variant, lora_targets
+        from gemsmith.checkpoints.peft import Adapter, LowRank, write_peft_adapter
+        from gemsmith.export.stage import export_peft
 
         random, modules = np.random.default_rng(0), {}
         for target in lora_targets(find_variant("tiny-31b")):
@@ -152,7 +152,7 @@ class TestWithVllm:
     def test_vllm_gives_v_no_adapter_unless_k_is_written_again_for_it(self, exported):
         """Why exported adapters have a v_proj that PEFT does not know; once this test fails, vLLM no longer needs
         it."""
-        from gemsmith.checkpoint.adapter import read_peft_adapter, write_peft_adapter
+        from gemsmith.checkpoints.peft import read_peft_adapter, write_peft_adapter
         from gemsmith.verify.stage import verify_folder
 
         verify_folder(exported)

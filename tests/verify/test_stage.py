@@ -5,16 +5,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gemsmith.checkpoint import open_checkpoint
-from gemsmith.checkpoint.adapter import LowRank, read_peft_adapter, write_peft_adapter
-from gemsmith.checkpoint.held import as_trained
+from gemsmith.checkpoints import open_checkpoint
+from gemsmith.checkpoints.peft import LowRank, read_peft_adapter, write_peft_adapter
+from gemsmith.checkpoints.quantized import as_trained
 from gemsmith.data import prepare_data
 from gemsmith.errors import CheckpointError, VerifyError
 from gemsmith.export import stage as stage_module
 from gemsmith.export.stage import export
-from gemsmith.files import sha256_file
-from gemsmith.records import ExportRecord, FileSum, VerifyRecord
-from gemsmith.run import read_record, write_record
+from gemsmith.runs.records import ExportRecord, FileSum, VerifyRecord
+from gemsmith.runs.run import read_record, write_record
+from gemsmith.system.files import sha256_file
 from gemsmith.verify import stage as verify_module
 from gemsmith.verify.stage import verify
 

@@ -1,27 +1,148 @@
-"""A sweep: every cell of a grid, and of the search for saturation; what is measured is kept on the way."""
+"""A sweep: every cell of a grid, and of the search for saturation; what is measured is kept on the way.
+
+Cells that are measured, kept until the sweep is whole: a second start goes on with the others.
+
+How long what is left of a sweep takes, from what has been measured of it.
+
+The rate at which a server saturates, by search: which rate to try next, and what the tried ones say.
+"""
 
 import contextlib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+import hashlib
+import json
+import math
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from pydantic import ValidationError
 from rich.console import Console
 from rich.text import Text
 
-from gemsmith.bench.cells import Ask, describe_failures, describe_load, make_ask, notices_of, plan_cells, read_cell
-from gemsmith.bench.client_process import Client, client_arguments, failure_lines, measure, running_client
-from gemsmith.bench.endpoint import Endpoint, key_headers
-from gemsmith.bench.kept import digest_cell, find_cell, keep_cell
-from gemsmith.bench.pictures import PictureRows
-from gemsmith.bench.progress import expected_s, say_left
-from gemsmith.bench.saturation import describe_saturation, next_rate, read_saturation
-from gemsmith.bench.server_load import fetch_metrics, open_metrics, read_prefix_caching, sampling, summarise
-from gemsmith.bench_records import BenchCell, Saturation, Slo
+from gemsmith.bench.cell import Ask, describe_failures, describe_load, make_ask, notices_of, plan_cells, read_cell
+from gemsmith.bench.driver import Client, client_arguments, failure_lines, measure, running_client
+from gemsmith.bench.metrics import fetch_metrics, open_metrics, read_prefix_caching, sampling, summarise
+from gemsmith.bench.requests import PictureRows
 from gemsmith.errors import EngineError
-from gemsmith.grids import Load
-from gemsmith.recipe import Bench
-from gemsmith.serve.engine import Engine
-from gemsmith.terminal import open_console
+from gemsmith.recipe.load_grids import Load
+from gemsmith.recipe.schema import Bench
+from gemsmith.runs.bench_records import BenchCell, Saturation, Slo
+from gemsmith.serve.client.endpoint import Endpoint, key_headers
+from gemsmith.serve.settings import Engine
+from gemsmith.system.console import open_console
+from gemsmith.system.files import write_text
+from gemsmith.system.version import __version__
+
+
+def digest_cell(ask: Ask, slo: Slo | None, facts: Mapping[str, str], client: str) -> str:
+    """SHA-256 of all that a cell's numbers depend on: server, load, number of requests, seed, SLO, client."""
+    made_from = {
+        "gemsmith": __version__,
+        "client": client,
+        "server": dict(facts),
+        "load": asdict(ask.load),
+        "count": asdict(ask.count),
+        "seed": ask.seed,
+        "timeout_s": ask.timeout_s,
+        "probe": ask.probe,
+        "slo": None if slo is None else slo.model_dump(),
+    }
+    return hashlib.sha256(json.dumps(made_from, sort_keys=True).encode()).hexdigest()
+
+
+def keep_cell(folder: Path, digest: str, cell: BenchCell) -> None:
+    """Writes a cell whole, or not at all."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_text(folder / f"{digest}.json", cell.model_dump_json(indent=1) + "\n")
+
+
+def find_cell(folder: Path, digest: str) -> BenchCell | None:
+    """The cell that is kept under a digest; None also where its file is damaged: it is then measured again."""
+    try:
+        return BenchCell.model_validate_json((folder / f"{digest}.json").read_bytes())
+    except (FileNotFoundError, ValidationError):
+        return None
+
+
+def forget_cells(folder: Path) -> None:
+    """A sweep that is whole needs them no more, and --force would find them."""
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def expected_s(ask: Ask, done: Sequence[BenchCell]) -> float:
+    """Seconds of a cell: those in which its requests arrive, or in which they are answered where that takes longer.
+
+    They are answered at the highest speed seen with prompts of that length, else with any.
+    """
+    arrivals_s = ask.requests / ask.load.request_rate
+    same = [cell for cell in done if cell.input_tokens == ask.load.input_tokens]
+    fastest = max((cell.output_tokens_per_s for cell in same or done), default=0.0)
+    answers_s = ask.requests * ask.load.output_tokens / fastest if fastest else 0.0
+    return max(arrivals_s, answers_s)
+
+
+def say_left(seconds: float) -> str:
+    """Seconds as a person says what is left.
+
+    >>> say_left(8), say_left(95), say_left(7000)
+    ('about 8 s left', 'about 2 min left', 'about 1.9 h left')
+    """
+    if seconds < 90:
+        return f"about {seconds:.0f} s left"
+    if seconds < 90 * 60:
+        return f"about {seconds / 60:.0f} min left"
+    return f"about {seconds / 3600:.1f} h left"
+
+
+ENOUGH = 0.95
+"""The goodput under which a rate is too much."""
+NEAR = 1.1
+"""The search ends where the two rates around saturation are no further apart than this."""
+HIGHEST_RATE = 1024.0
+"""Requests a second; one client does not make more."""
+
+
+def next_rate(tried: Mapping[float, float]) -> float | None:
+    """The rate to measure next, from rate -> goodput so far; None where nothing is left to find.
+
+    Bisected by ratio between the highest rate that held and the lowest that did not; doubled where all have held. Where
+    the lowest did not hold, nothing is searched: the SLO is beyond the server.
+
+    >>> next_rate({1.0: 1.0, 4.0: 0.5}), next_rate({1.0: 1.0, 4.0: 0.99}), next_rate({1.0: 0.2})
+    (2.0, 8.0, None)
+    """
+    held, exceeded = bracket(tried)
+    if held is None:
+        return None
+    if exceeded is None:
+        return 2 * held if 2 * held <= HIGHEST_RATE else None
+    if exceeded / held <= NEAR:
+        return None
+    return float(f"{math.sqrt(held * exceeded):.3g}")
+
+
+def bracket(tried: Mapping[float, float]) -> tuple[float | None, float | None]:
+    """The highest rate that held below the lowest that did not, and that one."""
+    exceeded = min((rate for rate, goodput in tried.items() if goodput < ENOUGH), default=None)
+    held = max((rate for rate in tried if exceeded is None or rate < exceeded), default=None)
+    return held, exceeded
+
+
+def read_saturation(tried: Mapping[float, float], *, input_tokens: int, output_tokens: int) -> Saturation:
+    held, exceeded = bracket(tried)
+    return Saturation(input_tokens=input_tokens, output_tokens=output_tokens, held_at=held, exceeded_at=exceeded)
+
+
+def describe_saturation(found: Saturation) -> str:
+    """One sentence without its full stop."""
+    lengths = f"with {found.input_tokens} tokens in and {found.output_tokens} out"
+    if found.held_at is None:
+        return f"the SLO cannot be met {lengths}: at {found.exceeded_at:g} requests/s, the lowest rate, it is not"
+    if found.exceeded_at is None:
+        return f"the server does not saturate {lengths} at {found.held_at:g} requests/s, the highest rate tried"
+    return f"the server saturates {lengths} between {found.held_at:g} and {found.exceeded_at:g} requests/s"
+
 
 CELLS = "cells"
 

@@ -3,20 +3,31 @@
 from collections.abc import Sequence
 from typing import NoReturn
 
-from gemsmith.cli import (  # noqa: F401 - their verbs join the group
-    chat,
+from gemsmith.cli import (
     launch,
     plan,
-    prepare,
-    recipes,
-    reports,
-    served,
-    stages,
 )
-from gemsmith.cli.group import cli
-from gemsmith.program import run_program
+from gemsmith.cli import (
+    recipe as prepare,
+)
+from gemsmith.cli import (
+    recipe as recipes,
+)
+from gemsmith.cli import (
+    report as reports,
+)
+from gemsmith.cli import (
+    run as stages,
+)
+from gemsmith.cli import (
+    serve as chat,
+)
+from gemsmith.cli import (
+    serve as served,
+)
+from gemsmith.cli.main import cli, run_program
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Runs a command line and exits; see gemsmith.program.run_program."""
+    """Runs a command line and exits; see gemsmith.cli.main.run_program."""
     run_program(cli, arguments)

@@ -6,10 +6,10 @@ from typing import Any
 
 import click
 
-from gemsmith.characters import spell_out_json
-from gemsmith.cli.group import cli
+from gemsmith.cli.main import cli
 from gemsmith.cli.options import FOLDER, Number, naming_extra, part
 from gemsmith.errors import InputError
+from gemsmith.system.characters import spell_out_json
 
 _TARGETS = ("cloud-run", "tpu-vm", "gke", "sky")
 _OPTIONS = (
@@ -84,8 +84,8 @@ def start(
     """Render a launch, and submit it; `gemsmith launch RECIPE` is short for this."""
     if (folder is None) is not submit:
         raise InputError("--print DIR or --submit: give one of them")
-    console = part("terminal").open_console()
-    target = part("launch.targets").TARGETS[on]
+    console = part("system.console").open_console()
+    target = part("launch.providers").TARGETS[on]
     asked = part("launch.request")
     with naming_extra():
         request = asked.make_request(recipe, target, on, asked.Options(**options))
@@ -93,7 +93,7 @@ def start(
     if folder is not None:
         for file in submitting.print_files(request, target, folder):
             click.echo(str(file))
-        steps = part("launch.steps")
+        steps = part("launch.upload")
         for line in (*steps.cost_lines(request), *steps.upload_lines(request)):
             console.print(line)
         return
@@ -102,8 +102,8 @@ def start(
 
 def _opened(name: str) -> tuple[Any, Any]:
     """The launch's record and its target."""
-    record = part("launch.record").read_launch(name)
-    return record, part("launch.targets").TARGETS[record.target]
+    record = part("launch.provider").read_launch(name)
+    return record, part("launch.providers").TARGETS[record.target]
 
 
 @launch.command()
@@ -115,14 +115,14 @@ def status(name: str, as_json: bool) -> None:
     if as_json:
         click.echo(spell_out_json(record.model_dump_json(indent=1)))
         return
-    part("launch.follow").show_status(record, target)
+    part("launch.submit").show_status(record, target)
 
 
 @launch.command()
 @click.argument("name")
 def logs(name: str) -> None:
     """Print what a launch has said so far."""
-    part("launch.follow").show_logs(*_opened(name))
+    part("launch.submit").show_logs(*_opened(name))
 
 
 @launch.command()
@@ -133,8 +133,8 @@ def fetch(name: str, run_path: Path | None, merged: bool) -> None:
     """Bring records, adapter and logs home, as far as there are any; the run goes on."""
     record, _ = _opened(name)
     path = run_path or Path("runs") / name
-    with naming_extra(), part("lock").locked(path):
-        count = part("launch.fetch").fetch_home(record.root, path, merged=merged)
+    with naming_extra(), part("system.locks").locked(path):
+        count = part("launch.sync").fetch_home(record.root, path, merged=merged)
     click.echo(f"{path}: {count} files; next: gemsmith report {path}")
 
 
@@ -146,7 +146,7 @@ _yes = click.option("--yes", is_flag=True, help="Do not ask.")
 @_yes
 def stop(name: str, yes: bool) -> None:
     """End all of a launch that costs money; the same launch can go on later from its bucket."""
-    part("launch.follow").stop(*_opened(name), agreed=yes, console=part("terminal").open_console())
+    part("launch.submit").stop(*_opened(name), agreed=yes, console=part("system.console").open_console())
 
 
 @launch.command()
@@ -154,7 +154,7 @@ def stop(name: str, yes: bool) -> None:
 @_yes
 def clean(name: str, yes: bool) -> None:
     """Remove what a launch created, and say what outlives it."""
-    part("launch.follow").clean(*_opened(name), agreed=yes, console=part("terminal").open_console())
+    part("launch.submit").clean(*_opened(name), agreed=yes, console=part("system.console").open_console())
 
 
 @launch.command(hidden=True)
@@ -163,7 +163,7 @@ def clean(name: str, yes: bool) -> None:
 @click.argument("out", type=FOLDER)
 def pack(listed: Path, folder: Path, out: Path) -> None:
     """What submit.sh runs: the listed pictures of a folder as a few files, if each is still what the list says."""
-    part("launch.pictures").pack(listed, folder, out)
+    part("launch.shards").pack(listed, folder, out)
 
 
 @launch.command(hidden=True)
@@ -173,5 +173,5 @@ def pack(listed: Path, folder: Path, out: Path) -> None:
 def here(root: str, folder: Path, stages: str) -> None:
     """What the machine of a launch runs: the stages of the recipe at gs://…/launched, kept there as they go."""
     with naming_extra():
-        console = part("terminal").open_console()
-        part("launch.here").run_here(root, folder.resolve(), stages.split(","), part("pipeline").run_stage, console)
+        console = part("system.console").open_console()
+        part("launch.worker").run_here(root, folder.resolve(), stages.split(","), part("pipeline").run_stage, console)

@@ -12,8 +12,8 @@ from typing import Any
 
 import click
 
-from gemsmith.characters import spell_out_json
 from gemsmith.errors import MachineError
+from gemsmith.system.characters import spell_out_json
 
 FOLDER = click.Path(path_type=Path)
 
@@ -141,10 +141,10 @@ def open_source(
 
     def claim(folder: Path) -> None:
         # Of the processes of one training, the first writes there for all.
-        if not (trains and part("train.first_host").is_later_host()):
-            enter(part("lock").locked(folder))
+        if not (trains and part("train.stage").is_later_host()):
+            enter(part("system.locks").locked(folder))
 
-    return part("run").open_source(source, run_path, overrides, redo=redo, claim=claim)
+    return part("runs.run").open_source(source, run_path, overrides, redo=redo, claim=claim)
 
 
 def run_stage(

@@ -7,10 +7,10 @@ from typing import Any
 
 import click
 
-from gemsmith.characters import spell_out, spell_out_json
-from gemsmith.cli.group import cli
+from gemsmith.cli.main import cli
 from gemsmith.cli.options import FOLDER, Number, open_source, part, source_options
 from gemsmith.errors import InputError
+from gemsmith.system.characters import spell_out, spell_out_json
 
 
 @cli.command()
@@ -100,13 +100,13 @@ def _plan(
     if on is not None and run_path is not None:
         raise InputError("--run: does not go with --on, which writes nothing; give the run directory as SOURCE")
     if source.is_dir() and on is not None:
-        opened = part("run").borrow_run(source, overrides, section="hardware")
+        opened = part("runs.run").borrow_run(source, overrides, section="hardware")
         recipe, record = opened.recipe, stage.plan_run(opened, on, by, limits)
     elif source.is_dir() or run_path is not None:
         opened = open_source(source, run_path, overrides)
         recipe, record = opened.recipe, stage.plan(opened, by, limits)
     else:
-        recipe = part("resolve").resolve_file(source, overrides)[0]
+        recipe = part("runs.resolve").resolve_file(source, overrides)[0]
         record = stage.plan_only(recipe, on, by, limits)
     if fix is not None:
         stage.write_fix(recipe, record, fix)
@@ -117,9 +117,9 @@ def _plan(
     if as_json:
         click.echo(spell_out_json(record.model_dump_json(indent=1)))
     elif serve:
-        part("plan.table").print_serving(record)
+        part("report.plan_table").print_serving(record)
     else:
-        part("plan.table").print_plan(record)
+        part("report.plan_table").print_plan(record)
 
 
 def _calibrate(folders: Sequence[Path], catalogue: Path | None, options: dict[str, Any]) -> None:

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gemsmith.data.batches import Batches, load_batches
-    from gemsmith.data.pack import Rows
-    from gemsmith.data.rows import read_documents
+    from gemsmith.data.dataset import read_documents
+    from gemsmith.data.packing import Rows
     from gemsmith.data.stage import prepare_data
 
 __all__ = ["Batches", "Rows", "load_batches", "prepare_data", "read_documents"]

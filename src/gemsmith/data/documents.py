@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from gemsmith.messages import Message
-from gemsmith.pictures.check import Picture
+from gemsmith.images.check import Picture
+from gemsmith.tasks.messages import Message
 
 FORMS = {"messages": ("messages",), "prompt-response": ("prompt", "response")}
 """The columns of each form that rows may have."""

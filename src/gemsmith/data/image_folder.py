@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from gemsmith.characters import is_utf_8
 from gemsmith.errors import DataError, nearest
-from gemsmith.files import expand_home
-from gemsmith.recipe import Data
+from gemsmith.recipe.schema import Data
+from gemsmith.system.characters import is_utf_8
+from gemsmith.system.files import expand_home
 
 FORMAT = "image-folder"
 SUFFIXES = frozenset(".avif .bmp .gif .jfif .jp2 .jpe .jpeg .jpg .pbm .pgm .png .ppm .tif .tiff .webp".split())

@@ -9,39 +9,31 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from gemsmith.checkpoint import Checkpoint, open_checkpoint
-from gemsmith.checkpoint.folder import read_config
-from gemsmith.data.batches import PICTURES, count_rows, count_steps, rows_sha256, shuffled_order
-from gemsmith.data.buckets import find_buckets
+from gemsmith.arch import VARIANTS
+from gemsmith.checkpoints import Checkpoint, open_checkpoint
+from gemsmith.checkpoints.folder import read_config
+from gemsmith.data.batches import PICTURES, count_rows, count_steps, find_buckets, rows_sha256, shuffled_order
+from gemsmith.data.chat_template import TemplateText, find_template
+from gemsmith.data.dataset import Dataset, describe_columns, read_dataset, read_held_out, read_train, source_sha256
+from gemsmith.data.dedup import Overlap, count_shared_pictures, find_overlap, overlap_notices, write_answers
 from gemsmith.data.documents import Document
 from gemsmith.data.image_folder import FORMAT, recipe_classes
-from gemsmith.data.overlap import Overlap, count_shared_pictures, find_overlap, overlap_notices, write_answers
-from gemsmith.data.pack import ARRAYS, Rows, assign_rows, drawn_order, pack_rows
-from gemsmith.data.pictures import Seen, look_at_pictures, write_pictures
-from gemsmith.data.render import Rendered, open_tokenizer
-from gemsmith.data.rows import (
-    Dataset,
-    describe_columns,
-    read_dataset,
-    read_held_out,
-    read_train,
-    source_sha256,
-)
-from gemsmith.data.template import TemplateText, find_template
+from gemsmith.data.images import Seen, look_at_pictures, write_pictures
+from gemsmith.data.packing import ARRAYS, Rows, assign_rows, drawn_order, pack_rows
+from gemsmith.data.tokenize import Rendered, open_tokenizer
 from gemsmith.data.workers import count_processes, render_in_processes
 from gemsmith.errors import CheckpointError, DataError, MachineError, RunError
-from gemsmith.files import replacing_folder, sha256_file
-from gemsmith.lengths import check_lengths
-from gemsmith.messages import images_of
-from gemsmith.pictures.kept import drop_others, keep_bytes
-from gemsmith.pictures.patches import Patching, read_patching
-from gemsmith.provenance import Clock, start_clock
-from gemsmith.recipe import Data, Recipe, eval_tasks
-from gemsmith.records import DataRecord, HeldOut, PictureBucket
-from gemsmith.run import Run, make_origin, read_record, write_record
+from gemsmith.images.decode import drop_others, keep_bytes
+from gemsmith.images.patches import Patching, read_patching
+from gemsmith.recipe.schema import Data, Recipe, eval_tasks
+from gemsmith.runs.provenance import Clock, start_clock
+from gemsmith.runs.records import DataRecord, HeldOut, PictureBucket
+from gemsmith.runs.resolve import check_lengths
+from gemsmith.runs.run import Run, make_origin, read_record, write_record
+from gemsmith.system.console import open_console, track
+from gemsmith.system.files import replacing_folder, sha256_file
 from gemsmith.tasks import is_task_file
-from gemsmith.terminal import open_console, track
-from gemsmith.zoo import VARIANTS
+from gemsmith.tasks.messages import images_of
 
 _PACKAGES = ("numpy", "tokenizers", "jinja2", "grain", "pillow")
 # Columns by which some datasets mark rows that are not to be trained on.

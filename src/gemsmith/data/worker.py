@@ -15,13 +15,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from gemsmith.data.chat_template import TemplateText
 from gemsmith.data.documents import Document
-from gemsmith.data.limits import Limits
-from gemsmith.data.render import Renderer, check_prompts, open_renderer, render_documents
-from gemsmith.data.template import TemplateText
+from gemsmith.data.tokenize import Renderer, check_prompts, open_renderer, render_documents
 from gemsmith.errors import GemsmithError
-from gemsmith.pictures.check import Picture
-from gemsmith.worker_process import answer_requests
+from gemsmith.images.check import Picture
+from gemsmith.system.workers import Limits, answer_requests
 
 
 @dataclass(frozen=True, kw_only=True)

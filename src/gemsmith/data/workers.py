@@ -18,14 +18,13 @@ from typing import Any
 
 import numpy as np
 
+from gemsmith.data.chat_template import TemplateText
 from gemsmith.data.documents import Document
-from gemsmith.data.limits import Limits
-from gemsmith.data.render import Rendered
-from gemsmith.data.template import TemplateText
+from gemsmith.data.tokenize import Rendered
 from gemsmith.data.worker import Opening, Packed, Prompts
 from gemsmith.errors import DataError, MachineError
-from gemsmith.messages import text_of
-from gemsmith.worker_process import Worker, WorkerEndedError, ask, end_worker, send, start_worker
+from gemsmith.system.workers import Limits, Worker, WorkerEndedError, ask, end_worker, send, start_worker
+from gemsmith.tasks.messages import text_of
 
 _CHUNK = 512
 # Fewer characters a process than this are rendered before it has read its tokenizer.

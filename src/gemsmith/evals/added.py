@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from gemsmith.errors import InputError
-from gemsmith.files import expand_home
-from gemsmith.recipe import EvalTask, eval_tasks
-from gemsmith.recipe_file import load_recipe
+from gemsmith.recipe.load import load_recipe
+from gemsmith.recipe.schema import EvalTask, eval_tasks
+from gemsmith.system.files import expand_home
 
 
 def add_task(source: Path, overrides: Sequence[str], given: Mapping[str, Any]) -> str:

@@ -8,12 +8,11 @@ from typing import NamedTuple
 import numpy as np
 
 from gemsmith.errors import DataError
-from gemsmith.eval_records import Interval, LabelCount, LabelRow, LabelScores, LabelsResult
-from gemsmith.evals.pass_at import RESAMPLES, SEED
-from gemsmith.evals.scoring import wilson_interval
-from gemsmith.messages import images_of
-from gemsmith.pictures.sent import thumbnail_url
+from gemsmith.evals.metrics import RESAMPLES, SEED, wilson_interval
+from gemsmith.images.data_url import thumbnail_url
+from gemsmith.runs.eval_records import Interval, LabelCount, LabelRow, LabelScores, LabelsResult
 from gemsmith.tasks import Classifier, Question
+from gemsmith.tasks.messages import images_of
 
 UNKNOWN = -1
 MOST_CONFUSED, MOST_OF_ONE_KIND, MOST_PICTURES = 24, 3, 4

@@ -9,10 +9,10 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from gemsmith.evals.ask import Request, ask_all
-from gemsmith.messages import Message, plain_messages
-from gemsmith.serve.chat import Failure, Reply, read_choice
+from gemsmith.serve.client.batch import Request, ask_all
+from gemsmith.serve.client.chat import Failure, Reply, read_choice
 from gemsmith.serve.server import Server
+from gemsmith.tasks.messages import Message, plain_messages
 
 Asked = Mapping[int, tuple[Sequence[Message], Sequence[str]]]
 """The number of a question -> its messages and its choices."""

@@ -16,18 +16,18 @@ from typing import Any
 
 from rich.table import Table
 
-from gemsmith.checkpoint import open_checkpoint
-from gemsmith.data.template import find_template
+from gemsmith.checkpoints import open_checkpoint
+from gemsmith.data.chat_template import find_template
 from gemsmith.errors import EngineError, InputError, MachineError, last_line
-from gemsmith.eval_records import LmEvalRecord, LmEvalScore
-from gemsmith.files import replacing_folder, sha256_file
-from gemsmith.provenance import start_clock
-from gemsmith.run import Run, write_record
-from gemsmith.serve.engine import KEY_VARIABLE, clean_environment
-from gemsmith.serve.process import guarded, last_lines
+from gemsmith.runs.eval_records import LmEvalRecord, LmEvalScore
+from gemsmith.runs.provenance import start_clock
+from gemsmith.runs.run import Run, write_record
 from gemsmith.serve.server import Server
+from gemsmith.serve.settings import KEY_VARIABLE, clean_environment
 from gemsmith.serve.stage import Servers, origin_with_engine
-from gemsmith.terminal import open_console
+from gemsmith.system.console import open_console
+from gemsmith.system.files import replacing_folder, sha256_file
+from gemsmith.system.process import guarded, last_lines
 
 PYTHON_VARIABLE = "GEMSMITH_LM_EVAL_PYTHON"
 _ASK_VERSION = "from importlib.metadata import version; import transformers; print(version('lm_eval'))"

@@ -4,15 +4,14 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gemsmith.checkpoint import open_checkpoint
+from gemsmith.checkpoints import open_checkpoint
+from gemsmith.data.dataset import Dataset
+from gemsmith.data.dedup import Overlap, find_overlap, overlap_notices, read_answers
 from gemsmith.data.documents import Document
-from gemsmith.data.overlap import Overlap, find_overlap, overlap_notices, read_answers
-from gemsmith.data.rows import Dataset
 from gemsmith.errors import RecipeError, RunError
-from gemsmith.eval_records import EvalRecord, TaskResult
-from gemsmith.evals.compare import Comparison, compare, unmoved_notices, worse_notices
-from gemsmith.evals.kept import digest_model
-from gemsmith.evals.questions import OpenTask, open_tasks
+from gemsmith.evals.cache import digest_model
+from gemsmith.evals.generate import AGAIN, ANSWERS, DONE, Answers, Model, answer_all, kept_files
+from gemsmith.evals.metrics import Comparison, compare, unmoved_notices, worse_notices
 from gemsmith.evals.results import (
     answer_notices,
     choose_examples,
@@ -20,20 +19,20 @@ from gemsmith.evals.results import (
     make_result,
     make_rows,
     picture_notices,
+    print_scores,
     source_notices,
 )
-from gemsmith.evals.sampling import AGAIN, ANSWERS, DONE, Answers, Model, answer_all, kept_files
-from gemsmith.evals.show import print_scores
-from gemsmith.files import replacing, sha256_file
-from gemsmith.messages import text_message
-from gemsmith.provenance import Clock, start_clock
-from gemsmith.recipe_file import load_recipe
-from gemsmith.recipe_keys import differing_keys
-from gemsmith.records import ExportRecord
-from gemsmith.run import Run, is_complete, read_record, write_record
-from gemsmith.serve.engine import find_engine
+from gemsmith.evals.tasks import OpenTask, open_tasks
+from gemsmith.recipe.load import differing_keys, load_recipe
+from gemsmith.runs.eval_records import EvalRecord, TaskResult
+from gemsmith.runs.provenance import Clock, start_clock
+from gemsmith.runs.records import ExportRecord
+from gemsmith.runs.run import Run, is_complete, read_record, write_record
+from gemsmith.serve.settings import find_engine
 from gemsmith.serve.stage import Servers, origin_with_engine
-from gemsmith.terminal import open_console
+from gemsmith.system.console import open_console
+from gemsmith.system.files import replacing, sha256_file
+from gemsmith.tasks.messages import text_message
 
 
 @dataclass(frozen=True, kw_only=True)

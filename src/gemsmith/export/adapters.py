@@ -13,11 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from gemsmith.checkpoint.adapter import WEIGHTS, Adapter, LowRank, check_fit, read_peft_adapter, refuse_broken, some
-from gemsmith.checkpoint.checksums import checksum
-from gemsmith.checkpoint.peft_config import CONFIG
-from gemsmith.checkpoint.saved import (
+from gemsmith.arch import Tensor, Variant, VisionTower, lora_targets
+from gemsmith.arch.tensors import PREFIX, TOWER_LAYERS
+from gemsmith.checkpoints.peft import WEIGHTS, Adapter, LowRank, check_fit, read_peft_adapter, refuse_broken, some
+from gemsmith.checkpoints.peft_config import CONFIG
+from gemsmith.checkpoints.steps import (
     check_files,
+    checksum,
     compare_checksums,
     is_peft_step,
     read_or_damage,
@@ -25,12 +27,9 @@ from gemsmith.checkpoint.saved import (
     saved_steps,
 )
 from gemsmith.errors import CheckpointError, DamageError, RunError
-from gemsmith.records import TrainRecord
-from gemsmith.resolve import recipe_variant
-from gemsmith.run import Run, read_record
-from gemsmith.zoo import Tensor, Variant, VisionTower, lora_targets
-from gemsmith.zoo.tensors import PREFIX
-from gemsmith.zoo.vision_tensors import TOWER_LAYERS
+from gemsmith.runs.records import TrainRecord
+from gemsmith.runs.resolve import recipe_variant
+from gemsmith.runs.run import Run, read_record
 
 MODEL = "model_params"
 """Orbax's folder of the adapter within a step's; the moments of the optimizer lie in another."""

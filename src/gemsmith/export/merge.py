@@ -6,6 +6,10 @@ order; where its `safe_merge` is asked for, it rounds B A to the base's dtype be
 100 000 weights, in the last bit, of modules whose own alpha or rank (alpha_pattern, rank_pattern) makes the scale
 another one, and not by a power of two: their B is scaled first, so that one alpha holds for all; and of all modules,
 where numpy's BLAS adds up in another order than torch's on a processor.
+
+What rounding to the base's dtype leaves of an adapter.
+
+A weak one is lost in merged weights that base + adapter still has.
 """
 
 import errno
@@ -17,7 +21,7 @@ import queue
 import shutil
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -26,16 +30,16 @@ from typing import TypeVar
 
 import numpy as np
 
-from gemsmith.checkpoint import Checkpoint, TensorPlace
-from gemsmith.checkpoint.adapter import Adapter, LowRank, refuse_outside
-from gemsmith.checkpoint.finite import SIZE_BITS, count_nonfinite
-from gemsmith.checkpoint.folder import INDEX
+from gemsmith.checkpoints import Checkpoint, TensorPlace
+from gemsmith.checkpoints.finite import SIZE_BITS, count_nonfinite
+from gemsmith.checkpoints.folder import INDEX
+from gemsmith.checkpoints.peft import Adapter, LowRank, refuse_outside
 from gemsmith.errors import CheckpointError, MachineError
 from gemsmith.export.adapters import check_values
 from gemsmith.export.threads import one_blas_thread
 from gemsmith.export.writer import FileWriter
-from gemsmith.plain_json import read_json
-from gemsmith.records import FileSum
+from gemsmith.runs.records import FileSum
+from gemsmith.system.json import read_json
 
 # Values of a matrix, and bytes that are copied, at once: what a core's cache holds. benchmarks/merge.py.
 _BLOCK_VALUES = 2**18
@@ -347,3 +351,55 @@ def _sync(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+# Rounding that moves logits by more than this share of what the adapter does to them has made another model.
+_LARGE_SHARE = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rounding:
+    """What an adapter does, and what rounding did to that.
+
+    `away`: the share of its changes of weights that is lost, by norm; 0 to 1.
+
+    `effect`: the most that base + adapter differs from the base in logits; `moved`: the most that merged differs from
+    base + adapter. None where logits were not compared, as with `away`, where no weight was.
+    """
+
+    dtypes: Sequence[str] = ()
+    away: float | None = None
+    effect: float | None = None
+    moved: float | None = None
+
+
+def rounding_notices(rounding: Rounding) -> tuple[str, ...]:
+    """What a reader must know where rounding took much of the adapter.
+
+    Decided by logits, and by weights only without them.
+
+    In a mixture of experts a rounding can turn a token to another expert, so that a few logits move far more than the
+    others.
+    """
+    kinds = " and ".join(sorted(DTYPES[dtype] for dtype in rounding.dtypes))
+    away = (
+        ""
+        if rounding.away is None
+        else f"{100 * rounding.away:.0f} % of its changes of weights, by norm, are rounded away"
+    )
+    if rounding.effect is not None and rounding.moved is not None:
+        if rounding.moved <= _LARGE_SHARE * rounding.effect:
+            return ()
+        found = f"the adapter moves logits by {rounding.effect:.2g}, the rounding by {rounding.moved:.2g}" + (
+            f"; {away}" if away else ""
+        )
+    elif rounding.away is not None and rounding.away > _LARGE_SHARE:
+        found = f"{away}; logits were not compared"
+    else:
+        return ()
+    return (
+        f"Rounding to {kinds} took much of the adapter out of the merged weights: {found}. Serve the base with "
+        "adapter/ instead "
+        "(vLLM: --enable-lora), or train a stronger adapter: more steps, a higher optimizer.learning_rate or "
+        "lora.alpha.",
+    )

@@ -17,12 +17,12 @@ from typing import Any
 
 import numpy as np
 
-from gemsmith.checkpoint.adapter import Adapter, LowRank, some
-from gemsmith.checkpoint.saved import ORBAX, read_json, saved_steps
+from gemsmith.arch import Variant
+from gemsmith.arch.tensors import PREFIX
+from gemsmith.checkpoints.peft import Adapter, LowRank, some
+from gemsmith.checkpoints.steps import ORBAX, read_json, saved_steps
 from gemsmith.errors import CheckpointError, DamageError
 from gemsmith.export.adapters import MODEL, check_values, contiguous, restore_lora
-from gemsmith.zoo import Variant
-from gemsmith.zoo.tensors import PREFIX
 
 # Tunix's name in a layer -> HF's modules.
 _MODULES: Mapping[str, tuple[str, ...]] = {

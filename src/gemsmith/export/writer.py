@@ -19,7 +19,7 @@ from typing import Self
 
 import numpy as np
 
-from gemsmith.records import FileSum
+from gemsmith.runs.records import FileSum
 
 # Bytes that are written at once, and how many such chunks are filled and written in turn.
 _CHUNK_BYTES, _CHUNKS = 8 * 2**20, 4

@@ -3,9 +3,18 @@
 No machine-learning library is imported.
 """
 
-from gemsmith.hardware.catalogue import Catalogue, Chip, Machine, Price, load_catalogue, own_catalogue, own_files
-from gemsmith.hardware.names import find_machine, machines_with
-from gemsmith.hardware.prices import billed_hours, doubts_of
+from gemsmith.hardware.catalog import (
+    Catalogue,
+    Chip,
+    Machine,
+    Price,
+    billed_hours,
+    doubts_of,
+    load_catalogue,
+    own_catalogue,
+    own_files,
+)
+from gemsmith.hardware.lookup import find_machine, machines_with
 
 __all__ = [
     "Catalogue",

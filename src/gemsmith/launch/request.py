@@ -1,28 +1,98 @@
-"""A launch as it was asked for, checked against the plan, with everything chosen: what rendering starts from."""
+"""A launch as it was asked for, checked against the plan, with everything chosen: what rendering starts from.
+
+What a recipe reads of this machine, and where the launched one finds it instead.
+
+Bytes that a launch's machine holds beside the chip: its program, the run directory, weights that it downloads.
+"""
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from gemsmith.checkpoint.fetch import is_hub_id
+from gemsmith.checkpoints.hub import is_hub_id
 from gemsmith.errors import InputError, RecipeError, nearest
-from gemsmith.execution import BACKENDS
 from gemsmith.hardware import Catalogue, Machine, find_machine, load_catalogue
-from gemsmith.launch.bill import default_region, find_price, make_bill, price_of_hour
-from gemsmith.launch.inputs import Inputs, find_inputs
-from gemsmith.launch.target import MOUNT, Bill, Chosen, Request, Target
-from gemsmith.launch.wheel import check_wheel
+from gemsmith.launch.cost import default_region, find_price, make_bill, price_of_hour
+from gemsmith.launch.provider import MOUNT, Bill, Chosen, Request, Target, check_wheel
+from gemsmith.launch.shards import Pictures, find_pictures
 from gemsmith.plan import plan_only
-from gemsmith.plan_records import PlanRecord
-from gemsmith.recipe import Derived, Recipe
-from gemsmith.recipe_file import dump_recipe
-from gemsmith.recipe_keys import with_values
-from gemsmith.resolve import recipe_variant, resolve_file
-from gemsmith.stages import SERVED, STAGES
-from gemsmith.version import __version__
+from gemsmith.recipe.backends import BACKENDS
+from gemsmith.recipe.load import dump_recipe, with_values
+from gemsmith.recipe.schema import Derived, Recipe
+from gemsmith.runs.plan_records import PlanRecord
+from gemsmith.runs.resolve import recipe_variant, resolve_file
+from gemsmith.runs.stages import SERVED, STAGES
+from gemsmith.system.version import __version__
+
+_KEYS = ("checkpoint", "data.train", "data.eval", "data.template", "train.start_adapter", "hardware.catalogue")
+_ROWS = ("data.train", "data.eval")
+FOLDER = "inputs"
+"""Below the folder that holds the launched recipe."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inputs:
+    """What a launch brings along."""
+
+    placed: tuple[Derived, ...] = ()
+    """Keys of the recipe that name another place there."""
+    copies: Mapping[str, str]
+    """A local file or folder -> where it goes."""
+    pictures: tuple[Pictures, ...] = ()
+    weights_bucket: str | None = None
+    """The bucket of the base, where it is mounted."""
+
+
+def find_inputs(recipe: Recipe, root: str, *, mount: str | None) -> Inputs:
+    """What the recipe reads of this machine, with the places that it gets below `root`.
+
+    Raises RecipeError for a file that is not there, DataError as find_pictures. `mount`: where the machine sees the
+    bucket of a base in one.
+    """
+    placed, copies, weights, pictures = [], {}, None, []
+    places: dict[str, str] = {}
+    for key in _KEYS:
+        value = _value_at(recipe, key)
+        if not isinstance(value, str):
+            continue
+        if value.startswith("gs://") and key == "checkpoint" and mount is not None:
+            weights, _, folder = value.removeprefix("gs://").partition("/")
+            placed.append(Derived(key, f"{mount}/{folder}", f"{value}, mounted read-only"))
+        elif "://" not in value and Path(value).is_absolute():
+            if value not in places:
+                places[value] = f"{FOLDER}/{key.replace('.', '-')}/{Path(value).name}"
+                found = _pictures(recipe, key, Path(value))
+                pictures += [found] if found else []
+                if not (found and Path(value).is_dir()):  # of a folder of photos there is nothing else to copy
+                    copies[value] = f"{root}/launched/{places[value]}"
+            placed.append(Derived(key, places[value], f"{value} of the machine that launched it"))
+        elif "://" not in value and key not in ("checkpoint", *_ROWS):
+            raise RecipeError(f"{key}: {value} is not there")
+        elif "://" not in value and key != "checkpoint":
+            raise RecipeError(f"{key}: {value} is not there; give a file, a folder or rows to make")
+    if recipe.train.checkpoint_folder is not None and "://" not in recipe.train.checkpoint_folder:
+        raise RecipeError(
+            f"train.checkpoint_folder: {recipe.train.checkpoint_folder} is a folder of this machine; set it to null, "
+            "saved steps then go to the launch's bucket"
+        )
+    return Inputs(placed=tuple(placed), copies=copies, pictures=tuple(pictures), weights_bucket=weights)
+
+
+def _pictures(recipe: Recipe, key: str, path: Path) -> Pictures | None:
+    if not path.exists():
+        raise RecipeError(f"{key}: {path} is not there")
+    return find_pictures(recipe.data, key, path) if key in _ROWS else None
+
+
+def _value_at(recipe: Recipe, key: str) -> object:
+    value: object = recipe
+    for part in key.split("."):
+        value = getattr(value, part)
+    return value
+
 
 STAGES_THERE = tuple(stage for stage in STAGES if stage not in SERVED)
 """What the images can run; vLLM, which the others need, is in none of them."""
@@ -305,3 +375,46 @@ def _image(machine: Machine, region: str, options: Options) -> Chosen:
     stack = "train-tpu" if machine.chip.kind == "tpu" else "train-gpu"
     where = f"{region}-docker.pkg.dev/{options.project}/gemsmith/{stack}:{__version__}"
     return Chosen(where, f"docker/{stack}.Dockerfile, as docker/cloudbuild.yaml builds it")
+
+
+GB = 10**9
+PROGRAM_BYTES = 16 * GB
+"""Python and its libraries, rows, a few pictures, and a layer at a time of what is loaded or merged; assumed."""
+WEIGHT_BYTES = 2
+"""A parameter, in bfloat16."""
+_WORTH_SAYING_BYTES = GB // 10
+SAVED_BYTES = 12
+"""A trained parameter and its two moments, in float32."""
+ADAPTER_BYTES = 4
+
+
+def held_bytes(request: Request, *, with_weights: bool) -> dict[str, int]:
+    """What -> bytes. `with_weights`: the base is copied to the machine rather than read in place."""
+    train, weights = request.recipe.train, WEIGHT_BYTES * request.parameters
+    held = {"the program": PROGRAM_BYTES}
+    if (pictures := sum(each.total_bytes for each in request.pictures)) >= _WORTH_SAYING_BYTES:
+        held["pictures"] = pictures
+    if with_weights:
+        held["the base"] = weights
+    if "train" in request.stages:
+        # One more is being written while those to keep are there.
+        held["saved steps"] = (train.keep_checkpoints + 1) * SAVED_BYTES * request.trained_parameters
+    if "export" in request.stages:
+        held["merged weights"] = weights + ADAPTER_BYTES * request.trained_parameters
+    return held
+
+
+def downloads_base(request: Request) -> bool:
+    """Whether the base comes from the Hugging Face hub, or is copied from a bucket that the target does not mount."""
+    checkpoint = request.recipe.checkpoint
+    return is_hub_id(checkpoint) or checkpoint.startswith("gs://")
+
+
+def say_held(held: dict[str, int]) -> str:
+    """The items and their sum, largest first.
+
+    >>> say_held({"a": 2_000_000_000, "b": 30_000_000_000})
+    '32 GB: b 30, a 2'
+    """
+    largest: Iterable[tuple[str, int]] = sorted(held.items(), key=lambda item: -item[1])
+    return f"{sum(held.values()) / GB:.0f} GB: " + ", ".join(f"{what} {count / GB:.2g}" for what, count in largest)

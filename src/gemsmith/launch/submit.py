@@ -1,21 +1,126 @@
-"""A launch from its request on: files rendered once, printed, and run as they are."""
+"""A launch from its request on: files rendered once, printed, and run as they are.
 
+External commands, each run by one function, so that tests put a stand-in on PATH that records what it was asked.
+
+Every check of a target, each a line; nothing is created where one fails.
+
+What becomes of a launch: its status and logs, its end, and what is left of it afterwards.
+"""
+
+import os
+import shutil
+import subprocess
 import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
 
-from gemsmith.errors import GemsmithError, InputError
-from gemsmith.files import sha256_file, write_text
-from gemsmith.launch.pictures import PACKED
-from gemsmith.launch.preflight import run_preflight
-from gemsmith.launch.record import LaunchRecord, launch_folder, read_launch, write_launch
-from gemsmith.launch.runner import run_script
-from gemsmith.launch.steps import cost_lines, rendered_lists, upload_lines
-from gemsmith.launch.target import Request, Target
-from gemsmith.provenance import start_clock
-from gemsmith.version import __version__
+from gemsmith.errors import EngineError, GemsmithError, InputError, MachineError, last_line
+from gemsmith.launch.provider import (
+    Check,
+    Command,
+    LaunchRecord,
+    Request,
+    Resource,
+    Target,
+    launch_folder,
+    read_launch,
+    write_launch,
+)
+from gemsmith.launch.providers.gcloud import in_artifact_registry
+from gemsmith.launch.shards import PACKED
+from gemsmith.launch.upload import cost_lines, rendered_lists, upload_lines
+from gemsmith.runs.provenance import start_clock
+from gemsmith.system.files import sha256_file, write_text
+from gemsmith.system.version import __version__
+
+PATIENCE_S = 120
+"""For a command that only asks."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    code: int
+    output: str
+    complaint: str
+    """The last line of its stderr."""
+
+
+def ask(command: Command) -> Answer:
+    """What a command printed; a program that is not there, or does not answer, is an answer with a complaint."""
+    if shutil.which(command[0]) is None:
+        return Answer(code=127, output="", complaint=f"{command[0]} is not on PATH")
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL, timeout=PATIENCE_S
+        )
+    except subprocess.TimeoutExpired:
+        return Answer(code=124, output="", complaint=f"no answer within {PATIENCE_S} s")
+    return Answer(code=done.returncode, output=done.stdout, complaint=last_line(done.stderr) if done.stderr else "")
+
+
+def show(command: Command) -> None:
+    """Runs a command whose output is the user's to read. Raises EngineError where it fails."""
+    _refuse_missing(command[0])
+    if code := subprocess.run(command, check=False, stdin=subprocess.DEVNULL).returncode:
+        raise EngineError(f"{' '.join(command[:4])} … ended with {code}; its own lines are above")
+
+
+def run_script(script: Path, *, needs: Sequence[str]) -> None:
+    """Runs a rendered script. Raises MachineError where a program is missing, EngineError where the script fails.
+
+    It finds this Gemsmith, also where the environment that it is in is not on PATH.
+    """
+    for program in ("bash", *needs):
+        _refuse_missing(program)
+    ours = {"PATH": f"{os.environ.get('PATH', '')}{os.pathsep}{Path(sys.executable).parent}"}
+    command, environment = ["bash", str(script)], os.environ | ours
+    if code := subprocess.run(command, check=False, stdin=subprocess.DEVNULL, env=environment).returncode:
+        raise EngineError(f"{script} ended with {code}; its own lines are above")
+
+
+def _refuse_missing(program: str) -> None:
+    if shutil.which(program) is None:
+        raise MachineError(f"{program}: is not on PATH; install it and run the same command again")
+
+
+_FIRST = 2
+"""Without gcloud and a login nothing else can be asked."""
+
+
+def run_preflight(checks: Sequence[Check], console: Console) -> None:
+    """Prints a line for each check, with its remedy where it fails. Raises MachineError once all have been asked."""
+    failed = []
+    for number, check in enumerate(checks):
+        complaint = find_complaint(check)
+        console.print(_line(check, complaint))
+        if complaint is not None and check.needed:
+            failed.append(check.name)
+            if number < _FIRST:
+                break
+    if failed:
+        raise MachineError(
+            f"preflight: {len(failed)} of {len(checks)} checks failed ({failed[0]}{', …' if len(failed) > 1 else ''}); "
+            "nothing was created; do what the lines above say and run the same command again"
+        )
+
+
+def find_complaint(check: Check) -> str | None:
+    """What is wrong; None where nothing is."""
+    answer = ask(check.command)
+    if answer.code:
+        return answer.complaint or f"{check.command[0]} ended with {answer.code}"
+    return check.complaint(answer.output)
+
+
+def _line(check: Check, complaint: str | None) -> Text:
+    if complaint is None:
+        return Text.assemble(("ok    ", "green"), check.name)
+    mark = ("fails ", "red") if check.needed else ("note  ", "yellow")
+    return Text.assemble(mark, f"{check.name}: {complaint}; {check.remedy}")
 
 
 def print_files(request: Request, target: Target, folder: Path) -> list[Path]:
@@ -116,3 +221,75 @@ def _record(request: Request, on: str, files: dict[str, str]) -> LaunchRecord:
         gemsmith=__version__,
         files=files,
     )
+
+
+def show_status(record: LaunchRecord, target: Target) -> None:
+    show(target.status(record))
+
+
+def show_logs(record: LaunchRecord, target: Target) -> None:
+    show(target.logs(record))
+
+
+def stop(record: LaunchRecord, target: Target, *, agreed: bool, console: Console) -> None:
+    """Ends all that costs money; what is in the bucket stays, so that the run can go on."""
+    found = list(_found(target.running(record)))
+    _remove(found, agreed=agreed, console=console, nothing=f"{record.name}: nothing of it runs")
+
+
+def clean(record: LaunchRecord, target: Target, *, agreed: bool, console: Console) -> None:
+    """Removes all that the launch created, and says what outlives it. Raises EngineError where something stays."""
+    found = list(_found(target.created(record)))
+    _remove(found, agreed=agreed, console=console, nothing=f"{record.name}: nothing of it is there")
+    if left := [name for _, name, _ in _found(target.created(record))]:
+        raise EngineError(f"{record.name}: still there: {', '.join(left)}; it may be on its way out, run clean again")
+    write_launch(record.model_copy(update={"state": "cleaned"}))
+    for line in what_outlives(record):
+        console.print(line)
+
+
+def what_outlives(record: LaunchRecord) -> tuple[str, ...]:
+    """What clean leaves, with the command that removes it."""
+    account, project = record.service_account, record.project
+    secret, image = record.secret, record.image
+    remove = f"; gcloud artifacts docker images delete {image}" if image and in_artifact_registry(image) else ""
+    return (
+        f"kept: {record.root}, the run; gcloud storage rm --recursive {record.root}",
+        *((f"kept: image {image}{remove}",) if image else ()),
+        *((f"kept: secret {secret}; gcloud secrets delete {secret} --project {project}",) if secret else ()),
+        f"kept: service account {account}; gcloud iam service-accounts delete {account} --project {project}",
+    )
+
+
+def _found(resources: Iterable[Resource]) -> Iterator[tuple[Resource, str, Command]]:
+    """Each thing that is there: its kind, its name, and the command that removes it."""
+    for resource in resources:
+        answer = ask(resource.list)
+        if answer.code:
+            raise EngineError(
+                f"{resource.kind}: cannot be listed ({answer.complaint}); so it is not known what is left; run again: "
+                f"{' '.join(resource.list)}"
+            )
+        for name in answer.output.split():
+            yield resource, name, tuple(part.replace("{}", name) for part in resource.remove)
+
+
+def _remove(found: Sequence[tuple[Resource, str, Command]], *, agreed: bool, console: Console, nothing: str) -> None:
+    if not found:
+        console.print(nothing)
+        return
+    for resource, name, _ in found:
+        console.print(f"{resource.kind} {name}")
+    if not agreed:
+        if not sys.stdin.isatty():
+            raise InputError("--yes: is missing, and there is no terminal to ask at; give it to remove what is listed")
+        import click
+
+        click.confirm("Remove all of these?", abort=True, err=True)
+    failures = []
+    for resource, name, command in found:
+        answer = ask(command)
+        console.print(f"{resource.kind} {name}: {'removed' if not answer.code else answer.complaint}")
+        failures += [name] if answer.code else []
+    if failures:
+        raise EngineError(f"{', '.join(failures)}: not removed, for the reason above; run the same command again")

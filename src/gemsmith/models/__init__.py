@@ -1,11 +1,10 @@
 """Gemma 4 in JAX, its loader, and its loss."""
 
 from gemsmith.models.gemma4 import Execution, Gemma4
-from gemsmith.models.load import abstract_model, load_model
+from gemsmith.models.loader import abstract_model, load_model
 from gemsmith.models.loss import token_nll
-from gemsmith.models.names import hf_names_of, path_of
-from gemsmith.models.quantised import base_kinds
-from gemsmith.models.sharding import partition
+from gemsmith.models.quantization import base_kinds
+from gemsmith.models.sharding import hf_names_of, partition, path_of
 from gemsmith.models.vision import Images, ImageTokens
 
 __all__ = [

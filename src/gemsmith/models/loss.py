@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from gemsmith.execution import LOGIT_TOKENS, splits_vocabulary
 from gemsmith.models.gemma4 import Gemma4
 from gemsmith.models.sharding import BATCH, WEIGHTS, Axes, axis_size, constrain
+from gemsmith.recipe.backends import LOGIT_TOKENS, splits_vocabulary
 
 _ROWS, _VOCABULARY = (*BATCH, "sequence"), ("tp", *WEIGHTS)
 

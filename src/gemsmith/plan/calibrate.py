@@ -8,22 +8,22 @@ from typing import Any, cast
 
 import yaml
 
-from gemsmith.bench_records import BenchRecord
 from gemsmith.errors import RunError
-from gemsmith.execution import Remat
-from gemsmith.files import write_text
 from gemsmith.hardware import Machine, load_catalogue, machines_with
-from gemsmith.hardware.catalogue import read_rows
-from gemsmith.plan.served import read_shares
-from gemsmith.plan.time import share_reached
-from gemsmith.provenance import this_machine
-from gemsmith.recipe import Mesh, Recipe
-from gemsmith.records import Machine as Computer
-from gemsmith.records import TrainRecord
-from gemsmith.resolve import recipe_variant
-from gemsmith.run import Run, find_run, read_record
-from gemsmith.sizing import on_chips, work_of
-from gemsmith.train.timed import timed_steps
+from gemsmith.hardware.catalog import read_rows
+from gemsmith.hardware.model import on_chips, work_of
+from gemsmith.hardware.model.step_time import share_reached
+from gemsmith.plan.serving import read_shares
+from gemsmith.recipe.backends import Remat
+from gemsmith.recipe.schema import Mesh, Recipe
+from gemsmith.runs.bench_records import BenchRecord
+from gemsmith.runs.provenance import this_machine
+from gemsmith.runs.records import Machine as Computer
+from gemsmith.runs.records import TrainRecord
+from gemsmith.runs.resolve import recipe_variant
+from gemsmith.runs.run import Run, find_run, read_record
+from gemsmith.system.files import write_text
+from gemsmith.train.logging import timed_steps
 
 LEAST_STEPS = 10
 """Beside the first, which warms up."""

@@ -11,16 +11,16 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from gemsmith.characters import spell_out
 from gemsmith.errors import GemsmithError, MachineError
-from gemsmith.files import write_text
 from gemsmith.hardware import Machine
+from gemsmith.hardware.model import Pictures
 from gemsmith.plan.cost import rounded
 from gemsmith.plan.mesh import GIB, Choice
-from gemsmith.plan_records import CompiledStep
-from gemsmith.recipe import Derived, Recipe
-from gemsmith.recipe_keys import with_values
-from gemsmith.sizing import Pictures
+from gemsmith.recipe.load import with_values
+from gemsmith.recipe.schema import Derived, Recipe
+from gemsmith.runs.plan_records import CompiledStep
+from gemsmith.system.characters import spell_out
+from gemsmith.system.files import write_text
 
 SLOWEST = 1.84
 """What the only published run on a TPU took over what its compiled step says (arXiv 2605.25645: 1.21 s a row of
@@ -55,7 +55,7 @@ def compiles_for(recipe: Recipe, machine: Machine) -> bool:
 
 def compiler(limits: Limits) -> Compile:
     """Compiles within the limits what was not compiled before. Raises MachineError where there is no compiler."""
-    from gemsmith.aot.compiled import check_compiler
+    from gemsmith.plan.aot.compile import check_compiler
 
     check_compiler()
 
@@ -152,8 +152,8 @@ def _compiled(recipe: Recipe, machine: Machine, pictures: Pictures | None, limit
 
 
 def _compile(recipe: Recipe, machine: Machine, pictures: Pictures | None, limits: Limits) -> CompiledStep:
-    from gemsmith.aot.child import compile_in_child
-    from gemsmith.aot.timeline import walk
+    from gemsmith.plan.aot.compile import compile_in_child
+    from gemsmith.plan.aot.timeline import walk
 
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)

@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 
 from gemsmith.hardware import Machine, Price, billed_hours
-from gemsmith.plan.time import StepTime
-from gemsmith.plan_records import PlanPrice
-from gemsmith.recipe import Train
-from gemsmith.records import Range
+from gemsmith.hardware.model.step_time import StepTime
+from gemsmith.recipe.schema import Train
+from gemsmith.runs.plan_records import PlanPrice
+from gemsmith.runs.records import Range
 
 LOAD_BYTES_PER_S = (1e9, 0.2e9)
 """Of the checkpoint, from a bucket or a disk to the chips, at best and at worst; assumed."""

@@ -8,16 +8,16 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
+from gemsmith.arch import Variant
 from gemsmith.errors import RecipeError
-from gemsmith.execution import BACKENDS
 from gemsmith.hardware import Machine
+from gemsmith.hardware.model import Work, on_chips
+from gemsmith.hardware.model.limits import check_training
 from gemsmith.plan.mesh import USABLE_SHARE, Choice, choose_mesh
-from gemsmith.recipe import Derived, Recipe
-from gemsmith.recipe_checks import check_recipe
-from gemsmith.recipe_keys import with_values
-from gemsmith.sizing import Work, on_chips
-from gemsmith.sizing.limits import check_training
-from gemsmith.zoo import Variant
+from gemsmith.recipe.backends import BACKENDS
+from gemsmith.recipe.checks import check_recipe
+from gemsmith.recipe.load import with_values
+from gemsmith.recipe.schema import Derived, Recipe
 
 DTYPES = ("float32", "bfloat16", "int8", "nf4")
 """Of the base, from the largest to the smallest."""

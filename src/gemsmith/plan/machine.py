@@ -6,17 +6,17 @@ from dataclasses import dataclass, replace
 from datetime import date
 from typing import Any
 
+from gemsmith.arch import Variant
 from gemsmith.hardware import Machine, doubts_of
+from gemsmith.hardware.model import Work, memory_of, on_chips, parts_of
+from gemsmith.hardware.model.step_time import MEASURED_WITHIN, step_time
 from gemsmith.plan.compiled import Compile, compile_chosen, compiled_note, with_compiled
 from gemsmith.plan.cost import Cost, cheapest_spot, cost_of, on_demand, plan_price, rounded
 from gemsmith.plan.fix import Fix, find_fix
 from gemsmith.plan.mesh import GIB, USABLE_SHARE, Choice, choose_mesh
-from gemsmith.plan.time import MEASURED_WITHIN, step_time
-from gemsmith.plan_records import MachinePlan, PlanFix
-from gemsmith.recipe import Recipe
-from gemsmith.records import Range
-from gemsmith.sizing import Work, memory_of, on_chips, parts_of
-from gemsmith.zoo import Variant
+from gemsmith.recipe.schema import Recipe
+from gemsmith.runs.plan_records import MachinePlan, PlanFix
+from gemsmith.runs.records import Range
 
 RUNTIME, PROCESS = "runtime", "process"
 SET_MESH = "set train.mesh to"

@@ -5,12 +5,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from gemsmith.execution import BACKENDS, Remat
+from gemsmith.arch import Variant
 from gemsmith.hardware import Machine
-from gemsmith.plan.time import StepTime, step_time
-from gemsmith.recipe import Mesh
-from gemsmith.sizing import Memory, Work, choose_remat, held_on_cpu, memory_of
-from gemsmith.zoo import Variant
+from gemsmith.hardware.model import Memory, Work, choose_remat, held_on_cpu, memory_of
+from gemsmith.hardware.model.step_time import StepTime, step_time
+from gemsmith.recipe.backends import BACKENDS, Remat
+from gemsmith.recipe.schema import Mesh
 
 USABLE_SHARE = 0.95
 """Of a chip's memory: allocators lose some to fragments, and the formula knows nothing finer."""

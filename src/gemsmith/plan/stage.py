@@ -1,4 +1,7 @@
-"""The plan stage: memory, step time, hours and dollars of the recipe on each of its machines, or on others."""
+"""The plan stage: memory, step time, hours and dollars of the recipe on each of its machines, or on others.
+
+What the numbers of a plan rest on, in sentences.
+"""
 
 import functools
 import json
@@ -7,25 +10,82 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
+from gemsmith.arch import Variant
 from gemsmith.errors import InputError
-from gemsmith.files import sha256_file, write_text
 from gemsmith.hardware import Catalogue, Machine, find_machine, load_catalogue, own_catalogue, own_files
-from gemsmith.plan.assumptions import assumptions_of
+from gemsmith.hardware.model import Pictures, Work, work_of
+from gemsmith.hardware.model import step_time as time
 from gemsmith.plan.compiled import Compile, Limits, compiler, compiles_for
+from gemsmith.plan.cost import LOAD_BYTES_PER_S, PREEMPTION_HOURS
+from gemsmith.plan.counts import (
+    PRICED_STEPS,
+    PictureCount,
+    RealTokens,
+    StepCount,
+    count_pictures,
+    count_real_tokens,
+    count_steps,
+)
 from gemsmith.plan.machine import Asked, plan_machine
-from gemsmith.plan.pictures import PictureCount, count_pictures
 from gemsmith.plan.serving import plan_serving
-from gemsmith.plan.steps import PRICED_STEPS, RealTokens, StepCount, count_real_tokens, count_steps
-from gemsmith.plan_records import MachinePlan, PlanRecord
-from gemsmith.provenance import start_clock
-from gemsmith.recipe import Derived, Recipe
-from gemsmith.recipe_file import build_recipe, dump_recipe
-from gemsmith.recipe_keys import with_values
-from gemsmith.records import DataRecord, Origin
-from gemsmith.resolve import recipe_variant
-from gemsmith.run import Run, is_complete, make_origin, read_record, write_record
-from gemsmith.sizing import Pictures, Work, work_of
-from gemsmith.zoo import Variant
+from gemsmith.recipe.backends import LOGIT_TOKENS, OTHER_QUERY_BLOCK, QUERY_BLOCKS
+from gemsmith.recipe.load import build_recipe, dump_recipe, with_values
+from gemsmith.recipe.schema import Derived, Recipe
+from gemsmith.runs.plan_records import MachinePlan, PlanRecord
+from gemsmith.runs.provenance import start_clock
+from gemsmith.runs.records import DataRecord, Origin
+from gemsmith.runs.resolve import recipe_variant
+from gemsmith.runs.run import Run, is_complete, make_origin, read_record, write_record
+from gemsmith.system.files import sha256_file, write_text
+
+
+def _at_once(work: Work) -> str:
+    return "all at once" if work.micro_batches == 1 else f"in {work.micro_batches} micro-batches"
+
+
+def _recomputed(recipe: Recipe) -> str:
+    remat = "layer" if (recipe.train.backend, recipe.train.remat) == ("trl", "auto") else recipe.train.remat
+    sentences = {
+        "auto": "of every layer as much is saved for the backward pass as fits",
+        "none": "every activation is saved",
+        "layer": "every layer is recomputed in the backward pass",
+    }
+    return sentences.get(str(remat), f"layers are recomputed in the backward pass, but for {', '.join(remat)}")
+
+
+def assumptions_of(work: Work, recipe: Recipe) -> tuple[str, ...]:
+    """What the numbers of a plan rest on, a sentence each."""
+    sentences = [
+        "Everything here is modelled by formula; nothing was measured on these machines, unless a machine says so.",
+        f"{work.rows} row{'s' * (work.rows != 1)} of {work.length:,} tokens a step, {_at_once(work)}; "
+        f"{_recomputed(recipe)}.",
+        f"Attention is the splash kernel on TPU; elsewhere blocks of {OTHER_QUERY_BLOCK} queries "
+        f"({QUERY_BLOCKS['cpu']} on CPU) are "
+        "compared with the keys in their reach.",
+        "Documents packed into a row are reckoned as one document of its length, which is an upper bound.",
+        f"Each device holds the logits of {LOGIT_TOKENS:,} tokens at once.",
+        "Each replica, so each slice, has all base weights and adapters, split over its devices.",
+        "Adapters, their gradients and moments are float32.",
+        "Low: traffic between chips hidden and matmuls at their best; high: none hidden and matmuls at their worst.",
+        f"Attention reaches {100 * time.ATTENTION_SHARE:.0f} % of the share of the peak that matmuls reach.",
+        f"Hours have one start in them: the checkpoint read at {LOAD_BYTES_PER_S[1] / 1e9:g} to "
+        f"{LOAD_BYTES_PER_S[0] / 1e9:g} GB/s (assumed), then compilation (by train.backend tunix as long as the first "
+        "step of the 31B in arXiv 2605.25645); "
+        "checkpoints and waiting for a machine are left out.",
+        f"Spot: never taken away, to once in {PREEMPTION_HOURS:g} hours (assumed), each time losing a start and half "
+        f"of the {recipe.train.checkpoint_every} steps between checkpoints.",
+        "Starting a kernel costs nothing here, so the steps of tiny models are longer than said.",
+    ]
+    if recipe.train.backend == "trl":
+        sentences.append("train.backend trl is taken to need what the JAX backend needs with the same attention.")
+    if work.dtype_bytes == 4:
+        sentences.append(f"float32 matmuls run at {100 * time.FLOAT32_SHARE:.0f} % of an accelerator's bfloat16 peak.")
+    if work.dequantises:
+        sentences.append("A quantised base is dequantised a layer at a time, in every pass.")
+    if work.variant.experts:
+        sentences.append("Experts compute only the tokens sent to them, evenly spread.")
+    return tuple(sentences)
+
 
 ALL = "all"
 By = Literal["usd", "hours"]

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from gemsmith.compare.comparison import Comparison, Pair
-from gemsmith.compare.published import Redrawn
+from gemsmith.analysis.compare import Comparison, Pair
+from gemsmith.analysis.published import Redrawn
 from gemsmith.report import comparison_words as words
 from gemsmith.report.charts import Chart
 from gemsmith.report.page import open_environment
@@ -12,7 +12,7 @@ from gemsmith.report.page import open_environment
 def render_comparison(comparison: Comparison, redrawn: Redrawn | None = None) -> str:
     """The page; of a published comparison with what it says of itself. Raises MachineError as the report's page."""
     environment = open_environment()
-    from gemsmith.report import comparison_charts as charts
+    from gemsmith.report import bench_charts as charts
 
     names = [side.name for side in comparison.sides]
     beside = f", beside {', '.join(names[2:])}" if names[2:] else ""
@@ -38,7 +38,7 @@ def render_comparison(comparison: Comparison, redrawn: Redrawn | None = None) ->
 
 
 def _pair(comparison: Comparison, pair: Pair) -> dict[str, Any]:
-    from gemsmith.report import comparison_charts as charts
+    from gemsmith.report import bench_charts as charts
 
     names = [side.name for side in comparison.sides]
     places = names.index(pair.first), names.index(pair.other)

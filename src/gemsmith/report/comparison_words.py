@@ -3,10 +3,10 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from gemsmith.compare.comparison import NOT_RECORDED, Comparison, Difference, Pair
-from gemsmith.compare.ratios import Ratio
-from gemsmith.compare.rules import KINDS
-from gemsmith.report import numbers
+from gemsmith.analysis.compare import NOT_RECORDED, Comparison, Difference, Pair
+from gemsmith.analysis.confounders import KINDS
+from gemsmith.analysis.ratios import Ratio
+from gemsmith.system import format as numbers
 
 _NAMED = 3
 _LONG_HASH = 40

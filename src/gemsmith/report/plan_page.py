@@ -6,14 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from gemsmith.errors import InputError
-from gemsmith.files import write_text
 from gemsmith.plan.machine import describe_changes
-from gemsmith.plan_records import MachinePlan, PlanRecord, ServingPlan
-from gemsmith.records import Range
-from gemsmith.report import numbers
-from gemsmith.report.charts import Chart, make_chart
-from gemsmith.report.drawing import COLOURS
+from gemsmith.report.charts import COLOURS, Chart, make_chart
 from gemsmith.report.page import open_environment
+from gemsmith.runs.plan_records import MachinePlan, PlanRecord, ServingPlan
+from gemsmith.runs.records import Range
+from gemsmith.system import format as numbers
+from gemsmith.system.files import write_text
 
 PARTS = {
     "frozen weights": ("weights", "s1"),

@@ -11,13 +11,13 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from gemsmith.compare.run_side import side_of_run
+from gemsmith.analysis.sides import side_of_run
+from gemsmith.analysis.summary import Findings, read_findings
 from gemsmith.errors import InputError, RecipeError, nearest
-from gemsmith.lock import is_locked
-from gemsmith.report import numbers
-from gemsmith.report.findings import Findings, read_findings
-from gemsmith.run import Run, find_run
-from gemsmith.terminal import open_console
+from gemsmith.runs.run import Run, find_run
+from gemsmith.system import format as numbers
+from gemsmith.system.console import open_console
+from gemsmith.system.locks import is_locked
 
 State = Literal["complete", "running", "stopped", "stale", "failed", "damaged"]
 STATES: dict[State, str] = {

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from gemsmith.files import write_text
 from gemsmith.report.page import render_page
-from gemsmith.run import Run
+from gemsmith.runs.run import Run
+from gemsmith.system.files import write_text
 
 
 def report(run: Run) -> Path:

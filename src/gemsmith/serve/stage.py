@@ -1,38 +1,109 @@
-"""The stage `serve`, and the servers that bench and eval share with it."""
+"""The stage `serve`, and the servers that bench and eval share with it.
+
+Whether a run's weights, merged or base and adapter, are those that verify has passed.
+"""
 
 import contextlib
 import json
 import shlex
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import httpx
 
-from gemsmith.characters import spell_out
-from gemsmith.checkpoint import open_checkpoint
-from gemsmith.checkpoint.fetch import is_hub_id
-from gemsmith.checkpoint.peft_config import read_peft_config
+from gemsmith.arch.lora_targets import KINDS
+from gemsmith.checkpoints import open_checkpoint
+from gemsmith.checkpoints.hub import is_hub_id
+from gemsmith.checkpoints.peft_config import read_peft_config
 from gemsmith.data.image_folder import FORMAT as IMAGE_FOLDER
 from gemsmith.errors import CheckpointError, EngineError, RunError
 from gemsmith.hardware import Machine
-from gemsmith.provenance import Clock, start_clock
-from gemsmith.recipe import Recipe
-from gemsmith.recipe_file import load_recipe
-from gemsmith.recipe_keys import differing_keys
-from gemsmith.records import DataRecord, ExportRecord, Origin, ServeRecord, VerifyRecord
-from gemsmith.run import Run, make_origin, read_record, write_record
-from gemsmith.serve.adapter import ServedAdapter, base_name, refuse_vision
-from gemsmith.serve.chat import Failure, read_chat, read_object
-from gemsmith.serve.effect import measure_effect
-from gemsmith.serve.engine import KEY_VARIABLE, ServeSettings, api_headers, has_chat_template
-from gemsmith.serve.server import Server, running_server
-from gemsmith.serve.verified import find_doubt
-from gemsmith.terminal import open_console
-from gemsmith.zoo.quantised import KINDS
+from gemsmith.recipe.load import differing_keys, load_recipe
+from gemsmith.recipe.schema import Recipe
+from gemsmith.runs.checksums import changed_files
+from gemsmith.runs.provenance import Clock, start_clock
+from gemsmith.runs.records import DataRecord, ExportRecord, Origin, ServeRecord, VerifyRecord
+from gemsmith.runs.run import Run, make_origin, read_record, write_record
+from gemsmith.serve.client.chat import Failure, read_chat, read_object
+from gemsmith.serve.server import Server, measure_effect, running_server
+from gemsmith.serve.settings import (
+    KEY_VARIABLE,
+    ServedAdapter,
+    ServeSettings,
+    api_headers,
+    base_name,
+    has_chat_template,
+    refuse_vision,
+)
+from gemsmith.system.characters import spell_out
+from gemsmith.system.console import open_console
+from gemsmith.system.files import sha256_file
+
+# Reading less than this takes no time worth a word.
+_SAID_FROM_BYTES = 2 * 10**9
+_LISTED = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Doubt:
+    """Why weights do not count as verified, and the command that changes it."""
+
+    reason: str
+    remedy: str
+
+
+def find_doubt(run: Run, *, adapter: bool = False) -> Doubt | None:
+    """What speaks against serving the run's merged/, or its base with adapter/; None where nothing does.
+
+    Its verify.json, or files that are no longer those of export.json. A check that could not be done is no failure.
+    """
+    exported: ExportRecord = read_record(run, ExportRecord)
+    verify, export_again = (
+        f"gemsmith verify {run.path}",
+        f"gemsmith export {run.path} --force && gemsmith verify {run.path}",
+    )
+    if not run.record_file("verify").exists():
+        return Doubt(reason="they were never verified", remedy=verify)
+    try:
+        record: VerifyRecord = read_record(run, VerifyRecord)
+    except (RunError, OSError):
+        return Doubt(reason="verify.json is unreadable", remedy=verify)
+    if record.origin.made_from.get("export.json") != sha256_file(run.record_file("export")):
+        return Doubt(reason="they were exported again after they were verified", remedy=verify)
+    if not record.passed:
+        failed = "; ".join(f"{check.name}: {check.detail}" for check in record.checks if check.passed is False)
+        return Doubt(reason=f"verify failed: {failed or 'see verify.json'}", remedy=export_again)
+    if problems := _changed_adapter(run, exported) if adapter else _changed_files(run, exported):
+        more = f" and {len(problems) - _LISTED} more" if len(problems) > _LISTED else ""
+        return Doubt(
+            reason=f"they are not what was verified: {'; '.join(problems[:_LISTED])}{more}", remedy=export_again
+        )
+    return None
+
+
+def _changed_adapter(run: Run, exported: ExportRecord) -> list[str]:
+    """The adapter's files, and the base by its fingerprint, which is a sample of each tensor."""
+    problems = changed_files(run.adapter, exported.adapter)
+    base = open_checkpoint(run.recipe.checkpoint)
+    if exported.base_sha256 and base.fingerprint() != exported.base_sha256:
+        problems.append(f"{base.folder} is not the base that the adapter was exported for")
+    return problems
+
+
+def _changed_files(run: Run, exported: ExportRecord) -> list[str]:
+    """Reads all of merged/, which also puts it into the page cache, from which vLLM loads it."""
+    total_bytes = sum(file.bytes for file in exported.merged)
+    if total_bytes >= _SAID_FROM_BYTES:
+        console = open_console()
+        console.print(
+            f"comparing {len(exported.merged)} files of {run.merged} with export.json, {total_bytes / 1e9:.0f} GB"
+        )
+    return changed_files(run.merged, exported.merged)
+
 
 FIRST_PROMPT = (
     "Write a Verilog module named bus_gate with 8-bit input a, 8-bit input b and 8-bit output y. y is the bitwise AND "

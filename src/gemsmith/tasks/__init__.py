@@ -1,19 +1,6 @@
 """Tasks, each in one file: its rows, the prompt in them, and its scorer; and the names that a recipe may give."""
 
-from gemsmith.tasks.registry import (
-    MADE,
-    SCORERS,
-    SOURCES,
-    TASKS,
-    describe_made,
-    describe_scorers,
-    describe_sources,
-    find_row_maker,
-    find_scorer,
-    find_source,
-    is_task_file,
-)
-from gemsmith.tasks.task import (
+from gemsmith.tasks.base import (
     GREEDY,
     ChecksRows,
     Chooser,
@@ -27,6 +14,19 @@ from gemsmith.tasks.task import (
     Scorer,
     TakesOptions,
     Verdict,
+)
+from gemsmith.tasks.registry import (
+    MADE,
+    SCORERS,
+    SOURCES,
+    TASKS,
+    describe_made,
+    describe_scorers,
+    describe_sources,
+    find_row_maker,
+    find_scorer,
+    find_source,
+    is_task_file,
 )
 
 __all__ = [

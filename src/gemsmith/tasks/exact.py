@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from gemsmith.tasks.task import Question, Verdict
+from gemsmith.tasks.base import Question, Verdict
 
 COLUMNS: tuple[str, ...] = ()
 

@@ -12,7 +12,7 @@ from decimal import Decimal, InvalidOperation
 from typing import Any
 
 from gemsmith.errors import DataError
-from gemsmith.tasks.task import Question, Verdict
+from gemsmith.tasks.base import Question, Verdict
 
 COLUMNS: tuple[str, ...] = ()
 OPTIONAL_COLUMNS = ("fields",)

@@ -10,7 +10,7 @@ import json
 from collections.abc import Sequence
 
 from gemsmith.errors import DataError
-from gemsmith.tasks.task import Question, Verdict
+from gemsmith.tasks.base import Question, Verdict
 
 COLUMNS = ("choices",)
 NORMALISED = "length-normalised"

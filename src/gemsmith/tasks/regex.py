@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from gemsmith.errors import DataError, ScorerError
-from gemsmith.patterns import compile_pattern, search
-from gemsmith.tasks.task import Question, Verdict
+from gemsmith.system.patterns import compile_pattern, search
+from gemsmith.tasks.base import Question, Verdict
 
 if TYPE_CHECKING:
     import regex

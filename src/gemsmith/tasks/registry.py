@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-from gemsmith.tasks.task import QuestionSource, RowMaker, Scorer
+from gemsmith.tasks.base import QuestionSource, RowMaker, Scorer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +62,7 @@ def is_task_file(name: object) -> bool:
 def find_row_maker(name: str) -> RowMaker:
     """The task that makes the rows of this name, one of MADE or the user's own file."""
     if is_task_file(name):
-        from gemsmith.tasks.own import load_row_maker  # here: planning needs no terminal
+        from gemsmith.tasks.custom import load_row_maker  # here: planning needs no terminal
 
         return load_row_maker(name)
     maker: RowMaker = _load(next(task for task in TASKS if task.rows == name))
@@ -72,7 +72,7 @@ def find_row_maker(name: str) -> RowMaker:
 def find_scorer(name: str) -> Scorer:
     """The task that scores under this name, one of SCORERS or the user's own file."""
     if is_task_file(name):
-        from gemsmith.tasks.own import load_scorer
+        from gemsmith.tasks.custom import load_scorer
 
         return load_scorer(name)
     scorer: Scorer = _load(next(task for task in TASKS if task.scorer == name))

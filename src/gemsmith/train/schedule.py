@@ -1,8 +1,14 @@
-"""Learning rates, as Hugging Face's get_*_schedule_with_warmup give them. No machine-learning library is imported."""
+"""Learning rates, as Hugging Face's get_*_schedule_with_warmup give them. No machine-learning library is imported.
+
+What the number of steps tells before the first: how the learning rate goes, and which steps stay saved.
+"""
 
 import math
 
-from gemsmith.recipe import Optimizer
+from gemsmith.errors import RecipeError
+from gemsmith.recipe.schema import Optimizer, Recipe
+from gemsmith.runs.run import Run
+from gemsmith.system.console import open_console
 
 
 def learning_rate(optimizer: Optimizer, *, update: int, updates: int) -> float:
@@ -20,3 +26,56 @@ def learning_rate(optimizer: Optimizer, *, update: int, updates: int) -> float:
     if optimizer.schedule == "linear":
         return optimizer.learning_rate * max(0.0, 1.0 - progress)
     return optimizer.learning_rate
+
+
+_NAMED = 8
+
+
+def say_schedule(recipe: Recipe, steps: int) -> None:
+    """Prints how long warm-up takes."""
+    optimizer, console = recipe.optimizer, open_console()
+    warmup = optimizer.warmup(steps)
+    open_ = optimizer.warmup_steps is None and optimizer.warmup_ratio is None
+    why = " (a tenth of the steps, at most 100: optimizer.warmup_steps is not set)" if open_ else ""
+    console.print(
+        f"train: {steps:,} steps, warm-up of {warmup:,} to the learning rate {optimizer.learning_rate:g}{why}"
+    )
+    for notice in schedule_notices(optimizer, steps):
+        console.print(notice, style="yellow")
+
+
+def schedule_notices(optimizer: Optimizer, steps: int) -> tuple[str, ...]:
+    """A sentence where warm-up takes all steps, so that none gets the recipe's learning rate."""
+    warmup = optimizer.warmup(steps)
+    if warmup < steps:
+        return ()
+    highest = learning_rate(optimizer, update=steps - 1, updates=steps)
+    return (
+        f"Training has {steps:,} step{'s' * (steps != 1)} and warm-up takes {warmup:,}, so no step gets "
+        "optimizer.learning_rate, "
+        f"{optimizer.learning_rate:g}: the last one gets {highest:.2g}. Set optimizer.warmup_steps lower.",
+    )
+
+
+def check_export_step(run: Run, steps: int, *, fresh: bool = False) -> None:
+    """Raises RecipeError where training for so many steps does not leave the one to export."""
+    wanted, train = run.recipe.export.step, run.recipe.train
+    if wanted is None:
+        return
+    folder = run.checkpoints
+    there = (
+        []
+        if fresh or not folder.is_dir()
+        else [int(entry.name) for entry in folder.iterdir() if entry.name.isdecimal()]
+    )
+    kept = sorted({*there, *range(train.checkpoint_every, steps + 1, train.checkpoint_every), steps})[
+        -train.keep_checkpoints :
+    ]
+    if wanted not in kept:
+        names = f"{'..., ' if len(kept) > _NAMED else ''}{', '.join(map(str, kept[-_NAMED:]))}"
+        raise RecipeError(
+            f"export.step: {wanted} was given; at the end of {steps} steps, every {train.checkpoint_every}th and the "
+            "last are saved and "
+            f"{names} kept; set one of those or null, or change train.checkpoint_every or train.keep_checkpoints "
+            f"({train.keep_checkpoints})"
+        )

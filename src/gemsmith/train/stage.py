@@ -1,15 +1,32 @@
-"""The train stage: hands the run to the backend that `train.backend` names."""
+"""The train stage: hands the run to the backend that `train.backend` names.
+
+Which of the processes that train together writes to the run directory, known before they have joined.
+"""
 
 import contextlib
 import importlib.util
+import os
 
 from gemsmith.errors import MachineError
-from gemsmith.lock import locked
-from gemsmith.records import DataRecord, TrainRecord
-from gemsmith.resolve import recipe_variant
-from gemsmith.run import Run, read_record
-from gemsmith.train.first_host import is_later_host
-from gemsmith.train.steps import check_export_step, say_schedule
+from gemsmith.runs.records import DataRecord, TrainRecord
+from gemsmith.runs.resolve import recipe_variant
+from gemsmith.runs.run import Run, read_record
+from gemsmith.system.locks import locked
+from gemsmith.train.schedule import check_export_step, say_schedule
+
+
+def is_later_host() -> bool:
+    """Whether this process trains with others and is not the first: in JAX, as torchrun's, or on a TPU slice."""
+    if number := os.environ.get("JAX_PROCESS_ID"):
+        return number != "0"
+    if "WORLD_SIZE" in os.environ and "RANK" in os.environ:
+        return os.environ["RANK"] != "0"
+    if importlib.util.find_spec("libtpu") is None:
+        return False
+    from gemsmith.train.jax.upstream import tpu_host_number
+
+    return tpu_host_number() > 0
+
 
 _PACKAGES = {
     "tunix": ("jax", "flax", "qwix", "tunix", "optax", "orbax"),
@@ -37,7 +54,7 @@ def train(run: Run, *, fresh: bool = False) -> TrainRecord:
     ):
         if run.recipe.train.backend == "trl":
             return _train_with_trl(run, fresh=fresh)
-        from gemsmith.train.tunix.backend import train_with_tunix
+        from gemsmith.train.jax.backend import train_with_tunix
 
         return train_with_tunix(run, fresh=fresh)
 
@@ -48,7 +65,7 @@ def check_training(run: Run) -> None:
     That is a backend that is not installed, an adapter to start from or a folder for checkpoints that cannot be used,
     and an export.step that will not be saved, where the recipe tells the steps.
     """
-    from gemsmith.train.adapter_init import read_start_adapter
+    from gemsmith.train.inputs import read_start_adapter
 
     recipe, backend = run.recipe, run.recipe.train.backend
     if missing := [name for name in _PACKAGES[backend] if importlib.util.find_spec(name) is None]:
@@ -61,11 +78,11 @@ def check_training(run: Run) -> None:
 
 def _train_with_trl(run: Run, *, fresh: bool) -> TrainRecord:
     try:
-        from gemsmith.train.trl.launch import train_in_processes
+        from gemsmith.train.torch.distributed import train_in_processes
 
         if record := train_in_processes(run, fresh=fresh):
             return record
-        from gemsmith.train.trl.backend import train_with_trl
+        from gemsmith.train.torch.backend import train_with_trl
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("gemsmith"):
             raise

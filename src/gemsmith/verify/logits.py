@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from gemsmith.checkpoint import Checkpoint, open_checkpoint, read_config
-from gemsmith.checkpoint.adapter import Adapter
+from gemsmith.arch import name_in_files
+from gemsmith.checkpoints import Checkpoint, open_checkpoint, read_config
+from gemsmith.checkpoints.peft import Adapter
 from gemsmith.errors import CheckpointError, first_line
-from gemsmith.records import Check, Losses
-from gemsmith.verify.layer_streaming import read_adapters, round_merged, vision_bytes, window_bytes, windowed_model
+from gemsmith.runs.records import Check, Losses
+from gemsmith.verify.offload import read_adapters, round_merged, vision_bytes, window_bytes, windowed_model
 from gemsmith.verify.prompts import Prompt
-from gemsmith.zoo import name_in_files
 
 # Float32's noise through a whole model, for each unit of the largest logit; measured on the tiny variants: 1e-6.
 TOLERANCE = 1e-4

@@ -11,16 +11,16 @@ from itertools import islice
 
 import numpy as np
 
-from gemsmith.checkpoint import Checkpoint
-from gemsmith.checkpoint.adapter import Adapter
-from gemsmith.checkpoint.folder import read_config
+from gemsmith.arch.tensors import PREFIX
+from gemsmith.checkpoints import Checkpoint
+from gemsmith.checkpoints.folder import read_config
+from gemsmith.checkpoints.peft import Adapter
 from gemsmith.data.batches import open_rows
-from gemsmith.data.pack import Rows
+from gemsmith.data.packing import Rows
 from gemsmith.errors import DataError
-from gemsmith.pictures.check import cut_picture
-from gemsmith.pictures.patches import Patches, Patching, fitted_size, read_patching, scale
-from gemsmith.run import Run
-from gemsmith.zoo.tensors import PREFIX
+from gemsmith.images.check import cut_picture
+from gemsmith.images.patches import Patches, Patching, fitted_size, read_patching, scale
+from gemsmith.runs.run import Run
 
 PROMPTS = 3
 PROMPT_TOKENS = 128

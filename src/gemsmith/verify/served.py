@@ -8,24 +8,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gemsmith.checkpoint import Checkpoint, open_checkpoint
-from gemsmith.checkpoint.adapter import read_peft_adapter
+from gemsmith.arch.lora_targets import KINDS
+from gemsmith.checkpoints import Checkpoint, open_checkpoint
+from gemsmith.checkpoints.peft import read_peft_adapter
 from gemsmith.errors import EngineError, VerifyError
-from gemsmith.evals.ask import Request, ask_all
-from gemsmith.evals.questions import asked_messages, read_questions
-from gemsmith.export.folder import ADAPTER, LOGS, MERGED, VERIFIED
-from gemsmith.files import write_text
-from gemsmith.records import Check, ExportRecord, VerifyRecord
-from gemsmith.run import Run, read_record, write_record
-from gemsmith.serve.adapter import ServedAdapter, base_name
-from gemsmith.serve.chat import Failure, read_choice
-from gemsmith.serve.engine import ServeSettings
+from gemsmith.evals.tasks import asked_messages, read_questions
+from gemsmith.export.stage import ADAPTER, LOGS, MERGED, VERIFIED
+from gemsmith.runs.records import Check, ExportRecord, VerifyRecord
+from gemsmith.runs.run import Run, read_record, write_record
+from gemsmith.serve.client.batch import Request, ask_all
+from gemsmith.serve.client.chat import TOP, AnswerTokens, Failure, read_choice, read_tokens
 from gemsmith.serve.server import Server, running_server
+from gemsmith.serve.settings import ServedAdapter, ServeSettings, base_name
 from gemsmith.serve.stage import make_settings
-from gemsmith.serve.tokens import TOP, AnswerTokens, read_tokens
+from gemsmith.system.files import write_text
 from gemsmith.verify.prompts import text_prompts, trained_rows
 from gemsmith.verify.stage import print_checks, read_export, read_verify
-from gemsmith.zoo.quantised import KINDS
 
 PROMPTS, ANSWER_TOKENS = 8, 48
 # Merged weights carry a rounding that base + adapter does not, so two tokens this close in log-probability may change

@@ -13,24 +13,22 @@ from typing import Any
 import numpy as np
 from rich.text import Text
 
-from gemsmith.checkpoint import Checkpoint, TensorPlace, open_checkpoint
-from gemsmith.checkpoint.adapter import Adapter, LowRank, read_peft_adapter, some
-from gemsmith.checkpoint.held import as_trained
-from gemsmith.checkpoint.saved import saved_steps
-from gemsmith.checkpoint.sums import changed_files
+from gemsmith.checkpoints import Checkpoint, TensorPlace, open_checkpoint
+from gemsmith.checkpoints.peft import Adapter, LowRank, read_peft_adapter, some
+from gemsmith.checkpoints.quantized import as_trained
+from gemsmith.checkpoints.steps import saved_steps
 from gemsmith.errors import CheckpointError, DamageError, RunError, VerifyError
 from gemsmith.export.adapters import delta_norm, read_run_adapter
-from gemsmith.export.folder import ADAPTER, MERGED, RECORD, VERIFIED, make_folder_origin
-from gemsmith.export.merge import DTYPES, row_blocks
-from gemsmith.export.rounding import Rounding, rounding_notices
-from gemsmith.files import sha256_file, write_text
-from gemsmith.provenance import start_clock
-from gemsmith.records import Check, ExportRecord, VerifyRecord, read_record_file
-from gemsmith.run import Run, make_origin, read_record, write_record
-from gemsmith.terminal import open_console
-from gemsmith.verify.beside import compare_beside
+from gemsmith.export.merge import DTYPES, Rounding, rounding_notices, row_blocks
+from gemsmith.export.stage import ADAPTER, MERGED, RECORD, VERIFIED, make_folder_origin
+from gemsmith.runs.checksums import changed_files
+from gemsmith.runs.provenance import start_clock
+from gemsmith.runs.records import Check, ExportRecord, VerifyRecord, read_record_file
+from gemsmith.runs.run import Run, make_origin, read_record, write_record
+from gemsmith.system.console import open_console
+from gemsmith.system.files import sha256_file, write_text
+from gemsmith.verify.checks import check_losses, compare_beside
 from gemsmith.verify.logits import compare_logits
-from gemsmith.verify.losses import check_losses
 from gemsmith.verify.prompts import make_prompts, trained_rows
 
 PACKAGES = ("numpy", "peft", "safetensors", "torch", "transformers")

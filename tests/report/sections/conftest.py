@@ -9,8 +9,10 @@ from html import unescape
 
 import pytest
 
-from gemsmith.bench_records import BenchCell, BenchRecord, Percentiles, Saturation, ServerLoad, Slo
-from gemsmith.eval_records import (
+from gemsmith.recipe.load_grids import GRIDS, Load
+from gemsmith.report.page import render_page
+from gemsmith.runs.bench_records import BenchCell, BenchRecord, Percentiles, Saturation, ServerLoad, Slo
+from gemsmith.runs.eval_records import (
     Difference,
     EvalRecord,
     LmEvalRecord,
@@ -21,11 +23,9 @@ from gemsmith.eval_records import (
     Score,
     TaskResult,
 )
-from gemsmith.grids import GRIDS, Load
-from gemsmith.plan_records import PlanPrice, PlanRecord
-from gemsmith.records import DataRecord, ServeRecord, ServerFacts, TrainRecord
-from gemsmith.report.page import render_page
-from gemsmith.run import Run, read_record, write_record
+from gemsmith.runs.plan_records import PlanPrice, PlanRecord
+from gemsmith.runs.records import DataRecord, ServeRecord, ServerFacts, TrainRecord
+from gemsmith.runs.run import Run, read_record, write_record
 
 GIB = 2**30
 PARTS = {

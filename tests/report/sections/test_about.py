@@ -2,10 +2,10 @@
 
 import pytest
 
-from gemsmith.recipe import Optimizer
-from gemsmith.records import TrainRecord
-from gemsmith.report.findings import read_findings
-from gemsmith.report.sections import about
+from gemsmith.analysis.summary import read_findings
+from gemsmith.recipe.schema import Optimizer
+from gemsmith.report.sections import training as about
+from gemsmith.runs.records import TrainRecord
 
 
 @pytest.mark.parametrize(

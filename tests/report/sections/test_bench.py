@@ -3,13 +3,13 @@
 import html
 import math
 
-from gemsmith.bench_records import BenchPictures, BenchRecord, Saturation, Slo
-from gemsmith.report.findings import read_findings
-from gemsmith.report.numbers import decimal
+from gemsmith.analysis.summary import read_findings
 from gemsmith.report.page import render_page
-from gemsmith.report.sections import bench
+from gemsmith.report.sections import serving as bench
 from gemsmith.report.stage import report
-from gemsmith.run import read_record, write_record
+from gemsmith.runs.bench_records import BenchPictures, BenchRecord, Saturation, Slo
+from gemsmith.runs.run import read_record, write_record
+from gemsmith.system.format import decimal
 
 
 def test_goodput_saturation_and_loads_without_a_rate_are_shown(make_run, undrawn):

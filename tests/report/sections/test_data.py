@@ -1,10 +1,10 @@
 """The data's facts: rows, tokens, what was dropped, pictures, and what is held out too."""
 
-from gemsmith.eval_records import EvalRecord
-from gemsmith.records import DataRecord, HeldOut
-from gemsmith.report.findings import read_findings
-from gemsmith.report.sections import data
-from gemsmith.run import read_record, write_record
+from gemsmith.analysis.summary import read_findings
+from gemsmith.report.sections import training as data
+from gemsmith.runs.eval_records import EvalRecord
+from gemsmith.runs.records import DataRecord, HeldOut
+from gemsmith.runs.run import read_record, write_record
 
 
 def test_rows_are_counted_with_those_that_were_dropped_and_why(large_run, section_words):

@@ -5,7 +5,10 @@ from collections.abc import Callable
 
 import pytest
 
-from gemsmith.eval_records import (
+from gemsmith.images.data_url import thumbnail_url
+from gemsmith.report.page import render_page
+from gemsmith.report.sections.evaluation import MOST_LABELS, NO_LABEL, OTHERS, label_matrices
+from gemsmith.runs.eval_records import (
     Difference,
     EvalRecord,
     Interval,
@@ -16,10 +19,7 @@ from gemsmith.eval_records import (
     ModelResult,
     TaskResult,
 )
-from gemsmith.pictures.sent import thumbnail_url
-from gemsmith.report.page import render_page
-from gemsmith.report.sections.labels import MOST_LABELS, NO_LABEL, OTHERS, label_matrices
-from gemsmith.run import Run, read_record, write_record
+from gemsmith.runs.run import Run, read_record, write_record
 from support.images import picture_bytes
 
 HOSTILE = "<script>alert('x')</script>"

@@ -2,8 +2,8 @@
 
 import pytest
 
-from gemsmith.plan_records import MachinePlan
-from gemsmith.report.sections.plan import memory_parts
+from gemsmith.report.sections.cost import memory_parts
+from gemsmith.runs.plan_records import MachinePlan
 
 GIB = 2**30
 

@@ -1,6 +1,6 @@
 """What each record was made from."""
 
-from gemsmith.report.findings import read_findings
+from gemsmith.analysis.summary import read_findings
 from gemsmith.report.sections import provenance
 
 

@@ -2,11 +2,11 @@
 
 import pytest
 
-from gemsmith.eval_records import EvalRecord
-from gemsmith.report.findings import read_findings
-from gemsmith.report.numbers import fraction, signed
-from gemsmith.report.sections import scores
-from gemsmith.run import read_record
+from gemsmith.analysis.summary import read_findings
+from gemsmith.report.sections import evaluation as scores
+from gemsmith.runs.eval_records import EvalRecord
+from gemsmith.runs.run import read_record
+from gemsmith.system.format import fraction, signed
 
 
 @pytest.fixture

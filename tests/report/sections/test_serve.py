@@ -1,10 +1,10 @@
 """What the server said of itself."""
 
-from gemsmith.bench_records import BenchRecord
-from gemsmith.records import ServerFacts
-from gemsmith.report.findings import read_findings
-from gemsmith.report.sections import serve
-from gemsmith.run import read_record, write_record
+from gemsmith.analysis.summary import read_findings
+from gemsmith.report.sections import serving as serve
+from gemsmith.runs.bench_records import BenchRecord
+from gemsmith.runs.records import ServerFacts
+from gemsmith.runs.run import read_record, write_record
 
 
 def test_what_could_not_be_read_is_not_told():

@@ -4,9 +4,10 @@ import math
 
 import pytest
 
-from gemsmith.records import Origin, TrainRecord, TrainSaves, TrainStep
-from gemsmith.report.findings import read_findings
-from gemsmith.report.sections.time import make, stage_spans, training_spans
+from gemsmith.analysis.summary import read_findings
+from gemsmith.report.sections.cost import make_time as make
+from gemsmith.report.sections.cost import stage_spans, training_spans
+from gemsmith.runs.records import Origin, TrainRecord, TrainSaves, TrainStep
 
 
 def step(number, seconds):

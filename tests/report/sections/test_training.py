@@ -2,11 +2,11 @@
 
 from dataclasses import replace
 
-from gemsmith.records import TrainRecord
-from gemsmith.report.findings import read_findings
-from gemsmith.report.numbers import count, decimal, duration
+from gemsmith.analysis.summary import read_findings
 from gemsmith.report.sections import training
-from gemsmith.run import read_record
+from gemsmith.runs.records import TrainRecord
+from gemsmith.runs.run import read_record
+from gemsmith.system.format import count, decimal, duration
 
 
 def test_steps_of_a_long_run_are_spread_with_the_first_and_the_last(large_run, undrawn):

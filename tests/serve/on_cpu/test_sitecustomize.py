@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gemsmith.serve.upstream import ON_CPU
+from gemsmith.serve.vllm_issues import ON_CPU
 
 TORCH = """
 class version: cuda = {cuda!r}

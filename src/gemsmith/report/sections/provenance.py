@@ -1,14 +1,17 @@
-"""What each record was made from, and the resolved recipe with its reasons."""
+"""What each record was made from, and the resolved recipe with its reasons.
+
+What was exported, and the proof that it is right.
+"""
 
 import json
 import re
 from typing import Any
 
-from gemsmith.report.findings import Findings
-from gemsmith.run import Run
+from gemsmith.analysis.summary import Findings, count_checks
+from gemsmith.runs.run import Run
 
 
-def make(run: Run, findings: Findings) -> dict[str, Any]:
+def make_provenance(run: Run, findings: Findings) -> dict[str, Any]:
     """The records, and the recipe's lines."""
     return {"records": findings.records(), "recipe_lines": _recipe_lines(run)}
 
@@ -34,3 +37,8 @@ def _cut_reason(line: str) -> tuple[str, str]:
     except json.JSONDecodeError:
         return line, ""
     return line[:end], line[end:].strip()
+
+
+def make_export(_run: Run, findings: Findings) -> dict[str, Any]:
+    """How many checks passed, in words."""
+    return {"checks": count_checks(findings.verify) if findings.verify else None}

@@ -1,0 +1,287 @@
+"""Sides put next to each other: every difference, every ratio, and the differences that confound each.
+
+What a side's own numbers contradict, or leave open: the same questions to a run and to a published table.
+"""
+
+from collections.abc import Iterator, Sequence
+from fnmatch import fnmatchcase
+
+from gemsmith.analysis.confounders import RULES, Kind, follows_from, needed_conditions, rule_of
+from gemsmith.analysis.cost import Curve, cost_curve
+from gemsmith.analysis.ratios import Ratio, find_ratios, is_inside, own_interval, refused_scores
+from gemsmith.analysis.sides import STALE, WAYS, Cell, Side
+from gemsmith.bench.cell import count_requests
+from gemsmith.errors import InputError, nearest
+from gemsmith.recipe.load_grids import BURST, GRIDS, Load
+from gemsmith.runs.records import Part
+
+MOST_PADDING = 0.5
+CLOSE = 0.02
+"""Relative: how far rounded numbers may be from what the others make of them."""
+
+
+def check_side(side: Side) -> Iterator[str]:
+    """One line for each contradiction or doubt, the training's first."""
+    yield from _padding(side)
+    yield from _rows(side)
+    yield from _dollars(side)
+    yield from _requests(side)
+    yield from side.below_the_floor()
+    yield from _scores(side)
+
+
+def padding_share(side: Side) -> float | None:
+    """The share of the positions that padding took, by tokens and steps; None where they are not all recorded."""
+    positions = (side.rows_per_step or 0) * (side.row_tokens or 0) * (side.steps or 0)
+    return None if not positions or side.trained_tokens is None else 1 - side.trained_tokens / positions
+
+
+def _padding(side: Side) -> Iterator[str]:
+    share = padding_share(side)
+    if share is not None and share > MOST_PADDING:
+        yield (
+            f"padding took {share:.0%} of the positions of its rows of {side.row_tokens:,}, so its speed in real "
+            "tokens says how it padded as much as how fast it was."
+        )
+
+
+def _rows(side: Side) -> Iterator[str]:
+    """One epoch of rows that are not packed cannot have more steps than rows."""
+    if side.conditions.get("data.packing") != "false" or not (side.steps and side.rows and side.rows_per_step):
+        return
+    epochs = int(side.conditions.get("train.epochs") or 1)
+    read = side.steps * side.rows_per_step
+    if read > epochs * side.rows:
+        yield (
+            f"{side.steps:,} steps of {side.rows_per_step} rows are {read:,} rows in {epochs} epoch"
+            f"{'s' if epochs > 1 else ''}, and {side.rows:,} were kept: it was trained on other rows than it says."
+        )
+
+
+def _dollars(side: Side) -> Iterator[str]:
+    """What the source says of cost, against hours × price and dollars / tokens."""
+    usd = side.train_usd("on demand")
+    if side.usd is not None and usd is not None and abs(side.usd / usd - 1) > CLOSE:
+        yield f"its cost of {side.usd:.2f} USD is not hours × price, {usd:.2f} USD."
+    if side.usd_per_million_tokens is None or not usd or not side.trained_tokens:
+        return
+    each = usd / (side.trained_tokens / 1e6)
+    if abs(side.usd_per_million_tokens / each - 1) > CLOSE:
+        yield f"its {side.usd_per_million_tokens:.2f} USD a million tokens is not cost / tokens, {each:.2f} USD."
+
+
+def _requests(side: Side) -> Iterator[str]:
+    few = [cell for cell in side.cells if cell.requests is not None and cell.requests < needed_requests(cell)]
+    if few:
+        fewest = min(few, key=lambda cell: (cell.requests or 0) / needed_requests(cell))
+        yield (
+            f"{len(few)} of its {len(side.cells)} loads have too few requests for a server's steady state and its "
+            f"percentiles: {fewest.requests} with {fewest.load}, which takes {needed_requests(fewest)}."
+        )
+
+
+def needed_requests(cell: Cell) -> int:
+    """How many requests the grid `paper` measures such a load with; its fewest where the rate is not said."""
+    if cell.asked is not None:
+        return GRIDS["paper"].fewest
+    load = Load(
+        input_tokens=cell.input_tokens,
+        output_tokens=cell.output_tokens,
+        request_rate=BURST if cell.request_rate is None else cell.request_rate,
+        max_concurrency=cell.max_concurrency,
+    )
+    return count_requests(load, GRIDS["paper"]).measured
+
+
+def _scores(side: Side) -> Iterator[str]:
+    for score in side.scores:
+        most = 1 - (score.none_right or 0) / score.questions
+        if score.value > most + CLOSE / 2:
+            yield (
+                f"its {score.name} of {score.value:.3f} is more than the {most:.3f} that {score.none_right} of "
+                f"{score.questions} questions without a right answer leave."
+            )
+    if side.scores and not any("base" in score.name for score in side.scores):
+        yield "it gives no score of the untuned model, so what training changed is not known."
+    bare = [score for score in side.scores if score.low is None]
+    if bare:
+        low, high = own_interval(bare[0])
+        yield (
+            f"its scores have no interval; over {bare[0].questions} questions {bare[0].name} may lie anywhere in "
+            f"{low:.3f} to {high:.3f}."
+        )
+
+
+HOURS = (1.0, 8.0, 24.0)
+NOT_RECORDED = "not recorded"
+
+
+class Difference(Part):
+    """A condition in which not all sides are known to be alike."""
+
+    condition: str
+    values: tuple[str | None, ...]
+    """Of each side; None: not recorded."""
+    confounds: tuple[Kind, ...]
+    """Empty: it bears on no ratio, or is what the comparison is about."""
+    why: str
+    about: str | None = None
+    """The condition that the comparison is about, and of which this one is a consequence, or itself that one."""
+
+
+class Pair(Part):
+    """The first side against another."""
+
+    first: str
+    other: str
+    ratios: tuple[Ratio, ...]
+    curves: tuple[Curve, ...]
+    refused: tuple[str, ...]
+    """What is not compared or not shown, and why."""
+
+    def headlines(self) -> list[Ratio]:
+        """The ratios that nothing confounds."""
+        return [ratio for ratio in self.ratios if ratio.is_headline]
+
+
+class Comparison(Part):
+    """All that may be said of the sides; also what `--json` prints."""
+
+    sides: tuple[Side, ...]
+    about: tuple[str, ...]
+    differences: tuple[Difference, ...]
+    alike: int
+    """Conditions that all sides say alike."""
+    pairs: tuple[Pair, ...]
+    notices: tuple[str, ...]
+    """What is missing, and what a side's own numbers contradict."""
+
+
+def compare_sides(
+    sides: Sequence[Side], *, about: Sequence[str] = (), hours: Sequence[float] = HOURS, against: int = 1
+) -> Comparison:
+    """The comparison; the first side, or each of the first `against`, is what all after it are held against.
+
+    `about`: conditions that are compared on purpose. Default: the one key of the recipe that differs, where only one
+    does. Raises InputError for a name that no side has.
+    """
+    known = dict.fromkeys(name for side in sides for name in side.conditions)
+    for name in about:
+        if name not in known:
+            raise InputError(f"--about {name}: no run says that{nearest(name, known)}; give a key of the recipe")
+    asked = tuple(about) or _only_key(find_differences(sides, ()))
+    differences = find_differences(sides, asked)
+    return Comparison(
+        sides=tuple(sides),
+        about=asked,
+        differences=tuple(differences),
+        alike=sum(len({side.conditions.get(name) for side in sides}) == 1 for name in known) if sides[1:] else 0,
+        pairs=tuple(
+            _pair(first, other, asked, hours)
+            for place, first in enumerate(sides[:against], 1)
+            for other in sides[place:]
+        ),
+        notices=tuple(line for side in sides for line in (*side.missing, *check_side(side)))
+        if not sides[1:]
+        else tuple(f"{side.name}: {line}" for side in sides for line in (*side.missing, *check_side(side))),
+    )
+
+
+def find_differences(sides: Sequence[Side], about: tuple[str, ...]) -> list[Difference]:
+    """Conditions whose values are not all recorded and equal, in the order of the rules.
+
+    What neither side records counts where a ratio needs it to be the same. That a stage is stale always counts, and
+    stands for the keys that it may have had other values of.
+    """
+    names = dict.fromkeys(name for side in sides for name in side.conditions)
+    names |= dict.fromkeys(name for name in needed_conditions() if _concerns(name, sides))
+    found = [
+        _difference(name, values, sides, about)
+        for name in names
+        if len(set(values := tuple(_value(side, name) for side in sides))) > 1
+        or values[0] is None
+        or name.endswith(STALE)
+        if not any(name in side.unproven for side in sides)
+    ]
+    order = [rule.pattern for rule in RULES]
+
+    def place(difference: Difference) -> tuple[bool, int]:
+        name = difference.condition
+        return not difference.confounds and difference.about is None, next(
+            (number for number, pattern in enumerate(order) if fnmatchcase(name, pattern)), len(order)
+        )
+
+    return sorted(found, key=place) if sides[1:] else []
+
+
+def _value(side: Side, name: str) -> str | None:
+    return side.conditions.get(name, "no" if name.endswith(STALE) else None)
+
+
+def _difference(name: str, values: tuple[str | None, ...], sides: Sequence[Side], about: tuple[str, ...]) -> Difference:
+    rule, cause = rule_of(name), follows_from(name, about)
+    settled = {side.conditions.get(rule.settled_by) for side in sides} if rule.settled_by else {None}
+    alike = len(settled) == 1 and None not in settled
+    return Difference(
+        condition=name,
+        values=values,
+        confounds=() if cause or alike else rule.confounds,
+        why=f"{rule.settled_by} is the same" if alike else rule.why,
+        about=cause,
+    )
+
+
+def _concerns(name: str, sides: Sequence[Side]) -> bool:
+    """Whether all sides have a number that the condition bears on."""
+    stage = name.partition(":")[0]
+    if stage == "bench":
+        return all(side.cells for side in sides)
+    if stage == "eval":
+        return all(side.scores for side in sides)
+    return all(side.real_tokens_per_s for side in sides)
+
+
+def _only_key(differences: Sequence[Difference]) -> tuple[str, ...]:
+    """The key of the recipe that differs, where only one that bears on a ratio does."""
+    keys = [each.condition for each in differences if ":" not in each.condition and each.confounds]
+    return tuple(keys) if len(keys) == 1 else ()
+
+
+def _pair(first: Side, other: Side, about: tuple[str, ...], hours: Sequence[float]) -> Pair:
+    differences, ratios = find_differences((first, other), about), find_ratios(first, other, hours=hours)
+    outside = [ratio for ratio in ratios if not is_inside(ratio.value, ratio.interval)]
+    return Pair(
+        first=first.name,
+        other=other.name,
+        ratios=tuple(
+            ratio.model_copy(update={"confounded_by": _confounds(ratio, differences)})
+            for ratio in ratios
+            if ratio not in outside
+        ),
+        curves=tuple(curve for way in WAYS if (curve := cost_curve(first, other, way)) is not None),
+        refused=(
+            *refused_scores(first, other),
+            *(f"Not shown, since it lies outside its own interval: {ratio.what}, {ratio.unit}." for ratio in outside),
+        ),
+    )
+
+
+def _confounds(ratio: Ratio, differences: Sequence[Difference]) -> tuple[str, ...]:
+    """The differences that bear on a ratio; of a cost those of what it pays for, and of the prices of its way."""
+    found = [each for each in differences if ratio.kind in each.confounds]
+    if ratio.kind == "cost":
+        way = ratio.what.rpartition(", ")[2].replace(" ", "_")
+        found = [each for each in found if _bears_on_cost(each, ratio.pays_for, way)]
+    return tuple(each.condition for each in found)
+
+
+def _bears_on_cost(difference: Difference, pays_for: str, way: str) -> bool:
+    stage, _, of = difference.condition.partition(":")
+    if stage == "price":
+        return f"_{way}" in of and (pays_for == "both" or of.startswith(pays_for))
+    serves = "serving speed" in difference.confounds
+    return (
+        serves
+        if pays_for == "serving"
+        else pays_for == "both" or not serves or "training speed" in difference.confounds
+    )

@@ -1,0 +1,168 @@
+"""Dollars: measured time at the price that the plan's record has for the machine. So what comes out is modelled.
+
+Training and N hours of serving: what both cost, and from when on which is cheaper.
+"""
+
+import math
+from dataclasses import dataclass
+
+from gemsmith.analysis.sides import Rate, Side, Way, served_where_trained
+from gemsmith.analysis.summary import Findings, fastest_cell, stage_s, trained_tokens
+from gemsmith.runs.bench_records import BenchCell
+from gemsmith.runs.plan_records import MachinePlan
+from gemsmith.runs.records import Part
+
+
+@dataclass(frozen=True, kw_only=True)
+class Price:
+    """What an hour of the machine that trained costs on demand."""
+
+    machine: str
+    usd_per_hour: float
+    basis: str = ""
+    """Seller, source and date."""
+
+    def usd(self, seconds: float) -> float:
+        return self.usd_per_hour * seconds / 3600
+
+    def usd_per_million_output_tokens(self, cell: BenchCell) -> float | None:
+        """None where the cell's throughput is zero, NaN or infinite."""
+        return self._each(cell.output_tokens_per_s, 1e6)
+
+    def usd_per_thousand_requests(self, cell: BenchCell) -> float | None:
+        return self._each(cell.requests_per_s, 1e3)
+
+    def _each(self, per_s: float, number: float) -> float | None:
+        return self.usd(number / per_s) if math.isfinite(per_s) and per_s > 0 else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spent:
+    """Dollars of the stages that ran on the machine that trained."""
+
+    price: Price
+    stages: dict[str, float]
+    training: float
+    per_million_trained_tokens: float | None
+    """`training` over all real tokens of its steps."""
+    served: BenchCell | None
+    """The cell with the most output tokens/s, where the server ran on that machine."""
+
+    @property
+    def total(self) -> float:
+        return sum(self.stages.values())
+
+
+def trained_machine(findings: Findings) -> MachinePlan | None:
+    """The plan's row of the machine that trained; None where the record does not name it, or the plan has it not."""
+    trained_on = findings.train.machine if findings.train else None
+    machines = findings.plan.machines if findings.plan else ()
+    return next((machine for machine in machines if machine.name == trained_on), None)
+
+
+def spent(findings: Findings) -> Spent | None:
+    """None where it is not known which machine of the plan trained, or the plan has no price of it."""
+    machine, train = trained_machine(findings), findings.train
+    if machine is None or machine.price is None or train is None:
+        return None
+    price = Price(
+        machine=machine.name,
+        usd_per_hour=machine.price.usd_per_hour,
+        basis=f"{machine.price.basis}, {machine.price.date}",
+    )
+    there = train.origin.machine
+    stages = {
+        stage: price.usd(stage_s(record))
+        for stage, record in findings.records().items()
+        if record.origin.machine.is_computer_of(there)
+    }
+    tokens, training = trained_tokens(train), stages["train"]
+    return Spent(
+        price=price,
+        stages=stages,
+        training=training,
+        per_million_trained_tokens=training * 1e6 / tokens if tokens and math.isfinite(training) else None,
+        served=fastest_cell(findings.bench) if findings.bench and served_where_trained(findings.bench, train) else None,
+    )
+
+
+class Curve(Part):
+    """The dollars of two sides against hours of serving: trained + rate × hours for each."""
+
+    way: Way
+    trained_usd: tuple[float, float]
+    usd_per_hour: tuple[float, float]
+    machines: tuple[str, str]
+    break_even_hours: float | None
+    """Where the two cost the same; None: at no time after the start."""
+
+    def usd(self, hours: float) -> tuple[float, float]:
+        """What the two cost by then."""
+        (first, other), (rate, rate_other) = self.trained_usd, self.usd_per_hour
+        return first + rate * hours, other + rate_other * hours
+
+    def ratio(self, hours: float) -> float | None:
+        """Other / first; None where the first costs nothing."""
+        first, other = self.usd(hours)
+        return other / first if first else None
+
+    def say(self, first: str, other: str) -> str:
+        """Which is cheaper, and from when on."""
+        names = (first, other)
+        start, end = self._cheaper(self.trained_usd), self._cheaper(self.usd_per_hour)
+        if self.break_even_hours is not None and start is not None and end is not None:
+            return (
+                f"{names[start]} is cheaper up to {self.break_even_hours:.3g} h of serving, {names[end]} from then on."
+            )
+        cheaper = start if start is not None else end
+        if cheaper is None:
+            return "Both cost the same at any time."
+        ends = self.ratio_at_the_end()
+        towards = "" if ends is None else f"; {other} / {first} goes from {self.ratio(0):.3g} to {ends:.3g}"
+        return f"{names[cheaper]} is cheaper at any time{towards if self.trained_usd[0] else ''}."
+
+    def ratio_at_the_end(self) -> float | None:
+        """What other / first comes to after ever more hours."""
+        first, other = self.usd_per_hour
+        return other / first if first else None
+
+    @staticmethod
+    def _cheaper(pair: tuple[float, float]) -> int | None:
+        return None if pair[0] == pair[1] else int(pair[1] < pair[0])
+
+
+def cost_curve(first: Side, other: Side, way: Way) -> Curve | None:
+    """The curve; None where a side's hours or prices are not recorded, or neither pays anything."""
+    trained = first.train_usd(way), other.train_usd(way)
+    rates = first.serve_rates.get(way), other.serve_rates.get(way)
+    if trained[0] is None or trained[1] is None or rates[0] is None or rates[1] is None:
+        return None
+    if not any((*trained, rates[0].usd_per_hour, rates[1].usd_per_hour)):
+        return None
+    return Curve(
+        way=way,
+        trained_usd=(trained[0], trained[1]),
+        usd_per_hour=(rates[0].usd_per_hour, rates[1].usd_per_hour),
+        machines=(_machines(first, rates[0], way), _machines(other, rates[1], way)),
+        break_even_hours=break_even(trained[0], trained[1], rates[0].usd_per_hour, rates[1].usd_per_hour),
+    )
+
+
+def break_even(trained: float, trained_other: float, rate: float, rate_other: float) -> float | None:
+    """The hours of serving after which both cost the same; None where that is never.
+
+    >>> break_even(56.11, 119.23, 25.92, 22.12), break_even(56.11, 119.23, 21.52, 22.12)
+    (16.610526315789475, None)
+    """
+    if rate == rate_other:
+        return None
+    hours = (trained_other - trained) / (rate - rate_other)
+    return hours if hours > 0 else None
+
+
+def _machines(side: Side, serve: Rate, way: Way) -> str:
+    trained = side.train_rates[way]
+    return (
+        f"trained on {trained.machine} at {trained.usd_per_hour:.2f} USD/h, served on {serve.machine} at "
+        f"{serve.usd_per_hour:.2f} USD/h"
+    )

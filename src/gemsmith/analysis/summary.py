@@ -1,0 +1,405 @@
+"""What the records of a run say: which are there, the numbers that stand for them, and what a reader must know first.
+
+Shared by the page and the terminal's table; no plotting and no HTML.
+
+Run directories read as the sides of a comparison.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gemsmith.analysis.sides import Side, side_of_run, with_floor
+from gemsmith.errors import InputError, RunError, VersionError
+from gemsmith.evals.metrics import SIGNIFICANT, describe_change
+from gemsmith.hardware import load_catalogue, machines_with
+from gemsmith.recipe.schema import Recipe, eval_tasks
+from gemsmith.runs.bench_records import BenchCell, BenchRecord, Saturation
+from gemsmith.runs.eval_records import EvalRecord, LmEvalRecord
+from gemsmith.runs.plan_records import MachinePlan, PlanRecord
+from gemsmith.runs.records import (
+    DataRecord,
+    ExportRecord,
+    Record,
+    ServeRecord,
+    TrainRecord,
+    VerifyRecord,
+    read_record_file,
+)
+from gemsmith.runs.run import Run, find_run, made_from, read_record, unproven_keys
+from gemsmith.runs.stages import STAGES
+from gemsmith.system.format import count, plain, rate
+from gemsmith.train.logging import trained_s
+
+_NAMED_STEPS = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Findings:
+    """The records of a run, None where there is none that can be read; `problems` or `left_out` says why."""
+
+    run: Run
+    plan: PlanRecord | None
+    data: DataRecord | None
+    train: TrainRecord | None
+    export: ExportRecord | None
+    verify: VerifyRecord | None
+    serve: ServeRecord | None
+    bench: BenchRecord | None
+    eval: EvalRecord | None
+    lm_eval: LmEvalRecord | None
+    """Of lm-evaluation-harness; no stage, so that none need be there."""
+    problems: dict[str, str]
+    left_out: dict[str, str]
+    """Stages that the recipe does not ask for, and why."""
+    stale: tuple[str, ...]
+    """Stages whose record was made from another recipe, or from an earlier record that has been replaced since."""
+
+    def records(self) -> dict[str, Record]:
+        """The records that are there, in the order of the stages."""
+        return {stage: record for stage in STAGES if (record := getattr(self, stage)) is not None}
+
+    def model(self, recipe: Recipe) -> str:
+        """Its name as the records have it, or as the recipe asks for it."""
+        recorded = (self.train.model if self.train else None) or (self.plan.model if self.plan else None)
+        return recorded or recipe.model or recipe.checkpoint
+
+    def why_missing(self, stage: str) -> str:
+        return self.problems.get(stage) or self.left_out[stage]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Notice:
+    """Something that changes how the rest is to be read. `grave`: a result must not be used as it is."""
+
+    grave: bool
+    text: str
+
+
+def read_findings(run: Run) -> Findings:
+    """All records of a run directory. A missing or unreadable one becomes an entry of `problems`, never an error."""
+    records: dict[str, Record | None] = {}
+    problems: dict[str, str] = {}
+    left_out: dict[str, str] = {}
+    for stage in STAGES:
+        try:
+            records[stage] = read_record(run, STAGES[stage].record)
+        except (RunError, OSError, RecursionError) as error:
+            records[stage] = None
+            if run.record_file(stage).exists():
+                problems[stage] = _why_unreadable(run, stage, error)
+            elif stage == "eval" and not eval_tasks(run.recipe):
+                left_out[stage] = "Left out: data.eval names no held-out rows."
+            else:
+                problems[stage] = f"No {stage}.json in this run: gemsmith {stage} makes it."
+    stale = tuple(stage for stage, record in records.items() if record is not None and _is_stale(run, record))
+    lm_eval = _read_lm_eval(run, problems)
+    return Findings(**records, run=run, lm_eval=lm_eval, problems=problems, left_out=left_out, stale=stale)  # type: ignore[arg-type]  # each stage's own class, by STAGES
+
+
+def _read_lm_eval(run: Run, problems: dict[str, str]) -> LmEvalRecord | None:
+    file = run.record_file(LmEvalRecord.stage)
+    if not file.exists():
+        return None
+    try:
+        return read_record_file(file, LmEvalRecord, missing="", damaged="run: gemsmith eval --lm-eval with its tasks")
+    except (RunError, OSError, RecursionError) as error:
+        problems[LmEvalRecord.stage] = _why_unreadable(run, LmEvalRecord.stage, error)
+        return None
+
+
+def _why_unreadable(run: Run, stage: str, error: Exception) -> str:
+    """One line; what is no record at all is named with its reason."""
+    if isinstance(error, RunError):
+        return str(error)
+    reason = error.strerror if isinstance(error, OSError) else "it is nested too deeply"
+    return f"{run.record_file(stage)}: cannot be read ({reason}); remove it, then run: gemsmith {stage}"
+
+
+def find_notices(findings: Findings) -> list[Notice]:
+    """What the reader must know before the numbers, the gravest first."""
+    notices = [*_training_notices(findings), *_checking_notices(findings)]
+    for record in (*findings.records().values(), *([findings.lm_eval] if findings.lm_eval else [])):
+        notices += [Notice(grave=True, text=text) for text in record.grave_notices]
+        notices += [
+            Notice(grave=False, text=text) for text in record.notices if not _said_again(text, record, findings)
+        ]
+    side = side_of_run("", "", findings.run.recipe, findings.records())
+    floors = with_floor(side, findings.run.recipe, findings.bench).below_the_floor()
+    notices += [Notice(grave=False, text=f"The load test: {line}") for line in floors]
+    if findings.stale:
+        text = (
+            "Made from other settings or an earlier record than those now in the run directory: "
+            f"{', '.join(findings.stale)}."
+        )
+        notices.append(Notice(grave=False, text=text))
+    if findings.problems:
+        notices.append(
+            Notice(grave=False, text=f"No record of: {', '.join(findings.problems)}. The page holds what there is.")
+        )
+    return sorted(notices, key=lambda notice: not notice.grave)
+
+
+def _checking_notices(findings: Findings) -> list[Notice]:
+    """Of verification, the load test and the scores."""
+    notices = []
+    if findings.verify and not findings.verify.passed:
+        failed = [check.name for check in findings.verify.checks if check.passed is False]
+        notices.append(
+            Notice(
+                grave=True,
+                text=f"Verification failed: {', '.join(failed) or 'see the checks'}. Do not use these weights.",
+            )
+        )
+    # A record that has the causes says so itself.
+    cells = [] if findings.bench is None else [cell for cell in findings.bench.cells if not cell.failures]
+    if failed_requests := sum(cell.failed for cell in cells):
+        asked = failed_requests + sum(cell.completed + cell.cut for cell in cells)
+        text = (
+            f"{count(failed_requests)} of {count(asked)} requests of the load test failed; the latencies are those of "
+            "the others."
+        )
+        notices.append(Notice(grave=False, text=text))
+    if findings.verify and (undone := [check.name for check in findings.verify.checks if check.passed is None]):
+        notices.append(Notice(grave=False, text=f"Verification is partial, not done here: {', '.join(undone)}."))
+    if findings.eval and (cut := findings.eval.base.cut + findings.eval.tuned.cut):
+        text = (
+            f"{count(cut)} answers reached eval.max_tokens before they had ended ({count(findings.eval.tuned.cut)} of "
+            "the tuned model)."
+        )
+        notices.append(Notice(grave=False, text=text))
+    return notices
+
+
+def _training_notices(findings: Findings) -> list[Notice]:
+    notices = []
+    if findings.train and not losses_are_finite(findings.train):
+        notices.append(
+            Notice(grave=True, text="The training loss is not finite at some steps. The curves leave those out.")
+        )
+    if findings.train and findings.train.skipped:
+        text = (
+            f"The updates of {_steps(findings.train.skipped)} were left out: the loss was a spike, or NaN or infinite."
+        )
+        notices.append(Notice(grave=False, text=text))
+    if findings.train and (spikes := sorted(set(findings.train.spikes) - set(findings.train.skipped))):
+        notices.append(Notice(grave=False, text=f"The loss had a spike at {_steps(spikes)}."))
+    return notices
+
+
+def losses_are_finite(train: TrainRecord) -> bool:
+    """Whether every step that was not skipped has a loss that is a number."""
+    return all(step.skipped or abs(step.loss) < float("inf") for step in train.steps)
+
+
+def _steps(numbers: Sequence[int]) -> str:
+    """[3, 4, 9] → "steps 3, 4 and 9"; of many only the first few."""
+    named = [str(number) for number in numbers[:_NAMED_STEPS]]
+    if len(numbers) > _NAMED_STEPS:
+        return f"{count(len(numbers))} steps ({', '.join(named)}, …)"
+    return f"steps {', '.join(named[:-1])} and {named[-1]}" if named[1:] else f"step {named[0]}"
+
+
+def middle_cell(bench: BenchRecord) -> BenchCell | None:
+    """The grid's cell at the middle input length and the middle rate, of those that completed any request.
+
+    Of an even number the lower one, so that the cell is one that was measured.
+    """
+    cells = [cell for cell in bench.cells if cell.completed and not cell.probe]
+    if not cells:
+        return None
+    lengths = sorted({cell.input_tokens for cell in cells})
+    length = lengths[(len(lengths) - 1) // 2]
+    row = sorted(
+        (cell for cell in cells if cell.input_tokens == length),
+        key=lambda cell: (cell.request_rate, cell.output_tokens),
+    )
+    return row[(len(row) - 1) // 2]
+
+
+def saturation_lines(bench: BenchRecord) -> list[str]:
+    """What the search for saturation has found, a line for each length."""
+    return [_say_saturation(found) for found in bench.saturations]
+
+
+def _say_saturation(found: Saturation) -> str:
+    lengths = f"{count(found.input_tokens)} tokens in and {count(found.output_tokens)} out"
+    if found.held_at is None:
+        return f"{lengths}: not even at {rate(found.exceeded_at or 0)}, the lowest rate"
+    if found.exceeded_at is None:
+        return f"{lengths}: not at {rate(found.held_at)}, the highest rate tried"
+    return f"{lengths}: between {plain(found.held_at)} and {rate(found.exceeded_at)}"
+
+
+def fastest_cell(bench: BenchRecord) -> BenchCell | None:
+    """The cell with the highest output tokens/s."""
+    cells = (cell for cell in bench.cells if cell.completed and math.isfinite(cell.output_tokens_per_s))
+    return max(cells, key=lambda cell: cell.output_tokens_per_s, default=None)
+
+
+def cheapest_machine(plan: PlanRecord) -> MachinePlan | None:
+    """Of the machines that fit and have a price, the one with the lowest upper cost."""
+    priced = [machine for machine in plan.machines if machine.fits and machine.usd is not None]
+    return min(priced, key=lambda machine: machine.usd[1] if machine.usd else 0.0, default=None)
+
+
+def count_checks(verify: VerifyRecord) -> str:
+    """How many checks passed, failed and were not done, in words."""
+    outcomes = [check.passed for check in verify.checks]
+    words = [(outcomes.count(True), "passed"), (outcomes.count(False), "failed"), (outcomes.count(None), "not done")]
+    return ", ".join(f"{number} {word}" for number, word in words if number) or "no check"
+
+
+def trained_tokens(train: TrainRecord) -> int:
+    """Without padding, of all steps."""
+    return sum(step.real_tokens for step in train.steps)
+
+
+def total_s(findings: Findings) -> float:
+    """Seconds that the recorded stages took, one after the other."""
+    return sum(map(stage_s, findings.records().values()))
+
+
+def stage_s(record: Record) -> float:
+    """Seconds that a stage took: what is paid for."""
+    return trained_s(record) if isinstance(record, TrainRecord) else record.origin.duration_s
+
+
+def verdict(scores: EvalRecord) -> str:
+    """One sentence on what the scores allow to say.
+
+    It goes by the rows in which the models differ, or else by the two intervals.
+    """
+    base, tuned = scores.base, scores.tuned
+    if scores.tasks and scores.rows_better is None:
+        return scores.tasks[0].difference.summary
+    if scores.rows_better is not None and scores.rows_worse is not None and scores.p_value is not None:
+        rows = describe_change(scores.rows_better, scores.rows_worse, scores.p_value)
+        if scores.p_value >= SIGNIFICANT:
+            return f"This evaluation does not tell the two apart: {rows}."
+        return f"The tuned model is {'better' if scores.rows_better > scores.rows_worse else 'worse'}: {rows}."
+    if tuned.low > base.high:
+        return "The tuned model is better: its interval lies wholly above the base’s."
+    if tuned.high < base.low:
+        return "The tuned model is worse: its interval lies wholly below the base’s."
+    return "The intervals overlap: this evaluation does not tell the two apart."
+
+
+def _said_again(text: str, record: Record, findings: Findings) -> bool:
+    """Whether the data stage says it of held-out rows that eval has looked at itself since.
+
+    They may have been others.
+    """
+    return isinstance(record, DataRecord) and findings.eval is not None and text.startswith("data.eval: ")
+
+
+def _is_stale(run: Run, record: Record) -> bool:
+    """Whether something that the record was made from is no longer what it was."""
+    return any(record.origin.made_from.get(name) != value for name, value in made_from(run, record.stage).items())
+
+
+_READ = ("data", "train", "export", "bench", "eval")
+"""Stages whose numbers are compared; of the plan prices alone are."""
+
+
+def read_sides(folders: Sequence[Path], *, trained_on: Sequence[str] = (), served_on: Sequence[str] = ()) -> list[Side]:
+    """A side for each run directory, under its name, or its path where two have the same.
+
+    `trained_on`, `served_on`: MACHINE for all runs, or NAME=MACHINE for one. Raises RunError for a folder that is no
+    run, VersionError for a record that another version wrote, InputError for a machine that its plan does not have.
+    """
+    names = _names(folders)
+    trained, served = (
+        _named(option, given, names) for option, given in (("trained-on", trained_on), ("served-on", served_on))
+    )
+    return [
+        read_side(folder, name, trained_on=trained.get(name), served_on=served.get(name))
+        for name, folder in zip(names, folders, strict=True)
+    ]
+
+
+def read_side(folder: Path, name: str, *, trained_on: str | None = None, served_on: str | None = None) -> Side:
+    """One of them; what is missing or cannot be read is a line of it, never an error but of another version."""
+    run = Run(path=folder, recipe=find_run(folder))
+    _refuse_other_versions(run)
+    findings = read_findings(run)
+    for option, machine in (("trained-on", trained_on), ("served-on", served_on)):
+        planned = [plan.name for plan in findings.plan.machines] if findings.plan else []
+        if machine is not None and machine not in planned:
+            raise InputError(
+                f"--{option} {machine}: the plan of {name} does not have it; it has {', '.join(planned) or 'none'}; "
+                f"add it to hardware.machines and run: gemsmith plan {folder}"
+            )
+    if trained_on is not None and findings.train is not None:
+        _refuse_other_devices(run, findings.train.origin.machine.accelerators, name, trained_on)
+    side = side_of_run(
+        name,
+        str(folder),
+        run.recipe,
+        findings.records(),
+        missing=_missing(findings, run),
+        trained_on=trained_on,
+        served_on=served_on,
+        stale=findings.stale,
+        unproven=unproven_keys(run, [record for stage, record in findings.records().items() if stage in _READ]),
+    )
+    return with_floor(side, run.recipe, findings.bench)
+
+
+def _names(folders: Sequence[Path]) -> list[str]:
+    names = [folder.resolve().name for folder in folders]
+    names = [str(folder) if names.count(name) > 1 else name for folder, name in zip(folders, names, strict=True)]
+    for name in names:
+        if names.count(name) > 1:
+            raise InputError(f"{name}: is given twice; name each run once")
+    return names
+
+
+def _named(option: str, given: Sequence[str], names: Sequence[str]) -> dict[str, str]:
+    """Run -> machine."""
+    machines: dict[str, str] = {}
+    for text in given:
+        name, equals, machine = text.rpartition("=")
+        if equals and name not in names:
+            raise InputError(f"--{option} {text}: {name} is not one of the runs; these are {', '.join(names)}")
+        machines |= {name: machine} if equals else dict.fromkeys(names, machine)
+    return machines
+
+
+def _refuse_other_versions(run: Run) -> None:
+    for stage in STAGES.values():
+        if run.record_file(stage.record.stage).exists():
+            try:
+                read_record(run, stage.record)
+            except VersionError:
+                raise
+            except InputError:
+                pass  # damaged, which the page says
+
+
+def _refuse_other_devices(run: Run, devices: Sequence[str], name: str, machine: str) -> None:
+    """A price of chips that training has not seen would make a cost that nobody pays."""
+    having = [found.name for found in machines_with(load_catalogue(run.recipe.hardware.catalogue), devices, [machine])]
+    if having and machine not in having:
+        has = f"{len(devices)} x {devices[0]}" if devices else "no accelerator"
+        raise InputError(
+            f"--trained-on {machine}: the train record of {name} has {has}, so it was trained on {' or '.join(having)}"
+        )
+
+
+def _missing(findings: Findings, run: Run) -> tuple[str, ...]:
+    absent = [stage for stage in findings.problems if not run.record_file(stage).exists()]
+    lines = [f"no record of {', '.join(absent)}; gemsmith run {run.path} makes them."] if absent else []
+    lines += [line for stage, line in findings.problems.items() if stage not in absent]
+    lines += findings.left_out.values()
+    lines += [notice.text for notice in find_notices(findings) if notice.grave]
+    if findings.stale:
+        lines.append(f"made from other settings than the recipe there now: {', '.join(findings.stale)}.")
+    machines = findings.plan.machines if findings.plan else ()
+    priced = [machine.name for machine in machines if machine.price or machine.price_spot]
+    trained_on = findings.train.machine if findings.train else None
+    if findings.plan and (not priced or trained_on not in (None, *priced)):
+        of = f" of {trained_on}, which trained; add it to hardware.machines" if priced else ""
+        lines.append(f"plan.json says no price of an hour{of}, so there is no cost; run: gemsmith plan {run.path}")
+    return tuple(lines)

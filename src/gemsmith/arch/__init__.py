@@ -1,0 +1,39 @@
+"""Facts about Gemma 4: its variants and every weight tensor they have. No machine-learning library is imported."""
+
+from gemsmith.arch.config import ScanBlocks, Variant, read_variant
+from gemsmith.arch.lora_targets import ALL_LINEAR, VISION, kinds_of, lora_targets, vision_targets
+from gemsmith.arch.tensors import (
+    LORA_KINDS,
+    Tensor,
+    class_names,
+    name_in_files,
+    parameter_count,
+    text_tensors,
+    vision_tensors,
+)
+from gemsmith.arch.variants import VARIANTS, find_variant, variant_of_hub_id
+from gemsmith.arch.vision_config import PatchProjection, Vision, VisionTower
+
+__all__ = [
+    "ALL_LINEAR",
+    "LORA_KINDS",
+    "VARIANTS",
+    "VISION",
+    "PatchProjection",
+    "ScanBlocks",
+    "Tensor",
+    "Variant",
+    "Vision",
+    "VisionTower",
+    "class_names",
+    "find_variant",
+    "kinds_of",
+    "lora_targets",
+    "name_in_files",
+    "parameter_count",
+    "read_variant",
+    "text_tensors",
+    "variant_of_hub_id",
+    "vision_targets",
+    "vision_tensors",
+]

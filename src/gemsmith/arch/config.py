@@ -1,0 +1,350 @@
+"""One Gemma 4 text model as a set of numbers, to and from a Hugging Face config.json.
+
+Letters for axes, here and everywhere: B batch, L length, H heads, K kv heads, D head dim, E model, F hidden (ffn), R
+rank, V vocabulary.
+"""
+
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from typing import Any
+
+from gemsmith.arch.vision_config import Vision, read_vision
+from gemsmith.errors import CheckpointError
+
+MODEL_TYPES = ("gemma4", "gemma4_unified")
+
+# What a Variant has no number for, as Gemma 4 has it; a key that is missing has the first of them.
+_FIXED: dict[str, tuple[Any, ...]] = {
+    "hidden_activation": ("gelu_pytorch_tanh",),
+    "attention_bias": (False,),
+    "attention_dropout": (0.0, None),
+    "tie_word_embeddings": (True,),
+    "use_bidirectional_attention": (None, "vision"),
+    "rope_parameters.sliding_attention.rope_type": ("default",),
+    "rope_parameters.full_attention.rope_type": ("proportional",),
+    "rope_parameters.full_attention.factor": (None, 1.0),
+}
+_COUNTS: tuple[str, ...] = (
+    "num_hidden_layers",
+    "hidden_size",
+    "intermediate_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+)
+_COUNTS += ("head_dim", "sliding_window", "vocab_size", "max_position_embeddings")
+_COUNTS_OF_EXPERTS = ("num_experts", "top_k_experts", "moe_intermediate_size")
+_COUNTS_OR_NONE = ("hidden_size_per_layer_input", "num_kv_shared_layers", "num_global_key_value_heads")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScanBlocks:
+    """A block of `period` layers that repeats `repeats` times, from layer `first` on: what a model may scan over."""
+
+    first: int
+    period: int
+    repeats: int
+
+    @property
+    def layers(self) -> slice:
+        """The layers' numbers."""
+        return slice(self.first, self.first + self.period * self.repeats)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """The numbers that fix a Gemma 4 text model, and how it sees. Defaults are what every published variant shares."""
+
+    name: str
+    layers: int
+    global_every: int
+    embed_dim: int
+    ffn: int
+    heads: int
+    kv_heads: int
+    global_kv_heads: int
+    head_dim: int = 256
+    global_head_dim: int = 512
+    sliding_window: int = 1024
+    k_is_v: bool = False
+    per_layer_input: int = 0
+    kv_shared_layers: int = 0
+    wide_shared_mlp: bool = False
+    experts: int = 0
+    experts_per_token: int = 0
+    expert_ffn: int = 0
+    vocabulary: int = 262_144
+    context: int = 262_144
+    softcap: float = 30.0
+    rope_theta_local: float = 1e4
+    rope_theta_global: float = 1e6
+    rotary_fraction_global: float = 0.25
+    rms_eps: float = 1e-6
+    bidirectional_images: bool = False
+    model_type: str = "gemma4"
+    hub_ids: tuple[str, ...] = ()
+    vision: Vision | None = None
+    """None where a checkpoint holds the text model alone."""
+
+    def is_global(self, layer: int) -> bool:
+        """Whether the layer attends to the whole context; the last one always does."""
+        return (layer + 1) % self.global_every == 0 or layer == self.layers - 1
+
+    def shares_kv(self, layer: int) -> bool:
+        """Whether the layer takes keys and values from an earlier layer of its kind."""
+        return self.kv_shared_layers > 0 and layer >= self.layers - self.kv_shared_layers
+
+    def head_dim_of(self, layer: int) -> int:
+        return self.global_head_dim if self.is_global(layer) else self.head_dim
+
+    def kv_heads_of(self, layer: int) -> int:
+        return self.global_kv_heads if self.is_global(layer) else self.kv_heads
+
+    def ffn_of(self, layer: int) -> int:
+        return 2 * self.ffn if self.wide_shared_mlp and self.shares_kv(layer) else self.ffn
+
+    def has_v(self, layer: int) -> bool:
+        """Whether the layer has a value projection of its own; where K = V it has none."""
+        return not self.shares_kv(layer) and not (self.k_is_v and self.is_global(layer))
+
+    @cached_property
+    def scan_blocks(self) -> tuple[ScanBlocks, ...]:
+        """The layers as repeated blocks: 31B, ten times five local layers and a global one; E2B, two kinds."""
+
+        def kinds(first: int, period: int) -> list[tuple[Any, ...]]:
+            numbers = range(first, first + period)
+            return [(self.is_global(n), self.shares_kv(n), self.ffn_of(n), self.has_v(n)) for n in numbers]
+
+        first_sharing = self.layers - self.kv_shared_layers
+        found, first = [], 0
+        while first < self.layers:
+            # The layers of one scan all share kv, or none does.
+            bound = first_sharing if first < first_sharing else self.layers
+            period, end = min(self.global_every, bound - first), first
+            while end + period <= bound and kinds(end, period) == kinds(first, period):
+                end += period
+            found.append(ScanBlocks(first=first, period=period, repeats=(end - first) // period))
+            first = end
+        return tuple(found)
+
+    @cached_property
+    def stacks(self) -> tuple[range, ...]:
+        """The layers at each place of a block, which may be one array: in the 31B, 0, 6, …, 54 are the first of six."""
+        return tuple(
+            range(blocks.first + place, blocks.layers.stop, blocks.period)
+            for blocks in self.scan_blocks
+            for place in range(blocks.period)
+        )
+
+    @property
+    def layer_types(self) -> list[str]:
+        """HF's names of the layers' kinds, in order."""
+        return ["full_attention" if self.is_global(n) else "sliding_attention" for n in range(self.layers)]
+
+    def to_config(self) -> dict[str, Any]:
+        """The HF `text_config` of this variant, in the layout of the published checkpoints."""
+        text: dict[str, Any] = {
+            "model_type": f"{self.model_type}_text",
+            "attention_bias": False,
+            "attention_dropout": 0.0,
+            "attention_k_eq_v": self.k_is_v,
+            "bos_token_id": 2,
+            "eos_token_id": 1,
+            "pad_token_id": 0,
+            "dtype": "bfloat16",
+            "final_logit_softcapping": self.softcap,
+            "global_head_dim": self.global_head_dim,
+            "head_dim": self.head_dim,
+            "hidden_activation": "gelu_pytorch_tanh",
+            "hidden_size": self.embed_dim,
+            "intermediate_size": self.ffn,
+            "layer_types": self.layer_types,
+            "max_position_embeddings": self.context,
+            "num_attention_heads": self.heads,
+            "num_global_key_value_heads": self.global_kv_heads if self.k_is_v else None,
+            "num_hidden_layers": self.layers,
+            "num_key_value_heads": self.kv_heads,
+            "num_kv_shared_layers": self.kv_shared_layers,
+            "rms_norm_eps": self.rms_eps,
+            "rope_parameters": {
+                "full_attention": {
+                    "partial_rotary_factor": self.rotary_fraction_global,
+                    "rope_theta": self.rope_theta_global,
+                    "rope_type": "proportional",
+                },
+                "sliding_attention": {"rope_theta": self.rope_theta_local, "rope_type": "default"},
+            },
+            "sliding_window": self.sliding_window,
+            "tie_word_embeddings": True,
+            "use_bidirectional_attention": "vision" if self.bidirectional_images else None,
+            "use_double_wide_mlp": self.wide_shared_mlp,
+            "vocab_size": self.vocabulary,
+        }
+        if self.model_type == "gemma4":
+            text |= {
+                "enable_moe_block": self.experts > 0,
+                "hidden_size_per_layer_input": self.per_layer_input,
+                "moe_intermediate_size": self.expert_ffn or None,
+                "num_experts": self.experts or None,
+                "top_k_experts": self.experts_per_token or None,
+                "vocab_size_per_layer_input": self.vocabulary,
+            }
+        return text
+
+
+def read_variant(config: dict[str, Any], *, name: str = "custom") -> Variant:
+    """The variant that an HF config.json (whole, or its text_config) describes.
+
+    Raises CheckpointError where the config is not Gemma 4's, lacks a key, or asks for something no Gemma 4 has.
+    """
+    model_type = config.get("model_type")
+    if "text_config" in config and model_type not in MODEL_TYPES:
+        raise CheckpointError(f"config.json has model_type {model_type!r}; allowed: {', '.join(MODEL_TYPES)}")
+    text = config.get("text_config", config)
+    if not isinstance(text, dict):
+        raise CheckpointError(f"config.json has text_config = {text!r}; it must hold the keys of the text model")
+    text_type = str(text.get("model_type", "")).removesuffix("_text")
+    if text_type not in MODEL_TYPES:
+        raise CheckpointError(
+            f"config.json has model_type {text.get('model_type')!r}; allowed: Gemma 4's, such as gemma4_text"
+        )
+    try:
+        _check_values({key: config[key] for key in ("tie_word_embeddings",) if key in config})
+        _check_values(text)
+        _check_counts(text)
+        variant = replace(_from_text_config(text, name=name, model_type=text_type), vision=read_vision(config))
+    except KeyError as missing:
+        raise CheckpointError(f"config.json lacks the key {missing.args[0]!r} of text_config") from None
+    _check_layers(text, variant)
+    return variant
+
+
+def _from_text_config(text: dict[str, Any], *, name: str, model_type: str) -> Variant:
+    layer_types = text["layer_types"] or []
+    if len(layer_types) != text["num_hidden_layers"]:
+        raise CheckpointError(
+            f"config.json lists {len(layer_types)} layer_types for {text['num_hidden_layers']} num_hidden_layers"
+        )
+    first_global = layer_types.index("full_attention") if "full_attention" in layer_types else len(layer_types) - 1
+    rope = text["rope_parameters"] or {}
+    global_head_dim, global_kv_heads = _global_heads(text)
+    return Variant(
+        name=name,
+        model_type=model_type,
+        layers=text["num_hidden_layers"],
+        global_every=first_global + 1,
+        embed_dim=text["hidden_size"],
+        ffn=text["intermediate_size"],
+        heads=text["num_attention_heads"],
+        kv_heads=text["num_key_value_heads"],
+        global_kv_heads=global_kv_heads,
+        head_dim=text["head_dim"],
+        global_head_dim=global_head_dim,
+        sliding_window=text["sliding_window"],
+        k_is_v=bool(text["attention_k_eq_v"]),
+        per_layer_input=text.get("hidden_size_per_layer_input") or 0,
+        kv_shared_layers=text.get("num_kv_shared_layers") or 0,
+        wide_shared_mlp=bool(text.get("use_double_wide_mlp")),
+        experts=(text.get("num_experts") or 0) if text.get("enable_moe_block") else 0,
+        experts_per_token=text.get("top_k_experts") or 0,
+        expert_ffn=text.get("moe_intermediate_size") or 0,
+        vocabulary=text["vocab_size"],
+        context=text["max_position_embeddings"],
+        softcap=text["final_logit_softcapping"] or 0.0,
+        rope_theta_local=float(rope["sliding_attention"]["rope_theta"]),
+        rope_theta_global=float(rope["full_attention"]["rope_theta"]),
+        rotary_fraction_global=float(rope["full_attention"].get("partial_rotary_factor", 1.0)),
+        rms_eps=text["rms_norm_eps"],
+        bidirectional_images=text.get("use_bidirectional_attention") == "vision",
+    )
+
+
+def _global_heads(text: dict[str, Any]) -> tuple[int, int]:
+    """The global layers' head_dim and kv heads by layer, from per_layer_config, which transformers 5.19 writes.
+
+    Its keys are numbers, with zeros before them where there are more than ten layers. Older ones write global_head_dim,
+    and num_global_key_value_heads, which counts where K = V.
+    """
+    if "per_layer_config" not in text:
+        kv_heads = text.get("num_global_key_value_heads") if text["attention_k_eq_v"] else None
+        return _count(text, "global_head_dim"), kv_heads or text["num_key_value_heads"]
+    names, given = ("head_dim", "num_key_value_heads"), text["per_layer_config"] or {}
+    entries = given.items() if isinstance(given, dict) else [("", given)]
+    layers = {f"{layer}": layer for layer in range(len(text["layer_types"]))}
+    per_layer = {layers.get(key.lstrip("0") or key[-1:]): entry for key, entry in entries}
+    if (
+        None in per_layer
+        or len(per_layer) < len(entries)
+        or not all(isinstance(entry, dict) and set(entry) <= set(names) for entry in per_layer.values())
+    ):
+        raise CheckpointError(f"config.json's per_layer_config must map numbers of layers to {' and '.join(names)}")
+    found = {"sliding_attention": {tuple(text[name] for name in names)}, "full_attention": set()}
+    for number, kind in enumerate(text["layer_types"]):
+        values = text | per_layer.get(number, {})
+        found.setdefault(kind, set()).add(tuple(_count(values, name) for name in names))
+    if len(found["sliding_attention"]) != 1 or len(found["full_attention"]) != 1:
+        raise CheckpointError(
+            "config.json's per_layer_config must give all full_attention layers the same heads, and no other layer any"
+        )
+    ((head_dim, kv_heads),) = found["full_attention"]
+    return head_dim, kv_heads
+
+
+def _check_values(text: dict[str, Any]) -> None:
+    """What is fixed is as it is, as far as the keys are there."""
+    fixed = dict(_FIXED)
+    if text.get("hidden_size_per_layer_input"):
+        fixed["vocab_size_per_layer_input"] = (text.get("vocab_size"),)
+    for key, allowed in fixed.items():
+        value: Any = text
+        for part in key.split("."):
+            value = value.get(part, allowed[0]) if isinstance(value, dict) else allowed[0]
+        if value not in allowed:
+            raise CheckpointError(f"config.json has {key} = {value!r}; Gemma 4 has {' or '.join(map(repr, allowed))}")
+
+
+def _check_counts(text: dict[str, Any]) -> None:
+    for key in (*_COUNTS, *(_COUNTS_OF_EXPERTS if text.get("enable_moe_block") else ())):
+        _count(text, key)
+    for key in _COUNTS_OR_NONE:
+        if text.get(key):
+            _count(text, key)
+    if text.get("enable_moe_block") and text["top_k_experts"] > text["num_experts"]:
+        raise CheckpointError(
+            f"config.json has top_k_experts = {text['top_k_experts']} of num_experts = {text['num_experts']}"
+        )
+
+
+def _count(text: dict[str, Any], key: str) -> int:
+    value = text[key]
+    if not isinstance(value, int) or value < 1:
+        raise CheckpointError(f"config.json has {key} = {value!r}; it must be a whole number above 0")
+    return value
+
+
+def _check_layers(text: dict[str, Any], variant: Variant) -> None:
+    if text["layer_types"] != variant.layer_types:
+        raise CheckpointError(
+            "config.json's layer_types are not a repeated pattern that ends in full_attention, as every Gemma 4's are"
+        )
+    if variant.heads % variant.kv_heads or variant.heads % variant.global_kv_heads:
+        raise CheckpointError(
+            f"config.json has {variant.heads} heads, which {variant.kv_heads} kv heads or {variant.global_kv_heads} "
+            "global do not divide"
+        )
+    first_sharing = variant.layers - variant.kv_shared_layers
+    own = variant.layer_types[: max(0, first_sharing)]
+    if alone := [kind for kind in variant.layer_types[first_sharing:] if variant.kv_shared_layers and kind not in own]:
+        raise CheckpointError(
+            f"config.json has num_kv_shared_layers = {variant.kv_shared_layers} of {variant.layers} layers: none "
+            "before them is "
+            f"{alone[0]}, whose keys and values they could share"
+        )
+
+
+def differing_fields(one: Variant, other: Variant) -> list[str]:
+    """The numbers in which two text models differ, as `field a != b`; names and hub ids aside."""
+    return [
+        f"{field.name} {getattr(one, field.name)} != {getattr(other, field.name)}"
+        for field in fields(Variant)
+        if field.name not in ("name", "hub_ids", "vision") and getattr(one, field.name) != getattr(other, field.name)
+    ]

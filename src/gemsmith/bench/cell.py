@@ -1,0 +1,318 @@
+"""The cells of a sweep: as they are asked for, and as vLLM's bench client measured them.
+
+How many requests measure a load, and how many before them only bring the server to its steady state.
+"""
+
+import hashlib
+import json
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from gemsmith.errors import EngineError
+from gemsmith.recipe.load_grids import BURST, Grid, Load
+from gemsmith.recipe.schema import Bench
+from gemsmith.runs.bench_records import BenchCell, Percentiles, Requests, Slo
+
+# What a token of an answer is taken to last: the published TPOTs of a 31B lie between 13 and 45 ms.
+TOKEN_S = 0.03
+# vLLM's default for requests in a batch: a server that has that many is as full as it gets.
+FULL = 256
+FEWEST_WARMUP = 2
+# A closed loop starts with all its requests reading their prompts at once; by then they are apart.
+WAVES = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Count:
+    """Requests of a cell: the first `warmup` of them are in none of its numbers."""
+
+    warmup: int
+    measured: int
+
+
+def count_requests(load: Load, grid: Grid, *, prompts: int | None = None) -> Count:
+    """The requests of a cell; `prompts`, where given, are the measured ones.
+
+    A server is in its steady state once the first requests end while others arrive, which is one request's lifetime
+    after the start, output_tokens * TOKEN_S. So the arrivals of one lifetime are warm-up, and those of the next two, or
+    of grid.arrivals_s where that is longer, are measured: at least grid.fewest, since percentiles need them, at most
+    grid.most. With a limit of requests under way, the first wave is warm-up and four are measured. A burst has no
+    steady state: all of it is measured.
+
+    >>> from gemsmith.recipe.load_grids import GRIDS
+    >>> count_requests(Load(input_tokens=512, output_tokens=256, request_rate=8.0), GRIDS["paper"])
+    Count(warmup=62, measured=240)
+    """
+    if load.max_concurrency is not None:
+        wanted, warmup = WAVES * load.max_concurrency, load.max_concurrency
+    elif load.request_rate == BURST:
+        wanted, warmup = grid.most, 0
+    else:
+        lifetime_s = load.output_tokens * TOKEN_S
+        wanted = math.ceil(load.request_rate * max(grid.arrivals_s, 2 * lifetime_s))
+        warmup = min(max(math.ceil(load.request_rate * lifetime_s), FEWEST_WARMUP), FULL)
+    return Count(warmup=warmup, measured=prompts or min(max(wanted, grid.fewest), grid.most))
+
+
+# The client ends every request in time, and is given up itself where no token has come for this much longer; it may be
+# waiting for its next request, whose distance is random: none in 10^8 is more than 20 times the mean.
+QUIET_S, GAPS = 60.0, 20
+# Causes, as client.py names them, of answers that ended before, or after, all their tokens had come.
+CUTS = ("cut stream", "wrong length")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ask:
+    """One cell of the sweep, as asked for."""
+
+    number: int
+    load: Load
+    count: Count
+    seed: int
+    timeout_s: int = 600
+    probe: bool = False
+
+    def __str__(self) -> str:
+        return f"{'probe' if self.probe else 'cell'} {self.number} ({describe_load(self.load)})"
+
+    @property
+    def requests(self) -> int:
+        """All that are sent."""
+        return self.count.warmup + self.count.measured
+
+    @property
+    def result_file(self) -> str:
+        return f"{self._stem}.json"
+
+    @property
+    def prompts_file(self) -> str:
+        return f"{self._stem}-prompts.jsonl"
+
+    @property
+    def quiet_s(self) -> float:
+        """For how long it is believable that no token comes."""
+        return self.timeout_s + QUIET_S + (0 if self.load.request_rate == BURST else GAPS / self.load.request_rate)
+
+    @property
+    def _stem(self) -> str:
+        return f"{self.number:02d}-{self.load.input_tokens}in-{_rate(self.load)}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Request:
+    input_tokens: int
+    output_tokens: int
+    start_s: float
+    ttft_s: float
+    latency_s: float
+    itls_s: Sequence[float]
+    error: str
+
+
+def plan_cells(bench_: Bench, seed: int) -> list[Ask]:
+    """The cells in order: each pair of lengths from its lowest rate on, so that what cannot be met is known at once."""
+    loads = bench_.plan.loads
+    pairs = list(dict.fromkeys((load.input_tokens, load.output_tokens) for load in loads))
+    ordered = sorted(loads, key=lambda load: (pairs.index((load.input_tokens, load.output_tokens)), load.request_rate))
+    return [make_ask(bench_, load, seed, number=number) for number, load in enumerate(ordered, start=1)]
+
+
+def make_ask(bench_: Bench, load: Load, seed: int, *, number: int, probe: bool = False) -> Ask:
+    """A cell of that load. Its own seed follows from the load, so that it is the same cell in another place."""
+    prompts = bench_.prompts if bench_.grid == "own" else None
+    text = json.dumps([seed, asdict(load)])
+    return Ask(
+        number=number,
+        load=load,
+        count=count_requests(load, bench_.plan, prompts=prompts),
+        seed=int(hashlib.sha256(text.encode()).hexdigest()[:8], 16),
+        timeout_s=bench_.timeout_s,
+        probe=probe,
+    )
+
+
+def describe_load(load: Load) -> str:
+    limit = "" if load.max_concurrency is None else f", {load.max_concurrency} at once"
+    rate = f"at {load.request_rate:g} requests/s" if load.request_rate < BURST else "in a burst"
+    if load.request_rate == BURST and limit:
+        return f"{load.input_tokens} tokens in{limit}"
+    return f"{load.input_tokens} tokens in {rate}{limit}"
+
+
+def read_cell(ask: Ask, result: Any, slo: Slo | None = None) -> BenchCell:
+    """The cell that a detailed result of `vllm bench serve` tells, from measured requests that got all their tokens.
+
+    Token counts are those the server reported. The others are counted under their causes. Raises EngineError where the
+    result is damaged.
+    """
+    try:
+        requests = list(_read_requests(result))
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise EngineError(
+            f"bench: {ask}: {ask.result_file} is no detailed result of vllm bench serve ({_reason(error)})"
+        ) from None
+    if len(requests) != ask.requests:
+        raise EngineError(
+            f"bench: {ask}: {ask.result_file} contradicts itself: {len(requests)} requests told of, {ask.requests} "
+            "asked for"
+        )
+    warmup, measured = requests[: ask.count.warmup], requests[ask.count.warmup :]
+    whole = [request for request in measured if _cause(request, ask) is None]
+    failures = _count_causes(measured, ask)
+    cut = sum(failures.get(cause, 0) for cause in CUTS)
+    duration_s = _span_s(whole)
+    good = [request for request in whole if _is_good(request, slo)]
+    return BenchCell(
+        input_tokens=ask.load.input_tokens,
+        output_tokens=ask.load.output_tokens,
+        request_rate=ask.load.request_rate,
+        max_concurrency=ask.load.max_concurrency,
+        completed=len(whole),
+        failed=len(measured) - len(whole) - cut,
+        cut=cut,
+        failures=failures,
+        warmup=len(warmup),
+        warmup_failures=_count_causes(warmup, ask),
+        real_input_tokens=round(sum(request.input_tokens for request in whole) / max(1, len(whole)), 2),
+        real_output_tokens=float(ask.load.output_tokens),
+        duration_s=round(duration_s, 3),
+        ttft_ms=_percentiles([request.ttft_s for request in whole]),
+        tpot_ms=_percentiles([_tpot_s(request) for request in whole]),
+        itl_ms=_percentiles([itl_s for request in whole for itl_s in request.itls_s]),
+        e2e_ms=_percentiles([request.latency_s for request in whole]),
+        output_tokens_per_s=round(len(whole) * ask.load.output_tokens / duration_s, 2) if whole else 0.0,
+        requests_per_s=round(len(whole) / duration_s, 3) if whole else 0.0,
+        goodput=None if slo is None else round(len(good) / len(measured), 4),
+        good_requests_per_s=None if slo is None else round(len(good) / duration_s, 3) if whole else 0.0,
+        probe=ask.probe,
+        requests=_one_by_one(whole, result.get("prompts_sha256")),
+    )
+
+
+def asked_of(cell: BenchCell) -> int:
+    """All measured requests."""
+    return cell.completed + cell.failed + cell.cut
+
+
+def count_failures(cells: Sequence[BenchCell]) -> Counter[str]:
+    """Cause -> requests, warm-up left out."""
+    return sum((Counter(cell.failures) for cell in cells), Counter())
+
+
+def describe_failures(failures: Mapping[str, int]) -> str:
+    """Counts and causes, the most frequent first."""
+    return ", ".join(f"{count} {cause}" for cause, count in Counter(failures).most_common())
+
+
+def notices_of(cells: Sequence[BenchCell]) -> tuple[str, ...]:
+    """What must be known before the numbers: how many requests are in none of them, and why."""
+    notices = []
+    if failures := count_failures(cells):
+        asked = sum(asked_of(cell) for cell in cells)
+        notices.append(
+            f"{failures.total()} of {asked} requests of the load test were not answered whole "
+            f"({describe_failures(failures)}); no latency and no rate counts them."
+        )
+    if warmup := sum((Counter(cell.warmup_failures) for cell in cells), Counter()):
+        notices.append(f"{warmup.total()} requests of warm-up failed, too ({describe_failures(warmup)}).")
+    if behind := [cell for cell in cells if _is_behind(cell)]:
+        notices.append(
+            f"In {len(behind)} of {len(cells)} cells fewer than 90 % of the requests asked for a second were answered: "
+            "the server fell behind, and TTFT there grows with the number of requests."
+        )
+    return tuple(notices)
+
+
+def _is_behind(cell: BenchCell) -> bool:
+    """Whether the requests of a rate were answered more slowly than they came.
+
+    They are answered over the time in which they come and that of one more request.
+    """
+    if cell.request_rate == BURST or cell.max_concurrency is not None or cell.e2e_ms is None or not cell.completed:
+        return False
+    expected_s = asked_of(cell) / cell.request_rate + cell.e2e_ms.p50 / 1000
+    return cell.duration_s > expected_s / 0.9
+
+
+def _rate(load: Load) -> str:
+    limit = "" if load.max_concurrency is None else f"-{load.max_concurrency}atonce"
+    return ("burst" if load.request_rate == BURST else f"{load.request_rate:g}rps") + limit
+
+
+def _read_requests(result: Mapping[str, Any]) -> Iterator[_Request]:
+    """Raises KeyError, TypeError or ValueError where the result is not one."""
+    names = ("input_lens", "output_lens", "start_times", "ttfts", "latencies", "itls", "errors")
+    for values in zip(*(result[name] for name in names), strict=True):
+        input_tokens, output_tokens, start_s, ttft_s, latency_s, itls_s, error = values
+        if not all(0 <= number < math.inf for number in (*values[:5], *itls_s)) or not isinstance(error, str):
+            raise ValueError("a time or a number of tokens that is none")
+        yield _Request(
+            input_tokens=input_tokens,
+            output_tokens=output_tokens,
+            start_s=start_s,
+            ttft_s=ttft_s,
+            latency_s=latency_s,
+            itls_s=itls_s,
+            error=error,
+        )
+
+
+def _reason(error: Exception) -> str:
+    return f"it has no {error.args[0]}" if isinstance(error, KeyError) else str(error)
+
+
+def _cause(request: _Request, ask: Ask) -> str | None:
+    if request.error:
+        return request.error.partition(":")[0]
+    return None if request.output_tokens == ask.load.output_tokens else "wrong length"
+
+
+def _count_causes(requests: Sequence[_Request], ask: Ask) -> dict[str, int]:
+    return dict(Counter(cause for request in requests if (cause := _cause(request, ask))))
+
+
+def _span_s(requests: Sequence[_Request]) -> float:
+    """From the first start to the last end."""
+    if not requests:
+        return 0.0
+    begin_s = min(request.start_s for request in requests)
+    return max(max(request.start_s + request.latency_s for request in requests) - begin_s, 1e-6)
+
+
+def _one_by_one(whole: Sequence[_Request], prompts_sha256: str | None) -> Requests | None:
+    """To a microsecond."""
+    if not whole:
+        return None
+    begin_s = min(request.start_s for request in whole)
+    return Requests(
+        prompts_sha256=prompts_sha256,
+        start_ms=tuple(round(1000 * (request.start_s - begin_s), 3) for request in whole),
+        ttft_ms=tuple(round(1000 * request.ttft_s, 3) for request in whole),
+        latency_ms=tuple(round(1000 * request.latency_s, 3) for request in whole),
+        input_tokens=tuple(request.input_tokens for request in whole),
+    )
+
+
+def _tpot_s(request: _Request) -> float:
+    return (request.latency_s - request.ttft_s) / max(1, request.output_tokens - 1)
+
+
+def _is_good(request: _Request, slo: Slo | None) -> bool:
+    """Whether a request kept what the SLO says."""
+    if slo is None:
+        return False
+    return (slo.ttft_ms is None or 1000 * request.ttft_s <= slo.ttft_ms) and (
+        slo.tpot_ms is None or 1000 * _tpot_s(request) <= slo.tpot_ms
+    )
+
+
+def _percentiles(values_s: Sequence[float]) -> Percentiles:
+    """In ms; as vLLM's client computes them, 0 where there is no value, such as the ITL of answers of one token."""
+    values_ms = 1000 * np.asarray(values_s or [0.0])
+    p50, p90, p99 = (round(float(value), 3) for value in np.percentile(values_ms, (50, 90, 99)))
+    return Percentiles(mean=round(float(values_ms.mean()), 3), p50=p50, p90=p90, p99=p99)

@@ -1,0 +1,179 @@
+"""vLLM's bench client as a process: started once, handed one cell after another, ended with the block."""
+
+import contextlib
+import itertools
+import json
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gemsmith.bench.cell import Ask
+from gemsmith.bench.requests import PictureRows, make_prompts
+from gemsmith.errors import EngineError
+from gemsmith.recipe.load_grids import BURST
+from gemsmith.serve.client.endpoint import Endpoint, api_key
+from gemsmith.serve.settings import clean_environment
+from gemsmith.serve.vllm_issues import ON_CPU
+from gemsmith.system.files import sha256_file, write_text
+from gemsmith.system.process import guarded, last_lines, refuse_full_disk
+
+CLIENT = Path(__file__).with_name("client.py")
+METRICS = ("ttft", "tpot", "itl", "e2el")
+# Only of a burst, which has no requests of its own to warm up with.
+WARMUP_REQUESTS = 2
+POLL_S = 0.2
+ASKED, HEARD, LOG = "asked.jsonl", "heard", "client.log"
+_TEXTS = {"backend": "openai", "dataset-name": "custom"}
+_CHATS = {"backend": "openai-chat", "endpoint": "/v1/chat/completions", "dataset-name": "custom_image"}
+# The client has nothing to save when it is told to end.
+GRACE_S = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Client:
+    """A client that runs; its files are in `folder`."""
+
+    endpoint: Endpoint
+    folder: Path
+    process: subprocess.Popen[bytes]
+    rows: PictureRows | None = None
+    """What requests are made of; None: of random text."""
+
+    @property
+    def log(self) -> Path:
+        return self.folder / LOG
+
+
+@contextlib.contextmanager
+def running_client(
+    python: Path, endpoint: Endpoint, folder: Path, *, rows: PictureRows | None = None
+) -> Iterator[Client]:
+    """A client that waits for cells."""
+    asked, heard = folder / ASKED, folder / HEARD
+    write_text(asked, "")
+    heard.unlink(missing_ok=True)
+    command = [str(python), str(CLIENT), str(asked), str(heard)]
+    with guarded(command, environment=_environment(), log=folder / LOG, grace_s=GRACE_S) as process:
+        yield Client(endpoint=endpoint, folder=folder, process=process, rows=rows)
+
+
+def measure(client: Client, ask: Ask, *, heard: Callable[[int], None] = lambda _: None) -> Any:
+    """What the client saved of one cell, and `prompts_sha256`.
+
+    `heard` is called with the number of its requests that have ended. Raises EngineError where the client or the server
+    ends, or no token comes any more.
+    """
+    prompts, result = client.folder / ask.prompts_file, client.folder / ask.result_file
+    result.unlink(missing_ok=True)
+    if client.rows is None:
+        write_text(prompts, _prompt_rows(client.endpoint.tokenizer, ask))
+    else:
+        client.rows.write_requests(prompts, requests=ask.requests, seed=ask.seed)
+    arguments = client_arguments(client.endpoint, ask, client.folder, pictures=client.rows is not None)
+    line = json.dumps({"arguments": arguments, "timeout_s": ask.timeout_s})
+    with (client.folder / ASKED).open("a", encoding="utf-8") as file:
+        file.write(f"{line}\n")
+    found = _wait_for(client, ask, heard)
+    digest = sha256_file(prompts)
+    prompts.unlink()  # as many bytes as all prompts have, and made again from the seed
+    return found | {"prompts_sha256": digest} if isinstance(found, dict) else found
+
+
+def client_arguments(endpoint: Endpoint, ask: Ask, folder: Path, *, pictures: bool = False) -> list[str]:
+    """The arguments of `vllm bench serve` for one cell; prompts with pictures are chats, which take them in parts."""
+    load = ask.load
+    asked = {
+        **(_CHATS if pictures else _TEXTS),
+        "base-url": endpoint.url,
+        "model": endpoint.model,
+        "served-model-name": endpoint.model,
+        "tokenizer": endpoint.tokenizer,
+        "dataset-path": folder / ask.prompts_file,
+        "custom-output-len": load.output_tokens,
+        "num-prompts": ask.requests,
+        "request-rate": load.request_rate,
+        "seed": ask.seed,
+        "temperature": 0,
+        "num-warmups": WARMUP_REQUESTS if load.request_rate == BURST and not ask.count.warmup else 0,
+        # It asks again and again, and says nothing of it; whether the server is there has been seen.
+        "ready-check-timeout-sec": 0,
+        "percentile-metrics": ",".join(METRICS),
+        "metric-percentiles": "50,90,99",
+        "result-dir": folder,
+        "result-filename": ask.result_file,
+    }
+    if load.max_concurrency is not None:
+        asked["max-concurrency"] = load.max_concurrency
+    pairs = [[f"--{key}", str(value)] for key, value in asked.items()]
+    return [
+        *itertools.chain.from_iterable(pairs),
+        "--skip-chat-template",
+        "--disable-shuffle",
+        "--ignore-eos",
+        "--save-result",
+        "--save-detailed",
+        "--disable-tqdm",
+    ]
+
+
+def failure_lines(log: Path) -> str:
+    """The client's own lines on why requests failed; the end of its output where it has none."""
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    return "\n".join(line[:300] for line in lines if line.startswith("Error ")) or last_lines(log)
+
+
+def _wait_for(client: Client, ask: Ask, heard: Callable[[int], None]) -> Any:
+    """The cell's result once it is there whole."""
+    before, heard_s = _heard(client), time.monotonic()
+    while True:
+        ended = client.process.poll() is not None  # asked first: what a client that has ended wrote is all there
+        try:
+            return json.loads((client.folder / ask.result_file).read_text(encoding="utf-8"))
+        except (FileNotFoundError, ValueError):  # not there yet, or half of it
+            client.endpoint.check()
+            if ended:
+                refuse_full_disk(client.log)
+                raise EngineError(
+                    f"bench: {ask}: vLLM's bench client failed (exit code {client.process.returncode}); the end of its "
+                    f"output:\n{last_lines(client.log)}"
+                ) from None
+        if (now := _heard(client)) != before:
+            before, heard_s = now, time.monotonic()
+            heard(now[1] if now else 0)
+        if time.monotonic() - heard_s > ask.quiet_s:
+            raise EngineError(
+                f"bench: {ask}: no token has come for {ask.quiet_s:.0f} s, and vLLM's bench client has not ended its "
+                f"requests; see {client.log}"
+            )
+        time.sleep(POLL_S)
+
+
+def _heard(client: Client) -> tuple[int, int] | None:
+    """When the client last heard a token, by the clock of its file, and how many requests had ended."""
+    file = client.folder / HEARD
+    try:
+        return file.stat().st_mtime_ns, int(file.read_text(encoding="utf-8") or 0)
+    except FileNotFoundError:
+        return None
+
+
+def _prompt_rows(checkpoint: Path, ask: Ask) -> str:
+    prompts = make_prompts(checkpoint, tokens=ask.load.input_tokens, prompts=ask.requests, seed=ask.seed)
+    return "".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts)
+
+
+def _environment() -> dict[str, str]:
+    quiet = {
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        "HF_HUB_OFFLINE": "1",
+        "PYTHONSAFEPATH": "1",
+        "NO_PROXY": "*",
+        "no_proxy": "*",
+    }
+    key = api_key()
+    quiet["PYTHONPATH"] = ON_CPU  # vLLM imports torchvision where it is, and declares nothing where it need not
+    return clean_environment() | quiet | ({"OPENAI_API_KEY": key} if key else {})

@@ -1,0 +1,153 @@
+"""What a server's /metrics say of it while a cell runs: sampled beside it, summarised for its record."""
+
+import contextlib
+import math
+import re
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import httpx
+
+from gemsmith.runs.bench_records import ServerLoad
+
+EVERY_S = 1.0
+_TIMEOUT_S = 2.0
+_LINE = re.compile(r"^(?P<name>[a-zA-Z_:][\w:]*)(?:\{(?P<labels>.*)\})? (?P<value>\S+)", re.MULTILINE)
+# vLLM's names; those of one server's engines are added up, but for the share of the cache.
+_RUNNING, _WAITING = "vllm:num_requests_running", "vllm:num_requests_waiting"
+_KV_USE, _PREEMPTIONS = "vllm:kv_cache_usage_perc", "vllm:num_preemptions_total"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """One look at a server; None is what it does not tell."""
+
+    running: float | None
+    waiting: float | None
+    kv_use: float | None
+    preemptions: float | None
+
+
+@dataclass
+class Samples:
+    """Those of one cell, and why a look brought none."""
+
+    found: list[Sample] = field(default_factory=list)
+    problem: str = ""
+
+
+def read_sample(text: str) -> Sample | None:
+    """What a page in Prometheus' format says, None where it has none of vLLM's numbers.
+
+    >>> read_sample('vllm:num_requests_running{engine="0"} 3.0')
+    Sample(running=3.0, waiting=None, kv_use=None, preemptions=None)
+    """
+    values: dict[str, list[float]] = {}
+    for line in _LINE.finditer(text):
+        if line["name"] in (_RUNNING, _WAITING, _KV_USE, _PREEMPTIONS):
+            with contextlib.suppress(ValueError):
+                if math.isfinite(value := float(line["value"])):
+                    values.setdefault(line["name"], []).append(value)
+    if not values:
+        return None
+    return Sample(
+        running=_joined(values.get(_RUNNING), sum),
+        waiting=_joined(values.get(_WAITING), sum),
+        kv_use=_joined(values.get(_KV_USE), max),
+        preemptions=_joined(values.get(_PREEMPTIONS), sum),
+    )
+
+
+def read_prefix_caching(text: str) -> bool | None:
+    """Whether prefix caching is on, as vLLM's /metrics tell; None where they do not."""
+    found = re.search(r'^vllm:cache_config_info\{.*enable_prefix_caching="(True|False)"', text, re.MULTILINE)
+    return None if found is None else found[1] == "True"
+
+
+def open_metrics(url: str, headers: Mapping[str, str]) -> httpx.Client:
+    """A client for a server's /metrics: one for all samples, since to make one takes longer than to ask."""
+    secure = url.startswith("https:")  # to load certificates that are not needed takes 50 ms
+    return httpx.Client(base_url=url, headers=dict(headers), timeout=_TIMEOUT_S, trust_env=False, verify=secure)
+
+
+def fetch_metrics(client: httpx.Client) -> str | httpx.HTTPError:
+    """The text of /metrics, or why there is none."""
+    try:
+        response = client.get("/metrics")
+        response.raise_for_status()
+    except httpx.HTTPError as error:
+        return error
+    return response.text
+
+
+@contextlib.contextmanager
+def sampling(url: str, headers: Mapping[str, str], *, every_s: float = EVERY_S) -> Iterator[Samples]:
+    """Samples that grow, in a thread of its own, until the block ends: one at its beginning and end, others between."""
+    samples, ended = Samples(), threading.Event()
+
+    def watch() -> None:
+        with open_metrics(url, headers) as client:
+            _look(client, samples)
+            while not ended.wait(every_s):
+                _look(client, samples)
+            _look(client, samples)
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield samples
+    finally:
+        ended.set()
+        thread.join(_TIMEOUT_S)
+
+
+def _look(client: httpx.Client, samples: Samples) -> None:
+    """Adds one sample, or notes why there is none."""
+    text = fetch_metrics(client)
+    if isinstance(text, str) and (sample := read_sample(text)) is not None:
+        samples.found.append(sample)
+    elif isinstance(text, str):
+        samples.problem = "has none of vLLM's numbers"
+    else:
+        samples.problem = _problem(text)
+
+
+def summarise(samples: Sequence[Sample]) -> ServerLoad | None:
+    """Means and highest values between the first and the last sample that saw a request; None of no samples.
+
+    Before the first, the client starts.
+    """
+    if not samples:
+        return None
+    counted = [sample.preemptions for sample in samples if sample.preemptions is not None]
+    busy = [place for place, sample in enumerate(samples) if sample.running or sample.waiting]
+    samples = samples[busy[0] : busy[-1] + 1] if busy else samples
+
+    def pair(of: Callable[[Sample], float | None]) -> tuple[float | None, float | None]:
+        values = [value for sample in samples if (value := of(sample)) is not None]
+        return (round(sum(values) / len(values), 4), round(max(values), 4)) if values else (None, None)
+
+    running_mean, running_max = pair(lambda sample: sample.running)
+    waiting_mean, waiting_max = pair(lambda sample: sample.waiting)
+    kv_use_mean, kv_use_max = pair(lambda sample: sample.kv_use)
+    return ServerLoad(
+        samples=len(samples),
+        running_mean=running_mean,
+        running_max=running_max,
+        waiting_mean=waiting_mean,
+        waiting_max=waiting_max,
+        kv_use_mean=kv_use_mean,
+        kv_use_max=kv_use_max,
+        preemptions=round(counted[-1] - counted[0]) if counted else None,
+    )
+
+
+def _problem(error: httpx.HTTPError) -> str:
+    if isinstance(error, httpx.HTTPStatusError):
+        return f"is answered with http {error.response.status_code}"
+    return f"is not answered ({type(error).__name__})"
+
+
+def _joined(values: Sequence[float] | None, join: Callable[[Sequence[float]], float]) -> float | None:
+    return join(values) if values else None

@@ -1,0 +1,213 @@
+"""Random prompts of an exact number of tokens.
+
+vLLM's own `random` prompts drift: they decode random ids, and where a token is half a character, what comes back is
+longer (128 asked, 192 sent with a tokenizer of 1,024 tokens; requests over max_model_len then fail). These are made of
+tokens that survive the round trip.
+
+Requests with pictures: held-out rows of the recipe, each asked as it is, one after the other.
+
+Text is random and of an exact length because a prompt's words do not change what it costs; a picture's shape does, and
+that of the text beside it. So these are the run's own.
+"""
+
+import hashlib
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import cycle, islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gemsmith.bench.cell import plan_cells
+from gemsmith.checkpoints import read_config
+from gemsmith.checkpoints.hub import fetch_folder
+from gemsmith.data.chat_template import find_template
+from gemsmith.data.dataset import read_held_out
+from gemsmith.data.documents import Document
+from gemsmith.data.images import look_at_pictures
+from gemsmith.data.workers import check_prompts_in_process
+from gemsmith.errors import CheckpointError, DataError
+from gemsmith.images.patches import Patching, read_patching
+from gemsmith.recipe.schema import Recipe
+from gemsmith.runs.bench_records import BenchPictures
+from gemsmith.serve.client.chat import api_messages
+from gemsmith.tasks.messages import images_of, text_of
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+
+POOL = 1000
+TRIES = 20
+
+
+def make_prompts(folder: Path, *, tokens: int, prompts: int, seed: int) -> list[str]:
+    """Random prompts that the checkpoint folder's tokenizer turns into `tokens` ids each, BOS counted.
+
+    Where neighbours merge so that the number cannot be met, a prompt is a few tokens short, never longer.
+    """
+    tokenizer = load_tokenizer(folder)
+    source = random.Random(seed)
+    pool = _plain_tokens(tokenizer, source)
+    return [_make_prompt(tokenizer, pool, tokens, source) for _ in range(prompts)]
+
+
+def load_tokenizer(folder: Path) -> "Tokenizer":
+    """The folder's tokenizer.json."""
+    from tokenizers import Tokenizer
+
+    file = folder / "tokenizer.json"
+    if not file.is_file():
+        raise CheckpointError(f"checkpoint {folder}: has no tokenizer.json; copy it from where the weights came from")
+    return Tokenizer.from_file(str(file))
+
+
+def count_tokens(tokenizer: "Tokenizer", text: str) -> int:
+    return len(tokenizer.encode(text).ids)
+
+
+def _plain_tokens(tokenizer: "Tokenizer", source: random.Random) -> list[str]:
+    """Texts that are one token each, also behind a word.
+
+    No special tokens, no signs that begin one, no halves of characters.
+    """
+    bare = count_tokens(tokenizer, "a")
+    added = tokenizer.get_added_tokens_decoder()
+    # Neighbours could otherwise spell a special token between them, such as `<` and `eos>`.
+    begins = {token.content[0] for token in added.values() if token.special}
+    ids = list(range(tokenizer.get_vocab_size()))
+    source.shuffle(ids)
+    pool: list[str] = []
+    for number in ids:
+        text = tokenizer.decode([number])
+        if number in added or begins & set(text):
+            continue
+        if text and text.isprintable() and "�" not in text and count_tokens(tokenizer, f"a{text}") in (bare, bare + 1):
+            pool.append(text)
+        if len(pool) == POOL:
+            break
+    if not pool:
+        raise CheckpointError(
+            "tokenizer.json: has no token that decodes to printable text, so bench cannot make prompts; is it the "
+            "model's own?"
+        )
+    return pool
+
+
+def _make_prompt(tokenizer: "Tokenizer", pool: list[str], tokens: int, source: random.Random) -> str:
+    pieces = source.choices(pool, k=tokens)
+    best = ""
+    for _ in range(TRIES):
+        ids = tokenizer.encode("".join(pieces)).ids
+        excess = len(ids) - tokens
+        if excess <= 0 and len("".join(pieces)) > len(best):
+            best = "".join(pieces)
+        if excess == 0:
+            return best
+        if excess > 0:
+            pieces = pieces[: -min(excess, len(pieces))]
+        else:
+            pieces += source.choices(pool, k=-excess)
+    return best
+
+
+@dataclass(frozen=True, kw_only=True)
+class PictureRows:
+    """Rows that requests are made of, in an order that says nothing of their classes."""
+
+    documents: tuple[Document, ...]
+    lengths: tuple[int, ...]
+    """Tokens of each prompt as training renders it, soft tokens counted."""
+    patching: Patching
+
+    @property
+    def mean_tokens(self) -> int:
+        """Of a prompt."""
+        return round(sum(self.lengths) / len(self.lengths))
+
+    @property
+    def sha256(self) -> str:
+        """Of what the prompts say and show."""
+        asked = [(text_of(row.messages[0]), *(picture.sha256 for picture in row.pictures)) for row in self.documents]
+        return hashlib.sha256(json.dumps(asked).encode()).hexdigest()
+
+    def describe(self, *, encoder_cache: bool | None) -> BenchPictures:
+        """What a record says of them."""
+        rows = len(self.documents)
+        pictures = [picture for row in self.documents for picture in row.pictures]
+        soft_tokens = sum(picture.soft_tokens for picture in pictures)
+        return BenchPictures(
+            rows=rows,
+            distinct=len({picture.sha256 for picture in pictures}),
+            pictures_per_request=round(len(pictures) / rows, 2),
+            soft_tokens=round(soft_tokens / rows, 2),
+            text_tokens=round((sum(self.lengths) - soft_tokens) / rows, 2),
+            sha256=self.sha256,
+            encoder_cache=encoder_cache,
+        )
+
+    def write_requests(self, file: Path, *, requests: int, seed: int) -> None:
+        """The requests of a cell, as vLLM's `custom_image` dataset has them: no row comes twice before all have come.
+
+        The pixels are those that training saw (gemsmith.images.data_url).
+        """
+        order = list(range(len(self.documents)))
+        random.Random(seed).shuffle(order)
+        with file.open("w", encoding="utf-8") as lines:
+            for number in islice(cycle(order), requests):
+                lines.write(json.dumps({"content": self._content(self.documents[number])}) + "\n")
+
+    def _content(self, row: Document) -> Any:
+        (message,) = api_messages(row.messages[:1], row.pictures, self.patching)
+        return message["content"]
+
+
+def read_picture_rows(recipe: Recipe, *, most: int) -> PictureRows:
+    """Up to `most` rows of data.eval, drawn by the recipe's seed, with their pictures looked at.
+
+    Raises DataError for a row that is no question with a picture, or one whose prompt is longer than data.max_length.
+    """
+    documents = read_held_out(recipe).documents
+    order = list(range(len(documents)))
+    random.Random(recipe.seed).shuffle(order)
+    chosen = [documents[number] for number in sorted(order[:most])]
+    for document in chosen:
+        _check(document)
+    folder = fetch_folder(recipe.checkpoint)
+    patching = read_patching(read_config(folder), recipe.data.image_tokens)
+    seen = look_at_pictures(chosen, patching, bad="error", key="data.eval").documents
+    template = find_template(folder, recipe.data.template)
+    prompts = check_prompts_in_process(folder, template, [(document, 1) for document in seen])
+    lengths = tuple(len(ids) for ids in prompts)
+    _refuse_too_long(seen, lengths, recipe.data.max_length)
+    return PictureRows(documents=tuple(seen), lengths=lengths, patching=patching)
+
+
+def most_requests(recipe: Recipe) -> int:
+    """What the largest cell of the recipe's grid sends, warm-up counted."""
+    return max(ask.requests for ask in plan_cells(recipe.bench, recipe.seed))
+
+
+def _check(document: Document) -> None:
+    """Raises DataError for what vLLM's client cannot send, or what would be no request with a picture."""
+    roles = [message.role for message in document.messages]
+    if roles[:2] != ["user", "assistant"] or len(roles) > 2:
+        raise DataError(
+            f"data.eval, {document.origin}: has turns {', '.join(roles)}; bench.pictures sends rows of one question of "
+            "the user and its answer; take such rows out, or set bench.pictures to false"
+        )
+    if not images_of(document.messages[:1]):
+        raise DataError(
+            f"data.eval, {document.origin}: has no picture, and bench.pictures needs one in every row; take such rows "
+            "out, or set bench.pictures to false"
+        )
+
+
+def _refuse_too_long(documents: Sequence[Document], lengths: Sequence[int], most: int) -> None:
+    for document, length in zip(documents, lengths, strict=True):
+        if length > most:
+            raise DataError(
+                f"data.eval, {document.origin}: its prompt has {length} tokens, more than data.max_length, {most}; "
+                "take the row out, or raise data.max_length"
+            )

@@ -1,0 +1,165 @@
+"""A Gemma 4 checkpoint folder, opened and checked before anything costly starts.
+
+    config.json  model-00001-of-0000N.safetensors  model.safetensors.index.json  tokenizer.json  chat_template.jinja
+
+Only headers are read here, so a 62 GB checkpoint opens in milliseconds.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gemsmith.arch import VARIANTS, Variant, read_variant, text_tensors
+from gemsmith.arch.config import differing_fields
+from gemsmith.arch.tensors import PREFIX
+from gemsmith.checkpoints.hub import fetch_folder
+from gemsmith.checkpoints.peft_config import CONFIG
+from gemsmith.checkpoints.safetensors import TensorPlace, fingerprint, read_header
+from gemsmith.errors import CheckpointError
+from gemsmith.system.json import read_json
+
+if TYPE_CHECKING:
+    import numpy as np
+
+INDEX = "model.safetensors.index.json"
+_EMBEDDING, _HEAD = f"{PREFIX}embed_tokens.weight", "lm_head.weight"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """An opened folder. `places` holds every tensor, those of the vision and audio encoders too."""
+
+    source: str
+    folder: Path
+    variant: Variant
+    config: Mapping[str, Any]
+    places: Mapping[str, TensorPlace]
+
+    def read(self, name: str) -> "np.ndarray":
+        """The tensor of that name, mapped from its file. Raises CheckpointError where there is none."""
+        if name not in self.places:
+            raise CheckpointError(f"checkpoint {self.folder}: has no tensor {name}")
+        return self.places[name].read()
+
+    def fingerprint(self) -> str:
+        """SHA-256 that tells this text model's weights from another's, from a sample of each tensor."""
+        return fingerprint({name: place for name, place in self.places.items() if name.startswith(PREFIX)})
+
+
+def open_checkpoint(source: str, *, variant: Variant | None = None) -> Checkpoint:
+    """The checkpoint at a folder, a Hugging Face hub id, or gs://bucket/folder.
+
+    Raises CheckpointError where a file is missing or damaged, the tensors are not those that the config describes, or
+    the config is not `variant`'s (where one is given).
+    """
+    folder = fetch_folder(source)
+    config = read_config(folder)
+    found = name_variant(read_variant(config))
+    if variant is not None and (differences := differing_fields(variant, found)):
+        raise CheckpointError(
+            f"checkpoint {source}: is not {variant.name}: {', '.join(differences[:3])} (recipe != checkpoint); "
+            f"leave model out, or name the checkpoint's own ({found.name})"
+        )
+    places = _read_places(folder)
+    _check_tensors(folder, found, places)
+    if (folder / CONFIG).exists():
+        raise CheckpointError(
+            f"checkpoint {source}: holds {CONFIG}, so that transformers would put that adapter on the weights; move it "
+            "away"
+        )
+    if not (folder / "tokenizer.json").is_file():
+        raise CheckpointError(f"checkpoint {source}: has no tokenizer.json; copy it from where the weights came from")
+    return Checkpoint(source=source, folder=folder, variant=found, config=config, places=places)
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The folder's config.json. Raises CheckpointError where it is missing or damaged."""
+    file = folder / "config.json"
+    try:
+        config = read_json(file)
+    except FileNotFoundError:
+        raise CheckpointError(
+            f"checkpoint {folder}: has no config.json; give a folder that holds a Hugging Face checkpoint"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{file}: cannot be read as JSON ({error})") from None
+    if not isinstance(config, dict):
+        raise CheckpointError(f"{file}: must hold a JSON object")
+    return config
+
+
+def name_variant(variant: Variant) -> Variant:
+    """The variant with the name and hub ids that the zoo has for its text model; else as it is, called `custom`."""
+    known = next((known for known in VARIANTS.values() if not differing_fields(known, variant)), variant)
+    return replace(variant, name=known.name, hub_ids=known.hub_ids)
+
+
+def _read_places(folder: Path) -> dict[str, TensorPlace]:
+    index = folder / INDEX
+    if not index.exists():
+        return _places_of(folder / "model.safetensors")
+    try:
+        weight_map: dict[str, str] = read_json(index)["weight_map"]
+        shards = sorted({os.fspath(shard) for shard in weight_map.values()})
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        raise CheckpointError(f"{index}: is damaged; copy it again") from None
+    if outside := [shard for shard in shards if Path(shard).name != shard]:
+        raise CheckpointError(f"{index}: names {outside[0]}, which lies outside the folder")
+    if missing := [shard for shard in shards if not (folder / shard).exists()]:
+        raise CheckpointError(
+            f"checkpoint {folder}: shard {missing[0]} is missing ({len(missing)} of {len(shards)}); copy it again"
+        )
+    places = {name: place for shard in shards for name, place in _places_of(folder / shard).items()}
+    if lost := sorted(
+        name for name, shard in weight_map.items() if name not in places or places[name].file.name != shard
+    ):
+        raise CheckpointError(
+            f"checkpoint {folder}: {weight_map[lost[0]]} lacks {lost[0]}, which the index places there"
+        )
+    return places
+
+
+def _places_of(file: Path) -> dict[str, TensorPlace]:
+    if not file.exists():
+        raise CheckpointError(
+            f"checkpoint {file.parent}: has neither {file.name} nor {INDEX}; give a folder with safetensors weights"
+        )
+    return read_header(file)[0]
+
+
+def _check_tensors(folder: Path, variant: Variant, places: Mapping[str, TensorPlace]) -> None:
+    """Every tensor of the variant is there in its shape, no other text tensor, and no head but the embedding."""
+    expected = {tensor.name: tensor for tensor in text_tensors(variant, optional=True)}
+    missing = [tensor.name for tensor in expected.values() if not tensor.optional and tensor.name not in places]
+    if missing:
+        other = "model." + missing[0].removeprefix(PREFIX)  # not just any that ends so: the encoders have layers, too
+        hint = (
+            f"; {other} is another class's name for it: save the model with its ForConditionalGeneration class"
+            if other in places
+            else ""
+        )
+        raise CheckpointError(
+            f"checkpoint {folder}: config.json describes {len(missing)} tensors that are not there, such as "
+            f"{missing[0]}{hint}"
+        )
+    for name, place in places.items():
+        if name in expected and place.shape != expected[name].shape:
+            raise CheckpointError(
+                f"checkpoint {folder}: {name} is {list(place.shape)}, config.json describes "
+                f"{list(expected[name].shape)}"
+            )
+        if name.startswith(PREFIX) and name not in expected:
+            raise CheckpointError(f"checkpoint {folder}: holds {name}, which config.json does not describe")
+        if name in expected and place.dtype not in ("BF16", "F16", "F32"):
+            raise CheckpointError(
+                f"checkpoint {folder}: {name} is {place.dtype}; allowed: BF16, F16, F32 (give the weights before "
+                "quantisation)"
+            )
+    head, embedding = places.get(_HEAD), places[_EMBEDDING]
+    if head and fingerprint({"": head}) != fingerprint({"": embedding}):
+        raise CheckpointError(
+            f"checkpoint {folder}: {_HEAD} is not {_EMBEDDING}, to which every Gemma 4's head is tied; give the "
+            "checkpoint from before its head was trained"
+        )

@@ -1,0 +1,91 @@
+"""Checkpoints from where they live to a local folder: a folder as it is, a Hugging Face hub id, gs://."""
+
+import hashlib
+import os
+import re
+from pathlib import Path
+
+from gemsmith.errors import CheckpointError, MachineError, first_line
+from gemsmith.system.files import expand_home
+from gemsmith.system.storage import Bucket
+
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+_WANTED = ("*.safetensors", "*.json", "*.jinja", "*.model", "LICENSE*", "NOTICE*", "README.md")
+
+
+def fetch_folder(source: str) -> Path:
+    """The local folder that holds the checkpoint, downloaded first where the source is elsewhere.
+
+    Raises CheckpointError where there is nothing, or it cannot be reached.
+    """
+    check_source(source)
+    if "://" in source:
+        return _fetch_bucket(source)
+    folder = expand_home(source)
+    return folder if folder.is_dir() else _fetch_hub(source)
+
+
+def check_source(source: str) -> None:
+    """Raises CheckpointError for what is neither a folder that is there nor an address to fetch. Fetches nothing."""
+    check_scheme(source)
+    if "://" not in source and not expand_home(source).is_dir() and not is_hub_id(source):
+        raise CheckpointError(
+            f"checkpoint {source!r}: is not a folder, a Hugging Face hub id (owner/name) or gs://bucket/folder"
+        )
+
+
+def is_hub_id(source: str) -> bool:
+    """Whether the source has the form owner/name and is no local folder."""
+    return bool(_HUB_ID.fullmatch(source)) and not source.startswith(".") and not expand_home(source).exists()
+
+
+def check_scheme(source: str) -> None:
+    """Raises CheckpointError for an address of a kind that cannot be fetched."""
+    scheme, mark, _ = source.partition("://")
+    if mark and scheme not in ("gs", "file"):
+        raise CheckpointError(
+            f"checkpoint {source}: {scheme}:// is not known; allowed: gs://bucket/folder, a hub id, a folder"
+        )
+
+
+def _fetch_hub(hub_id: str) -> Path:
+    import huggingface_hub
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    try:
+        return Path(huggingface_hub.snapshot_download(hub_id, allow_patterns=list(_WANTED)))
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
+        raise CheckpointError(
+            f"checkpoint {hub_id}: is no folder here and could not be downloaded from the Hugging Face hub "
+            f"({first_line(error)}); check the name, accept the model's licence and set HF_TOKEN, or give a folder"
+        ) from None
+
+
+def _fetch_bucket(url: str) -> Path:
+    """Copies a bucket's folder into the cache; a file that is there in full is not copied again.
+
+    tensorstore reads gs:// with the machine's own credentials, and file:// in the same way.
+    """
+    cache = expand_home(os.environ.get("GEMSMITH_CACHE", "~/.cache/gemsmith"))
+    folder = cache / "checkpoints" / hashlib.sha256(url.encode()).hexdigest()[:16]
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        bucket = Bucket(url)
+        names = [name for name in bucket.names() if "/" not in name]
+        wanted = [name for name in names if any(Path(name).match(pattern) for pattern in _WANTED)]
+        for name in wanted:
+            _copy(bucket, name, folder / name)
+    except (MachineError, OSError) as error:
+        raise CheckpointError(f"checkpoint {url}: cannot be read: {error}") from None
+    if "config.json" not in wanted:
+        raise CheckpointError(f"checkpoint {url}: holds no config.json; give the folder of a Hugging Face checkpoint")
+    return folder
+
+
+def _copy(bucket: Bucket, name: str, target: Path) -> None:
+    """Copies one file, and notes the version that was copied."""
+    mark, generation = target.with_name(f".{target.name}.generation"), bucket.generation(name)
+    if target.exists() and mark.exists() and mark.read_text() == generation:
+        return
+    bucket.download(name, target)
+    mark.write_text(generation)

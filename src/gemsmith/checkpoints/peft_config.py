@@ -1,0 +1,158 @@
+"""What a PEFT folder's adapter_config.json says of plain LoRA: ranks, scales, and which modules get an adapter."""
+
+import json
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, Field, ValidationError
+
+from gemsmith.errors import CheckpointError
+from gemsmith.recipe.schema import lora_scale
+from gemsmith.system.json import read_json
+from gemsmith.system.patterns import compile_pattern, search
+
+CONFIG = "adapter_config.json"
+# What PEFT can also do, and the values that mean it does not: an adapter that uses it is not W + scale * B A.
+_PLAIN: Mapping[str, tuple[Any, ...]] = {
+    "use_dora": (False, None),
+    "lora_bias": (False, None),
+    "bias": ("none",),
+    "fan_in_fan_out": (False, None),
+    "modules_to_save": (None, []),
+    "layer_replication": (None,),
+    "target_parameters": (None, []),
+    "trainable_token_indices": (None,),
+    "use_qalora": (False, None),
+    "use_bdlora": (None, False),
+    "alora_invocation_tokens": (None,),
+    "arrow_config": (None,),
+    "kasa_config": (None,),
+    "monteclora_config": (None,),
+    "velora_config": (None,),
+}
+_MOST_PATTERNS = 1000  # each is tried on every module
+# Ways to begin that leave the base's weights as they are; all others (PiSSA, OLoRA, CorDA, LoftQ, LoRA-GA) take the
+# first B A off them, so that what was trained does not fit the base itself.
+_PLAIN_STARTS = (True, False, None, "gaussian", "eva", "orthogonal", "mica")
+
+
+_NAMES = "a list of modules' names, or one regular expression"
+
+
+class _Forms(BaseModel, strict=True):
+    use_rslora: bool | None = Field(None, description="true or false")
+    lora_dropout: float | None = Field(None, ge=0, lt=1, description="a number from 0 to below 1")
+    target_modules: str | list[str] | None = Field(None, description=_NAMES)
+    exclude_modules: str | list[str] | None = Field(None, description=_NAMES)
+    layers_to_transform: int | list[int] | None = Field(None, description="a layer or a list of them")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeftConfig:
+    """`r`, `lora_alpha` and what may differ from them by module, under the names of the class that was trained."""
+
+    rank: int
+    alpha: float
+    rslora: bool
+    dropout: float
+    values: Mapping[str, Any]
+
+    @property
+    def scale(self) -> float:
+        return lora_scale(rank=self.rank, alpha=self.alpha, rslora=self.rslora)
+
+    def rank_of(self, module: str) -> int:
+        return int(_by_pattern(self.values.get("rank_pattern"), module, self.rank))
+
+    def scale_of(self, module: str) -> float:
+        alpha = float(_by_pattern(self.values.get("alpha_pattern"), module, self.alpha))
+        return lora_scale(rank=self.rank_of(module), alpha=alpha, rslora=self.rslora)
+
+    def targets(self, module: str) -> bool | None:
+        """Whether PEFT would put an adapter on a module of that name; None where the config gives no names."""
+        wanted, excluded = self.values.get("target_modules"), self.values.get("exclude_modules")
+        if not wanted or wanted == "all-linear":
+            return None
+        if excluded and _named(excluded, module):
+            return False
+        return _named(wanted, module) and (isinstance(wanted, str) or self._in_layers(module))
+
+    def _in_layers(self, module: str) -> bool:
+        chosen = self.values.get("layers_to_transform")
+        if chosen is None or chosen == []:
+            return True
+        number = re.search(r"\blayers\.(\d+)\.", module)
+        return number is not None and int(number[1]) in ([chosen] if isinstance(chosen, int) else chosen)
+
+
+def read_peft_config(folder: Path) -> PeftConfig:
+    """The folder's adapter_config.json. Raises CheckpointError where it is missing, damaged or not plain LoRA's."""
+    file = folder / CONFIG
+    try:
+        config = read_json(file, most_bytes=2**20)
+    except (FileNotFoundError, NotADirectoryError):
+        raise CheckpointError(f"adapter {folder}: has no {CONFIG}; give a folder that PEFT or Gemsmith wrote") from None
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{file}: cannot be read as JSON ({error})") from None
+    if not isinstance(config, dict) or config.get("peft_type") != "LORA":
+        raise CheckpointError(f"{file}: must be a LoRA adapter's (peft_type LORA)")
+    for key, plain in _PLAIN.items():
+        if key in config and config[key] not in plain:
+            raise CheckpointError(
+                f"{file}: has {key} = {json.dumps(config[key])}; only plain LoRA is known here ({key} = {plain[0]!r})"
+            )
+    if (start := config.get("init_lora_weights")) not in _PLAIN_STARTS:
+        raise CheckpointError(
+            f"{file}: has init_lora_weights = {json.dumps(start)}, which changed the base's weights before training; "
+            "save the adapter for "
+            "the base itself with PEFT's save_pretrained(..., path_initial_model_for_weight_conversion=...)"
+        )
+    rank, alpha = config.get("r"), config.get("lora_alpha")
+    if not _is_positive(rank) or not isinstance(rank, int) or not _is_positive(alpha):
+        raise CheckpointError(f"{file}: has r = {rank!r} and lora_alpha = {alpha!r}; both must be numbers above 0")
+    for key in ("rank_pattern", "alpha_pattern"):
+        patterns = config.get(key) or {}
+        if not isinstance(patterns, dict) or not all(_is_positive(value) for value in patterns.values()):
+            raise CheckpointError(
+                f"{file}: has {key} = {json.dumps(patterns):.200}; it must map names of modules to numbers above 0"
+            )
+        if len(patterns) > _MOST_PATTERNS:
+            raise CheckpointError(f"{file}: has {key} of {len(patterns):,} names; allowed are {_MOST_PATTERNS:,}")
+    try:
+        _Forms.model_validate(config)
+    except ValidationError as error:
+        key = str(error.errors()[0]["loc"][0])
+        allowed = _Forms.model_fields[key].description
+        raise CheckpointError(f"{file}: has {key} = {json.dumps(config[key]):.200}; it must be {allowed}") from None
+    rslora, dropout = bool(config.get("use_rslora")), float(config.get("lora_dropout") or 0.0)
+    return PeftConfig(rank=rank, alpha=float(alpha or 0), rslora=rslora, dropout=dropout, values=config)
+
+
+def _is_positive(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= sys.float_info.max
+
+
+def _named(names: str | Sequence[str], module: str) -> bool:
+    """As PEFT reads it: a text is a regular expression of the whole name, a list holds names or ends of names."""
+    if isinstance(names, str):
+        return _matches(names, module)
+    return any(module == name or module.endswith(f".{name}") for name in names)
+
+
+def _by_pattern(patterns: Mapping[str, Any] | None, module: str, default: Any) -> Any:
+    """As PEFT reads rank_pattern and alpha_pattern: the first key that matches the end of the name."""
+    found = (value for key, value in (patterns or {}).items() if _matches(rf"(.*\.)?({key})$", module))
+    return next(found, default)
+
+
+def _matches(pattern: str, module: str) -> bool:
+    try:
+        return search(compile_pattern(pattern), module, whole=True) is not None
+    except ValueError as error:
+        raise CheckpointError(
+            f"{CONFIG}: {pattern!r:.200} is no regular expression that can be used ({error})"
+        ) from None

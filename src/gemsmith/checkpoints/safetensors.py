@@ -1,0 +1,249 @@
+"""Where each tensor lies in a safetensors file, from its header alone.
+
+The format: 8 bytes of little-endian header length, the header as JSON, then the tensors' bytes. The safetensors library
+reads tensors, but gives neither their byte ranges nor bfloat16 as numpy; both are needed to load and merge one tensor
+at a time. Source: https://github.com/huggingface/safetensors#format
+"""
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gemsmith.errors import CheckpointError
+from gemsmith.system.files import regular_file
+from gemsmith.system.json import parse_json
+
+if TYPE_CHECKING:
+    import numpy as np
+
+_ITEM_BYTES = {
+    "BF16": 2,
+    "F16": 2,
+    "F32": 4,
+    "F64": 8,
+    "I64": 8,
+    "I32": 4,
+    "I16": 2,
+    "I8": 1,
+    "U8": 1,
+    "BOOL": 1,
+    "F8_E4M3": 1,
+    "F8_E5M2": 1,
+}
+_NUMPY = {
+    "F16": "float16",
+    "F32": "float32",
+    "F64": "float64",
+    "I64": "int64",
+    "I32": "int32",
+    "I16": "int16",
+    "I8": "int8",
+    "U8": "uint8",
+}
+_NUMPY |= {"BOOL": "bool", "BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}
+_LONGEST_HEADER_BYTES = 100_000_000
+_PIECE_BYTES = 4 * 2**20
+_SAMPLE_BYTES = 4096
+_MOST_AXES = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorPlace:
+    """One tensor's place: bytes `begin` to `end` of `file`."""
+
+    file: Path
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+    held: "Callable[[np.ndarray], np.ndarray] | None" = None
+    """What training made of the values of whole rows, where that is not what the file has."""
+
+    @property
+    def matrix(self) -> tuple[int, int]:
+        """Its shape as rows of the last axis."""
+        return math.prod(self.shape[:-1]), self.shape[-1]
+
+    def rows(self, rows: slice) -> "np.ndarray":
+        """Those rows of the matrix, as training held them."""
+        found = self._mapped().reshape(self.matrix)[rows]
+        return found if self.held is None else self.held(found)
+
+    def read(self) -> "np.ndarray":
+        """The tensor, mapped from the file, or as training held it."""
+        return self._mapped() if self.held is None else self.held(self._mapped())
+
+    def _mapped(self) -> "np.ndarray":
+        """Nothing is copied until it is used."""
+        import numpy as np
+
+        if self.begin == self.end:
+            return self._typed(np.empty(0, np.uint8))
+        return self._typed(np.memmap(self.file, np.uint8, mode="r", offset=self.begin, shape=(self.end - self.begin,)))
+
+    def copy(self) -> "np.ndarray":
+        """The tensor, in memory of its own.
+
+        A file that is shortened meanwhile is an error here; in a map it would end the process.
+
+        Raises CheckpointError where the file has become shorter, OSError where it is gone.
+        """
+        import numpy as np
+
+        content = np.fromfile(self.file, np.uint8, count=self.end - self.begin, offset=self.begin)
+        if len(content) < self.end - self.begin:
+            raise CheckpointError(f"{self.file}: ended early; it was changed while it was read")
+        return self._typed(content)
+
+    def _typed(self, content: "np.ndarray") -> "np.ndarray":
+        import ml_dtypes
+        import numpy as np
+
+        # A view of bytes, since neither np.memmap nor np.fromfile knows bfloat16.
+        name = _NUMPY[self.dtype]
+        return content.view(np.dtype(getattr(ml_dtypes, name) if hasattr(ml_dtypes, name) else name)).reshape(
+            self.shape
+        )
+
+
+def read_header(file: Path) -> tuple[dict[str, TensorPlace], Mapping[str, str]]:
+    """Every tensor's place, and the file's metadata.
+
+    Raises CheckpointError where the file is missing, truncated, or not safetensors.
+    """
+    try:
+        size_bytes = file.stat().st_size
+        with regular_file(file).open("rb") as stream:
+            start = stream.read(8)
+            length = int.from_bytes(start, "little")
+            if len(start) < 8 or length > min(size_bytes, _LONGEST_HEADER_BYTES):
+                raise CheckpointError(f"{file}: is truncated or not safetensors ({size_bytes} bytes); copy it again")
+            header = parse_json(stream.read(length).decode())
+    except OSError as error:
+        raise CheckpointError(f"{file}: cannot be read ({error.strerror})") from None
+    except ValueError as error:
+        raise CheckpointError(f"{file}: its safetensors header is damaged ({error}); copy it again") from None
+    if not isinstance(header, dict):
+        raise CheckpointError(f"{file}: its safetensors header is damaged; copy it again")
+    metadata = header.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
+        raise CheckpointError(f"{file}: its safetensors header is damaged; copy it again")
+    places = {name: _place(file, name, entry, 8 + length) for name, entry in header.items()}
+    end = max((place.end for place in places.values()), default=8 + length)
+    if sum(place.end - place.begin for place in places.values()) != end - 8 - length and end == size_bytes:
+        raise CheckpointError(
+            f"{file}: its safetensors header is damaged: tensors overlap or leave gaps; copy it again"
+        )
+    if end != size_bytes:
+        raise CheckpointError(
+            f"{file}: is {size_bytes} bytes, its header says {end}; it is truncated or damaged, copy it again"
+        )
+    return places, metadata
+
+
+@dataclass(frozen=True, kw_only=True)
+class Written:
+    """A file that was written: its size and checksum."""
+
+    bytes: int
+    sha256: str
+
+
+def write_tensors(
+    file: Path,
+    shapes: Mapping[str, tuple[int, ...]],
+    tensor: "Callable[[str], np.ndarray]",
+    *,
+    metadata: Mapping[str, str],
+    sha256_key: str,
+) -> Written:
+    """Writes float32 tensors, one in memory at a time, with the digest of all under `sha256_key` of the metadata."""
+    header: dict[str, Any] = {"__metadata__": {**metadata, sha256_key: "0" * 64}}
+    end = 0
+    for name in sorted(shapes):
+        begin, end = end, end + 4 * math.prod(shapes[name])
+        header[name] = {"dtype": "F32", "shape": list(shapes[name]), "data_offsets": [begin, end]}
+    content = hashlib.sha256()
+    with file.open("wb") as stream:
+        stream.write(_header_bytes(header))
+        for name in sorted(shapes):
+            value = tensor(name)
+            assert value.shape == shapes[name], f"{name} is {value.shape}"
+            block = value.astype("<f4", order="C", copy=False).reshape(-1).view("uint8").data
+            content.update(block)
+            stream.write(block)
+        header["__metadata__"][sha256_key] = content.hexdigest()
+        stream.seek(0)
+        stream.write(_header_bytes(header))
+        stream.flush()
+        os.fsync(stream.fileno())
+    with file.open("rb") as stream:
+        return Written(bytes=file.stat().st_size, sha256=hashlib.file_digest(stream, "sha256").hexdigest())
+
+
+def digest(places: Mapping[str, TensorPlace]) -> str:
+    """SHA-256 over the bytes of the tensors, in the order of their names."""
+    total = hashlib.sha256()
+    for name in sorted(places):
+        place = places[name]
+        with place.file.open("rb") as stream:
+            stream.seek(place.begin)
+            for begin in range(place.begin, place.end, _PIECE_BYTES):
+                total.update(stream.read(min(_PIECE_BYTES, place.end - begin)))
+    return total.hexdigest()
+
+
+def check_digest(places: Mapping[str, TensorPlace], metadata: Mapping[str, str], sha256_key: str, name: str) -> None:
+    """Raises CheckpointError where the metadata has a digest of the tensors, and it is not theirs."""
+    written = metadata.get(sha256_key)
+    if written is not None and (found := digest(places)) != written:
+        raise CheckpointError(f"{name} is damaged: SHA-256 {found[:12]}… instead of {written[:12]}…; copy it again")
+
+
+def fingerprint(places: Mapping[str, TensorPlace]) -> str:
+    """SHA-256 over names, dtypes, shapes and the first, middle and last bytes of the tensors.
+
+    Two bases differ in it, two copies do not.
+
+    It reads 10 MB of a 62 GB checkpoint, and how tensors lie in files does not matter.
+    """
+    total = hashlib.sha256()
+    for name in sorted(places):
+        place = places[name]
+        total.update(f"{name} {place.dtype} {list(place.shape)}\n".encode())
+        with place.file.open("rb") as stream:
+            for begin in sorted(
+                {place.begin, (place.begin + place.end) // 2, max(place.begin, place.end - _SAMPLE_BYTES)}
+            ):
+                stream.seek(begin)
+                total.update(stream.read(min(_SAMPLE_BYTES, place.end - begin)))
+    return total.hexdigest()
+
+
+def _header_bytes(header: Mapping[str, Any]) -> bytes:
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def _place(file: Path, name: str, entry: Any, base: int) -> TensorPlace:
+    try:
+        dtype, shape, (begin, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
+        item_bytes = _ITEM_BYTES[dtype]
+        ordered = all(isinstance(size, int) and 0 <= size < 2**63 for size in (*shape, begin, end)) and begin <= end
+    except (KeyError, TypeError, ValueError):
+        raise CheckpointError(
+            f"{file}: its entry for {name} is damaged or of an unknown dtype; copy it again"
+        ) from None
+    if not ordered or len(shape) > _MOST_AXES:
+        raise CheckpointError(f"{file}: its entry for {name} is damaged; copy it again")
+    if end - begin != (expected := math.prod(shape) * item_bytes):
+        raise CheckpointError(
+            f"{file}: {name} has {end - begin} bytes, its shape {list(shape)} in {dtype} needs {expected}"
+        )
+    return TensorPlace(file=file, dtype=dtype, shape=shape, begin=base + begin, end=base + end)

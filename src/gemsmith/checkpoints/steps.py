@@ -1,0 +1,223 @@
+"""Whether a saved step is still what training saved.
+
+    Orbax             checkpoints/<step>/_CHECKPOINT_METADATA  model_params/  optimizer_state/
+    the TRL backend   checkpoints/<step>/training.json  adapter_config.json  adapter_model.safetensors
+                                         moments.safetensors
+
+Either has metadata: what training says of the step, `checksums` of what lies beside it, and the `sha256` of all that.
+
+A checksum of a tensor's bits, computed where its parts are, split over devices and hosts, or from numpy.
+
+    mixed = mix(bits, place)    sums modulo 2**32 over all places: mixed, and mixed · (2 place + 1)
+
+For a given place, mix is a bijection of the bits and 2 place + 1 is odd, so one value that has changed always changes
+both sums. As its place goes in, so do values that have changed places. Sums of integers do not depend on their order,
+hence not on the mesh.
+"""
+
+import hashlib
+import inspect
+import json
+import logging
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from gemsmith.checkpoints.peft import WEIGHTS
+from gemsmith.checkpoints.peft_config import CONFIG
+from gemsmith.errors import DamageError, first_line
+from gemsmith.system.signals import heard_later
+
+ResultT = TypeVar("ResultT")
+
+ORBAX, TRAINING = "_CHECKPOINT_METADATA", "training.json"
+_COMMITTED, _COMMIT_TIME = "commit_success.txt", "commit_timestamp_nsecs"
+_CHECKSUMS, _SHA256 = "checksums", "sha256"
+_LISTED = 3
+
+
+def saved_steps(checkpoints: Path) -> list[int]:
+    """The steps that training saved, in order, also damaged ones, but none whose saving was interrupted."""
+    if not checkpoints.is_dir():
+        return []
+    folders = [folder for folder in checkpoints.iterdir() if folder.name.isdecimal() and folder.is_dir()]
+    return sorted(int(folder.name) for folder in folders if is_peft_step(folder) or not _is_unfinished(folder))
+
+
+def is_peft_step(folder: Path) -> bool:
+    """Whether the TRL backend saved the step. It gives a folder its number once all of it is on disk."""
+    return any((folder / name).is_file() for name in (TRAINING, CONFIG, WEIGHTS))
+
+
+def _is_unfinished(folder: Path) -> bool:
+    """Orbax marks the end of a save in two files, so that neither's damage makes a step look unfinished."""
+    try:
+        ended = (read_json(folder / ORBAX) or {}).get(_COMMIT_TIME)
+    except (DamageError, AttributeError):
+        ended = None
+    return not ended and not (folder / _COMMITTED).is_file()
+
+
+def seal(metadata: Mapping[str, Any], checksums: Mapping[str, Any]) -> dict[str, Any]:
+    """The metadata with the checksums of what is saved beside it, and the SHA-256 of both."""
+    content = json.loads(json.dumps({**metadata, _CHECKSUMS: checksums}))
+    return {**content, _SHA256: _sha256_of(content)}
+
+
+def unseal(sealed: Any) -> dict[str, Any]:
+    """What `seal` was given, or all metadata of an earlier version's step. Raises DamageError where that changed."""
+    if not isinstance(sealed, dict):
+        raise DamageError("its metadata is damaged")
+    content = {key: value for key, value in sealed.items() if key != _SHA256}
+    # Either key shows that the step was sealed, so that damage to the other does not hide it.
+    if (_CHECKSUMS in sealed or _SHA256 in sealed) and sealed.get(_SHA256) != _sha256_of(content):
+        raise DamageError("its metadata is not what was saved")
+    return content
+
+
+def read_step_metadata(folder: Path) -> dict[str, Any]:
+    """What training said of the step; empty where another program saved it. Raises DamageError."""
+    if is_peft_step(folder):
+        return unseal(read_json(folder / TRAINING))
+    whole = read_json(folder / ORBAX)
+    if not isinstance(whole, dict) or "custom_metadata" not in whole:
+        raise DamageError(f"its {ORBAX} is damaged")
+    return unseal(whole["custom_metadata"] or {})
+
+
+def has_checksums(metadata: Mapping[str, Any]) -> bool:
+    return _CHECKSUMS in metadata
+
+
+def no_checksums(place: object) -> str:
+    """The notice on a step of an earlier version."""
+    return f"{place} was saved by an earlier version, without checksums: damage to its values would go unseen."
+
+
+def compare_checksums(metadata: Mapping[str, Any], item: str, found: Mapping[str, str]) -> None:
+    """Raises DamageError where an item's tensors are not those saved; without checksums nothing is said of them."""
+    if not has_checksums(metadata):
+        return
+    saved: Mapping[str, str] = metadata[_CHECKSUMS].get(item, {})
+    if changed := sorted(name for name in saved.keys() | found.keys() if saved.get(name) != found.get(name)):
+        raise DamageError(f"{_some(changed)} in {item} {'is' if len(changed) == 1 else 'are'} not what was saved")
+
+
+def check_files(folder: Path, metadata: Mapping[str, Any], names: Iterable[str]) -> None:
+    """Raises DamageError where one of these files of a step is gone or not what was saved."""
+    for name in names:
+        try:
+            with (folder / name).open("rb") as file:
+                found = hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError as error:
+            raise DamageError(_unreadable(folder / name, error)) from None
+        if has_checksums(metadata) and metadata[_CHECKSUMS].get(name) != found:
+            raise DamageError(f"{name} is not what was saved")
+
+
+def read_json(file: Path) -> Any:
+    """Raises DamageError where the file is gone, or no JSON."""
+    try:
+        return json.loads(file.read_bytes())
+    except OSError as error:
+        raise DamageError(_unreadable(file, error)) from None
+    except (ValueError, RecursionError):
+        raise DamageError(f"its {file.name} is damaged") from None
+
+
+def read_or_damage(read: Callable[[], ResultT], *, but: type[Exception] = MemoryError) -> ResultT:
+    """What `read` returns; DamageError in one line where Orbax trips over a damaged file with any error but `but`."""
+    unmute = _mute_abandoned_reads()
+    try:
+        with heard_later():
+            result = read()
+    except (MemoryError, but):
+        unmute()
+        raise
+    except Exception as error:  # noqa: BLE001
+        reason = first_line(error, otherwise="no reason given")
+        raise DamageError(f"Orbax cannot read it, {type(error).__name__}: {reason}") from None
+    unmute()
+    return result
+
+
+def _mute_abandoned_reads() -> Callable[[], None]:
+    """Mutes reads that Orbax abandons once one has failed, of each of which Python would print what becomes.
+
+    Returns what undoes it, for where none has failed.
+    """
+    log, before = logging.getLogger("asyncio"), sys.unraisablehook
+    if isinstance(before, partial) and before.func is _hear:
+        return lambda: None
+
+    def unmute() -> None:
+        sys.unraisablehook, log.disabled = before, False
+
+    sys.unraisablehook, log.disabled = partial(_hear, before), True
+    warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
+    return unmute
+
+
+def _hear(before: Callable[[Any], object], swallowed: Any) -> None:
+    if not inspect.iscoroutine(swallowed.object) and str(swallowed.exc_value) != "Event loop is closed":
+        before(swallowed)
+
+
+def _unreadable(file: Path, error: OSError) -> str:
+    return (
+        f"its {file.name} is missing"
+        if isinstance(error, FileNotFoundError)
+        else f"its {file.name} cannot be read: {error.strerror or error}"
+    )
+
+
+def _sha256_of(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:_LISTED]) + (f" and {len(names) - _LISTED} more" if len(names) > _LISTED else "")
+
+
+# The finalizer of MurmurHash3: https://github.com/aappleby/smhasher/blob/master/src/MurmurHash3.cpp
+_FACTORS = np.uint32(0x85EBCA6B), np.uint32(0xC2B2AE35)
+_SHIFTS = np.uint32(16), np.uint32(13), np.uint32(16)
+_OF_PLACE = np.uint32(0x9E3779B1)
+# Temporaries of these stay in a core's cache.
+_VALUES_AT_ONCE = 2**16
+
+
+def mix(bits: Any, place: Any) -> Any:
+    """Both uint32, arrays of numpy or of JAX."""
+    mixed = bits ^ (place * _OF_PLACE)
+    mixed = (mixed ^ (mixed >> _SHIFTS[0])) * _FACTORS[0]
+    mixed = (mixed ^ (mixed >> _SHIFTS[1])) * _FACTORS[1]
+    return mixed ^ (mixed >> _SHIFTS[2])
+
+
+def weigh(mixed: Any, place: Any) -> Any:
+    return mixed * (place * np.uint32(2) + np.uint32(1))
+
+
+def write_checksum(dtype: Any, shape: Sequence[int], sums: Sequence[int]) -> str:
+    """The checksum as it is saved, such as `float32[2,384,16] 0c8ae1f09b22d7e4`."""
+    first, second = (int(total) % 2**32 for total in sums)
+    return f"{dtype}[{','.join(map(str, shape))}] {first:08x}{second:08x}"
+
+
+def checksum(array: np.ndarray) -> str:
+    """The checksum of an array of numpy, of 1, 2 or 4 bytes a value."""
+    words = np.ascontiguousarray(array).reshape(-1).view(f"uint{8 * array.dtype.itemsize}")
+    first = second = 0
+    for begin in range(0, len(words), _VALUES_AT_ONCE):
+        bits = words[begin : begin + _VALUES_AT_ONCE].astype(np.uint32)
+        place = np.arange(begin, begin + len(bits), dtype=np.uint64).astype(np.uint32)
+        mixed = mix(bits, place)
+        first += int(mixed.sum(dtype=np.uint64))
+        second += int(weigh(mixed, place).sum(dtype=np.uint64))
+    return write_checksum(array.dtype, array.shape, (first, second))

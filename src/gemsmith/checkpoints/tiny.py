@@ -1,0 +1,263 @@
+"""Tiny Gemma 4 checkpoints with everything a real folder has: for tests, and as the start of the demo's base.
+
+Files, keys, dtypes, sharding, special tokens and their ids, and the chat template's form are those of the published
+checkpoints; only the numbers are small, and random.
+"""
+
+import json
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gemsmith.arch import PatchProjection, Tensor, Variant, Vision, VisionTower, text_tensors, vision_tensors
+
+SPECIAL_TOKENS = {
+    0: "<pad>",
+    1: "<eos>",
+    2: "<bos>",
+    3: "<unk>",
+    4: "<mask>",
+    46: "<|tool>",
+    47: "<tool|>",
+    48: "<|tool_call>",
+    49: "<tool_call|>",
+    50: "<|tool_response>",
+    51: "<tool_response|>",
+    52: '<|"|>',
+    98: "<|think|>",
+    100: "<|channel>",
+    101: "<channel|>",
+    105: "<|turn>",
+    106: "<turn|>",
+}
+IMAGE_TOKENS = {
+    "video_token": (91, "<|video|>"),
+    "boi_token": (92, "<|image>"),
+    "image_token": (93, "<|image|>"),
+    "eoi_token": (94, "<image|>"),
+    "boa_token": (95, "<|audio>"),
+    "audio_token": (96, "<|audio|>"),
+    "eoa_token": (97, "<audio|>"),
+}
+"""What a tokenizer has beside, where its model has vision: the key of tokenizer_config.json, id and token."""
+_CONFIG_KEYS = {"eoa_token": "eoa_token_index"}
+_TEXT_PART = "{{- part.text | trim -}}"
+_ANY_PART = "{{- '<|image|>' if part.type == 'image' else part.text | trim -}}"
+_FIRST_BYTE_ID = 108
+_NEWLINE_ID = 107
+
+
+def with_vision(variant: Variant) -> Variant:
+    """The tiny variant with a tiny tower of its kind, or with the 12B's embedding of patches. Patches have 4 pixels."""
+    small = VisionTower(layers=3, embed_dim=48, ffn=80, heads=3, head_dim=16, clips=True, patch=4, positions=128)
+    large = VisionTower(layers=3, embed_dim=48, ffn=68, heads=2, head_dim=24, standardizes=True, patch=4, positions=128)
+    unified = PatchProjection(embed_dim=48, patch=4, positions=96)
+    vision: Vision = small if variant.per_layer_input else large
+    return replace(variant, vision=unified if variant.model_type == "gemma4_unified" else vision)
+
+
+def make_checkpoint(
+    variant: Variant,
+    folder: Path,
+    *,
+    seed: int = 0,
+    dtype: str = "bfloat16",
+    shards: int = 2,
+    chat_template: bool = True,
+) -> Path:
+    """The folder of a random checkpoint of the variant; the same seed gives the same bytes."""
+    random = np.random.default_rng(seed)
+    tensors = (*text_tensors(variant), *vision_tensors(variant))
+    weights = {tensor.name: _random_weight(random, tensor) for tensor in tensors}
+    write_checkpoint(variant, weights, folder, dtype=dtype, shards=shards)
+    make_tokenizer(folder, chat_template=chat_template, vision=variant.vision is not None)
+    return folder
+
+
+def write_checkpoint(
+    variant: Variant, weights: Mapping[str, np.ndarray], folder: Path, *, dtype: str = "bfloat16", shards: int = 2
+) -> None:
+    """Writes config.json, generation_config.json, the sharded weights and their index."""
+    import ml_dtypes
+    from safetensors.numpy import save_file
+
+    folder.mkdir(parents=True, exist_ok=True)
+    _write_json(folder / "config.json", make_config(variant, dtype))
+    _write_json(
+        folder / "generation_config.json",
+        {"bos_token_id": 2, "do_sample": True, "eos_token_id": [1, 106, 50], "pad_token_id": 0},
+    )
+    kind = ml_dtypes.bfloat16 if dtype == "bfloat16" else np.dtype(dtype)
+    if variant.vision is not None:
+        _write_json(folder / "processor_config.json", make_processor_config(variant.vision))
+    weight_map: dict[str, str] = {}
+    for number, names in enumerate(_split_evenly(weights, shards), start=1):
+        shard = f"model-{number:05d}-of-{shards:05d}.safetensors"
+        save_file({name: weights[name].astype(kind) for name in names}, folder / shard, metadata={"format": "pt"})
+        weight_map |= dict.fromkeys(names, shard)
+    total_bytes = sum(weight.size for weight in weights.values()) * np.dtype(kind).itemsize
+    index = {"metadata": {"total_size": total_bytes}, "weight_map": dict(sorted(weight_map.items()))}
+    _write_json(folder / "model.safetensors.index.json", index)
+
+
+def make_config(variant: Variant, dtype: str = "bfloat16") -> dict[str, Any]:
+    """The config.json of a checkpoint in the multimodal layout, with vision where the variant has it."""
+    architecture = (
+        "Gemma4UnifiedForConditionalGeneration"
+        if variant.model_type == "gemma4_unified"
+        else "Gemma4ForConditionalGeneration"
+    )
+    config = {
+        "architectures": [architecture],
+        "dtype": dtype,
+        "model_type": variant.model_type,
+        "text_config": variant.to_config() | {"dtype": dtype},
+        "tie_word_embeddings": True,
+        "vision_config": variant.vision.to_config() | {"dtype": dtype} if variant.vision else None,
+        "audio_config": None,
+    }
+    ids = {_CONFIG_KEYS.get(key, f"{key}_id"): number for key, (number, _) in IMAGE_TOKENS.items()}
+    return config | (ids if variant.vision else {})
+
+
+def make_processor_config(vision: Vision) -> dict[str, Any]:
+    """The processor_config.json of a checkpoint with vision, as much of it as its patches make another."""
+    patches = {"patch_size": vision.patch, "pooling_kernel_size": vision.pooling}
+    unified = "Unified" if isinstance(vision, PatchProjection) else ""
+    return {
+        "processor_class": f"Gemma4{unified}Processor",
+        "feature_extractor": {"feature_extractor_type": f"Gemma4{unified}AudioFeatureExtractor"},
+        "image_processor": {"image_processor_type": f"Gemma4{unified}ImageProcessor", **patches},
+        "video_processor": {"video_processor_type": f"Gemma4{unified}VideoProcessor", **patches},
+    }
+
+
+def make_tokenizer(folder: Path, *, chat_template: bool = True, vision: bool = False) -> None:
+    """Writes the tiny tokenizer (1024 ids, Gemma 4's special ids) and, where wanted, the chat template.
+
+    With `vision` some of its unused ids are those of images, and the template writes their places.
+    """
+    files = resources.files("gemsmith.testing")
+    folder.mkdir(parents=True, exist_ok=True)
+    with resources.as_file(files / "tiny_tokenizer.json") as source:
+        shutil.copyfile(source, folder / "tokenizer.json")
+    if vision:
+        _name_image_tokens(folder / "tokenizer.json")
+    _write_json(
+        folder / "tokenizer_config.json",
+        {
+            "tokenizer_class": "GemmaTokenizer",
+            "bos_token": "<bos>",
+            "eos_token": "<eos>",
+            "pad_token": "<pad>",
+            "unk_token": "<unk>",
+            "mask_token": "<mask>",
+            "clean_up_tokenization_spaces": False,
+            "model_max_length": 1_000_000,
+        }
+        | ({key: token for key, (_, token) in IMAGE_TOKENS.items()} if vision else {}),
+    )
+    if chat_template:
+        text = (files / "chat_template.jinja").read_text(encoding="utf-8")
+        assert _TEXT_PART in text
+        with_images = text.replace(_TEXT_PART, _ANY_PART) if vision else text
+        (folder / "chat_template.jinja").write_text(with_images, encoding="utf-8")
+
+
+def train_tokenizer(texts: Iterable[str], file: Path, *, vocabulary: int = 1024) -> None:
+    """Writes a tokenizer.json in Gemma's form, its merges learned from the texts.
+
+    BPE with byte fallback, spaces as ▁.
+    """
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+    merges_wanted = vocabulary - _FIRST_BYTE_ID - 256
+    texts = list(texts)
+    alphabet = sorted({character for text in texts for character in text.replace(" ", "▁")} - {"\n"})
+    learner = Tokenizer(models.BPE())
+    learner.normalizer = normalizers.Replace(" ", "▁")
+    # Words, numbers digit by digit, and single signs: no merge crosses a word's border.
+    learner.pre_tokenizer = pre_tokenizers.Split(_regex(r"▁?[A-Za-z_]+|▁+|[0-9]|[^A-Za-z_0-9▁]"), "isolated")
+    learner.train_from_iterator(
+        texts,
+        trainers.BpeTrainer(
+            vocab_size=merges_wanted, show_progress=False, initial_alphabet=[], limit_alphabet=1000, min_frequency=2
+        ),
+    )
+    merges = json.loads(learner.to_str())["model"]["merges"]
+    pieces = [*alphabet, *("".join(pair) for pair in merges)]
+    pieces = list(dict.fromkeys(pieces))[:merges_wanted]
+    merges = [pair for pair in merges if "".join(pair) in set(pieces)]
+    ids = [f"<unused{number}>" for number in range(_FIRST_BYTE_ID)]
+    for number, token in SPECIAL_TOKENS.items():
+        ids[number] = token
+    ids[_NEWLINE_ID] = "\n"
+    ids += [f"<0x{byte:02X}>" for byte in range(256)] + pieces
+    ids += [f"<unused{number}>" for number in range(len(ids), vocabulary)]
+    model = models.BPE(
+        vocab={token: number for number, token in enumerate(ids)},
+        merges=[tuple(pair) for pair in merges],
+        unk_token="<unk>",
+        fuse_unk=True,
+        byte_fallback=True,
+    )
+    tokenizer = Tokenizer(model)
+    tokenizer.normalizer = normalizers.Replace(" ", "▁")
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    tokenizer.add_special_tokens(list(SPECIAL_TOKENS.values()))
+    tokenizer.save(str(file), pretty=False)
+
+
+def _name_image_tokens(file: Path) -> None:
+    """Names ids of the tokenizer that are unused."""
+    tokenizer = json.loads(file.read_text(encoding="utf-8"))
+    vocabulary = tokenizer["model"]["vocab"]
+    for number, token in IMAGE_TOKENS.values():
+        assert vocabulary.pop(f"<unused{number}>") == number
+        vocabulary[token] = number
+        flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+        tokenizer["added_tokens"].append({"id": number, "content": token, **flags, "special": True})
+    tokenizer["added_tokens"].sort(key=lambda added: added["id"])
+    file.write_text(json.dumps(tokenizer, ensure_ascii=False), encoding="utf-8")
+
+
+def _regex(pattern: str) -> Any:
+    from tokenizers import Regex
+
+    return Regex(pattern)
+
+
+def _random_weight(random: np.random.Generator, tensor: Tensor) -> np.ndarray:
+    """Weights of a size that keeps a tiny model's logits lively: norms near 1, matrices near 1/sqrt(in)."""
+    if tensor.role == "scalar":
+        return np.ones(tensor.shape, np.float32)
+    if tensor.role == "vision_bound":  # some of what goes in and comes out is beyond 2.5
+        sign = -1 if tensor.name.endswith("_min") else 1
+        return np.array(sign * (2.5 + 0.3 * random.random()), np.float32)
+    if tensor.name.endswith("bias"):
+        return (0.1 * random.standard_normal(tensor.shape)).astype(np.float32)
+    if len(tensor.shape) == 1:
+        return (1 + 0.1 * random.standard_normal(tensor.shape)).astype(np.float32)
+    if tensor.role == "vision_position":
+        return (0.3 * random.standard_normal(tensor.shape)).astype(np.float32)
+    scale = 0.5 if tensor.role in ("embed", "per_layer_embed") else 1.0
+    return (scale * random.standard_normal(tensor.shape) / np.sqrt(tensor.shape[-1])).astype(np.float32)
+
+
+def _split_evenly(weights: Mapping[str, np.ndarray], shards: int) -> Sequence[list[str]]:
+    """The names in order, cut into shards of about the same size."""
+    total, seen = sum(weight.size for weight in weights.values()), 0
+    parts: list[list[str]] = [[] for _ in range(shards)]
+    for name, weight in weights.items():
+        parts[min(seen * shards // total, shards - 1)].append(name)
+        seen += weight.size
+    return parts
+
+
+def _write_json(file: Path, value: object) -> None:
+    file.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")

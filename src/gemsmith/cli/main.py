@@ -1,0 +1,121 @@
+"""The command line's group, which verbs join.
+
+A command line as a process: its exit codes, its signals, and errors as one line.
+"""
+
+import io
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from types import FrameType
+from typing import Any, NoReturn
+
+import click
+
+from gemsmith.errors import USERS_ERRNOS, GemsmithError, Preempted, explain_os_error, first_line
+from gemsmith.system.characters import spell_out
+from gemsmith.system.version import __version__
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+@click.version_option(__version__, prog_name="gemsmith")
+def cli() -> None:
+    """Plan, fine-tune, export, verify, serve and compare Gemma 4 on TPU and GPU, from one recipe.
+
+    \b
+    gemsmith run recipes/demo.yaml                     every stage, into runs/demo
+    gemsmith run my.yaml --set lora.rank=16            the same with one key changed
+    gemsmith run runs/my                               go on with a run that was stopped
+    gemsmith plan recipes/verilog_31b.yaml             what fits, how long, what it costs
+    gemsmith data my.yaml --show 3                     three rows, trained tokens coloured
+    gemsmith serve runs/my                             keep the tuned model up
+    gemsmith report runs/a runs/b                      what differs, and the ratios that it leaves
+    gemsmith runs                                      all runs: state, loss, score, speed, cost
+    gemsmith chat runs/my --web                        base and tuned model side by side
+    gemsmith launch my.yaml --on tpu-vm ...            the same stages on a rented machine
+    """
+
+
+_SIGTERM = "stopped by SIGTERM; the same command goes on where it was"
+
+
+def run_program(command: click.Command, arguments: Sequence[str] | None) -> NoReturn:
+    """Runs a command line and exits: 0 done, 1 our failure, 2 the user's input, 130 Ctrl-C, 143 SIGTERM."""
+    sigterm = _Sigterm()
+    signal.signal(signal.SIGTERM, sigterm)
+    unheard = sys.unraisablehook
+    hook = sys.unraisablehook = partial(_raise_again, sigterm, unheard)
+    if isinstance(sys.stdout, io.TextIOWrapper):  # where the locale's encoding lacks a letter, it is spelled out
+        sys.stdout.reconfigure(errors="backslashreplace")
+    # pydantic looks for plugins in all that is installed; Gemsmith has none, and the search takes 30 ms.
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
+    try:
+        code, message = _outcome(command, arguments)
+    except BaseException as error:
+        sigterm.over = True
+        if isinstance(error, Preempted):
+            code, message = error.exit_code, str(error)
+        elif sigterm.came:
+            code, message = 1, f"{type(error).__name__}: {first_line(error)}"
+        else:
+            raise
+    sigterm.over = True
+    # The result stands: what is still to come is the interpreter's end, in which libraries would be disturbed.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if sigterm.came and code not in (0, Preempted.exit_code):
+        code, message = Preempted.exit_code, f"{_SIGTERM}; it ended with: {message}"
+    # Not where training has put its own before it, for what its threads still say of a full disk or a damaged
+    # checkpoint.
+    if sys.unraisablehook is hook:
+        sys.unraisablehook = unheard
+    if message:
+        kind = "error" if code in (1, 2) else "note"
+        # What the user can mend is one line; what an engine wrote may be several.
+        click.echo(f"{kind}: {spell_out(message, lines=code != 2)}", err=True)
+    sys.exit(code)
+
+
+def _outcome(command: click.Command, arguments: Sequence[str] | None) -> tuple[int, str]:
+    """The exit code of a command line, and what to say of it."""
+    try:
+        # Returns None after a verb, an exit code after --help or --version.
+        return command.main(args=arguments, prog_name="gemsmith", standalone_mode=False) or 0, ""
+    except click.ClickException as error:
+        return 2, error.format_message()
+    except (KeyboardInterrupt, click.Abort) as error:
+        # Click makes an Abort of Ctrl-C.
+        return 130, str(error.__cause__ or error) or "stopped by Ctrl-C; the same command goes on where it was"
+    except GemsmithError as error:
+        return error.exit_code, str(error)
+    except OSError as error:
+        # Of the kernel's own folders, /proc says that a file to be made is not there.
+        if error.errno not in USERS_ERRNOS and not str(error.filename).startswith(("/proc/", "/sys/")):
+            raise
+        return 2, explain_os_error(error)
+
+
+class _Sigterm:
+    """What SIGTERM does: raises Preempted in the main thread, until the command's result stands.
+
+    Where a library makes an error of its own of that, `came` tells what it was.
+    """
+
+    came = over = False
+
+    def __call__(self, _signal: int, _frame: FrameType | None) -> None:
+        if not self.over:
+            self.came = True
+            raise Preempted(_SIGTERM)
+
+
+def _raise_again(sigterm: _Sigterm, unheard: Callable[[Any], object], swallowed: Any) -> None:
+    """Sends a signal once more whose exception was lost in a callback of the garbage collector, such as JAX's."""
+    number = {KeyboardInterrupt: signal.SIGINT, Preempted: signal.SIGTERM}.get(swallowed.exc_type)
+    if number is not None:
+        threading.Timer(0.1, os.kill, (os.getpid(), number)).start()
+    elif not sigterm.came:  # else it is of something that SIGTERM has left half made
+        unheard(swallowed)

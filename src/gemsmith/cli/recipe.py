@@ -1,0 +1,201 @@
+"""Verbs beside the stages: recipes from other projects' files, the recipe's schema, the shell's completion.
+
+The verb that makes files of rows out of datasets that recipes name.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from gemsmith.cli.main import cli
+from gemsmith.cli.options import FOLDER, part
+from gemsmith.system.characters import spell_out_json
+
+
+@cli.command(name="import")
+@click.argument("adapter", type=FOLDER)
+@click.option(
+    "--base",
+    metavar="FOLDER",
+    required=True,
+    help="The base it was trained on: a folder, a hub id, or gs://bucket/folder.",
+)
+@click.option("--recipe", type=FOLDER, metavar="FILE", help="A recipe to take all other keys from.")
+@click.option("--out", type=FOLDER, metavar="FILE", help="Where the new recipe goes; default: stdout.")
+def import_(adapter: Path, base: str, recipe: Path | None, out: Path | None) -> None:
+    """Write a recipe that trains on from a PEFT adapter, once it has been checked against the base.
+
+    Rank, alpha, rslora and targets are the adapter's. Without --recipe, data.train is left for you to fill in.
+
+    \b
+    gemsmith import my-lora --base google/gemma-4-31B-it --recipe my.yaml --out on.yaml && gemsmith run on.yaml
+    """
+    text = part("export.resume_recipe").start_recipe(base, adapter, recipe=recipe, out=out)
+    if out is None:
+        click.echo(text, nl=False)
+
+
+@cli.command()
+@click.argument("sources", nargs=-1, required=True, type=FOLDER, metavar="SOURCE...")
+@click.option(
+    "--out",
+    type=FOLDER,
+    metavar="FILE",
+    help="Where the recipe goes, the table then to stdout; must not be there yet.",
+)
+@click.option(
+    "--set",
+    "overrides",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="A key of the recipe, whatever SOURCE says; may be repeated.",
+)
+@click.option(
+    "--devices", type=click.IntRange(min=1), metavar="N", help="GPUs that SOURCE was made for; for rows_per_step."
+)
+@click.option(
+    "--steps",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Updates of SOURCE's run, where its warm-up is a share of them.",
+)
+@click.option(
+    "--allow-differences", is_flag=True, help="Write the recipe although it would train differently from SOURCE."
+)
+@click.option("--json", is_flag=True, help="Print the table, and the recipe, as JSON on stdout.")
+def port(sources: Sequence[Path], **options: Any) -> None:
+    """Turn a GPU recipe into one of Gemsmith's, with a table of what became of every key.
+
+    SOURCE is PEFT's adapter_config.json, TrainingArguments or an SFTConfig (JSON, YAML), a YAML of TRL's command line,
+    of Axolotl or of LLaMA-Factory, or a folder that holds some; several are read as those of one run.
+
+    \b
+    gemsmith port qlora.yaml --out my.yaml --devices 8
+    gemsmith port adapter_config.json sft_config.json --set data.train=rows.jsonl > my.yaml
+    """
+    part("importers.convert").port_files(sources, **options)
+
+
+@cli.command()
+def schema() -> None:
+    """Print the recipe's JSON schema, for editors."""
+    click.echo(json.dumps(part("recipe.schema").recipe_schema(), indent=2))
+
+
+@cli.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print the completion script of a shell.
+
+    \b
+    eval "$(gemsmith completion bash)"
+    """
+    from click.shell_completion import get_completion_class
+
+    complete = get_completion_class(shell)
+    assert complete is not None
+    click.echo(complete(cli, {}, "gemsmith", "_GEMSMITH_COMPLETE").source())
+
+
+_out = click.option("--out", type=FOLDER, metavar="FILE", required=True, help="The JSONL of prompts and responses.")
+_json = click.option("--json", "as_json", is_flag=True, help="Print the record as JSON on stdout.")
+
+
+@cli.group()
+def prepare() -> None:
+    """Make files of rows to train on or to score, out of public datasets that you have fetched.
+
+    \b
+    gemsmith prepare codev codev_r1_sft.jsonl --out codev_r1.jsonl --rows 10000
+    gemsmith prepare verilog-eval verilog-eval/dataset_spec-to-rtl --out verilog_eval.jsonl
+    gemsmith prepare oxford-pets pets --split trainval --out pets/trainval.jsonl
+    gemsmith prepare fashion-mnist /usr/share/datasets/fashion-mnist --out fashion
+    """
+
+
+@prepare.command()
+@click.argument("source", type=FOLDER)
+@_out
+@click.option("--rows", type=click.IntRange(min=1), metavar="N", help="Read the first N rows only.")
+@click.option(
+    "--verilog-eval",
+    type=FOLDER,
+    metavar="FOLDER",
+    help="verilog-eval's dataset_spec-to-rtl: find rows that share with it.",
+)
+@click.option("--drop-contaminated", is_flag=True, help="With --verilog-eval: leave such rows out.")
+@_json
+def codev(source: Path, out: Path, as_json: bool, **options: Any) -> None:
+    """Strip CodeV-R1's reasoning and keep its Verilog: rows of {"prompt", "response"}.
+
+    SOURCE is codev_r1_sft.jsonl of the Hugging Face dataset zhuyaoyu/CodeV-R1-dataset, or a parquet file of its rows.
+    What is dropped is counted by reason.
+
+    \b
+    gemsmith prepare codev codev_r1_sft.jsonl --out codev_r1.jsonl --verilog-eval FOLDER --drop-contaminated
+    """
+    if options["drop_contaminated"] and options["verilog_eval"] is None:
+        raise click.UsageError("--drop-contaminated: needs --verilog-eval FOLDER, to compare with")
+    _show(part("data.prepare.codev").prepare_codev(source, out, **options), as_json=as_json)
+
+
+@prepare.command(name="verilog-eval")
+@click.argument("folder", type=FOLDER)
+@_out
+@_json
+def verilog_eval(folder: Path, out: Path, as_json: bool) -> None:
+    """Write verilog-eval's specifications and reference modules as held-out rows.
+
+    They are compared as text by eval.scorer; pass@k, with a simulator, is `gemsmith eval --task verilog`.
+
+    \b
+    gemsmith prepare verilog-eval verilog-eval/dataset_spec-to-rtl --out verilog_eval.jsonl
+    """
+    _show(part("data.prepare.codev").prepare_verilog_eval(folder, out), as_json=as_json)
+
+
+@prepare.command(name="oxford-pets")
+@click.argument("folder", type=FOLDER)
+@_out
+@click.option("--split", type=click.Choice(["trainval", "test"]), required=True, help="Of the data set's two lists.")
+@_json
+def oxford_pets(folder: Path, out: Path, split: str, as_json: bool) -> None:
+    """Write a row for each picture of the Oxford-IIIT Pet data set: the picture, all breeds to choose from, its own.
+
+    FOLDER holds images/ and annotations/ as they were unpacked. Rows name the pictures, which stay where they are.
+
+    \b
+    gemsmith prepare oxford-pets pets --split test --out pets/test.jsonl
+    """
+    _show(part("data.prepare.oxford_pets").prepare_oxford_pets(folder, out, split=split), as_json=as_json)
+
+
+@prepare.command(name="fashion-mnist")
+@click.argument("folder", type=FOLDER)
+@click.option("--out", type=FOLDER, metavar="FOLDER", required=True, help="A new folder, for train/ and held_out/.")
+@click.option(
+    "--train", type=click.IntRange(min=1), metavar="N", default=2000, show_default=True, help="The first N pictures."
+)
+@click.option(
+    "--held-out", type=click.IntRange(min=1), metavar="N", default=200, show_default=True, help="Of the test pictures."
+)
+@_json
+def fashion_mnist(folder: Path, out: Path, as_json: bool, **counts: int) -> None:
+    """Write pictures of Fashion-MNIST as folders of photos by class, which data.format image-folder reads.
+
+    FOLDER holds the four files as published; Debian's package dataset-fashion-mnist has them.
+
+    \b
+    gemsmith prepare fashion-mnist /usr/share/datasets/fashion-mnist --out fashion --train 2000 --held-out 200
+    """
+    _show(part("data.prepare.fashion_mnist").prepare_fashion_mnist(folder, out, **counts), as_json=as_json)
+
+
+def _show(record: Any, *, as_json: bool) -> None:
+    if as_json:
+        click.echo(spell_out_json(record.model_dump_json(indent=1)))
+    else:
+        part("data.prepare.codev").print_prepared(record)

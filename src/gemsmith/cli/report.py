@@ -1,0 +1,183 @@
+"""The verbs that only read records: report and runs."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from gemsmith.cli.main import cli
+from gemsmith.cli.options import FOLDER, Number, bucket_url, open_source, part
+from gemsmith.errors import InputError
+from gemsmith.system.characters import spell_out, spell_out_json
+
+_FORMS = ("html", "md", "csv", "json")
+
+
+@cli.command()
+@click.argument("sources", nargs=-1, type=FOLDER, metavar="[SOURCE...]")
+@click.option("--run", "run_path", metavar="DIR", type=FOLDER, help="Of one SOURCE: the run directory.")
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Of one SOURCE: override a key.")
+@click.option(
+    "--html", type=FOLDER, metavar="FILE", help="Write the page there; of one run: default report.html in it."
+)
+@click.option("--md", is_flag=True, help="Print Markdown.")
+@click.option("--csv", is_flag=True, help="Print CSV: a line for each difference and each ratio.")
+@click.option("--json", is_flag=True, help="Print JSON; of one run: where its page is.")
+@click.option(
+    "--about",
+    multiple=True,
+    metavar="KEY",
+    help="What is compared on purpose, so that it confounds nothing; may be "
+    "repeated. Default: the one key of the recipes that differs.",
+)
+@click.option(
+    "--hours",
+    type=Number(min=0, min_open=True),
+    multiple=True,
+    metavar="N",
+    help="Hours of serving that are priced with training; may be repeated. Default: 1, 8, 24.",
+)
+@click.option(
+    "--trained-on",
+    multiple=True,
+    metavar="[RUN=]MACHINE",
+    help="A machine of the run's plan, where the records do not tell which it was.",
+)
+@click.option("--served-on", multiple=True, metavar="[RUN=]MACHINE", help="The same of its load test.")
+@click.option("--paper", is_flag=True, help="The tables of arXiv 2605.25645, drawn again, and runs beside them.")
+def report(sources: Sequence[Path], run_path: Path | None, overrides: Sequence[str], **options: Any) -> None:
+    """Write report.html of a run, or compare runs, from the records alone.
+
+    SOURCE is a recipe (YAML), a run directory, or gs://bucket/folder/NAME of a launch, whose records are fetched into
+    the run directory first. Several are compared with the first: what differs, then each ratio with what confounds it.
+
+    \b
+    gemsmith report runs/my
+    gemsmith report runs/a runs/b
+    gemsmith report runs/tpu runs/gpu --about train:machine --html comparison.html
+    gemsmith report --paper
+    gemsmith report --paper runs/my
+    """
+    form = _form(options)
+    if options["paper"]:
+        if run_path or overrides:
+            raise InputError("--run and --set: do not go with --paper; give run directories as they are, or none")
+        if (options["trained_on"] or options["served_on"]) and not sources:
+            raise InputError("--trained-on and --served-on: are for runs beside the paper; give a run directory")
+        _compare(sources, form, options)
+    elif not sources:
+        raise InputError("SOURCE: is missing; give a run directory, several to compare them, or --paper")
+    elif len(sources) == 1:
+        _refuse_for_one(options)
+        _report_one(sources[0], run_path, overrides, form, options["html"])
+    else:
+        if run_path or overrides:
+            raise InputError("--run and --set: are for one SOURCE; to compare, give run directories as they are")
+        _compare(sources, form, options)
+
+
+@cli.command()
+@click.argument("folder", type=FOLDER, default=Path("runs"))
+@click.option(
+    "--sort",
+    type=click.Choice(["name", "state", "stage", "loss", "score", "speed", "cost", "started"]),
+    default="started",
+    show_default=True,
+    help="What to sort by; runs without it come last.",
+)
+@click.option("--reverse", is_flag=True, help="The other way round.")
+@click.option("--state", "states", multiple=True, metavar="STATE", help="Only runs in this state; may be repeated.")
+@click.option("--name", metavar="PATTERN", help="Only runs whose name matches, such as 'gpu-*'.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def runs(folder: Path, sort: str, reverse: bool, states: Sequence[str], name: str | None, as_json: bool) -> None:
+    """List the run directories in FOLDER (default: runs): state, stage, loss, score, speed and cost.
+
+    States: complete, running, stopped, stale (made from other settings than those there now), failed (checks), damaged.
+
+    \b
+    gemsmith runs
+    gemsmith runs runs --state stopped --state failed
+    gemsmith runs runs --sort loss --name 'rank-*' --json
+    """
+    listed = part("report.runs")
+    found = listed.find_runs(folder, states=states, name=name, sort=sort, reverse=reverse)
+    if as_json:
+        click.echo(spell_out_json(json.dumps([each.as_json() for each in found], indent=1)))
+    else:
+        listed.print_runs(found, folder)
+
+
+def _form(options: dict[str, Any]) -> str | None:
+    given = [name for name in _FORMS if options[name]]
+    if len(given) > 1:
+        raise InputError(f"--{given[0]} and --{given[1]}: one form at a time; leave one out")
+    return given[0] if given else None
+
+
+def _refuse_for_one(options: dict[str, Any]) -> None:
+    for name in ("about", "hours", "trained_on", "served_on"):
+        if options[name]:
+            raise InputError(f"--{name.replace('_', '-')}: is for a comparison; give two run directories or more")
+
+
+def _report_one(
+    source: Path, run_path: Path | None, overrides: Sequence[str], form: str | None, html: Path | None
+) -> None:
+    source, run_path = _fetched(source, run_path)
+    if form in ("md", "csv"):
+        raise InputError(f"--{form}: is for a comparison; give two run directories or more, or --html FILE")
+    opened = open_source(source, run_path, overrides)
+    if html is None:
+        page = part("report.stage").report(opened)
+    else:
+        page = html
+        part("system.files").write_text(page, part("report.page").render_page(opened))
+    click.echo(json.dumps({"report": str(page)}) if form == "json" else spell_out(str(page)))
+
+
+def _compare(sources: Sequence[Path], form: str | None, options: dict[str, Any]) -> None:
+    """Of runs, or with --paper of the paper and of any runs beside it."""
+    folders = [_fetched(source, None)[0] for source in sources]
+    sides = part("analysis.summary").read_sides(
+        folders, trained_on=options["trained_on"], served_on=options["served_on"]
+    )
+    comparison = part("analysis.compare")
+    how = {"about": options["about"], "hours": options["hours"] or comparison.HOURS}
+    if not options["paper"]:
+        _show(comparison.compare_sides(sides, **how), None, form, options["html"])
+        return
+    published = part("analysis.published")
+    redrawn = published.redraw(published.read_published(), sides, **how)
+    _show(redrawn.comparison, redrawn, form, options["html"])
+
+
+def _show(comparison: Any, redrawn: Any, form: str | None, html: Path | None) -> None:
+    """On stdout, or the page at `html`, whose place is printed then."""
+    tables = part("report.tables")
+    if form == "html":
+        assert html is not None
+        part("system.files").write_text(html, part("report.comparison_page").render_comparison(comparison, redrawn))
+        click.echo(spell_out(str(html)))
+    elif form == "md":
+        click.echo(spell_out(tables.markdown_of(comparison, redrawn)), nl=False)
+    elif form == "csv":
+        click.echo(spell_out(tables.csv_of(comparison)), nl=False)
+    elif form == "json":
+        click.echo(spell_out_json((redrawn or comparison).model_dump_json(indent=1)))
+    else:
+        if redrawn is not None:
+            tables.print_verdicts(redrawn)
+        tables.print_comparison(comparison)
+
+
+def _fetched(source: Path, run_path: Path | None) -> tuple[Path, Path | None]:
+    """The run directory of a bucket's address, its records fetched; else both as they are."""
+    url = bucket_url(source)
+    if url is None:
+        return source, run_path
+    folder = run_path or Path("runs") / source.name
+    with part("system.locks").locked(folder):
+        part("launch.sync").fetch_records(url, folder)
+    return folder, None

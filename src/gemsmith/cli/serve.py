@@ -1,0 +1,282 @@
+"""The verbs of stages that need a server: serve, bench, eval.
+
+The verb `chat`.
+"""
+
+import contextlib
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+
+from gemsmith.cli.main import cli
+from gemsmith.cli.options import (
+    FOLDER,
+    Number,
+    force_option,
+    naming_extra,
+    open_source,
+    part,
+    run_stage,
+    source_options,
+    unverified_option,
+)
+from gemsmith.errors import InputError
+from gemsmith.system.characters import spell_out_json
+
+
+@cli.command()
+@partial(source_options, kind=str)
+@unverified_option
+@click.option(
+    "--on", "machine", metavar="MACHINE", help="A machine of the hardware catalogue, such as 2xh100 or v6e-8."
+)
+@click.option("--print", "as_command", is_flag=True, help="Print the command, with each choice's reason; run nothing.")
+def serve(
+    source: str,
+    run_path: Path | None,
+    overrides: Sequence[str],
+    as_json: bool,
+    unverified: bool,
+    machine: str | None,
+    as_command: bool,
+) -> None:
+    """Keep the tuned model up behind vLLM's OpenAI API until Ctrl-C; prints a curl line.
+
+    SOURCE is a run directory or a recipe (YAML); or a checkpoint: a folder with config.json, or a Hugging Face hub id.
+    --on says which machine this is, and vLLM runs in Docker where that answers; with --print the command is for that
+    machine, and neither it nor the weights need be here. With a run, --set changes keys of serve for this time only,
+    and no record. With --json the server is started, asked once, recorded and stopped. Weights that verify has not
+    passed as they are now are refused. Once the model is up, other commands may use the run directory.
+
+    \b
+    gemsmith serve runs/my --set serve.port=8000
+    gemsmith serve recipes/verilog_31b.yaml --on v6e-8 --print
+    """
+    anything = part("serve.targets")
+    if as_command:
+        anything.print_deployment(source, run_path, overrides, machine)
+    elif anything.is_checkpoint(source):
+        if as_json or run_path or unverified:
+            raise InputError(f"--json, --run and --unverified are for a run or a recipe, {source} is neither")
+        anything.serve_checkpoint(source, overrides, machine)
+    elif as_json:
+        if machine is not None:
+            raise InputError("--on: goes without --json; leave one out")
+        run_stage("serve", Path(source), run_path, overrides, as_json=True, force=True, unverified=unverified)
+    else:
+        with contextlib.ExitStack() as lock:
+            if (Path(source) / "recipe.yaml").exists():
+                lock.enter_context(part("system.locks").locked(Path(source)))
+                opened = part("runs.run").borrow_run(Path(source), overrides, section="serve")
+            else:
+                opened = open_source(Path(source), run_path, overrides, redo="serve", lock=lock)
+                part("runs.run").confirm_recipe(opened)
+            anything.serve_run(opened, machine, unverified=unverified, ready=lock.close)
+
+
+@cli.command()
+@partial(source_options, required=False)
+@force_option
+@unverified_option
+@click.option("--grid", type=click.Choice(["own", "paper", "short"]), help="What is measured; sets bench.grid.")
+@click.option("--url", metavar="URL", help="Instead of a run's model: any server with OpenAI's API.")
+@click.option("--model", metavar="NAME", help="With --url: the model's name there; default: the only one.")
+@click.option(
+    "--tokenizer", type=FOLDER, metavar="FOLDER", help="With --url: a folder with the model's tokenizer.json."
+)
+@click.option("--out", type=FOLDER, metavar="FILE", help="With --url: where the record goes.")
+def bench(
+    source: Path | None,
+    run_path: Path | None,
+    overrides: Sequence[str],
+    as_json: bool,
+    force: bool,
+    unverified: bool,
+    grid: str | None,
+    **server: Any,
+) -> None:
+    """Load-test the tuned model: TTFT, TPOT, ITL and throughput under each load of a grid.
+
+    SOURCE is a recipe (YAML) or a run directory. With --url it is left out, or says with its section bench what is
+    measured; nothing is written there. A key comes from $VLLM_API_KEY or $OPENAI_API_KEY. A sweep that was stopped goes
+    on with the cells that are left.
+
+    \b
+    gemsmith bench runs/my --grid short --force
+    gemsmith bench runs/my --set bench.slo_ttft_ms=200 --force
+    gemsmith bench --url http://127.0.0.1:8000 --tokenizer gemma-4-E2B-it --grid short --out bench.json
+    """
+    overrides = [*overrides, *([f"bench.grid={grid}"] if grid else [])]
+    given = {name: value for name, value in server.items() if value is not None}
+    if "url" not in given:
+        if given:
+            raise InputError(
+                f"--{next(iter(given))}: goes with --url, which names a server; give it, or leave this out"
+            )
+        if source is None:
+            raise InputError("SOURCE is missing; give a recipe or a run directory, or --url of a server")
+        run_stage("bench", source, run_path, overrides, as_json=as_json, force=force, unverified=unverified)
+        return
+    if force or unverified or run_path:
+        raise InputError("--force, --unverified and --run are for a run; leave them out, or leave --url out")
+    record = part("bench.stage").bench_url(source, overrides, **given)
+    part("pipeline").print_notices(record)
+    if as_json:
+        click.echo(spell_out_json(record.model_dump_json(indent=1)))
+
+
+@cli.command(name="eval")
+@partial(source_options, required=False)
+@force_option
+@unverified_option
+@click.option("--task", type=click.Choice(["verilog"]), help="A task to add to the run's; or, with --answers, alone.")
+@click.option(
+    "--dataset", type=FOLDER, metavar="FOLDER", help="With --task verilog: verilog-eval's dataset_spec-to-rtl."
+)
+@click.option("--samples", type=click.IntRange(min=1), metavar="N", help="With --task: answers to each; default 5.")
+@click.option("--temperature", type=Number(min=0), metavar="T", help="With --task; default 0.8.")
+@click.option("--top-p", type=Number(min=0, max=1, min_open=True), metavar="P", help="With --task; default 0.95.")
+@click.option("--seed", type=click.IntRange(min=0), metavar="N", help="With --task; default: the recipe's seed.")
+@click.option(
+    "--max-tokens", type=click.IntRange(min=1), metavar="N", help="With --task; default: the recipe's eval.max_tokens."
+)
+@click.option(
+    "--prompt", type=click.Choice(["official", "fenced"]), help="With --task verilog: how to ask; default: official."
+)
+@click.option("--unsafe", is_flag=True, help="With --task: run generated code without a sandbox.")
+@click.option(
+    "--lm-eval", metavar="TASK[,TASK]", help="Instead: these tasks of lm-evaluation-harness, into RUN/lm_eval.json."
+)
+@click.option(
+    "--lm-eval-tasks", type=FOLDER, metavar="FOLDER", help="With --lm-eval: a folder of your own tasks for it."
+)
+@click.option("--answers", type=FOLDER, metavar="FILE", help='Without SOURCE: JSONL of {"problem", "completion"}.')
+@click.option("--table", is_flag=True, help="Print every problem of such tasks, base and tuned side by side.")
+def evaluate(
+    source: Path | None,
+    run_path: Path | None,
+    overrides: Sequence[str],
+    as_json: bool,
+    force: bool,
+    unverified: bool,
+    lm_eval: str | None,
+    lm_eval_tasks: Path | None,
+    table: bool,
+    **options: Any,
+) -> None:
+    """Score base and tuned model on the same questions through the served API, and say whether they differ.
+
+    SOURCE is a recipe (YAML) or a run directory: its held-out rows are answered greedily, or its eval.tasks are done;
+    --task adds one, and answers of the others that are there are not asked for again. Without SOURCE, --task, --dataset
+    and --answers score completions that exist already, without a server. Generated code runs in a sandbox.
+
+    \b
+    gemsmith eval runs/my --set eval.limit=50 --force
+    gemsmith eval runs/my --task verilog --dataset verilog-eval/dataset_spec-to-rtl --table
+    gemsmith eval runs/my --lm-eval arc_easy,my_task --lm-eval-tasks my_tasks
+    gemsmith eval --task verilog --dataset verilog-eval/dataset_spec-to-rtl --answers completions.jsonl --json
+    """
+    given = {name: value for name, value in options.items() if value not in (None, False)}
+    if lm_eval_tasks is not None and lm_eval is None:
+        raise InputError("--lm-eval-tasks: goes with --lm-eval TASK, which names the tasks to run")
+    if source is None:
+        if force or unverified or run_path or overrides or table or lm_eval:
+            raise InputError("--force, --unverified, --run, --set, --table, --lm-eval are for a run: give SOURCE")
+        record = part("evals.offline").score_named(given)
+        if not as_json:
+            part("evals.offline").print_answers(record)
+    elif lm_eval is not None:
+        if given or table:
+            raise InputError("--lm-eval goes without the options of --task and without --table; leave them out")
+        record = _run_lm_eval(open_source(source, run_path, overrides), lm_eval, lm_eval_tasks, unverified=unverified)
+        if not as_json:
+            part("evals.lm_eval").print_lm_eval(record)
+    else:
+        added = part("evals.added").add_task(source, overrides, given) if given else None
+        redo = "eval" if force or added else None
+        opened = open_source(source, run_path, [*overrides, *([added] if added else [])], redo=redo)
+        record = part("pipeline").run_stage(opened, "eval", force=force, unverified=unverified)
+        if redo:
+            part("runs.run").confirm_recipe(opened)
+        if not as_json:
+            part("evals.results").print_comparisons(record, table=table)
+    if as_json:
+        click.echo(spell_out_json(record.model_dump_json(indent=1)))
+
+
+def _run_lm_eval(opened: Any, tasks: str, folder: Path | None, *, unverified: bool) -> Any:
+    names = [name.strip() for name in tasks.split(",") if name.strip()]
+    with part("serve.stage").Servers(opened, unverified=unverified) as servers:
+        record = part("evals.lm_eval").evaluate_lm_eval(opened, servers, names, folder=folder)
+    part("pipeline").print_notices(record)
+    return record
+
+
+OF_A_RUN = ("base", "tuned")
+
+
+@cli.command()
+@click.argument("source", type=FOLDER, required=False)
+@click.option("--web", is_flag=True, help="On a page of this machine; of a run, with base and tuned side by side.")
+@click.option("--url", metavar="URL", help="Instead of a run: an OpenAI server that is up; a key is in $VLLM_API_KEY.")
+@click.option(
+    "--model",
+    "models",
+    multiple=True,
+    metavar="NAME",
+    help="Of a run: base or tuned; of a URL: a name that it serves, if it serves several. May be repeated.",
+)
+@click.option("--system", default="", metavar="TEXT", help="The system prompt.")
+@click.option("--temperature", type=Number(0, 2), default=0.0, show_default=True)
+@click.option("--top-p", type=Number(0, 1, min_open=True), default=1.0, show_default=True)
+@click.option(
+    "--max-tokens",
+    type=click.IntRange(min=1),
+    default=512,
+    show_default=True,
+    help="Of an answer; fewer where the server has no room for them after the prompt.",
+)
+@click.option("--seed", type=int, help="Of sampling; default: none.")
+@click.option("--port", type=click.IntRange(1, 65_535), help="Of the page; default: a free one from 7860 on.")
+@click.option(
+    "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a key of serve, for this time only."
+)
+@unverified_option
+def chat(
+    source: Path | None,
+    url: str | None,
+    models: Sequence[str],
+    overrides: Sequence[str],
+    unverified: bool,
+    **options: Any,
+) -> None:
+    """Talk to the tuned model of a run, or to any OpenAI server.
+
+    SOURCE is a run directory. Answers are streamed, with their time to the first token and tokens a second.
+
+    \b
+    gemsmith chat runs/my
+    gemsmith chat runs/my --model base --model tuned
+    gemsmith chat runs/my --web
+    gemsmith chat --url http://127.0.0.1:8000
+    """
+    names = ("temperature", "top_p", "max_tokens", "seed")
+    with naming_extra():
+        command = part("serve.chat.command")
+        sampling = part("serve.client.stream").Sampling(**{name: options.pop(name) for name in names})
+        if (source is None) == (url is None):
+            raise InputError("give either SOURCE, a run directory, or --url; not " + ("both" if url else "neither"))
+        if url is not None:
+            if overrides or unverified:
+                raise InputError("--url goes without --set and --unverified")
+            command.chat_with_url(url, models, sampling=sampling, **options)
+            return
+        chosen = models or (OF_A_RUN if options["web"] else ("tuned",))
+        if unknown := [name for name in chosen if name not in OF_A_RUN]:
+            raise InputError(f"--model: {unknown[0]} was given; allowed for a run: {', '.join(OF_A_RUN)}")
+        command.chat_with_run(
+            source, overrides, models=list(dict.fromkeys(chosen)), sampling=sampling, unverified=unverified, **options
+        )

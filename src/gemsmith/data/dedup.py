@@ -1,0 +1,227 @@
+"""Rows that are held out and trained on as well: a score on them does not show what the model does with new ones.
+
+Compared are hashes, so that a million rows take seconds, and evaluation needs neither data.train nor what was dropped
+from it.
+
+Rows that share a specification or a module with a benchmark's problems: exactly, or nearly, by normalised tokens.
+
+Exact: the same tokens in the same order. Near: a row has at least a stated share of a problem's n-grams of tokens.
+N-grams that many problems have (`I would like you to implement a module named TopModule`) say nothing and do not
+count; a problem with few others is compared exactly alone.
+"""
+
+import hashlib
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from gemsmith.data.documents import Document
+from gemsmith.errors import RunError
+from gemsmith.tasks.messages import ImagePart, text_of
+
+FILE = "answers.npy"
+_HASH_BYTES = 8
+_WHITE_SPACE = b"\t\n\v\f\r\x1c\x1d\x1e\x1f"
+_SPACES = bytes.maketrans(_WHITE_SPACE, b" " * len(_WHITE_SPACE))
+_NAMED = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Overlap:
+    """How many held-out rows are trained on as well."""
+
+    rows: int
+    """All that were looked at."""
+    prompts: int
+    """Those whose prompt is trained on."""
+    answers: int
+    """Of these, those whose answer is the trained one."""
+    first: tuple[str, ...]
+    """Where the first of them stand."""
+
+
+def write_answers(folder: Path, documents: Iterable[Document]) -> np.ndarray:
+    """The hashes of the documents that are trained on, which are written for read_answers."""
+    hashes = hash_answers(documents)
+    np.save(folder / FILE, hashes, allow_pickle=False)
+    return hashes
+
+
+def read_answers(folder: Path) -> np.ndarray | None:
+    """The hashes of the answers that a run is trained on; None where its data stage left none.
+
+    Raises RunError for a damaged file.
+    """
+    file = folder / FILE
+    try:
+        found = np.load(file, allow_pickle=False)
+    except FileNotFoundError:
+        return None
+    except (ValueError, EOFError):
+        found = None
+    if found is None or found.dtype != np.uint64 or found.ndim != 2 or found.shape[1] != 2:
+        raise RunError(
+            f"{file}: is damaged; copy it again, or delete it, and eval does not tell which held-out rows were trained "
+            "on"
+        )
+    return np.asarray(found)
+
+
+def hash_answers(documents: Iterable[Document]) -> np.ndarray:
+    """uint64 of shape (answers, 2): of each assistant turn a hash of all before it, and one with it.
+
+    Any stretch of white space counts as one space.
+    """
+    hashes = b"".join(digest for document in documents for pair in _hash_turns(document) for digest in pair)
+    return np.frombuffer(hashes, np.uint64).reshape(-1, 2)
+
+
+def find_overlap(trained: np.ndarray, held_out: Sequence[Document]) -> Overlap:
+    """What of the held-out rows' last answers is among the trained ones, which are as hash_answers gives them."""
+    asked = np.frombuffer(b"".join(digest for row in held_out for digest in _hash_turns(row)[-1]), np.uint64).reshape(
+        -1, 2
+    )
+    prompts, answers = np.isin(asked[:, 0], trained[:, 0]), np.isin(asked[:, 1], trained[:, 1])
+    first = tuple(held_out[row].origin for row in np.flatnonzero(prompts)[:_NAMED])
+    return Overlap(rows=len(held_out), prompts=int(prompts.sum()), answers=int(answers.sum()), first=first)
+
+
+def count_shared_pictures(trained: Iterable[Document], held_out: Sequence[Document]) -> int | None:
+    """Held-out rows with a picture that is trained on, by the SHA-256 of its file; None where they have no picture."""
+    if not any(document.pictures for document in held_out):
+        return None
+    known = {picture.sha256 for document in trained for picture in document.pictures}
+    return sum(any(picture.sha256 in known for picture in document.pictures) for document in held_out)
+
+
+def overlap_notices(overlap: Overlap | None) -> tuple[str, ...]:
+    """What a reader must know of held-out rows that are trained on, if any are; or that it is not known."""
+    if overlap is None:
+        return (
+            "data.eval: whether held-out rows are also trained on is not known, because the run's data folder has no "
+            f"{FILE}",
+        )
+    if not overlap.prompts:
+        return ()
+    named = ", ".join(overlap.first) + (", …" if overlap.prompts > len(overlap.first) else "")
+    same = f"{overlap.answers:,}" if overlap.answers else "none"
+    text = (
+        f"data.eval: held-out rows whose prompt is also trained on: {overlap.prompts:,} of {overlap.rows:,} ({named}), "
+        f"{same} of them with the same answer; a score on such rows does not show how the model does on new ones: "
+        "take them out of data.train or data.eval"
+    )
+    return (text,)
+
+
+def _hash_turns(document: Document) -> list[tuple[bytes, bytes]]:
+    total, found = hashlib.blake2b(digest_size=_HASH_BYTES), []
+    pictures = iter(document.pictures)
+    for message in document.messages:
+        before = total.digest()
+        # None of the separators can be in the text: they are white space.
+        total.update(b"%b\x1f%b\x1e" % (message.role.encode(), _spaced(text_of(message))))
+        for place, part in enumerate(message.parts):
+            if isinstance(part, ImagePart):
+                total.update(b"%d\x1d%b\x1e" % (place, next(pictures).sha256.encode()))
+        if message.role == "assistant":
+            found.append((before, total.digest()))
+    return found
+
+
+def _spaced(text: str) -> bytes:
+    """The text with one space for any white space, and none at its ends; three times as fast as by split and join."""
+    spaced = text.encode().translate(_SPACES)
+    while b"  " in spaced:
+        spaced = spaced.replace(b"  ", b" ")
+    return spaced.strip(b" ")
+
+
+N = 8
+"""Tokens in an n-gram."""
+NEAR = {"specification": 0.5, "module": 0.8}
+"""The share of a problem's n-grams from which on a row is near. Modules of one kind resemble each other more."""
+_FEWEST = 8
+_COMMON_SHARE, _COMMON_LEAST = 0.05, 3
+_COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
+_WORDS = re.compile(r"\w+")
+_CODE = re.compile(r"\w+|[^\w\s]")
+_MODULE_NAME = re.compile(r"\bmodule\s+(\w+)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Match:
+    """A problem that a text shares tokens with."""
+
+    problem: str
+    exact: bool
+    share: float
+    """Of the problem's n-grams that the text has; 1 where it is exact."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Index:
+    """The problems' texts of one kind, to be searched for."""
+
+    kind: str
+    exact: Mapping[tuple[str, ...], str]
+    grams: Mapping[tuple[str, ...], tuple[str, ...]]
+    """An n-gram -> the problems that have it."""
+    sizes: Mapping[str, int]
+    """How many n-grams of a problem count."""
+
+
+def build_index(kind: str, texts: Mapping[str, str]) -> Index:
+    """The index of texts by their problems' names; `kind` is specification or module."""
+    tokens = {name: normalise(kind, text) for name, text in texts.items()}
+    owned = {name: set(_grams(each)) for name, each in tokens.items()}
+    counts = Counter(gram for grams in owned.values() for gram in grams)
+    most = max(_COMMON_LEAST, _COMMON_SHARE * len(texts))
+    telling = {name: {gram for gram in grams if counts[gram] <= most} for name, grams in owned.items()}
+    telling = {name: grams for name, grams in telling.items() if len(grams) >= _FEWEST}
+    owners: dict[tuple[str, ...], list[str]] = {}
+    for name, grams in telling.items():
+        for gram in grams:
+            owners.setdefault(gram, []).append(name)
+    return Index(
+        kind=kind,
+        exact={each: name for name, each in reversed(tokens.items())},
+        grams={gram: tuple(names) for gram, names in owners.items()},
+        sizes={name: len(grams) for name, grams in telling.items()},
+    )
+
+
+def find_match(index: Index, text: str) -> Match | None:
+    """The problem that a text is most like, where it is the same or near; of equals the first by name."""
+    tokens = normalise(index.kind, text)
+    if tokens in index.exact:
+        return Match(problem=index.exact[tokens], exact=True, share=1.0)
+    grams = index.grams
+    hits = Counter(name for gram in set(_grams(tokens)) if gram in grams for name in grams[gram])
+    shares = {name: count / index.sizes[name] for name, count in hits.items()}
+    name = min(shares, key=lambda name: (-shares[name], name), default=None)
+    if name is None or shares[name] < NEAR[index.kind]:
+        return None
+    return Match(problem=name, exact=False, share=round(shares[name], 4))
+
+
+def normalise(kind: str, text: str) -> tuple[str, ...]:
+    """The tokens that are compared: a specification's words in small letters, a module's code without comments.
+
+    >>> normalise("module", "module And2 (input a); // gate")
+    ('module', 'TOP', '(', 'input', 'a', ')', ';')
+    """
+    if kind == "specification":
+        return tuple(_WORDS.findall(text.lower()))
+    code = _COMMENT.sub(" ", text)
+    tops = _MODULE_NAME.findall(code)
+    # The module's own name is all that tells a copy made for another benchmark from the original.
+    names = {tops[-1]: "TOP"} if tops else {}
+    return tuple(names.get(token, token) for token in _CODE.findall(code))
+
+
+def _grams(tokens: Sequence[str]) -> Iterable[tuple[str, ...]]:
+    return zip(*(tokens[place:] for place in range(N)), strict=False)

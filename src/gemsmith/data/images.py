@@ -1,0 +1,123 @@
+"""Pictures of a run's rows: looked at before rows are rendered, written beside the arrays, decoded ahead of a step."""
+
+import json
+from collections import Counter
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from gemsmith.data.batches import Batches
+from gemsmith.data.documents import Document
+from gemsmith.data.packing import Rows
+from gemsmith.errors import DataError
+from gemsmith.images.check import Picture
+from gemsmith.images.decode import BadPicture
+from gemsmith.images.patches import Patches, Patching
+from gemsmith.images.workers import check_pictures, count_processes, decode_ahead
+from gemsmith.system.console import open_console, track
+from gemsmith.tasks.messages import ImagePart, images_of
+
+_NAMED = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seen:
+    """The documents whose pictures can all be used, and what was found of the others."""
+
+    documents: list[Document]
+    dropped: Mapping[str, int]
+    """Why -> rows."""
+    notices: tuple[str, ...]
+
+
+def look_at_pictures(documents: Sequence[Document], patching: Patching, *, bad: str, key: str) -> Seen:
+    """The documents with what was found of their pictures, each of which is decoded once.
+
+    Where one cannot be used its row is left out, or, where `bad` is "error", a DataError is raised; `key` is that of
+    the rows.
+    """
+    sources = list(dict.fromkeys(_source(part) for document in documents for part in images_of(document.messages)))
+    if not sources:
+        return Seen(documents=[*documents], dropped={}, notices=())
+    found = check_pictures(sources, patching, processes=count_processes(len(sources)))
+    console = open_console(soft_wrap=False)
+    pictures = dict(zip(track(sources, "decoding pictures", console), found, strict=True))
+    kept, faults = [], []
+    for document in documents:
+        seen = [pictures[_source(part)] for part in images_of(document.messages)]
+        fault = next((one for one in seen if isinstance(one, BadPicture)), None)
+        if fault is None:
+            kept.append(replace(document, pictures=tuple(one for one in seen if isinstance(one, Picture))))
+            continue
+        if bad == "error":
+            raise DataError(_describe(document, seen.index(fault), fault, key))
+        faults.append((document, fault))
+    if not kept:
+        document, fault = faults[0]
+        raise DataError(
+            f"{key}: each of its {len(documents)} rows has a picture that cannot be used (the first, "
+            f"{document.origin}: {fault.line}), so none is left"
+        )
+    dropped = Counter(f"picture {fault.reason}" for _, fault in faults)
+    return Seen(documents=kept, dropped=dict(dropped), notices=_notices(kept, faults, patching, key))
+
+
+def write_pictures(file: Path, rows: Iterable[tuple[Picture, ...]], base: Path) -> None:
+    """Appends a line for each row; paths below `base` are written as seen from there."""
+    with file.open("a", encoding="utf-8") as lines:
+        for pictures in rows:
+            values = [asdict(picture) | {"path": _seen_from(base, picture.path)} for picture in pictures]
+            lines.write(json.dumps(values, ensure_ascii=False, separators=(",", ":")) + "\n")
+
+
+def decode_batches(
+    batches: Batches,
+    steps: Iterable[int],
+    patching: Patching,
+    *,
+    processes: int,
+    rows: Sequence[int] | None = None,
+) -> Generator[tuple[Rows, list[list[Patches]]]]:
+    """The batch of each step with the patches of each row's pictures, decoded in processes while earlier steps run.
+
+    The processes end with the last batch, or once the generator is closed.
+    """
+    batched = (batches.batch(step, rows) for step in steps)
+    counted = ((batch, [picture for seen in batch.pictures for picture in seen]) for batch in batched)
+    for batch, patches in decode_ahead(counted, patching, processes=processes):
+        left = iter(patches)
+        yield batch, [[next(left) for _ in seen] for seen in batch.pictures] or [[] for _ in range(len(batch))]
+
+
+def _source(part: ImagePart) -> str | bytes:
+    return part.path or part.data
+
+
+def _seen_from(base: Path, path: str) -> str:
+    return str(Path(path).relative_to(base)) if Path(path).is_relative_to(base) else path
+
+
+def _describe(document: Document, index: int, fault: BadPicture, key: str) -> str:
+    name = images_of(document.messages)[index].path or f"its picture {index + 1}"
+    remedy = "take the row out, or set data.bad_image to drop" if key == "data.train" else "or take the row out"
+    return f"{key}, {document.origin}: {name} {fault.line}; mend it, {remedy}"
+
+
+def _notices(
+    kept: Sequence[Document], faults: Sequence[tuple[Document, BadPicture]], patching: Patching, key: str
+) -> tuple[str, ...]:
+    notices, seen = [], {picture.path or picture.sha256: picture for row in kept for picture in row.pictures}.values()
+    if faults:
+        named = ", ".join(f"{row.origin}: {fault.line}" for row, fault in faults[:_NAMED])
+        more = "; …" if len(faults) > _NAMED else ""
+        notices.append(f"{key}: rows left out for a picture that cannot be used: {len(faults):,} ({named}{more})")
+    if moving := sum(picture.animated for picture in seen):
+        notices.append(f"{key}: pictures with several frames, of which the first is used: {moving:,}")
+    # Beyond this shape one side is stretched to a whole soft token.
+    thin = sum(max(one.width, one.height) > patching.budget * min(one.width, one.height) for one in seen)
+    if thin:
+        notices.append(
+            f"{key}: pictures more than data.image_tokens = {patching.budget} times as long as wide, which the model "
+            f"sees squeezed: {thin:,}"
+        )
+    return tuple(notices)

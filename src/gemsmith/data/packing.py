@@ -1,0 +1,180 @@
+"""Documents to rows of one length: several in a row, kept apart by segments; never a document over two rows."""
+
+import hashlib
+from bisect import bisect_left, insort
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice, pairwise
+from typing import Protocol
+
+import numpy as np
+
+from gemsmith.data.tokenize import Rendered
+from gemsmith.images.check import Picture
+
+ARRAYS: dict[str, np.dtype] = {
+    "tokens": np.dtype(np.int32),
+    "segments": np.dtype(np.int32),
+    "positions": np.dtype(np.int32),
+    "loss_mask": np.dtype(np.uint8),
+}
+_ROWS_AT_ONCE = 256
+
+
+class RowPictures(Protocol):
+    """The pictures of each row, in the order of their soft tokens; none at all where no row has any."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, row: int, /) -> tuple[Picture, ...]: ...
+    def __iter__(self) -> Iterator[tuple[Picture, ...]]: ...
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Rows:
+    """Packed rows, all or those of a batch: arrays of shape (B, L), of the types in ARRAYS. A row of zeros is padding.
+
+    documents [2 5 6 | 2 7], max_length 6  →  tokens    2 5 6 2 7 0
+                                              segments  1 1 1 2 2 0      0 = padding
+                                              positions 0 1 2 0 1 0      restart with each document
+                                              loss_mask 0 1 1 0 1 0      1 where this token is a target
+    """
+
+    tokens: np.ndarray
+    segments: np.ndarray
+    positions: np.ndarray
+    loss_mask: np.ndarray
+    pictures: RowPictures = ()
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """The arrays by name, in the order of ARRAYS; none is copied."""
+        return {name: getattr(self, name) for name in ARRAYS}
+
+    def take(self, places: Sequence[int | None]) -> "Rows":
+        """[[a], [b], [c]], places [2, 0, None] → [[c], [a], [0]]"""
+        pictures = tuple(() if place is None else self.pictures[place] for place in places) if self.pictures else ()
+        return Rows(**{name: _take(array, places) for name, array in self.arrays().items()}, pictures=pictures)
+
+    def documents(self, row: int) -> list[slice]:
+        """The places of each document of a row: segments 1 1 1 2 2 0 → 0:3, 3:5."""
+        segments = np.asarray(self.segments[row])
+        borders = [0, *(np.flatnonzero(np.diff(segments)) + 1).tolist(), len(segments)]
+        return [slice(begin, end) for begin, end in pairwise(borders) if segments[begin]]
+
+
+def assign_rows(
+    lengths: Sequence[int],
+    max_length: int,
+    *,
+    packing: bool = True,
+    patches: Sequence[int] = (),
+    max_patches: int = 0,
+    order: Sequence[int] | None = None,
+) -> list[list[int]]:
+    """The documents of each row, by index: best fit, or one document a row.
+
+    Each document goes into the row where it leaves the least room; ties go to the row that was changed last. They come
+    in `order`, or the longest first and of equal ones the earlier. `patches` are those of each document's pictures; a
+    row holds max_patches.
+
+    >>> assign_rows([2, 5, 4, 3], 6), assign_rows([2, 2, 2], 6, patches=[4, 4, 0], max_patches=4)
+    ([[1], [2, 0], [3]], [[0, 2], [1]])
+    >>> assign_rows([3, 3, 3, 3], 6, order=[2, 0, 3, 1])
+    [[2, 0], [3, 1]]
+    """
+    patches = patches or [0] * len(lengths)
+    assert all(0 < length <= max_length for length in lengths) and max(patches, default=0) <= max_patches
+    if not packing:
+        return [[index] for index in range(len(lengths))]
+    rows: list[list[int]] = []
+    patch_rooms: list[int] = []  # of each row
+    fewest = min((count for count in patches if count), default=1)
+    # Rows that may take another picture are apart from those that may not, through which none need look.
+    taking, full = _Rooms(), _Rooms()
+    for index in sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True) if order is None else order:
+        length, count = lengths[index], patches[index]
+        fits = [
+            (*found, rooms)
+            for rooms in ((taking,) if count else (full, taking))
+            if (found := rooms.find(length, patch_rooms, count))
+        ]
+        if fits:
+            room, row, rooms = min(fits, key=lambda fit: fit[0])
+            rooms.remove(room, row)
+        else:
+            row, room = len(rows), max_length
+            rows.append([])
+            patch_rooms.append(max_patches)
+        rows[row].append(index)
+        patch_rooms[row] -= count
+        if room > length:
+            (taking if patch_rooms[row] >= fewest else full).add(room - length, row)
+    return rows
+
+
+def drawn_order(documents: int, seed: int) -> list[int]:
+    """The documents in an order that the recipe's seed draws: the same on every machine."""
+    drawn = [hashlib.sha256(f"documents {seed} {index}".encode()).digest() for index in range(documents)]
+    return sorted(range(documents), key=drawn.__getitem__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Rooms:
+    """Rows by the room that is left in them."""
+
+    sizes: list[int] = field(default_factory=list)
+    """Sorted keys of `rows`."""
+    rows: dict[int, list[int]] = field(default_factory=dict)
+
+    def find(self, length: int, patch_rooms: Sequence[int], patches: int) -> tuple[int, int] | None:
+        """The least room of that length or more, and the row last put there that has room for so many patches."""
+        for size in islice(self.sizes, bisect_left(self.sizes, length), None):
+            for row in reversed(self.rows[size]):
+                if patch_rooms[row] >= patches:
+                    return size, row
+        return None
+
+    def add(self, size: int, row: int) -> None:
+        if size not in self.rows:
+            insort(self.sizes, size)
+        self.rows.setdefault(size, []).append(row)
+
+    def remove(self, size: int, row: int) -> None:
+        rows = self.rows[size]
+        del rows[len(rows) - 1 - rows[::-1].index(row)]
+        if not rows:
+            del self.rows[size], self.sizes[bisect_left(self.sizes, size)]
+
+
+def pack_rows(documents: Sequence[Rendered], rows: Sequence[Sequence[int]], max_length: int) -> Iterator[Rows]:
+    """The rows as arrays, some hundred at a time, so that the whole is never in memory twice."""
+    for begin in range(0, len(rows), _ROWS_AT_ONCE):
+        yield _fill(documents, rows[begin : begin + _ROWS_AT_ONCE], max_length)
+
+
+def _fill(documents: Sequence[Rendered], rows: Sequence[Sequence[int]], max_length: int) -> Rows:
+    arrays = {name: np.zeros((len(rows), max_length), dtype) for name, dtype in ARRAYS.items()}
+    pictures = tuple(tuple(seen for index in members for seen in documents[index].pictures) for members in rows)
+    counting = np.arange(max_length, dtype=np.int32)
+    for row, members in enumerate(rows):
+        begin = 0
+        for segment, index in enumerate(members, start=1):
+            document = documents[index]
+            end = begin + len(document.ids)
+            arrays["tokens"][row, begin:end] = document.ids
+            arrays["segments"][row, begin:end] = segment
+            arrays["positions"][row, begin:end] = counting[: end - begin]
+            # A document's first token has nothing before it to be predicted from.
+            arrays["loss_mask"][row, begin + 1 : end] = document.trained[1:]
+            begin = end
+    return Rows(**arrays, pictures=pictures if any(pictures) else ())
+
+
+def _take(array: np.ndarray, places: Sequence[int | None]) -> np.ndarray:
+    taken = np.zeros((len(places), *array.shape[1:]), array.dtype)
+    for row, place in enumerate(places):
+        if place is not None:
+            taken[row] = array[place]
+    return taken

@@ -1,0 +1,1 @@
+"""Public data sets, made into rows that a recipe reads."""

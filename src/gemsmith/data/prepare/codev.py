@@ -1,0 +1,236 @@
+"""CodeV-R1's rows as prompts and modules to train on, and verilog-eval's problems in the same form.
+
+CodeV-R1 (arXiv 2505.24183) answers with `<think>…</think><answer>…</answer>`, a fenced block of Verilog in the answer.
+Kept is the code of the last block that has a module. Rows are read, changed and written one at a time.
+"""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from gemsmith.data.dataset import source_sha256
+from gemsmith.data.dedup import NEAR, Index, N, build_index, find_match
+from gemsmith.data.reader import stored_rows
+from gemsmith.errors import DataError
+from gemsmith.runs.records import PreparedRecord, SharedRow
+from gemsmith.system.console import open_console
+from gemsmith.system.files import replacing, sha256_file
+from gemsmith.tasks.verilog.simulate import Problem, problems_sha256, read_problems
+
+HUB_ID = "zhuyaoyu/CodeV-R1-dataset"
+FILE = "codev_r1_sft.jsonl"
+LISTED = 1000
+"""How many shared rows a record lists; all are counted."""
+_READ = ("prompt", "response")
+_THOUGHT = re.compile(r"<think>.*?</think>", re.DOTALL)
+_ANSWER = re.compile(r"<answer>(.*?)(?:</answer>|\Z)", re.DOTALL)
+_FENCE = re.compile(r"^[ \t]*(```|~~~)[^\n]*\n(.*?)^[ \t]*\1", re.DOTALL | re.MULTILINE)
+_MODULE = re.compile(r"\bmodule\b.*\bendmodule\b", re.DOTALL)
+_REFERENCE, _TOP = re.compile(r"\bRefModule\b"), "TopModule"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dropped:
+    """Why a row is left out, in a few words."""
+
+    reason: str
+
+
+@dataclass(kw_only=True)
+class _Tally:
+    """What has become of the rows so far."""
+
+    read: int = 0
+    contaminated: int = 0
+    dropped: Counter[str] = field(default_factory=Counter)
+    ignored: Counter[str] = field(default_factory=Counter)
+    kinds: Counter[str] = field(default_factory=Counter)
+    shared: list[SharedRow] = field(default_factory=list)
+
+    def look_at(self, row: Mapping[str, Any]) -> dict[str, str] | None:
+        """The row that is made of it; None where it is dropped."""
+        self.read += 1
+        self.ignored.update(name for name, value in row.items() if name not in _READ and value is not None)
+        made = make_row(row)
+        if isinstance(made, Dropped):
+            self.dropped[made.reason] += 1
+            return None
+        return made
+
+    def compare(self, found: Sequence[SharedRow]) -> bool:
+        """Whether the row shares anything with a problem."""
+        self.contaminated += bool(found)
+        self.kinds.update(f"{'same' if each.exact else 'near'} {each.kind}" for each in found)
+        self.shared += found[: LISTED - len(self.shared)]
+        return bool(found)
+
+
+def prepare_codev(
+    source: Path,
+    out: Path,
+    *,
+    rows: int | None = None,
+    verilog_eval: Path | None = None,
+    drop_contaminated: bool = False,
+) -> PreparedRecord:
+    """Writes the first `rows` rows of CodeV-R1 as {"prompt", "response"}, and returns what was dropped and shared.
+
+    Raises DataError for what cannot be read; `out` is written whole or not at all.
+    """
+    _refuse_same(source, out)
+    problems = read_problems(verilog_eval) if verilog_eval is not None else ()
+    indices = _index(problems)
+    tally, written = _Tally(), 0
+    with replacing(out) as file:
+        for origin, row in islice(_stored(source), rows):
+            made = tally.look_at(row)
+            if made is None:
+                continue
+            if tally.compare(_find_shared(indices, origin, made)) and drop_contaminated:
+                tally.dropped["shared with verilog-eval"] += 1
+                continue
+            written += 1
+            file.write(json.dumps(made, ensure_ascii=False) + "\n")
+        if not written:
+            why = _counted(tally.dropped) or "it has none"
+            raise DataError(f"{source}: none of its {tally.read} rows can be kept ({why})")
+    return PreparedRecord(
+        source=str(source),
+        source_sha256=source_sha256(str(source)),
+        out=str(out),
+        out_sha256=sha256_file(out),
+        rows_read=tally.read,
+        rows_written=written,
+        dropped=dict(sorted(tally.dropped.items())),
+        ignored_columns=dict(sorted(tally.ignored.items())),
+        problems=len(problems),
+        problems_sha256=problems_sha256(problems) if problems else None,
+        ngram_tokens=N,
+        near=dict(NEAR),
+        contaminated=tally.contaminated if problems else None,
+        contaminated_by=dict(sorted(tally.kinds.items())),
+        shared=tuple(tally.shared),
+    )
+
+
+def prepare_verilog_eval(folder: Path, out: Path) -> PreparedRecord:
+    """Writes verilog-eval's specifications with their reference modules, as TopModule, in the same form."""
+    problems = read_problems(folder)
+    with replacing(out) as file:
+        for problem in problems:
+            row = {"prompt": problem.prompt.strip(), "response": _REFERENCE.sub(_TOP, problem.reference).strip()}
+            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+    return PreparedRecord(
+        source=str(folder),
+        source_sha256=problems_sha256(problems),
+        out=str(out),
+        out_sha256=sha256_file(out),
+        rows_read=len(problems),
+        rows_written=len(problems),
+        dropped={},
+    )
+
+
+def make_row(row: Mapping[str, Any]) -> dict[str, str] | Dropped:
+    r"""The row to train on, or why there is none.
+
+    >>> make_row({"prompt": "An AND.", "response": "<think>…</think><answer>\n```verilog\nmodule a; endmodule\n```\n"})
+    {'prompt': 'An AND.', 'response': 'module a; endmodule'}
+    """
+    prompt, response = row.get("prompt"), row.get("response")
+    if not isinstance(prompt, str) or not prompt.strip():
+        return Dropped(reason="no prompt")
+    if not isinstance(response, str) or not response.strip():
+        return Dropped(reason="no response")
+    if not _is_unicode(prompt + response):
+        return Dropped(reason="not Unicode text")
+    # Some begin inside the thought, whose opening tag was part of what they were asked with.
+    text = _THOUGHT.sub("", response).rpartition("</think>")[2]
+    if "<think>" in text:
+        return Dropped(reason="unfinished reasoning")
+    text = answers[-1] if (answers := _ANSWER.findall(text)) else text
+    blocks = [match[2] for match in _FENCE.finditer(text)]
+    if not blocks and (bare := _MODULE.search(text)):
+        blocks = [bare[0]]
+    whole = [block for block in blocks if _MODULE.search(block)]
+    if not whole:
+        return Dropped(reason="no whole module" if "module" in text else "no Verilog")
+    return {"prompt": prompt.strip(), "response": whole[-1].strip()}
+
+
+def print_prepared(record: PreparedRecord) -> None:
+    """Prints what was written, dropped and shared."""
+    console = open_console()
+    dropped = f"; dropped {sum(record.dropped.values()):,} ({_counted(record.dropped)})" if record.dropped else ""
+    console.print(f"{record.rows_written:,} of {record.rows_read:,} rows written to {record.out}{dropped}")
+    if record.ignored_columns:
+        console.print(f"left out the columns {', '.join(record.ignored_columns)}")
+    if record.contaminated is None:
+        return
+    if not record.contaminated:
+        console.print(f"no row shares a specification or a module with the {record.problems} problems")
+        return
+    by = _counted(record.contaminated_by)
+    console.print(
+        f"{record.contaminated:,} rows share a specification or a module with the {record.problems} problems ({by}):",
+        style="yellow",
+    )
+    for each in record.shared[:10]:
+        how = "same" if each.exact else f"{each.share:.0%} of the n-grams of the"
+        console.print(f"  {each.row}: {how} {each.kind} as {each.problem}")
+    if "shared with verilog-eval" not in record.dropped:
+        console.print("they were written all the same; --drop-contaminated leaves them out")
+
+
+def _stored(source: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    for origin, row in stored_rows(str(source), lambda name: name in _READ):
+        if not isinstance(row, Mapping) or not row.keys() >= set(_READ):
+            columns = ", ".join(map(str, row)) if isinstance(row, Mapping) else "no columns"
+            raise DataError(
+                f"{origin}: has {columns}; CodeV-R1's rows have prompt and response: give {FILE} of {HUB_ID}"
+            )
+        yield origin, row
+
+
+def _index(problems: tuple[Problem, ...]) -> tuple[Index, ...]:
+    if not problems:
+        return ()
+    return (
+        build_index("specification", {problem.name: problem.prompt for problem in problems}),
+        build_index("module", {problem.name: problem.reference for problem in problems}),
+    )
+
+
+def _find_shared(indices: tuple[Index, ...], origin: str, row: Mapping[str, str]) -> list[SharedRow]:
+    found = []
+    for index in indices:
+        match = find_match(index, row["prompt" if index.kind == "specification" else "response"])
+        if match is not None:
+            found.append(
+                SharedRow(row=origin, problem=match.problem, kind=index.kind, exact=match.exact, share=match.share)
+            )
+    return found
+
+
+def _refuse_same(source: Path, out: Path) -> None:
+    if not source.exists():
+        raise DataError(f"{source}: is not there; give {FILE} of the Hugging Face dataset {HUB_ID}")
+    if out.exists() and out.resolve() == source.resolve():
+        raise DataError(f"--out {out}: is what the rows are read from; name another file")
+
+
+def _counted(reasons: Mapping[str, int]) -> str:
+    return ", ".join(f"{count:,} {reason}" for reason, count in sorted(reasons.items()))
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -1,0 +1,411 @@
+r"""Documents rendered to token ids, each marked as trained or not: the loss mask is decided here and nowhere else.
+
+    <bos><|turn>user\nhi<turn|>\n<|turn>model\nhello<turn|>\n
+    .......................................^^^^^^^^^^^^..        ^ trained: the answer, and the token that ends the turn
+
+What comes before an answer must be, letter for letter, what a server would prompt the model with; that is checked for
+every turn. Prompt and answer are tokenised apart and joined, as they are when the model answers: a token over the
+border would be one it never has to write.
+
+Soft tokens in a document's ids: each placeholder that the chat template wrote becomes those of its picture.
+
+<|turn> user \n <|image|> what ?          →  <|turn> user \n <|image> <|image|> … <|image|> <image|> what ?
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from itertools import accumulate
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from gemsmith.data.chat_template import (
+    EMPTY_THOUGHT,
+    SPECIAL_IDS,
+    BorderCheck,
+    ChatTemplate,
+    ControlTokens,
+    TemplateFailure,
+    TemplateText,
+    compile_template,
+    explain_failure,
+    find_control_tokens,
+    find_template,
+    refuse_control_tokens,
+)
+from gemsmith.data.documents import Document
+from gemsmith.errors import CheckpointError, DataError
+from gemsmith.images.check import Picture
+from gemsmith.system.workers import Limits, OutOfTime, limited
+from gemsmith.tasks.messages import images_of, plain_messages, text_of
+
+_KEYS = ("image_token_id", "boi_token_id", "eoi_token_id")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageTokens:
+    """Ids: of a soft token's place, and of what stands before and after a picture's."""
+
+    image: int
+    begin: int
+    end: int
+
+
+def read_image_tokens(folder: Path, tokenizer: Tokenizer) -> ImageTokens:
+    """The ids in the checkpoint's config.json, which the processor and the model use.
+
+    Raises CheckpointError where one is missing, or is no added token of the tokenizer.
+    """
+    from gemsmith.checkpoints.folder import read_config
+
+    config, ids = read_config(folder), []
+    for key in _KEYS:
+        number = config.get(key)
+        if not isinstance(number, int):
+            raise CheckpointError(f"checkpoint {folder}: its config.json has no {key}, which rows with pictures need")
+        # Not one that a text may come to, such as a letter's.
+        token = tokenizer.get_added_tokens_decoder().get(number)
+        if token is None or tokenizer.encode(token.content, add_special_tokens=False).ids != [number]:
+            raise CheckpointError(
+                f"checkpoint {folder}: {key} of its config.json, {number}, is no added token of tokenizer.json; "
+                "give the tokenizer that the weights came with"
+            )
+        ids.append(number)
+    return ImageTokens(image=ids[0], begin=ids[1], end=ids[2])
+
+
+def place_soft_tokens(ids: np.ndarray, counts: Sequence[int], tokens: ImageTokens) -> tuple[np.ndarray, np.ndarray]:
+    """The ids with `counts` soft tokens for each placeholder, and for each of these ids the place it came from.
+
+    image 9, begin 7, end 8, counts [2], ids [5 9 6] → [5 7 9 9 8 6], [0 1 1 1 1 2]
+    """
+    places = np.flatnonzero(ids == tokens.image)
+    lengths = np.ones(len(ids), np.int64)
+    lengths[places] = np.asarray(counts, np.int64) + 2
+    origin = np.repeat(np.arange(len(ids)), lengths)
+    ends = np.cumsum(lengths)[places]
+    spread = ids[origin]
+    spread[ends - lengths[places]], spread[ends - 1] = tokens.begin, tokens.end
+    return spread, origin
+
+
+TURN_END = "<turn|>"
+
+
+class Piece(NamedTuple):
+    """A stretch of rendered text that is trained as a whole or not at all."""
+
+    text: str
+    trained: bool
+
+
+class Split(NamedTuple):
+    """One sequence of a document: its pieces, and for each trained one how many of the messages come before it.
+
+    `messages` are how many are in it.
+    """
+
+    pieces: tuple[Piece, ...]
+    before: tuple[int, ...]
+    messages: int
+
+
+class _Sequence(NamedTuple):
+    """A document's sequence of this number, from 0."""
+
+    split: Split
+    document: Document
+    number: int
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Rendered:
+    """One document in tokens: `ids` int32 and `trained` bool, both of shape (L,)."""
+
+    ids: np.ndarray
+    trained: np.ndarray
+    origin: str
+    pictures: tuple[Picture, ...] = ()
+    """In the order of their soft tokens."""
+
+    @property
+    def soft_tokens(self) -> int:
+        """Those of all its pictures."""
+        return sum(picture.soft_tokens for picture in self.pictures)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Renderer:
+    """A checkpoint's chat template and tokenizer, and the tokens that only the template may write.
+
+    The template renders within the limits, where there are some.
+    """
+
+    template: ChatTemplate
+    tokenizer: Tokenizer
+    control: ControlTokens
+    limits: Limits | None = None
+    image_tokens: Callable[[], ImageTokens]
+    """Asked only for rows with pictures: a checkpoint of text alone has none."""
+
+
+def open_renderer(folder: Path, template: TemplateText | None = None, *, limits: Limits | None = None) -> Renderer:
+    """The renderer of a checkpoint folder, with the folder's own chat template or the one given.
+
+    Raises CheckpointError where there is no template, or the tokenizer's special ids are not Gemma 4's.
+    """
+    found = template or find_template(folder)
+    with limited(limits):
+        compiled = compile_template(found)
+    tokenizer = open_tokenizer(folder)
+    return Renderer(
+        template=compiled,
+        tokenizer=tokenizer,
+        control=find_control_tokens(tokenizer),
+        limits=limits,
+        image_tokens=cache(partial(read_image_tokens, folder, tokenizer)),
+    )
+
+
+def open_tokenizer(folder: Path) -> Tokenizer:
+    """The folder's tokenizer.json. Raises CheckpointError where it is damaged or not Gemma 4's."""
+    file = folder / "tokenizer.json"
+    try:
+        tokenizer = Tokenizer.from_file(str(file))
+    except Exception as error:  # noqa: BLE001 (tokenizers raises plain Exception)
+        raise CheckpointError(
+            f"{file}: cannot be read ({error}); copy it again from where the weights came from"
+        ) from None
+    for token, expected in SPECIAL_IDS.items():
+        if (found := tokenizer.token_to_id(token)) != expected:
+            raise CheckpointError(
+                f"{file}: {token} is id {found}, Gemma 4's is {expected}; give Gemma 4's own tokenizer"
+            )
+        if tokenizer.encode(token, add_special_tokens=False).ids != [expected]:
+            raise CheckpointError(f"{file}: does not read {token} in a text as one token; give Gemma 4's own tokenizer")
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def render_documents(renderer: Renderer, documents: Sequence[Document]) -> list[Rendered]:
+    """Every document in tokens, in order.
+
+    One whose turns cannot stand in one sequence gives a sequence for each assistant turn.
+
+    Raises DataError naming the row where the mask cannot be decided exactly, or its text holds or makes a control
+    token.
+    """
+    sequences: list[_Sequence] = []
+    with limited(renderer.limits, extra_bytes=sum(map(_text_bytes, documents))):
+        for document in documents:
+            refuse_control_tokens(renderer.control, document)
+            splits = _split_within_limits(renderer.template, document)
+            sequences += [_Sequence(split, document, number) for number, split in enumerate(splits)]
+    return _tokenize(renderer, BorderCheck(tokenizer=renderer.tokenizer, control=renderer.control), sequences)
+
+
+def _text_bytes(document: Document) -> int:
+    """At most what its texts take where every turn is rendered twice with all before it, at 4 bytes a character."""
+    return 8 * (len(document.messages) + 1) * sum(len(text_of(message)) for message in document.messages)
+
+
+def _split_within_limits(template: ChatTemplate, document: Document) -> list[Split]:
+    try:
+        return split_document(template, document)
+    except (MemoryError, OutOfTime) as error:  # while what it rendered is cut
+        raise DataError(f"{document.origin}: {explain_failure(template.source, error)}") from None
+
+
+def split_document(template: ChatTemplate, document: Document) -> list[Split]:
+    r"""The document's text cut into trained and untrained pieces: one sequence, or one for each assistant turn.
+
+    Some templates put an empty thought channel before an answer only when the model is to write it, not when it is
+    history. A sequence with several answers could then not be what the model sees when serving, so each answer gets its
+    own: prompt with channel, answer.
+
+        [("<bos><|turn>user\nhi<turn|>\n<|turn>model\n", False), ("hello<turn|>", True), ("\n", False)]
+    """
+    messages = plain_messages(document.messages)
+    answers = [index for index, message in enumerate(document.messages) if message.role == "assistant"]
+    try:
+        full = template.render(messages)
+        upto = [full if index + 1 == len(messages) else template.render(messages[: index + 1]) for index in answers]
+        prompts = [template.render(messages[:index], generation_prompt=True) for index in answers]
+    except TemplateFailure as error:
+        raise DataError(f"{document.origin}: {error}") from None
+    turns = [_cut_turn(document, *cut) for cut in zip(answers, prompts, upto, strict=True)]
+    if any(turn.apart for turn in turns):
+        return [
+            Split((Piece(turn.prompt, False), Piece(turn.answer, True), Piece(turn.rest, False)), (index,), index + 1)
+            for index, turn in zip(answers, turns, strict=True)
+        ]
+    return [Split(_join_turns(full, turns, document), tuple(answers), len(messages))]
+
+
+class _Turn(NamedTuple):
+    """One assistant turn: what prompts it, the answer with its end token, what the template writes after it.
+
+    `apart`: the prompt ends in an empty thought channel that the rendered conversation does not have.
+    """
+
+    prompt: str
+    answer: str
+    rest: str
+    apart: bool
+
+
+def _cut_turn(document: Document, index: int, prompt: str, upto: str) -> _Turn:
+    """Cuts `upto`, the conversation up to and including this answer, behind its generation prompt."""
+    where = f"{document.origin}: {document.name(index)}"
+    content = text_of(document.messages[index])
+    apart = not upto.startswith(prompt) and prompt.endswith(EMPTY_THOUGHT)
+    shared = prompt.removesuffix(EMPTY_THOUGHT) if apart else prompt
+    if not upto.startswith(shared):
+        raise DataError(
+            f"{where}: the chat template's generation prompt {_tail(prompt)} is not how the rendered row goes on "
+            f"({_tail(upto[: len(prompt)])}), so the mask cannot be decided; let user and assistant take turns, or set "
+            "data.template"
+        )
+    answer = upto[len(shared) :]
+    if not apart and answer.startswith(EMPTY_THOUGHT) and not content.lstrip().startswith(EMPTY_THOUGHT):
+        prompt += EMPTY_THOUGHT
+        answer = answer.removeprefix(EMPTY_THOUGHT)
+    body, end, rest = answer.rpartition(TURN_END)
+    if not end or rest.strip():
+        raise DataError(
+            f"{where}: the chat template does not end the answer with {TURN_END} ({_tail(answer)}); set data.template"
+        )
+    if body.strip() != content.strip():
+        raise DataError(
+            f"{where}: the chat template changes the answer {_tail(content)} to {_tail(body)} (it takes thoughts out, "
+            "for one); "
+            "write the answer as it is to be trained"
+        )
+    return _Turn(prompt, body + end, rest, apart)
+
+
+def _join_turns(full: str, turns: Sequence[_Turn], document: Document) -> tuple[Piece, ...]:
+    """One sequence for the whole conversation: every answer trained, everything between untrained."""
+    pieces: list[Piece] = []
+    done = 0
+    for turn in turns:
+        if not full.startswith(turn.prompt + turn.answer):
+            raise DataError(
+                f"{document.origin}: the chat template renders an earlier turn otherwise once later ones follow "
+                f"({_tail(turn.answer)}), so one sequence cannot train all answers; set data.template, or keep one "
+                "answer a row"
+            )
+        pieces += [Piece(turn.prompt[done:], False), Piece(turn.answer, True)]
+        done = len(turn.prompt) + len(turn.answer)
+    if full[done:]:
+        pieces.append(Piece(full[done:], False))
+    return tuple(pieces)
+
+
+def check_prompts(renderer: Renderer, rows: Iterable[tuple[Document, int]]) -> list[np.ndarray]:
+    """The ids of each row's prompt, int32 of shape (L,), as many of its first messages as the number beside it says.
+
+    Raises DataError, naming row and token, where a row holds a control token, or its prompt makes one.
+    """
+    found = []
+    borders = BorderCheck(tokenizer=renderer.tokenizer, control=renderer.control)
+    for document, count in rows:
+        refuse_control_tokens(renderer.control, document)
+        prompt = replace(document, messages=document.messages[:count])
+        ids = _prompt_ids(renderer, prompt)
+        borders.refuse_made(prompt, ids, partial(_prompt_ids, renderer))
+        found.append(_place_in_prompt(ids, prompt, renderer) if images_of(prompt.messages) else ids)
+    return found
+
+
+def _place_in_prompt(ids: np.ndarray, prompt: Document, renderer: Renderer) -> np.ndarray:
+    tokens, pictures = renderer.image_tokens(), prompt.pictures[: len(images_of(prompt.messages))]
+    if (placed := int(np.count_nonzero(ids == tokens.image))) != len(pictures):
+        raise _misplaced(prompt, placed, len(pictures))
+    return place_soft_tokens(ids, [picture.soft_tokens for picture in pictures], tokens)[0]
+
+
+def _prompt_ids(renderer: Renderer, document: Document) -> np.ndarray:
+    try:
+        with limited(renderer.limits, extra_bytes=_text_bytes(document)):
+            text = renderer.template.render(plain_messages(document.messages), generation_prompt=True)
+    except TemplateFailure as error:
+        raise DataError(f"{document.origin}: {error}") from None
+    return np.array(renderer.tokenizer.encode(text, add_special_tokens=False).ids, np.int32)
+
+
+def _tokenize(renderer: Renderer, borders: BorderCheck, batch: Sequence[_Sequence]) -> list[Rendered]:
+    # The line feed after an answer, and whatever else is the same in many rows, once.
+    texts = list(dict.fromkeys(piece.text for sequence in batch for piece in sequence.split.pieces))
+    encodings = renderer.tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+    ids = {text: np.array(encoding.ids, np.int32) for text, encoding in zip(texts, encodings, strict=True)}
+    rendered = []
+    for split, document, number in batch:
+        joined = _join_ids(split.pieces, [ids[piece.text] for piece in split.pieces], document.origin)
+        borders.refuse_made(document, joined.ids, partial(_sequence_ids, renderer, number))
+        if images_of(document.messages):
+            joined = _place_pictures(joined, split, document, renderer.image_tokens())
+        rendered.append(_check_ids(joined))
+    return rendered
+
+
+def _place_pictures(joined: Rendered, split: Split, document: Document, tokens: ImageTokens) -> Rendered:
+    """The same with the soft tokens of its pictures. Raises DataError where the template did not write each once."""
+    upto = [0, *accumulate(len(images_of([message])) for message in document.messages)]
+    assert upto[-1] == len(document.pictures), "looked at before"
+    placed = joined.ids == tokens.image
+    # Each run of what is trained begins where an answer does: so many pictures come before it.
+    begins = np.flatnonzero(np.diff(joined.trained.astype(np.int8), prepend=0) == 1)
+    found = [*(int(np.count_nonzero(placed[:begin])) for begin in begins), int(np.count_nonzero(placed))]
+    wanted = [upto[count] for count in (*split.before, split.messages)]
+    if found != wanted or (placed & joined.trained).any():
+        raise _misplaced(document, found[-1], wanted[-1])
+    pictures = document.pictures[: wanted[-1]]
+    ids, origin = place_soft_tokens(joined.ids, [picture.soft_tokens for picture in pictures], tokens)
+    return replace(joined, ids=ids, trained=joined.trained[origin], pictures=pictures)
+
+
+def _misplaced(document: Document, placed: int, pictures: int) -> DataError:
+    return DataError(
+        f"{document.origin}: the chat template does not write the image placeholder once for each picture, in its "
+        f"place ({placed} for {pictures}); set data.template to Gemma 4's"
+    )
+
+
+def _sequence_ids(renderer: Renderer, number: int, document: Document) -> np.ndarray:
+    with limited(renderer.limits, extra_bytes=_text_bytes(document)):
+        pieces = _split_within_limits(renderer.template, document)[number].pieces
+    encodings = renderer.tokenizer.encode_batch_fast([piece.text for piece in pieces], add_special_tokens=False)
+    return np.concatenate([np.array(encoding.ids, np.int32) for encoding in encodings])
+
+
+def _join_ids(pieces: Sequence[Piece], ids: Sequence[np.ndarray], origin: str) -> Rendered:
+    """Prompt [2, 105, 9], answer [7, 106] → ids [2, 105, 9, 7, 106], trained [0, 0, 0, 1, 1]"""
+    joined = np.concatenate(ids)
+    trained, begin = np.zeros(len(joined), bool), 0
+    for piece, part in zip(pieces, ids, strict=True):
+        trained[begin : begin + len(part)] = piece.trained
+        begin += len(part)
+    return Rendered(ids=joined, trained=trained, origin=origin)
+
+
+def _check_ids(rendered: Rendered) -> Rendered:
+    """The same document. Raises DataError where it is not <bos> … with a turn's end in what is trained."""
+    ids, trained = rendered.ids, rendered.trained
+    if ids[0] != SPECIAL_IDS["<bos>"] or np.count_nonzero(ids == SPECIAL_IDS["<bos>"]) != 1:
+        raise DataError(
+            f"{rendered.origin}: the chat template does not write <bos> once, at the start; set data.template to Gemma "
+            "4's"
+        )
+    if not trained.any():
+        raise DataError(f"{rendered.origin}: no token of it is trained; take the row out")
+    assert ids[trained][-1] == SPECIAL_IDS[TURN_END]
+    return rendered
+
+
+def _tail(text: str) -> str:
+    return repr(text if len(text) <= 60 else "…" + text[-60:])

@@ -1,0 +1,277 @@
+"""The tasks of a run, opened: their questions, how each is asked and what judges the answers."""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+
+from gemsmith.checkpoints import read_config
+from gemsmith.checkpoints.hub import fetch_folder
+from gemsmith.data.chat_template import find_template
+from gemsmith.data.dataset import Dataset, describe_columns, read_held_out
+from gemsmith.data.documents import Document
+from gemsmith.data.images import look_at_pictures
+from gemsmith.data.workers import check_prompts_in_process
+from gemsmith.errors import DataError, MachineError, RecipeError
+from gemsmith.images.patches import Patching, read_patching
+from gemsmith.recipe.schema import EvalTask, eval_tasks
+from gemsmith.runs.run import Run
+from gemsmith.serve.client.chat import api_messages
+from gemsmith.system.console import open_console
+from gemsmith.tasks import (
+    GREEDY,
+    SOURCES,
+    ChecksRows,
+    Chooser,
+    Judges,
+    Question,
+    Sampling,
+    Scorer,
+    find_scorer,
+    find_source,
+)
+from gemsmith.tasks.messages import images_of, plain_messages, text_message, text_of
+
+_NAMED = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenTask:
+    """A task that is ready to be asked."""
+
+    name: str
+    entry: EvalTask
+    questions: tuple[Question, ...]
+    sha256: str
+    scorer: Scorer | Judges
+    sampling: Sampling
+    seed: int
+    max_tokens: int
+    prompt: str | None = None
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    judged_by: str | None = None
+    sandbox: bool | None = None
+    patching: Patching | None = None
+    """How the model cuts up the questions' pictures; None where they have none."""
+    prompts: tuple[np.ndarray, ...] = ()
+    """Of held-out rows, the ids that training makes of each question, int32 of shape (L,)."""
+
+    @property
+    def held_out(self) -> bool:
+        """Whether its questions are rows of data.eval, and not its own."""
+        return self.entry.task not in SOURCES
+
+    def name_answer(self, number: int) -> str:
+        """What the answer of this index is called: row 3, or Prob001_zero sample 2."""
+        if self.held_out:
+            return f"row {number + 1}"
+        question, sample = divmod(number, self.sampling.samples)
+        return f"{self.questions[question].origin} sample {sample + 1}"
+
+
+def open_tasks(run: Run) -> tuple[list[OpenTask], Dataset | None]:
+    """The run's tasks in the recipe's order, and the held-out rows where one of them reads these.
+
+    What can be known to fail does so here, before a server starts: raises RecipeError, DataError, MachineError.
+    """
+    recipe = run.recipe
+    entries = eval_tasks(recipe)
+    if not entries:
+        _refuse_no_rows()
+    dataset = _read_rows(run) if any(entry.task not in SOURCES for entry in entries) else None
+    if dataset is not None and dataset.ignored_columns:
+        open_console().print(f"eval: ignored the columns {describe_columns(dataset.ignored_columns)}")
+    rows = _questions_of(run, dataset.documents) if dataset is not None else []
+    _check_rows(entries, rows)
+    names = [entry.task for entry in entries]
+    tasks: list[OpenTask] = []
+    for place, entry in enumerate(entries):
+        name = entry.task if names.count(entry.task) == 1 else f"{entry.task} {names[: place + 1].count(entry.task)}"
+        tasks.append(
+            _open_rows(run, entry, name, rows) if entry.task not in SOURCES else _open_source(run, entry, name)
+        )
+    prompts = [(document, len(question.messages)) for document, question in _documents(dataset, rows)]
+    for task in tasks:
+        if not task.held_out:
+            prompts += [(_as_document(question), len(question.messages)) for question in task.questions]
+    ids = tuple(_check_prompts(run, prompts)[: len(rows)])
+    return [replace(task, prompts=ids) if task.held_out else task for task in tasks], dataset
+
+
+def read_questions(run: Run) -> list[Question]:
+    """The held-out rows, the first eval.limit of them.
+
+    Raises RecipeError where data.eval is not given, DataError where a row has no answer to compare with, or its text
+    would forge turns.
+    """
+    dataset = _read_rows(run)
+    rows = _questions_of(run, dataset.documents)
+    _check_rows(eval_tasks(run.recipe), rows)
+    _check_prompts(run, [(document, len(question.messages)) for document, question in _documents(dataset, rows)])
+    return rows
+
+
+def asked_messages(run: Run, questions: Sequence[Question]) -> list[list[dict[str, Any]]]:
+    """The messages of requests that ask the questions."""
+    patching = _patching_of(run) if any(question.pictures for question in questions) else None
+    return [api_messages(question.messages, question.pictures, patching) for question in questions]
+
+
+def check_tasks(run: Run) -> None:
+    """Raises what open_tasks does of questions that cannot be read and of programs that are not here.
+
+    It needs and fetches no checkpoint, and runs no question's own code.
+    """
+    entries = eval_tasks(run.recipe)
+    if not entries:
+        _refuse_no_rows()
+    if any(entry.task not in SOURCES for entry in entries):
+        _check_rows(entries, _questions_of(run, read_held_out(run.recipe).documents))
+    for entry in entries:
+        if entry.task in SOURCES:
+            source = find_source(entry.task)
+            source.read_questions(Path(str(entry.dataset)), prompt=entry.prompt or source.PROMPTS[0])
+            source.open_judges((), unsafe=entry.unsafe)
+
+
+def _open_rows(run: Run, entry: EvalTask, name: str, rows: Sequence[Question]) -> OpenTask:
+    asked = json.dumps([(*_asked(question), question.expected) for question in rows])
+    return OpenTask(
+        name=name,
+        entry=entry,
+        questions=tuple(rows),
+        sha256=hashlib.sha256(asked.encode()).hexdigest(),
+        scorer=find_scorer(entry.task),
+        sampling=GREEDY,
+        seed=run.recipe.seed,
+        max_tokens=entry.max_tokens or run.recipe.eval.max_tokens,
+        patching=_patching_of(run) if any(question.pictures for question in rows) else None,
+    )
+
+
+def _open_source(run: Run, entry: EvalTask, name: str) -> OpenTask:
+    source, recipe = find_source(entry.task), run.recipe
+    prompt = entry.prompt or source.PROMPTS[0]
+    found = source.read_questions(Path(str(entry.dataset)), prompt=prompt)
+    questions = found.questions[: recipe.eval.limit]
+    judges = source.open_judges(questions, unsafe=entry.unsafe)
+    asked = tuple(question for question in questions if question.origin not in judges.unscorable)
+    _tell_left_out(name, judges, len(questions))
+    if not asked:
+        first, why = next(iter(judges.unscorable.items()))
+        raise MachineError(f"eval: {name}: {judges.tool} can judge none of {len(questions)} questions; {first}: {why}")
+    default = source.SAMPLING
+    return OpenTask(
+        name=name,
+        entry=entry,
+        questions=asked,
+        sha256=found.sha256,
+        scorer=judges,
+        sampling=Sampling(
+            samples=entry.samples or default.samples,
+            temperature=default.temperature if entry.temperature is None else entry.temperature,
+            top_p=entry.top_p or default.top_p,
+        ),
+        seed=recipe.seed if entry.seed is None else entry.seed,
+        max_tokens=entry.max_tokens or recipe.eval.max_tokens,
+        prompt=prompt,
+        left_out=dict(judges.unscorable),
+        judged_by=judges.tool,
+        sandbox=judges.sandboxed,
+    )
+
+
+def _asked(question: Question) -> tuple[Any, ...]:
+    """Its messages, and where it has pictures their SHA-256."""
+    pictures = [picture.sha256 for picture in question.pictures]
+    return (plain_messages(question.messages), *([pictures] if pictures else []))
+
+
+def _tell_left_out(name: str, judges: Judges, questions: int) -> None:
+    left = list(judges.unscorable)
+    if left:
+        named = ", ".join(left[:_NAMED]) + (", …" if left[_NAMED:] else "")
+        open_console().print(
+            f"eval: {name}: {len(left)} of {questions} questions are left out, since {judges.tool} cannot judge any "
+            f"answer to them: {named}"
+        )
+
+
+def _read_rows(run: Run) -> Dataset:
+    if run.recipe.data.eval is None:
+        _refuse_no_rows()
+    dataset = read_held_out(run.recipe)
+    documents = dataset.documents[: run.recipe.eval.limit]
+    if not any(images_of(document.messages) for document in documents):
+        return dataset
+    seen = look_at_pictures(documents, _patching_of(run), bad="error", key="data.eval")
+    return replace(dataset, documents=seen.documents, notices=(*dataset.notices, *seen.notices))
+
+
+def _patching_of(run: Run) -> Patching:
+    config = read_config(fetch_folder(run.recipe.checkpoint))
+    return read_patching(config, run.recipe.data.image_tokens)
+
+
+def _refuse_no_rows() -> NoReturn:
+    raise RecipeError(
+        "data.eval: names no held-out rows, so there is nothing to score; name a file, a folder, or rows to make"
+    )
+
+
+def _questions_of(run: Run, documents: Sequence[Document]) -> list[Question]:
+    questions = [_question(document, number) for number, document in enumerate(documents, start=1)]
+    if not questions:
+        raise DataError("data.eval: holds no rows; name a dataset with at least one")
+    return questions[: run.recipe.eval.limit]
+
+
+def _check_rows(entries: Sequence[EvalTask], rows: Sequence[Question]) -> None:
+    """Raises DataError where a scorer cannot judge by a row."""
+    for entry in entries:
+        scorer = None if entry.task in SOURCES else find_scorer(entry.task)
+        if isinstance(scorer, Chooser) and (seen := next((row for row in rows if images_of(row.messages)), None)):
+            raise RecipeError(
+                f"eval: {entry.task} asks how likely answers are after a prompt of text, and {seen.origin} has a "
+                "picture; set eval.scorer to one that reads what is written, such as labels"
+            )
+        if isinstance(scorer, ChecksRows):
+            for question in rows:
+                scorer.check(question)
+
+
+def _question(document: Document, number: int) -> Question:
+    """Everything before the last answer, and that answer."""
+    messages = document.messages
+    last = next((index for index in reversed(range(len(messages))) if messages[index].role == "assistant"), None)
+    if not last:
+        raise DataError(
+            f"data.eval: row {number} has no assistant turn that follows another, so nothing to compare with; take the "
+            "row out"
+        )
+    return Question(
+        messages=messages[:last],
+        expected=text_of(messages[last]),
+        origin=document.origin,
+        columns=document.columns,
+        pictures=document.pictures[: len(images_of(messages[:last]))],
+    )
+
+
+def _documents(dataset: Dataset | None, rows: Sequence[Question]) -> list[tuple[Document, Question]]:
+    return list(zip(dataset.documents, rows, strict=False)) if dataset is not None else []
+
+
+def _as_document(question: Question) -> Document:
+    answer = text_message("assistant", question.expected)
+    return Document(messages=(*question.messages, answer), origin=question.origin)
+
+
+def _check_prompts(run: Run, prompts: Sequence[tuple[Document, int]]) -> list[np.ndarray]:
+    """The prompts' ids. A server reads control tokens wherever they stand in a prompt's text."""
+    folder = fetch_folder(run.recipe.checkpoint)
+    return check_prompts_in_process(folder, find_template(folder, run.recipe.data.template), prompts)

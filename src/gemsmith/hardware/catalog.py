@@ -1,0 +1,376 @@
+"""The catalogue of chips and machines: a dated data file that ships with Gemsmith, and a user's own merged over it.
+
+What a price of the catalogue comes to, and how far it can be trusted.
+"""
+
+import math
+import os
+import re
+from calendar import monthrange
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field, fields, replace
+from datetime import date
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+
+from gemsmith.errors import RecipeError, nearest
+from gemsmith.system.files import regular_file
+from gemsmith.system.yaml import MOST_CHARACTERS, parse_yaml
+
+SHIPPED = Path(__file__).with_name("catalogue.yaml")
+KINDS = ("tpu", "gpu", "cpu")
+MEASURED = ("measured_low", "measured_high", "measured_source", "measured_date")
+"""What a machine's row says of trainings that were measured on it: all of these, or none."""
+SERVED = (
+    *("served_decode_low", "served_decode_high", "served_prefill_low", "served_prefill_high"),
+    *("served_source", "served_date"),
+)
+"""The same of load tests."""
+RowT = TypeVar("RowT")
+# Parsing is most of the time that a catalogue costs, and LibYAML is ten times faster; not every PyYAML is built with
+# it. It ends the process where a file nests too deeply, so a user's own is read in Python.
+_Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chip:
+    """One accelerator chip, or for kind `cpu` this machine's processor."""
+
+    name: str
+    kind: str
+    hbm_bytes: int
+    """What a program gets of one chip."""
+    flops_per_s: float
+    """Peak, dense, bfloat16, of one chip."""
+    hbm_bytes_per_s: float
+    clock_hz: float | None = None
+    """What turns a compiler's cycles into seconds; None where no plan reads cycles."""
+    link_bytes_per_s: float | None = None
+    """What one chip can receive over one link to a neighbour."""
+    dcn_bytes_per_s: float | None = None
+    """One chip's share of what its host can receive over the data center network; None where slices are not joined."""
+    devices: int = 1
+    """What JAX calls devices, in one chip."""
+    efficiency_low: float
+    """Share of the peak that matmuls are assumed to reach, at worst."""
+    efficiency_high: float
+    efficiency_source: str
+    source: str
+    date: str
+    checked: bool = True
+    also: tuple[str, ...] = ()
+    """Other names of it, in lower case."""
+    device_kinds: tuple[str, ...] = ()
+    """What drivers call its devices, in lower case."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Price:
+    """What a machine costs an hour in one region; None where that way of buying it has no price."""
+
+    provider: str
+    region: str
+    usd_per_hour: float | None = None
+    usd_per_hour_spot: float | None = None
+    billed_s: float = 1.0
+    """What is billed is rounded up to a whole number of these."""
+    source: str
+    date: str
+    checked: bool = True
+
+    def times(self, count: int) -> "Price":
+        """Of so many machines."""
+        hour, spot = self.usd_per_hour, self.usd_per_hour_spot
+        return replace(
+            self,
+            usd_per_hour=None if hour is None else count * hour,
+            usd_per_hour_spot=None if spot is None else count * spot,
+            source=f"{self.source}, times {count} slices",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """A slice or a server that can be rented whole, or several slices of one kind."""
+
+    name: str
+    chip: Chip
+    chips: int
+    """Of all slices; so are hosts."""
+    hosts: int = 1
+    interconnect_bytes_per_s: float | None = None
+    """What one chip can receive from the others of its slice; None for a single chip."""
+    source: str
+    date: str
+    checked: bool = True
+    prices: tuple[Price, ...] = ()
+    also: tuple[str, ...] = ()
+    """Names that providers give it, in lower case."""
+    topology: str = ""
+    """What libtpu calls it, such as v5p:2x2x1; empty where steps are not compiled for it."""
+    measured_low: float | None = None
+    """Share of the peak that matmuls came to in the slowest of the trainings that were measured on it; None: none
+    was."""
+    measured_high: float | None = None
+    """The same of the fastest."""
+    measured_source: str = ""
+    measured_date: str = ""
+    served_decode_low: float | None = None
+    """Share of the roofline that a decode step came to in the slowest of the load tests on it; None: there was none. On
+    a CPU, whose row has no peak of its memory, it may be above 1."""
+    served_decode_high: float | None = None
+    served_prefill_low: float | None = None
+    """The same of a prompt's prefill."""
+    served_prefill_high: float | None = None
+    served_source: str = ""
+    served_date: str = ""
+    slices: int = field(default=1, metadata={"row": False})
+    """Joined by the data center network; within one, chips are joined by their own links."""
+
+    @property
+    def devices(self) -> int:
+        return self.chips * self.chip.devices
+
+    def times(self, slices: int) -> "Machine":
+        """So many of it: chips, hosts and prices of all; nothing is compiled for them or was measured on them."""
+        if slices == 1:
+            return self
+        prices = tuple(price.times(slices) for price in self.prices)
+        of_one: dict[str, Any] = {
+            item.name: item.default for item in fields(Machine) if item.name in ("also", "topology", *MEASURED, *SERVED)
+        }
+        return replace(
+            self,
+            **of_one,
+            name=f"{slices}x{self.name}",
+            chips=slices * self.chips,
+            hosts=slices * self.hosts,
+            slices=slices,
+            prices=prices,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Catalogue:
+    chips: Mapping[str, Chip]
+    machines: Mapping[str, Machine]
+
+
+def own_catalogue() -> Path:
+    """The user's rows for all recipes, which need not be there: what `gemsmith plan --calibrate` writes."""
+    folder = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+    return Path(folder) / "gemsmith" / "machines.yaml"
+
+
+def load_catalogue(path: Path | str | None = None) -> Catalogue:
+    """The shipped catalogue, with the rows of `own_catalogue` and then of the file given merged over it by name.
+
+    Raises RecipeError naming hardware.catalogue for a file that cannot be read, an unknown key, a wrong type or a
+    missing source.
+    """
+    rows = read_rows(SHIPPED)
+    origin: dict[tuple[str, str], Path] = {}
+    for file in own_files(path):
+        for section, own in read_rows(file).items():
+            for name, row in own.items():
+                _refuse_without_source(row, f"hardware.catalogue {file}: {section}.{name}")
+                rows[section][name] = {**rows[section].get(name, {}), **row}
+                origin[section, name] = file
+
+    def where(section: str, name: str) -> str:
+        return f"hardware.catalogue {origin.get((section, name), SHIPPED)}: {section}.{name}"
+
+    chips = {name: _chip(name, row, where("chips", name)) for name, row in rows["chips"].items()}
+    machines = {name: _machine(name, row, chips, where("machines", name)) for name, row in rows["machines"].items()}
+    return Catalogue(chips=chips, machines=machines)
+
+
+def own_files(path: Path | str | None) -> list[Path]:
+    """The files whose rows are merged over the shipped ones, the last over all before it."""
+    own = own_catalogue()
+    return [*([own] if own.exists() else []), *([] if path is None else [Path(path)])]
+
+
+def read_rows(path: Path) -> dict[str, dict[str, dict[str, Any]]]:
+    """A file's rows by section and name, not yet checked. Raises RecipeError for what is no catalogue."""
+    try:
+        text = regular_file(path, most_bytes=4 * MOST_CHARACTERS).read_text(encoding="utf-8")
+    except OSError as error:
+        raise RecipeError(f"hardware.catalogue {path}: cannot be read ({error.strerror or error})") from None
+    except UnicodeDecodeError:
+        raise RecipeError(f"hardware.catalogue {path}: is not UTF-8 text") from None
+    values = parse_yaml(text, f"hardware.catalogue {path}", _Base if path == SHIPPED else yaml.SafeLoader)
+    if not isinstance(values, dict):
+        raise RecipeError(f"hardware.catalogue {path}: must be a mapping of chips and machines")
+    rows: dict[str, dict[str, dict[str, Any]]] = {"chips": {}, "machines": {}}
+    for section, named in values.items():
+        if section not in rows:
+            raise RecipeError(
+                f"hardware.catalogue {path}: unknown key {section}{nearest(str(section), rows)}; allowed: chips, "
+                "machines"
+            )
+        if not isinstance(named, dict) or not all(isinstance(row, dict) for row in named.values()):
+            raise RecipeError(f"hardware.catalogue {path}: {section} must map names to rows of key: value")
+        rows[section] = {str(name): row for name, row in named.items()}
+    return rows
+
+
+def _refuse_without_source(row: Mapping[str, Any], where: str) -> None:
+    """A changed number must not pass under the shipped row's source. Prices and what was measured carry their own."""
+    numbers = sorted(str(key) for key in row if key not in ("prices", *MEASURED, *SERVED))
+    if numbers and not {"source", "date"} <= set(row):
+        raise RecipeError(f"{where}: must say source and date, since it gives {', '.join(numbers)}")
+
+
+def _chip(name: str, row: Mapping[str, Any], where: str) -> Chip:
+    row = dict(row)
+    if row.get("kind") not in KINDS:
+        raise RecipeError(f"{where}.kind: {row.get('kind')!r} was given; allowed: {', '.join(KINDS)}")
+    if row["kind"] == "cpu":
+        row = _complete_cpu(row)
+    chip = _build(Chip, {"name": name, **row}, where)
+    if not 0 < chip.efficiency_low <= chip.efficiency_high <= 1:
+        raise RecipeError(f"{where}: efficiency_low and efficiency_high must be in order, above 0 and at most 1")
+    return chip
+
+
+def _complete_cpu(row: dict[str, Any]) -> dict[str, Any]:
+    if row.get("hbm_bytes") is None:
+        row["hbm_bytes"] = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for key in ("flops_per_s", "hbm_bytes_per_s"):
+        if isinstance(row.get(key), float):
+            row[key] *= os.cpu_count() or 1
+    return row
+
+
+def _machine(name: str, row: Mapping[str, Any], chips: Mapping[str, Chip], where: str) -> Machine:
+    if row.get("chip") not in chips:
+        raise RecipeError(
+            f"{where}.chip: {row.get('chip')!r} is not in the catalogue{nearest(str(row.get('chip')), chips)}; "
+            f"allowed: {', '.join(chips)}"
+        )
+    prices = row.get("prices", [])
+    if not isinstance(prices, list) or not all(isinstance(price, dict) for price in prices):
+        raise RecipeError(
+            f"{where}.prices: must be a list of rows with provider, region, usd_per_hour, source and date"
+        )
+    built = tuple(_build(Price, price, f"{where}.prices[{index}]") for index, price in enumerate(prices))
+    machine = _build(Machine, {"name": name, **row, "chip": chips[row["chip"]], "prices": built}, where)
+    if machine.devices > 1 and machine.interconnect_bytes_per_s is None:
+        raise RecipeError(
+            f"{where}.interconnect_bytes_per_s is missing; a machine of {machine.devices} devices must have it"
+        )
+    _check_shares(machine, row, where, MEASURED, most=1)
+    _check_shares(machine, row, where, SERVED, most=math.inf if machine.chip.kind == "cpu" else 1)
+    return machine
+
+
+def _check_shares(machine: Machine, row: Mapping[str, Any], where: str, keys: tuple[str, ...], *, most: float) -> None:
+    """All keys or none; each pair of low and high in order."""
+    given = [key for key in keys if key in row]
+    if given and len(given) < len(keys):
+        missing = next(key for key in keys if key not in row)
+        raise RecipeError(f"{where}.{missing} is missing; it goes with {given[0]}")
+    for low in (key for key in given if key.endswith("_low")):
+        high = low.replace("_low", "_high")
+        if not 0 < (getattr(machine, low) or 0) <= (getattr(machine, high) or 0) <= most:
+            limit = " and at most 1" if most == 1 else ""
+            raise RecipeError(f"{where}: {low} and {high} must be in order, above 0{limit}")
+
+
+def _build(kind: type[RowT], values: Mapping[str, Any], where: str) -> RowT:
+    """A row as its dataclass, each key and type checked; numbers must be above zero, prices not below."""
+    known = {item.name: item for item in fields(kind) if item.metadata.get("row", True)}  # type: ignore[arg-type]
+    for key in values:
+        if key not in known:
+            allowed = [name for name in known if name != "name"]
+            raise RecipeError(f"{where}: unknown key {key}{nearest(str(key), allowed)}; allowed: {', '.join(allowed)}")
+    for name, item in known.items():
+        if name not in values and item.default is MISSING:
+            raise RecipeError(f"{where}.{name} is missing; it must be given")
+    return kind(**{name: _value(known[name].type, value, f"{where}.{name}") for name, value in values.items()})
+
+
+def _value(kind: Any, value: Any, where: str) -> Any:
+    if kind == tuple[str, ...]:
+        return _names(value, where)
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if kind in (float, float | None) and number:
+        if not math.isfinite(value) or value < 0 or (value == 0 and "usd" not in where):
+            least = "a number, not below zero" if "usd" in where else "above zero"
+            raise RecipeError(f"{where}: {value!r} was given; must be {least}")
+        return float(value)
+    if kind is int and number and (value != int(value) or value <= 0):
+        raise RecipeError(f"{where}: {value!r} was given; must be a whole number above zero")
+    if kind is int and number:
+        return int(value)
+    if kind == float | None and value is None:
+        return None
+    words = {
+        int: "a whole number",
+        float: "a number",
+        str: "text; quote it",
+        bool: "true or false",
+        float | None: "a number or null",
+    }
+    if kind in (int, float, float | None) or (kind in (str, bool) and not isinstance(value, kind)):
+        raise RecipeError(f"{where}: {value!r} was given; must be {words[kind]}")
+    if kind is str and not value.strip():
+        raise RecipeError(f"{where}: {value!r} was given; must say something")
+    return value
+
+
+def _names(value: Any, where: str) -> Any:
+    if isinstance(value, tuple):  # built before, as prices are
+        return value
+    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
+        raise RecipeError(f"{where}: {value!r} was given; must be a list of names")
+    return tuple(name.lower() for name in value)
+
+
+OLD_DAYS = 90
+"""A price read longer ago than this is marked wherever it is used."""
+_DAYS = re.compile(r"(20\d\d)(?:-(\d\d)(?:-(\d\d))?)?")
+
+
+def billed_hours(price: Price, hours: float) -> float:
+    """The hours that are paid for: rounded up to what the seller bills.
+
+    >>> round(billed_hours(Price(provider="p", region="r", source="s", date="2026", billed_s=60), 0.51), 4)
+    0.5167
+    """
+    # Rounded first: 2 hours in seconds may come out as 7200.000000001.
+    return math.ceil(round(3600 * hours / price.billed_s, 6)) * price.billed_s / 3600
+
+
+def doubts_of(price: Price, today: date) -> tuple[str, ...]:
+    """What to say of a price: that nobody checked it, that it is old or may be; empty where there is no doubt."""
+    doubts = [] if price.checked else ["not checked"]
+    span = _span(price.date)
+    if span is None:
+        doubts.append("of an unknown date")
+    elif (today - span[1]).days > OLD_DAYS:
+        doubts.append(f"older than {OLD_DAYS} days")
+    elif (today - span[0]).days > OLD_DAYS:
+        doubts.append(f"perhaps older than {OLD_DAYS} days")
+    return tuple(doubts)
+
+
+def _span(text: str) -> tuple[date, date] | None:
+    """The first and the last day that a date may mean: a year alone is all of it, of several dates the last counts.
+
+    >>> _span("2026-03 to 2026-05")
+    (datetime.date(2026, 5, 1), datetime.date(2026, 5, 31))
+    """
+    found = _DAYS.findall(text)
+    if not found:
+        return None
+    year, month, day = (int(part) if part else None for part in found[-1])
+    assert year is not None
+    try:
+        last = date(year, month or 12, day or monthrange(year, month or 12)[1])
+    except ValueError:  # such as a 13th month
+        return None
+    return date(year, month or 1, day or 1), last

@@ -1,0 +1,132 @@
+"""What training cannot do on any machine: rows, heads and layouts that do not go together.
+
+Backends ask the same once they know their machine.
+"""
+
+import math
+from collections.abc import Mapping
+
+from gemsmith.arch import Variant, text_tensors
+from gemsmith.arch.lora_targets import BLOCK, KINDS, is_quantised
+from gemsmith.errors import RecipeError
+from gemsmith.recipe.backends import BACKENDS, LANES, heads_fill_lanes
+from gemsmith.recipe.schema import Mesh, Recipe
+
+
+def check_training(recipe: Recipe, variant: Variant) -> None:
+    """Raises RecipeError for what is known to fail before there is a machine, or a mesh where that is left to it."""
+    train, wanted = recipe.train, recipe.train.mesh
+    mesh = Mesh() if wanted == "auto" else wanted
+    if train.backend == "trl":
+        trl_mesh(recipe, mesh.replica * mesh.fsdp)
+        check_trl_quantised(train.dtype, variant)
+        return
+    check_mesh(recipe, variant, mesh.model_dump())
+    if train.attention == "splash":
+        check_splash(recipe, variant, mesh.model_dump())
+
+
+def check_mesh(recipe: Recipe, variant: Variant, sizes: Mapping[str, int]) -> None:
+    """Raises RecipeError unless rows, positions and heads can be split over axes of these sizes."""
+    rows, length, micro_batches = recipe.train.rows_per_step, recipe.data.max_length, recipe.train.micro_batches
+    over_rows = micro_batches * sizes["replica"] * sizes["fsdp"]
+    if rows % over_rows:
+        product = f"{f'micro_batches {micro_batches} × ' if micro_batches > 1 else ''}replica × fsdp = {over_rows}"
+        raise RecipeError(
+            f"train.rows_per_step: {rows} rows do not divide over {product}; set a multiple of {over_rows}, "
+            f"{'fewer train.micro_batches, ' if micro_batches > 1 else ''}or split rows with train.mesh.sequence"
+        )
+    if length % sizes["sequence"]:
+        raise RecipeError(
+            f"data.max_length: {length} does not divide over {sizes['sequence']} devices of a row "
+            f"({name_mesh(sizes)}); "
+            f"set a multiple of {sizes['sequence']}, or train.rows_per_step to a multiple of "
+            f"{math.prod(sizes.values())}"
+        )
+    _check_heads(variant, sizes["tp"], "train.mesh.tp:")
+
+
+def name_mesh(sizes: Mapping[str, int]) -> str:
+    """The axes that split anything, such as `fsdp 4 × tp 2`."""
+    return " × ".join(f"{axis} {size}" for axis, size in sizes.items() if size > 1) or "one device"
+
+
+def check_splash(recipe: Recipe, variant: Variant, sizes: Mapping[str, int]) -> None:
+    """Raises RecipeError for heads and rows that the splash kernel cannot take, split over sequence and tp so far."""
+    if not heads_fill_lanes(variant):
+        raise RecipeError(
+            f"train.attention: the splash kernel takes heads in multiples of {LANES} numbers, {variant.name} has heads "
+            "of "
+            f"{variant.head_dim} and {variant.global_head_dim}; set dense, or auto"
+        )
+    part = recipe.data.max_length // sizes["sequence"]
+    if part % LANES:
+        raise RecipeError(
+            f"data.max_length: the splash kernel takes rows in multiples of {LANES} positions a device, not {part}; "
+            f"set {math.ceil(part / LANES) * LANES * sizes['sequence']}, or train.attention to dense"
+        )
+    if sizes["sequence"] > 1:
+        _check_heads(variant, sizes["sequence"] * sizes["tp"], "train.mesh: sequence × tp of")
+
+
+def trl_mesh(recipe: Recipe, processes: int) -> Mesh:
+    """How the weights lie on so many processes of TRL. Raises RecipeError for what these cannot do."""
+    mesh, train, trl = recipe.train.mesh, recipe.train, BACKENDS["trl"]
+    if train.dtype in KINDS and processes > 1 and not trl.splits_quantised:
+        raise RecipeError(
+            f"train.dtype: {train.dtype} trains in one process, {processes} were asked for; set train.mesh to "
+            "{fsdp: 1}, or bfloat16"
+        )
+    if mesh == "auto":
+        mesh = Mesh(fsdp=processes)
+    if others := [axis for axis, size in mesh.model_dump().items() if size > 1 and axis not in trl.mesh_axes]:
+        raise RecipeError(
+            f"train.mesh: train.backend trl splits by {' and '.join(trl.mesh_axes)} only; set "
+            f"{' and '.join(others)} to 1, or train.backend to tunix"
+        )
+    if mesh.replica * mesh.fsdp != processes:
+        raise RecipeError(
+            f"train.mesh: replica {mesh.replica} × fsdp {mesh.fsdp} is not the number of processes, {processes}; set "
+            "train.mesh to auto"
+        )
+    micro_batches = processes * train.micro_batches
+    if train.rows_per_step % micro_batches:
+        raise RecipeError(
+            f"train.rows_per_step: {train.rows_per_step} cannot be split over {processes} processes × "
+            f"{train.micro_batches} micro-batches; set a multiple of {micro_batches}"
+        )
+    return mesh
+
+
+def check_trl_quantised(dtype: str, variant: Variant) -> None:
+    """Raises RecipeError for experts, which bitsandbytes leaves in bfloat16, and rows that its blocks run over."""
+    quantised = [tensor for tensor in text_tensors(variant) if dtype in KINDS and is_quantised(tensor)]
+    if quantised and variant.experts and not BACKENDS["trl"].quantises_experts:
+        fault = f"leaves the experts of {variant.name} in bfloat16"
+    elif odd := [tensor.name for tensor in quantised if tensor.shape[-1] % BLOCK]:
+        fault = f"has blocks of {BLOCK}, which run over the rows of {odd[0]}"
+    else:
+        return
+    raise RecipeError(
+        f"train.dtype: {dtype} was given, but bitsandbytes {fault}; set bfloat16, or train.backend to tunix"
+    )
+
+
+def _check_heads(variant: Variant, devices: int, key: str) -> None:
+    """Query heads are split over the devices; kv heads are split too, or each is held by devices / K of them."""
+    if variant.heads % devices:
+        raise RecipeError(
+            f"{key} {devices} does not divide the {variant.heads} heads of {variant.name}; set "
+            f"{_divisors(variant.heads)}"
+        )
+    for name, heads in (("kv", variant.kv_heads), ("global kv", variant.global_kv_heads)):
+        if heads % devices and devices % heads:
+            raise RecipeError(
+                f"{key} {devices} neither divides the {heads} {name} heads of {variant.name} nor is a multiple of "
+                "them; "
+                f"set {_divisors(variant.heads)}"
+            )
+
+
+def _divisors(number: int) -> str:
+    return ", ".join(str(size) for size in range(1, number + 1) if number % size == 0)

@@ -1,0 +1,243 @@
+"""Bytes that one device needs to serve a model, by formula: weights, keys and values, and one forward pass.
+
+Not calibrated: of no server on a GPU or TPU is there a record yet. Each part is meant as an upper bound, so that what
+is said to fit does; vLLM gives all that is left to keys and values.
+
+Seconds of serving by formula: a prompt's prefill, and a decode step that gives each request under way one token.
+
+Both are a roofline: the longer of bytes through HBM and FLOPs, and what devices send each other beside it.
+"""
+
+import functools
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+
+from gemsmith.arch import Tensor, Variant, text_tensors
+from gemsmith.hardware import Machine
+from gemsmith.hardware.model.work import Pictures, attended_pairs
+
+LOGIT_ROWS = 1024
+"""Sequences that vLLM samples for at once at most (vllm/engine/arg_utils.py, get_batch_defaults, 0.32.0)."""
+ENCODER_BYTES = 1.2e9
+"""Of the largest vision encoder, 27 layers of 1152, in bfloat16; every device may hold all of it."""
+_QUANTISED = ("q", "k", "v", "o", "gate", "up", "down", "expert_gate_up", "expert_down")
+"""What fp8 holds in a byte a weight; embeddings, norms and the router stay as they are."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServingMemory:
+    """Bytes on one device, by what they are for."""
+
+    weights: float
+    kv_cache: float
+    """Of one sequence of the full length: with less, vLLM does not start."""
+    workspace: float
+
+    @property
+    def total(self) -> int:
+        return int(sum(asdict(self).values()))
+
+
+def serving_memory(
+    variant: Variant,
+    *,
+    tp: int,
+    max_model_len: int,
+    weight_dtype: str = "bfloat16",
+    kv_dtype: str = "bfloat16",
+    batched_tokens: int = 8192,
+    pictures: bool = False,
+) -> ServingMemory:
+    """What one of `tp` devices holds that serve the text model together.
+
+    Dtypes are bfloat16, float32 or fp8. A kv head that tp does not split is held by several devices.
+    """
+    weights = weights_bytes(variant, weight_dtype) / tp
+    kv = kv_bytes(variant, tp, kv_dtype, max_model_len, batched_tokens)
+    compute_bytes = 4 if weight_dtype == "float32" else 2
+    # A layer's widest results, gate and up, beside the residual stream; experts run for as many as a token is sent to.
+    widest = 2 * max(variant.ffn_of(layer) for layer in range(variant.layers))
+    widest += 2 * variant.experts_per_token * variant.expert_ffn
+    activations = batched_tokens * (widest / tp + 4 * variant.embed_dim) * compute_bytes
+    logits = 2 * LOGIT_ROWS * variant.vocabulary * 4 / tp
+    return ServingMemory(
+        weights=weights + (ENCODER_BYTES if pictures else 0), kv_cache=kv, workspace=activations + logits
+    )
+
+
+@functools.cache
+def weights_bytes(variant: Variant, dtype: str) -> float:
+    """Of all text weights together."""
+    return sum(held_bytes(tensor, dtype) for tensor in text_tensors(variant))
+
+
+@functools.cache
+def kv_bytes(variant: Variant, tp: int, dtype: str, context: int, batched_tokens: int = 0) -> float:
+    """Keys and values of one request on one device, with so many tokens behind it and so many prefilled at once."""
+    return sum(
+        _kv_bytes_per_token(variant, layer, tp, dtype) * length
+        for layer, length in _kept(variant, context, batched_tokens)
+    )
+
+
+def kv_bytes_per_token(variant: Variant, tp: int, dtype: str) -> float:
+    """What one more token adds on one device before windows are full."""
+    return kv_bytes(variant, tp, dtype, 1)
+
+
+def held_bytes(tensor: Tensor, dtype: str) -> float:
+    """Of a weight in memory: fp8 holds projections in a byte each and leaves the others as they are."""
+    if dtype == "fp8" and tensor.role in _QUANTISED:
+        return tensor.size
+    return tensor.size * (4 if dtype == "float32" else 2)
+
+
+def _kept(variant: Variant, length: int, batched_tokens: int) -> Iterable[tuple[int, int]]:
+    """Layers that keep keys and values, and of how many tokens: a sliding window and what is prefilled at once."""
+    for layer in range(variant.layers):
+        if not variant.shares_kv(layer):
+            reach = length if variant.is_global(layer) else min(length, variant.sliding_window + batched_tokens)
+            yield layer, reach
+
+
+def _kv_bytes_per_token(variant: Variant, layer: int, tp: int, dtype: str) -> float:
+    """K and V of the heads that one device holds; where V is K's projection vLLM keeps both."""
+    heads = max(1, -(-variant.kv_heads_of(layer) // tp))
+    return 2 * heads * variant.head_dim_of(layer) * {"fp8": 1, "float32": 4}.get(dtype, 2)
+
+
+SUMS_PER_LAYER = 2
+"""All-reduces of tensor parallel: after attention and after the FFN."""
+_EXPERTS = ("expert_gate_up", "expert_down")
+_LOOKED_UP = "per_layer_embed"
+"""Of which a token reads a row; the embedding matrix is read whole, as the head."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Served:
+    """A model on `tp` devices of a machine, in these dtypes."""
+
+    variant: Variant
+    machine: Machine
+    tp: int
+    weight_dtype: str
+    kv_dtype: str
+
+    @property
+    def peak_flops_per_s(self) -> float:
+        """Of all tp devices; fp8 weights are multiplied in bfloat16, float32 ones at half."""
+        chip = self.machine.chip
+        return chip.flops_per_s / chip.devices * self.tp * (0.5 if self.weight_dtype == "float32" else 1.0)
+
+    @property
+    def hbm_bytes_per_s(self) -> float:
+        """Of one device."""
+        return self.machine.chip.hbm_bytes_per_s / self.machine.chip.devices
+
+
+@dataclass(frozen=True, kw_only=True)
+class Roofline:
+    """Seconds by what takes them; `matmul_s` at the whole peak."""
+
+    hbm_s: float
+    matmul_s: float
+    interconnect_s: float
+
+
+def decode_step(served: Served, *, requests: float, context: float) -> Roofline:
+    """One token for each of the requests, which have `context` tokens each."""
+    variant = served.variant
+    plain, experts = _read_bytes(variant, served.weight_dtype)
+    read = (plain + _touched_experts(variant, requests) * experts) / served.tp
+    read += requests * kv_bytes(variant, served.tp, served.kv_dtype, int(context))
+    return Roofline(
+        hbm_s=read / served.hbm_bytes_per_s,
+        matmul_s=2 * requests * _parameters_met(variant) / served.peak_flops_per_s,
+        interconnect_s=_sums_s(served, requests),
+    )
+
+
+def prefill(served: Served, tokens: int, pictures: Pictures | None = None) -> Roofline:
+    """A prompt of so many tokens, alone, soft tokens among them; its weights are read once.
+
+    vLLM does not split the tower (gemma4_mm.py, 0.32.0): every device embeds all of the prompt's pictures, before the
+    text model begins.
+    """
+    variant = served.variant
+    # The head is asked for the last token only.
+    flops = 2 * tokens * (_parameters_met(variant) - variant.vocabulary * variant.embed_dim)
+    flops += _attention_flops(variant, tokens)
+    weights = sum(_read_bytes(variant, served.weight_dtype)) - _head_bytes(variant, served.weight_dtype)
+    read = weights / served.tp + tokens * kv_bytes_per_token(variant, served.tp, served.kv_dtype)
+    if pictures is not None:
+        flops += served.tp * pictures.row_flops
+        read += pictures.parameters * (4.0 if served.weight_dtype == "float32" else 2.0)
+    return Roofline(
+        hbm_s=read / served.hbm_bytes_per_s,
+        matmul_s=flops / served.peak_flops_per_s,
+        interconnect_s=_sums_s(served, tokens),
+    )
+
+
+def least_token_s(variant: Variant, machine: Machine) -> float:
+    """Seconds that a token of a prompt takes at the least: its matmuls at the bfloat16 peak of all of the machine.
+
+    Without attention, and without layers that take others' keys and values: a server may leave those out for all but
+    the last token.
+    """
+    met = _parameters_met(variant, tuple(layer for layer in range(variant.layers) if variant.shares_kv(layer)))
+    return 2 * (met - variant.vocabulary * variant.embed_dim) / (machine.chip.flops_per_s * machine.chips)
+
+
+def _sums_s(served: Served, tokens: float) -> float:
+    """Each sum sends and receives the residual stream once around the devices."""
+    speed = served.machine.interconnect_bytes_per_s
+    if served.tp == 1 or speed is None:
+        return 0.0
+    variant, share = served.variant, 2 * (served.tp - 1) / served.tp
+    width = variant.embed_dim * (4 if served.weight_dtype == "float32" else 2)
+    return SUMS_PER_LAYER * variant.layers * share * tokens * width / (speed / served.machine.chip.devices)
+
+
+@functools.cache
+def _read_bytes(variant: Variant, dtype: str) -> tuple[float, float]:
+    """The weights that a step reads whole, and those of all experts."""
+    plain = experts = 0.0
+    for tensor in text_tensors(variant):
+        if tensor.role in _EXPERTS:
+            experts += held_bytes(tensor, dtype)
+        elif tensor.role != _LOOKED_UP:
+            plain += held_bytes(tensor, dtype)
+    return plain, experts
+
+
+def _head_bytes(variant: Variant, dtype: str) -> float:
+    return variant.vocabulary * variant.embed_dim * (4.0 if dtype == "float32" else 2.0)
+
+
+@functools.cache
+def _attention_flops(variant: Variant, tokens: int) -> int:
+    """Forward, each token with those before it in its reach."""
+    return sum(
+        4
+        * variant.heads
+        * variant.head_dim_of(layer)
+        * attended_pairs(tokens, None if variant.is_global(layer) else variant.sliding_window, "flash")
+        for layer in range(variant.layers)
+    )
+
+
+def _touched_experts(variant: Variant, tokens: float) -> float:
+    """The share of the experts that so many tokens are sent to, each evenly."""
+    return 1 - (1 - variant.experts_per_token / variant.experts) ** tokens if variant.experts else 0.0
+
+
+@functools.cache
+def _parameters_met(variant: Variant, without: tuple[int, ...] = ()) -> float:
+    """Weights that one token is multiplied with, `without` those of some layers."""
+    share = variant.experts_per_token / variant.experts if variant.experts else 0.0
+    return sum(
+        tensor.size * (share if tensor.role in _EXPERTS else 1)
+        for tensor in text_tensors(variant)
+        if tensor.role != _LOOKED_UP and tensor.layer not in without
+    )

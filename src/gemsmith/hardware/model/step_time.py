@@ -1,0 +1,206 @@
+"""Seconds of one training step by formula: FLOPs at a share of the peak, bytes through HBM and between chips.
+
+Against the step that XLA's cycle estimates give for the 31B with rank 64 (compiled with no device; ms, collectives
+hidden to exposed), and against what was measured:
+
+    machine, fsdp x tp, rows x length, attention   XLA            formula
+    v5p-8  1 x 4  1 x 4096  dense                  785 -  931      883 -  1763
+    v5p-8  1 x 4  1 x 4096  flash                  662 -  808      769 -  1536
+    v5p-8  4 x 1  4 x 4096  dense                 3404 - 3927     3355 -  6877
+    v5p-8  4 x 1  4 x 4096  flash                 2861 - 3543     2901 -  5968
+    v5p-8  4 x 1  8 x 4096  flash                 6104 - 6290     5734 - 11394
+    v5p-8  4 x 1  4 x 8192  flash                 6292 - 7143     5971 - 11868
+    v6e-8  2 x 4  2 x 4096  flash                  409 -  744      552 -  1050
+                                                  measured
+    v5p-8  1 x 4  1 x 3072  dense                 1210             634 -  1263   arXiv 2605.25645: efficiency_low
+    8xh100 4 x 2  32 x 4096 flash                 7280            7134 - 18666   NeMo AutoModel, a 32B, not Gemma
+"""
+
+from collections import Counter
+from dataclasses import dataclass, replace
+
+from gemsmith.hardware import Machine
+from gemsmith.hardware.model import (
+    Work,
+    attended_pairs,
+    micro_batches,
+    rows_per_device,
+    tokens_per_device,
+    weight_shards,
+)
+from gemsmith.hardware.model.memory import ADAPTER_BYTES, images_per_device
+from gemsmith.recipe.backends import OTHER_QUERY_BLOCK
+from gemsmith.recipe.schema import Mesh
+
+ATTENTION_SHARE = 0.7
+"""Attention kernels reach this much of the share that matmuls reach; 50 % of the peak is what splash is assumed to
+reach on v5p."""
+FLOAT32_SHARE = 0.5
+"""Of an accelerator's bfloat16 peak, as TF32 has on GPUs; a processor's peak in the catalogue is float32's already."""
+OPTIMIZER_PASSES = 7
+"""Times that AdamW reads or writes a number as large as the adapters: parameter, gradient and two moments in, all but
+the gradient out."""
+MEASURED_WITHIN = 1.15
+"""How far, as a factor, a step may be from what trainings measured on the same machine say of it: what
+benchmarks/records/plan_calibration.json aims at."""
+
+_RECOMPUTED = {"flash": 0.5, "blocked": 0.5, "dense": 0.0}
+"""Forward passes of attention that its own backward pass makes: flash and blocked attention recompute the scores, half
+of one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepTime:
+    """Seconds of one step.
+
+    `low`: all traffic between chips hidden, matmuls at their best; `high`: none hidden, at their worst. On a machine
+    on which trainings were measured: MEASURED_WITHIN around what matmuls reached in them.
+    """
+
+    flops: float
+    """Of the whole step, over all devices, recomputation counted."""
+    low_s: float
+    high_s: float
+    ideal_s: float
+    """Of the FLOPs at the chips' whole peak."""
+    hbm_s: float
+    interconnect_s: float
+    dcn_s: float = 0.0
+    """The gradients of the adapters over the data center network; none where there is one slice."""
+
+    @property
+    def beside_s(self) -> float:
+        """What is added to matmuls where a run was measured: half of the traffic between chips is taken as hidden."""
+        return self.hbm_s + (self.interconnect_s + self.dcn_s) / 2
+
+
+def step_time(work: Work, machine: Machine, mesh: Mesh) -> StepTime:
+    chip = machine.chip
+    # Rows that do not fill the mesh cost as much as if they did.
+    filled = micro_batches(work, mesh) * rows_per_device(work, mesh) * mesh.replica * mesh.fsdp / work.rows
+    matmul, attention = filled * matmul_flops(work), filled * attention_flops(work)
+    matmul += filled * work.rows * work.pictures.row_flops if work.pictures else 0.0
+    share = FLOAT32_SHARE if work.dtype_bytes == 4 and chip.kind != "cpu" else 1.0
+    ideal_s = (matmul + attention / ATTENTION_SHARE) / (chip.flops_per_s * share * machine.chips)
+    hbm_s = _hbm_bytes(work, mesh) / (chip.hbm_bytes_per_s / chip.devices)
+    interconnect_s = 0.0
+    if machine.interconnect_bytes_per_s is not None:
+        received = _received_bytes(work, mesh, slices=machine.slices)
+        interconnect_s = received / (machine.interconnect_bytes_per_s / chip.devices)
+    dcn_s = 0.0
+    if machine.slices > 1 and chip.dcn_bytes_per_s is not None:
+        dcn_s = _dcn_bytes(work, mesh, machine.slices) / (chip.dcn_bytes_per_s / chip.devices)
+    time = StepTime(
+        flops=matmul + attention,
+        low_s=max(ideal_s / chip.efficiency_high + hbm_s, interconnect_s, dcn_s),
+        high_s=ideal_s / chip.efficiency_low + hbm_s + interconnect_s + dcn_s,
+        ideal_s=ideal_s,
+        hbm_s=hbm_s,
+        interconnect_s=interconnect_s,
+        dcn_s=dcn_s,
+    )
+    if machine.measured_low is None or machine.measured_high is None:
+        return time
+    return replace(
+        time,
+        low_s=(ideal_s / machine.measured_high + time.beside_s) / MEASURED_WITHIN,
+        high_s=(ideal_s / machine.measured_low + time.beside_s) * MEASURED_WITHIN,
+    )
+
+
+def share_reached(work: Work, machine: Machine, mesh: Mesh, step_s: float) -> float | None:
+    """The share of the peak that matmuls came to in a step of so many seconds.
+
+    None where the formula's traffic alone takes as long.
+    """
+    time = step_time(work, machine, mesh)
+    return time.ideal_s / (step_s - time.beside_s) if step_s > time.beside_s else None
+
+
+def matmul_flops(work: Work) -> float:
+    """Of a step, a weight and token: 2 forward, 2 for activations' gradients, 2 for an adapter's own, 2 recomputed.
+
+    The loss has the head's gradient from the logits at hand.
+    """
+    again = work.recomputed_parameters / work.layer_matmul_parameters
+    base = 4 * work.layer_matmul_parameters + 2 * work.recomputed_parameters + 4 * work.head_parameters
+    return float(work.tokens * (base + (6 + 2 * again) * work.text_adapters))
+
+
+def attention_flops(work: Work) -> float:
+    """Of one step: scores and their product with V forward, twice that backward, what layer and kernel recompute."""
+    variant, forward = work.variant, 0
+    kinds = Counter((variant.is_global(layer), variant.head_dim_of(layer)) for layer in range(variant.layers))
+    for (is_global, head_dim), layers in kinds.items():
+        window, how = (None, work.attention) if is_global else (variant.sliding_window, work.nearby_attention)
+        ahead = 0 if is_global else work.ahead
+        pairs = attended_pairs(work.length, window, how, block=work.query_block, ahead=ahead)
+        forward += 4 * variant.heads * head_dim * pairs * layers
+    passes = 3.0 + _RECOMPUTED[work.attention] + (1.0 if work.recomputes_attention else 0.0)
+    return work.rows * forward * passes
+
+
+def _hbm_bytes(work: Work, mesh: Mesh) -> float:
+    """On one device: the weights once a pass, each pass's activations in and out of matmul and adapter, AdamW."""
+    passes = 3 if work.recomputes else 2
+    weights = passes * micro_batches(work, mesh) * work.base_bytes / mesh.tp
+    # Written as they are dequantised, and read again.
+    weights += (
+        2 * passes * micro_batches(work, mesh) * work.parameters * work.dtype_bytes / mesh.tp
+        if work.dequantises
+        else 0.0
+    )
+    tokens = micro_batches(work, mesh) * tokens_per_device(work, mesh)
+    numbers = work.all_widths.split / mesh.tp + work.all_widths.whole
+    activations = 2 * passes * tokens * numbers * work.dtype_bytes
+    return (
+        weights
+        + activations
+        + _score_bytes(work, mesh)
+        + OPTIMIZER_PASSES * work.trained_parameters * ADAPTER_BYTES / (weight_shards(mesh) * mesh.tp)
+    )
+
+
+def _score_bytes(work: Work, mesh: Mesh) -> float:
+    """On one device: scores that pictures put into memory, in float32.
+
+    The tower's, and those of sliding layers that no kernel computes: each block's are written and read forward, and
+    scores, their gradient and its product with them backward. On a CPU small blocks stay in the cache.
+    """
+    if work.pictures is None or work.query_block != OTHER_QUERY_BLOCK:
+        return 0.0
+    times = micro_batches(work, mesh)
+    of_tower = times * images_per_device(work, mesh) / work.pictures.images * work.pictures.row_score_bytes
+    passes = 4 + work.recomputes_attention
+    heads = times * rows_per_device(work, mesh) * work.blocked_sliding_layers * work.variant.heads / mesh.tp
+    return of_tower + 2 * passes * 4 * heads * work.sliding_pairs
+
+
+def _dcn_bytes(work: Work, mesh: Mesh, slices: int) -> float:
+    """Bytes that one device receives from other slices: the sum of its shard of the adapters' gradients, once a step.
+
+    A ring's all-reduce of n slices moves 2 (n - 1) / n of what is summed. XLA sums in the dtype of the forward pass:
+    248 MB a chip of the 31B on two slices of v5p-8, rank 64, compiled with no device; this gives 245.
+    """
+    return 2 * (slices - 1) / slices * work.trained_parameters * work.dtype_bytes / (weight_shards(mesh) * mesh.tp)
+
+
+def _received_bytes(work: Work, mesh: Mesh, *, slices: int) -> float:
+    """Bytes that one device receives from the others of its slice.
+
+    The gathered weights once forward and once backward, the adapters' gradients, the all-to-all of a row's devices
+    around attention, and tp's two sums a layer and direction.
+    """
+    passes, variant, shards = 3 if work.recomputes else 2, work.variant, weight_shards(mesh)
+    replicas = max(1, mesh.replica // slices)
+    others, copies = (shards - 1) / shards, 2 * (replicas - 1) / replicas
+    adapters = (2 * others + copies / shards) * work.trained_parameters * ADAPTER_BYTES
+    gathered = (2 * micro_batches(work, mesh) * others * work.base_bytes + adapters) / mesh.tp
+    tokens = micro_batches(work, mesh) * tokens_per_device(work, mesh)
+    one_sum = 2 * (mesh.tp - 1) / mesh.tp * tokens * variant.embed_dim * work.dtype_bytes
+    # Queries and what they attend to, keys and values.
+    heads = sum(
+        2 * (variant.heads + variant.kv_heads_of(layer)) * variant.head_dim_of(layer) for layer in range(variant.layers)
+    )
+    traded = passes * tokens * (mesh.sequence - 1) / mesh.sequence * heads * work.dtype_bytes / mesh.tp
+    return gathered + traded + 2 * passes * variant.layers * one_sum

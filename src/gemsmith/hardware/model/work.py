@@ -1,0 +1,440 @@
+"""What one training step has to do, in counts that derive from the zoo's tensors and do not depend on the machine.
+
+Letters: B rows, L length, H heads, D head dim, E model, F hidden (ffn), R rank, V vocabulary.
+
+What a step has to do and to hold for the pictures of its rows, beside what their soft tokens take as tokens.
+
+Letters: N pictures that a row has room for, P patches and S soft tokens of each, C values of a patch, W the features'
+width, F hidden, E the text model's width.
+"""
+
+import functools
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from gemsmith.arch import (
+    Tensor,
+    Variant,
+    Vision,
+    VisionTower,
+    lora_targets,
+    parameter_count,
+    text_tensors,
+    vision_tensors,
+)
+from gemsmith.arch.lora_targets import held_bytes
+from gemsmith.recipe.backends import (
+    OTHER_QUERY_BLOCK,
+    Attention,
+    Levers,
+    Remat,
+    attention_loops,
+    attention_on,
+    chains_layers,
+    goes_row_by_row,
+    levers_on,
+    query_block,
+)
+from gemsmith.recipe.schema import Recipe
+
+_POSITION_BYTES, _PLACE_BYTES, _VALUE_BYTES = 8, 4, 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pictures:
+    """The pictures of every row, padded to one shape."""
+
+    vision: Vision
+    images: int
+    """N."""
+    soft_tokens: int
+    """S."""
+    embed_dim: int
+    """E."""
+    parameters: int
+    """Of all that embeds pictures."""
+    whole_parameters: int
+    """Of these, what every device holds: embeddings of positions."""
+    adapters: int
+    """Trained parameters there; without any nothing is walked back."""
+
+    @property
+    def patches(self) -> int:
+        """P."""
+        return self.soft_tokens * self.vision.patches_per_token
+
+    @property
+    def row_bytes(self) -> int:
+        """Of a row's patches with their positions, and of the places of its soft tokens."""
+        patch_bytes = _VALUE_BYTES * self.vision.patch_dim + _POSITION_BYTES
+        return self.images * (self.patches * patch_bytes + self.soft_tokens * _PLACE_BYTES)
+
+    @property
+    def row_flops(self) -> float:
+        """Of a row: once forward; with adapters also once again, and backward."""
+        vision, projector = self.vision, self.vision.embed_dim * self.embed_dim
+        attention = 0
+        if isinstance(vision, VisionTower):
+            attention = 4 * vision.layers * vision.heads * vision.head_dim * self.patches**2
+        matmuls = 2 * (self.patches * self._parameters_of_a_patch + self.soft_tokens * projector)
+        if not self.adapters:
+            return float(self.images * (matmuls + attention))
+        # Scores are recomputed with their layer, and once more within it.
+        return float(self.images * (3 * matmuls + 4.5 * attention + 6 * self.patches * self.adapters))
+
+    @property
+    def row_score_bytes(self) -> float:
+        """Of a row's scores in the tower, in float32: as XLA has it they are written once and read once, in each pass.
+
+        With adapters they are made twice more, and so is their gradient once.
+        """
+        if not isinstance(self.vision, VisionTower):
+            return 0.0
+        scores = self.images * self.vision.layers * self.vision.heads * self.patches**2
+        return 2.0 * _VALUE_BYTES * scores * (4 if self.adapters else 1)
+
+    @property
+    def width(self) -> int:
+        """Numbers of a patch that are there at once, in the layer or projection that has most."""
+        vision = self.vision
+        if isinstance(vision, VisionTower):
+            return (6 * vision.embed_dim + 3 * vision.ffn) * (2 if self.adapters else 1)
+        return vision.patch_dim + 4 * vision.embed_dim
+
+    @property
+    def saved_width(self) -> int:
+        """Numbers of a patch that wait for the backward pass: every layer's input, where something is adapted."""
+        vision = self.vision
+        return vision.layers * vision.embed_dim if self.adapters and isinstance(vision, VisionTower) else 0
+
+    @property
+    def scores_width(self) -> int:
+        """Heads whose scores of a block of queries are there at once, counted as often as they are."""
+        return self.vision.heads * (3 if self.adapters else 2) if isinstance(self.vision, VisionTower) else 0
+
+    @property
+    def _parameters_of_a_patch(self) -> int:
+        vision = self.vision
+        first = vision.patch_dim * vision.embed_dim
+        if not isinstance(vision, VisionTower):
+            return first
+        return first + vision.layers * vision.embed_dim * (4 * vision.heads * vision.head_dim + 3 * vision.ffn)
+
+
+def pictures_of(recipe: Recipe, variant: Variant, *, images: int, soft_tokens: int) -> Pictures:
+    """The pictures of rows that have room for so many, each of so many soft tokens."""
+    assert variant.vision is not None, f"{variant.name} takes no pictures"
+    tensors = vision_tensors(variant)
+    own = {tensor.name for tensor in tensors}
+    targets = [target for target in lora_targets(variant, recipe.lora.targets) if target.name in own]
+    return Pictures(
+        vision=variant.vision,
+        images=images,
+        soft_tokens=soft_tokens,
+        embed_dim=variant.embed_dim,
+        parameters=parameter_count(tensors),
+        whole_parameters=parameter_count([tensor for tensor in tensors if tensor.role == "vision_position"]),
+        adapters=recipe.lora.rank * sum(sum(target.shape) for target in targets),
+    )
+
+
+# Split by tp along what they put out; the others along what they take in, so that their outputs are whole on every
+# device.
+_COLUMN = ("q", "k", "v", "gate", "up")
+_IN_LAYER = (*_COLUMN, "o", "down", "per_layer_gate", "per_layer_out", "router")
+_EXPERTS = ("expert_gate_up", "expert_down")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Widths:
+    """Numbers that one token leaves in one layer for its backward pass."""
+
+    split: int
+    """Those that tp splits."""
+    whole: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """One optimizer step of LoRA training: rows of `length` tokens, in micro-batches one after the other."""
+
+    variant: Variant
+    rows: int
+    length: int
+    micro_batches: int
+    one_by_one: bool
+    """Whether each device goes through its rows one after the other, whatever `micro_batches` says."""
+    levers: Levers
+    remat: Remat
+    offload: tuple[str, ...]
+    """Results that wait in the host's memory."""
+    attention: Attention
+    query_block: int
+    """Of blocked attention."""
+    dtype_bytes: int
+    """Of activations, and of weights while they are used."""
+    parameters: int
+    base_bytes: float
+    """Of the frozen weights as they are held: less than they are computed with where train.dtype is nf4 or int8."""
+    adapters_along_fsdp: int
+    """Adapter parameters on the matrices' sides of the model's width E, which fsdp splits."""
+    adapters_along_tp: int
+    """Those on the sides of heads and hidden units, which tp splits, and fsdp splits further."""
+    layer_parameters: Mapping[str, int]
+    """Weights of the layers that each token is multiplied with, by role: of the experts, only those it is sent to."""
+    projection_parameters: int
+    """The same, of per-layer inputs, before the layers."""
+    head_parameters: int
+    largest_layer_parameters: int
+    layer_bytes: tuple[float, ...]
+    """Of each layer, as it is held."""
+    walked_widths: tuple[Widths, ...]
+    """Of each layer, what is there while it is walked back."""
+    all_widths: Widths
+    """What the backward passes of all layers read, which without remat is saved."""
+    named_widths: Mapping[str, Widths]
+    """The results that train.remat can name, each summed over all layers."""
+    pictures: Pictures | None = None
+    """None where rows are text alone."""
+
+    @property
+    def dequantises(self) -> bool:
+        """Whether a layer's weights are made anew, wherever they are used."""
+        return self.base_bytes < self.parameters * self.dtype_bytes
+
+    @property
+    def trained_parameters(self) -> int:
+        return self.adapters_along_fsdp + self.adapters_along_tp
+
+    @property
+    def text_adapters(self) -> int:
+        """Trained parameters that every token meets."""
+        return self.trained_parameters - (self.pictures.adapters if self.pictures else 0)
+
+    @property
+    def nearby_attention(self) -> Attention:
+        """What computes attention in sliding layers; where pictures are seen in both directions no kernel does."""
+        sees = self.pictures is not None and self.variant.bidirectional_images
+        return "blocked" if sees and self.attention == "flash" else self.attention
+
+    @property
+    def ahead(self) -> int:
+        """Later tokens that a query of a sliding layer may see."""
+        return self.pictures.soft_tokens if self.pictures and self.variant.bidirectional_images else 0
+
+    @property
+    def blocked_sliding_layers(self) -> int:
+        """Sliding layers that run as blocks of queries for their pictures' sake, though a kernel runs the others."""
+        variant = self.variant
+        apart = self.nearby_attention != self.attention
+        return sum(not variant.is_global(layer) for layer in range(variant.layers)) if apart else 0
+
+    @property
+    def sliding_pairs(self) -> int:
+        """Pairs of query and key that one head of a row computes in a sliding layer, padding to whole blocks too."""
+        window, how = self.variant.sliding_window, self.nearby_attention
+        return attended_pairs(self.length, window, how, block=self.query_block, ahead=self.ahead)
+
+    @property
+    def block_length(self) -> int:
+        """The row's positions, padded to whole blocks of queries."""
+        block = min(self.query_block, self.length)
+        return -(-self.length // block) * block
+
+    @property
+    def layer_matmul_parameters(self) -> int:
+        return self.projection_parameters + sum(self.layer_parameters.values())
+
+    @property
+    def recomputed_parameters(self) -> int:
+        """Of `layer_matmul_parameters`, those that the backward pass multiplies with once more."""
+        saved = (*self.remat, *self.offload)
+        return sum(size for role, size in self.layer_parameters.items() if role not in saved) if self.recomputes else 0
+
+    @property
+    def kept_widths(self) -> Widths:
+        """What of all layers is saved from the forward to the backward pass, beside the layers' inputs."""
+        if not self.recomputes:
+            return self.all_widths
+        return _sum(width for name, width in self.named_widths.items() if name in self.remat)
+
+    @property
+    def chains(self) -> bool:
+        """Whether the backward pass recomputes most layers' inputs."""
+        return chains_layers(self.levers, self.variant, self.remat, dequantises=self.dequantises)
+
+    @property
+    def saved_inputs(self) -> int:
+        """How many layers' inputs are saved: every one's, or those that blocks of layers begin with."""
+        return sum(blocks.repeats for blocks in self.variant.scan_blocks) if self.chains else self.variant.layers
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether the backward pass recomputes layers, all or in part."""
+        return self.remat != "none"
+
+    @property
+    def recomputes_attention(self) -> bool:
+        return self.recomputes and "attended" not in (*self.remat, *self.offload)
+
+    @property
+    def tokens(self) -> int:
+        return self.rows * self.length
+
+
+def on_chips(work: Work, kind: str, recipe: Recipe) -> Work:
+    """The work as the recipe's backend does it on chips of a kind, such as "tpu"."""
+    return replace(
+        work,
+        attention=attention_on(kind, recipe.train.attention, work.variant),
+        # Of the other backend's attention no formula is known: it is taken to be the JAX model's with large blocks.
+        query_block=query_block(kind) if recipe.train.backend == "tunix" else OTHER_QUERY_BLOCK,
+        one_by_one=goes_row_by_row(kind, recipe.train.backend),
+        levers=levers_on(kind, recipe.train.tuned),
+    )
+
+
+def work_of(
+    recipe: Recipe, variant: Variant, *, attention: Attention = "blocked", pictures: Pictures | None = None
+) -> Work:
+    """The work of one step of the recipe, whole layers recomputed where train.remat is auto.
+
+    Raises RecipeError for LoRA targets that do not exist.
+    """
+    layers: dict[int, list[Tensor]] = {layer: [] for layer in range(variant.layers)}
+    outside: list[Tensor] = []
+    tensors = text_tensors(variant)
+    for tensor in tensors:
+        (outside if tensor.layer is None else layers[tensor.layer]).append(tensor)
+    targets = lora_targets(variant, recipe.lora.targets)
+    along_model = sum(tensor.shape[1] if tensor.role in _COLUMN else tensor.shape[0] for tensor in targets)
+    sizes = {layer: sum(tensor.size for tensor in tensors) for layer, tensors in layers.items()}
+    met: dict[str, int] = {}
+    for tensor in (tensor for group in layers.values() for tensor in group):
+        met[tensor.role] = met.get(tensor.role, 0) + _met_by_a_token(variant, tensor)
+    adapted, remat, dtype = recipe.lora.targets, recipe.train.remat, recipe.train.dtype
+    return Work(
+        variant=variant,
+        rows=recipe.train.rows_per_step,
+        length=recipe.data.max_length,
+        micro_batches=recipe.train.micro_batches,
+        one_by_one=False,
+        levers=levers_on("", recipe.train.tuned),
+        remat="layer" if remat == "auto" else remat,
+        offload=recipe.train.offload,
+        attention=attention,
+        query_block=OTHER_QUERY_BLOCK,
+        dtype_bytes=4 if dtype == "float32" else 2,
+        parameters=sum(sizes.values()) + sum(tensor.size for tensor in outside),
+        base_bytes=sum(held_bytes(tensor, dtype) for tensor in tensors),
+        adapters_along_fsdp=recipe.lora.rank * along_model,
+        adapters_along_tp=recipe.lora.rank * (sum(sum(tensor.shape) for tensor in targets) - along_model),
+        layer_parameters=met,
+        projection_parameters=sum(tensor.size for tensor in outside if tensor.role == "per_layer_projection"),
+        head_parameters=variant.vocabulary * variant.embed_dim,
+        largest_layer_parameters=max(sizes.values()),
+        layer_bytes=tuple(sum(held_bytes(tensor, dtype) for tensor in group) for group in layers.values()),
+        walked_widths=tuple(
+            # PyTorch, unlike XLA, keeps all that the layer's backward pass reads until it has read it.
+            _walked_widths(variant, group) if recipe.train.backend == "tunix" else _widths(variant, group, adapted)
+            for group in layers.values()
+        ),
+        all_widths=_sum(_widths(variant, group, adapted) for group in layers.values()),
+        named_widths=_named_widths(layers.values(), adapted, recipe.lora.rank),
+        pictures=pictures,
+    )
+
+
+@functools.cache
+def attended_pairs(
+    length: int, window: int | None, attention: Attention, *, block: int = OTHER_QUERY_BLOCK, ahead: int = 0
+) -> int:
+    """Query-key pairs that one head of one row computes.
+
+    Flash attention skips what the causal triangle or the window excludes, blocked attention the keys that a loop over
+    blocks of queries cannot see, the dense form nothing.
+
+    >>> [attended_pairs(4096, 1024, kind) for kind in ("flash", "blocked", "dense")]
+    [3670528, 5767168, 16777216]
+    """
+    if attention == "flash":
+        reach = min(length, window or length)
+        return reach * (reach + 1) // 2 + (length - reach) * reach
+    if attention == "dense":
+        return length * length
+    block = min(block, length)
+    loops = attention_loops(-(-length // block) * block, block=block, window=window, ahead=ahead)
+    return sum(len(blocks) * block * keys for blocks, keys in loops)
+
+
+def most_keys(length: int, window: int | None, attention: Attention, *, block: int) -> int:
+    """Keys that a block of queries is compared with at most."""
+    if attention == "dense":
+        return length
+    block = min(block, length)
+    return max(keys for _, keys in attention_loops(-(-length // block) * block, block=block, window=window))
+
+
+def _met_by_a_token(variant: Variant, tensor: Tensor) -> int:
+    if tensor.role in _EXPERTS:
+        return tensor.size // variant.experts * variant.experts_per_token
+    return tensor.size if tensor.role in _IN_LAYER else 0
+
+
+def _widths(variant: Variant, tensors: list[Tensor], adapted: tuple[str, ...]) -> Widths:
+    """What a layer's backward pass reads: matmuls' outputs, again for their adapters, and what is between matmuls."""
+    split = whole = 0
+    ffn = 0
+    for tensor in tensors:
+        if tensor.role not in (*_COLUMN, "o", "down"):
+            continue
+        width = tensor.shape[0] * (2 if tensor.role in adapted else 1)
+        if tensor.role in _COLUMN:
+            split += width
+        else:
+            whole += width
+        ffn = tensor.shape[0] if tensor.role == "up" else ffn
+        split += tensor.shape[1] if tensor.role == "o" else 0  # what attention puts out
+    split += 2 * ffn  # gelu(gate) and its product with up
+    split += 4 * variant.experts_per_token * variant.expert_ffn
+    whole += (
+        6 * variant.embed_dim + 2 * variant.experts_per_token * variant.embed_dim
+    )  # norms and residuals; what goes to experts and back
+    return Widths(split=split, whole=whole)
+
+
+def _walked_widths(variant: Variant, tensors: list[Tensor]) -> Widths:
+    """What a layer's backward pass holds at its widest, in the walk back through the MLP.
+
+    Of attention projections, heads and the result, of the MLP gate, up, their product and two gradients, of the layer
+    its input and its output's gradient; experts likewise, with what goes to them, comes back, and a gradient of these.
+    Adapters add to their projections' outputs in place.
+    """
+    outputs = {tensor.role: tensor.shape[0] for tensor in tensors if tensor.role in _COLUMN}
+    key = outputs.get("k", 0)
+    heads = 3 * outputs["q"] + 2 * (key + outputs.get("v", 0)) + (key if "v" not in outputs else 0)
+    sent = variant.experts_per_token
+    return Widths(
+        split=heads + 5 * (outputs["gate"] + sent * variant.expert_ffn), whole=(2 + 3 * sent) * variant.embed_dim
+    )
+
+
+def _named_widths(layers: Iterable[list[Tensor]], adapted: tuple[str, ...], rank: int) -> dict[str, Widths]:
+    """Of all layers together, by name."""
+    named = [_named_widths_of_layer(tensors, adapted, rank) for tensors in layers]
+    names = {name for widths in named for name in widths}
+    return {name: _sum(widths[name] for widths in named if name in widths) for name in names}
+
+
+def _named_widths_of_layer(tensors: list[Tensor], adapted: tuple[str, ...], rank: int) -> dict[str, Widths]:
+    """The results that train.remat can name: projections' outputs, what attention puts out, what adapters' A give."""
+    named = {tensor.role: Widths(split=tensor.shape[0], whole=0) for tensor in tensors if tensor.role in _COLUMN}
+    named |= {tensor.role: Widths(split=0, whole=tensor.shape[0]) for tensor in tensors if tensor.role in ("o", "down")}
+    named["attended"] = Widths(split=sum(tensor.shape[1] for tensor in tensors if tensor.role == "o"), whole=0)
+    named["lora"] = Widths(split=0, whole=rank * sum(tensor.role in adapted for tensor in tensors))
+    return named
+
+
+def _sum(widths: Iterable[Widths]) -> Widths:
+    found = list(widths)
+    return Widths(split=sum(width.split for width in found), whole=sum(width.whole for width in found))

@@ -1,0 +1,139 @@
+"""Settings files as flat keys and values: JSON or YAML, or the folder of a run that holds some."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gemsmith.errors import RecipeError
+from gemsmith.system.files import regular_file
+from gemsmith.system.json import read_json
+from gemsmith.system.yaml import parse_yaml
+
+FOLDER_FILES = (
+    "adapter_config.json", "training_args.json", "training_args.yaml", "training_args.yml", "sft_config.json",
+    "sft_config.yaml",
+    "trainer_state.json",
+)  # fmt: skip
+STATE = "trainer_state.json"
+PICKLE = "training_args.bin"
+_PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle")
+_TO_JSON = (
+    "where you trust it, write its values with torch.load(FILE, weights_only=False).to_json_string() and give that JSON"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """One file's leaf keys in its order: `datasets[0].path` -> value."""
+
+    file: str
+    values: Mapping[str, Any]
+
+
+def read_settings(sources: Sequence[Path]) -> tuple[list[Settings], int | None]:
+    """The settings of every source, and the updates of the run where a folder's trainer_state.json says them.
+
+    Raises RecipeError naming the file that is missing, empty, broken, or a pickle.
+    """
+    found: list[Settings] = []
+    steps: int | None = None
+    for file in [file for source in sources for file in _files(source)]:
+        values = _read(file)
+        if file.name == STATE:
+            steps = _steps(file, values)
+        else:
+            found.append(Settings(file=file.name, values=_flat(file, values)))
+    if not found:
+        raise RecipeError(
+            f"{sources[0]}: holds no settings but {STATE}; give the adapter_config.json or the training arguments too"
+        )
+    if twice := next((a.file for n, a in enumerate(found) if a.file in [b.file for b in found[:n]]), None):
+        raise RecipeError(f"{twice}: two files of that name were given; give the files of one run")
+    return found, steps
+
+
+def leaves(values: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every leaf with its path; lists of plain values are leaves themselves.
+
+    >>> dict(leaves({"lora_r": 8, "datasets": [{"path": "a"}], "fsdp": {}}))
+    {'lora_r': 8, 'datasets[0].path': 'a', 'fsdp': {}}
+    """
+    if isinstance(values, Mapping) and values:
+        for key, value in values.items():
+            yield from leaves(value, f"{prefix}.{key}" if prefix else str(key))
+    elif isinstance(values, list) and values and all(isinstance(item, Mapping) for item in values):
+        for number, item in enumerate(values):
+            yield from leaves(item, f"{prefix}[{number}]")
+    else:
+        yield prefix, values
+
+
+def _flat(file: Path, values: Mapping[str, Any]) -> dict[str, Any]:
+    pairs = list(leaves(values))
+    flat = dict(pairs)
+    if len(flat) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise RecipeError(
+            f"{file}: {next(name for name in names if names.count(name) > 1)} is given twice, nested and dotted; keep "
+            "one"
+        )
+    return flat
+
+
+def _files(source: Path) -> list[Path]:
+    if not source.is_dir():
+        return [source]
+    files = [source / name for name in FOLDER_FILES if (source / name).is_file()]
+    if not files:
+        pickled = (
+            f"; {PICKLE} is there, but is a pickle, which runs code when it is read: {_TO_JSON}"
+            if (source / PICKLE).exists()
+            else ""
+        )
+        raise RecipeError(
+            f"{source}: is a folder without {', '.join(FOLDER_FILES[:2])} or the like{pickled or '; give a file'}"
+        )
+    return files
+
+
+def _read(file: Path) -> Mapping[str, Any]:
+    if file.suffix in _PICKLES:
+        raise RecipeError(f"{file}: is a pickle, which runs code when it is read, so it is not; {_TO_JSON}")
+    try:
+        text = regular_file(file, most_bytes=2**27).read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        raise RecipeError(
+            f"{file}: is not there; give an adapter_config.json, training arguments, an Axolotl or LLaMA-Factory YAML"
+        ) from None
+    except UnicodeDecodeError:
+        raise RecipeError(f"{file}: is not text in UTF-8; give JSON or YAML") from None
+    except OSError as error:
+        raise RecipeError(f"{file}: cannot be read ({error.strerror or error})") from None
+    if not text.strip():
+        raise RecipeError(f"{file}: is empty; give JSON or YAML with settings")
+    values = (
+        _parse_json(file) if file.suffix == ".json" or text.lstrip().startswith("{") else parse_yaml(text, str(file))
+    )
+    if not isinstance(values, dict) or not values:
+        raise RecipeError(f"{file}: holds no mapping of keys to values; give JSON or YAML with settings")
+    return values
+
+
+def _parse_json(file: Path) -> Any:
+    try:
+        return read_json(file)
+    except json.JSONDecodeError as error:
+        raise RecipeError(f"{file} line {error.lineno}, column {error.colno}: is not JSON ({error.msg})") from None
+    except ValueError as error:
+        raise RecipeError(f"{file}: is not JSON ({error})") from None
+
+
+def _steps(file: Path, state: Mapping[str, Any]) -> int:
+    steps = state.get("max_steps")
+    if not isinstance(steps, int) or steps < 1:
+        raise RecipeError(
+            f"{file}: max_steps is {steps!r}, where a run's state has its number of updates; leave the file out"
+        )
+    return steps

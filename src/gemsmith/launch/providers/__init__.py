@@ -1,0 +1,7 @@
+"""The targets by the name that --on takes."""
+
+from gemsmith.launch.provider import Target
+from gemsmith.launch.providers import cloud_run, gke, tpu_vm
+from gemsmith.launch.providers import skypilot as sky
+
+TARGETS: dict[str, Target] = {"cloud-run": cloud_run, "tpu-vm": tpu_vm, "gke": gke, "sky": sky}

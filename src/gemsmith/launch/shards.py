@@ -1,0 +1,170 @@
+"""Pictures that a launch carries: those that rows name, packed into a few objects, and unpacked beside the rows there.
+
+Rows stay as they are, byte for byte, so what they name must lie below their folder:
+
+    pets/trainval.jsonl, pets/images/sphynx_1.jpg               the row says images/sphynx_1.jpg
+    launched/pictures/data-train/00000.tar, …, files.sha256     as they are in the bucket
+    launched/inputs/data-train/images/sphynx_1.jpg              as the machine reads it, beside trainval.jsonl
+"""
+
+import hashlib
+import io
+import tarfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from gemsmith.errors import DataError, RunError, first_line
+from gemsmith.recipe.schema import Data
+from gemsmith.system.files import regular_file, replacing_folder, sha256_file
+from gemsmith.tasks.messages import images_of
+
+PACKED = "pictures"
+"""The folder of packed pictures: beside the rendered files, and below the launched recipe."""
+LIST = "files.sha256"
+SHARD_BYTES = 64 * 2**20
+"""A machine holds an object in memory while it fetches it, and fetches several at once."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pictures:
+    """The files below `folder` that the rows of `key` name."""
+
+    key: str
+    folder: Path
+    sums: Mapping[str, str]
+    """Name, as seen from the folder -> SHA-256."""
+    total_bytes: int
+
+    @property
+    def place(self) -> str:
+        """What the key's folder is called, packed and unpacked."""
+        return self.key.replace(".", "-")
+
+    @property
+    def list_text(self) -> str:
+        """A line for each, in the form of sha256sum."""
+        return "".join(f"{digest}  {name}\n" for name, digest in self.sums.items())
+
+
+def find_pictures(data: Data, key: str, source: Path) -> Pictures | None:
+    """The pictures that the rows of `key`, at `source`, name by their paths; None where they name none.
+
+    Of a folder that holds rows they are checked and not returned: it is copied with all that is in it. Raises DataError
+    for rows that cannot be read, pictures that are not there, and those that are not named as below the rows' folder.
+    """
+    # Here, since it brings numpy, which a launch without rows of this machine does not need.
+    from gemsmith.data.image_folder import FORMAT, find_photos
+
+    photos = data.format == FORMAT
+    folder = source if source.is_dir() and not photos else source.parent
+    names: dict[str, str] = {}
+    if photos:
+        found = (photo for files in find_photos(str(source)).values() for photo in files)
+        names = {str(photo.relative_to(folder)): str(source) for photo in found}
+    else:
+        for origin, name in _named(data, source):
+            names.setdefault(name, origin)
+    for name, origin in names.items():
+        _refuse(name, folder, f"{key}, {origin}")
+    if not names or folder == source:
+        return None
+    return Pictures(
+        key=key,
+        folder=folder,
+        sums={name: sha256_file(folder / name) for name in sorted(names)},
+        total_bytes=sum((folder / name).stat().st_size for name in names),
+    )
+
+
+def pack(list_file: Path, folder: Path, out: Path) -> None:
+    """Writes tar files of the listed files below `folder` into `out`, the same bytes each time, with the list beside.
+
+    Raises DataError for a file that is gone, or not what the list says.
+    """
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with replacing_folder(out) as beside:
+        for number, shard in enumerate(_shards(list_file, folder)):
+            with tarfile.open(beside / f"{number:05d}.tar", "w") as tar:
+                for name, content in shard.items():
+                    entry = tarfile.TarInfo(name)
+                    entry.size = len(content)
+                    tar.addfile(entry, io.BytesIO(content))
+        (beside / LIST).write_bytes(list_file.read_bytes())
+
+
+def unpack(packed: Path, into: Path) -> int:
+    """Puts the files of such a folder into another, and deletes the tar files; returns how many files there are.
+
+    Raises RunError where they are not those of the list.
+    """
+    try:
+        for file in sorted(packed.glob("*.tar")):
+            with tarfile.open(file) as tar:
+                tar.extractall(into, filter="data")
+            file.unlink()
+        listed = [*_read_list(packed / LIST)]
+        wrong = next((name for digest, name in listed if sha256_file(into / name) != digest), None)
+    except (OSError, tarfile.TarError) as error:
+        raise RunError(f"{packed}: is not what was packed ({first_line(error)}); launch again") from None
+    if wrong is not None:
+        raise RunError(f"{packed}: its {wrong} is not what was packed; launch again")
+    return len(listed)
+
+
+def _shards(list_file: Path, folder: Path) -> Iterator[dict[str, bytes]]:
+    """The listed files, name -> content, in parts of about SHARD_BYTES."""
+    shard: dict[str, bytes] = {}
+    size = 0
+    for digest, name in _read_list(list_file):
+        _refuse(name, folder, str(list_file))
+        content = (folder / name).read_bytes()
+        if hashlib.sha256(content).hexdigest() != digest:
+            raise DataError(f"{folder / name}: has changed since the launch was rendered; render it again")
+        shard[name] = content
+        size += len(content)
+        if size >= SHARD_BYTES:
+            yield shard
+            shard, size = {}, 0
+    if shard:
+        yield shard
+
+
+def _read_list(file: Path) -> Iterator[tuple[str, str]]:
+    for line in file.read_text(encoding="utf-8").splitlines():
+        digest, _, name = line.partition("  ")
+        yield digest, name
+
+
+def _named(data: Data, source: Path) -> Iterator[tuple[str, str]]:
+    """Each picture's path as a row has it, and where that row stands."""
+    from gemsmith.data.dataset import find_source_files, read_dataset
+    from gemsmith.data.reader import PictureSource
+
+    if not any(map(_may_name_pictures, find_source_files(str(source)))):
+        return
+    # Relative paths stay so; pictures that come as bytes go with their rows, and have no path.
+    pictures = PictureSource(folder=Path(), keep=lambda _bytes: "")
+    for document in read_dataset(str(source), format=data.format, pictures=pictures).documents:
+        yield from ((document.origin, part.path) for part in images_of(document.messages) if part.path)
+
+
+def _may_name_pictures(file: Path) -> bool:
+    """Whether any line has the word that every row with a picture has; tables always may."""
+    if file.suffix != ".jsonl":
+        return True
+    with regular_file(file).open("rb") as lines:
+        return any(b'"image' in line for line in lines)
+
+
+def _refuse(name: str, folder: Path, where: str) -> None:
+    """Raises DataError for a picture that is not named as one below the folder, or is not there."""
+    if Path(name).is_absolute() or ".." in Path(name).parts:
+        raise DataError(
+            f"{where}: names the picture {name}; a launch carries those below the folder of the rows, {folder}, named "
+            "as seen from there; put it there and name it so, or give rows with the pictures' bytes"
+        )
+    if not name.isprintable():
+        raise DataError(f"{where}: names the picture {name!r}, which no list can name; rename it")
+    if not (folder / name).is_file():
+        raise DataError(f"{where}: its picture {folder / name} is not there; put it there, or take the row out")

@@ -1,0 +1,168 @@
+"""A checkpoint's weights into the model, one tensor at a time, each straight to the devices that hold it."""
+
+from collections.abc import Callable
+from functools import cache, partial
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
+
+from gemsmith.arch import Tensor, Variant, text_tensors, vision_tensors
+from gemsmith.arch.lora_targets import is_quantised
+from gemsmith.checkpoints import Checkpoint
+from gemsmith.errors import CheckpointError
+from gemsmith.models.gemma4 import Execution, Gemma4
+from gemsmith.models.quantization import Kind, Quantised, quantise
+from gemsmith.models.sharding import (
+    Path,
+    axis_size,
+    fitting,
+    hf_names_of,
+    is_transposed,
+    kernel_shape,
+    partition,
+    path_of,
+)
+
+
+def abstract_model(
+    variant: Variant,
+    *,
+    dtype: jax.typing.DTypeLike,
+    quantised: Kind | None = None,
+    execution: Execution | None = None,
+    vision: bool = False,
+) -> Gemma4:
+    """The model with ShapeDtypeStructs for weights, laid out on the execution's mesh.
+
+    `quantised`: the kind that the text model's matrices are held in. `vision`: with what embeds images.
+    """
+    execution = execution or Execution()
+    graph, state = nnx.split(nnx.eval_shape(lambda: Gemma4(variant, dtype=dtype, execution=execution, vision=vision)))
+    tensors = {path: tensors[0] for path, tensors in _by_path(variant, vision=vision).items()}
+    leaves = []
+    for path, leaf in nnx.to_flat_state(state):
+        shape, tensor = leaf.get_value(), tensors[path]
+        if quantised and is_quantised(tensor):
+            shape = jax.eval_shape(partial(quantise, kind=quantised), shape)
+        lay_out = partial(_laid_out, variant, tensor, execution.mesh)
+        leaves.append((path, leaf.replace(jax.tree.map(lay_out, shape))))
+    return nnx.merge(graph, nnx.from_flat_state(leaves))
+
+
+def load_model(
+    checkpoint: Checkpoint,
+    *,
+    dtype: str,
+    quantised: Kind | None = None,
+    execution: Execution | None = None,
+    vision: bool = False,
+) -> Gemma4:
+    """The model with the checkpoint's weights, on a device or the execution's mesh; for the rest see abstract_model.
+
+    The mesh's axes must be Auto, as those of `jax.sharding.Mesh` are (`jax.make_mesh` makes Explicit ones). The host
+    holds one tensor at a time: each is mapped from its file, and each device's part copied, turned and cast; and
+    quantised on the device, one by one. Raises CheckpointError where a tensor is missing, or the model has no place for
+    it, or `vision` is asked of a checkpoint of the text model alone.
+    """
+    variant = checkpoint.variant
+    if vision and variant.vision is None:
+        raise CheckpointError(
+            f"checkpoint {checkpoint.folder}: config.json has no vision_config, so the model cannot take images; give "
+            "the checkpoint of the ForConditionalGeneration class"
+        )
+    how: dict[str, Any] = {"quantised": quantised, "execution": execution, "vision": vision}
+    graph, state = nnx.split(abstract_model(variant, dtype=dtype, **how))
+    tensors = _by_path(variant, vision=vision)
+    filled = []
+    for path, leaf in nnx.to_flat_state(state):
+        if path not in tensors:
+            lacking = hf_names_of(variant, cast(Path, path))[0]
+            raise CheckpointError(f"checkpoint {checkpoint.folder}: lacks {lacking}, which {variant.name} needs")
+        filled.append((path, leaf.replace(_read(checkpoint, tensors.pop(path), leaf.get_value()))))
+    if tensors:
+        unplaced = next(iter(tensors.values()))[0].name
+        raise CheckpointError(
+            f"checkpoint {checkpoint.folder}: the model of {variant.name} has no place for {unplaced}"
+        )
+    return nnx.merge(graph, nnx.from_flat_state(filled))
+
+
+def _by_path(variant: Variant, *, vision: bool) -> dict[Any, list[Tensor]]:
+    """The tensors at each path of the model: one, or those of a stack's layers in order."""
+    tensors: dict[Any, list[Tensor]] = {}
+    for tensor in (*text_tensors(variant), *(vision_tensors(variant) if vision else ())):
+        tensors.setdefault(path_of(variant, tensor), []).append(tensor)
+    return tensors
+
+
+def _laid_out(variant: Variant, tensor: Tensor, mesh: Mesh | None, part: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+    """The array's shape with its place; it is the tensor, its quantised values or its scales, or a stack of those."""
+    if mesh is None:
+        return jax.ShapeDtypeStruct(part.shape, part.dtype, sharding=SingleDeviceSharding(jax.devices()[0]))
+    spec = partition(variant, tensor, mesh=mesh)
+    spec = _storable(spec if tensor.layer is None else PartitionSpec(None, *spec), part.shape, mesh)
+    return jax.ShapeDtypeStruct(part.shape, part.dtype, sharding=NamedSharding(mesh, spec))
+
+
+def _storable(spec: PartitionSpec, shape: tuple[int, ...], mesh: Mesh) -> PartitionSpec:
+    """The spec; where scales are too few for the devices of an axis, one that splits outputs over those, too."""
+    fitted = fitting(spec, shape, mesh)
+    left_out = [axis for axis, kept in zip(spec, fitted, strict=False) if axis and not kept]
+    axes: list[str] = []
+    for entry in (fitted[-1], *left_out) if left_out else ():
+        axes += (entry,) if isinstance(entry, str) else entry or ()
+    return (
+        PartitionSpec(*fitted[:-1], tuple(axes)) if axes and shape[-1] % axis_size(mesh, tuple(axes)) == 0 else fitted
+    )
+
+
+def _read(checkpoint: Checkpoint, tensors: list[Tensor], like: Any) -> Any:
+    """What the model holds in the place of these tensors: the one, or all of them along a first axis."""
+    if tensors[0].layer is None:
+        return _place(_checked(checkpoint, tensors[0]), tensors[0], like.dtype, like.sharding)
+    assert like.shape == (len(tensors), *kernel_shape(tensors[0])), tensors[0].name
+    whole = jax.tree.map(lambda part: part.sharding, like)
+    one: Any = jax.tree.map(_of_one_layer, whole)
+    as_read, encode = (
+        (one.qvalue, _quantiser(like.kind, one)) if isinstance(like, Quantised) else (one, lambda weight: weight)
+    )
+    stack = jax.jit(lambda: jax.tree.map(lambda part: jnp.zeros(part.shape, part.dtype), like), out_shardings=whole)()
+    for number, tensor in enumerate(tensors):
+        weight = _place(_checked(checkpoint, tensor), tensor, like.dtype, as_read)  # (in, out), or (E,) of a norm
+        stack = _fill(stack, encode(weight), number)  # (layers, in, out)
+    return stack
+
+
+@cache
+def _quantiser(kind: Kind, shardings: Quantised) -> Callable[[jax.Array], Quantised]:
+    """Compiled once for all matrices that lie so."""
+    return jax.jit(partial(quantise, kind=kind), out_shardings=shardings)
+
+
+def _of_one_layer(sharding: Any) -> Any:
+    return sharding.update(spec=PartitionSpec(*sharding.spec[1:])) if isinstance(sharding, NamedSharding) else sharding
+
+
+@partial(jax.jit, donate_argnums=0)
+def _fill(stack: Any, layer: Any, number: int) -> Any:
+    return jax.tree.map(lambda whole, part: jax.lax.dynamic_update_index_in_dim(whole, part, number, 0), stack, layer)
+
+
+def _checked(checkpoint: Checkpoint, tensor: Tensor) -> np.ndarray:
+    weight = checkpoint.read(tensor.name)
+    if weight.shape != tensor.shape:
+        needs = f"{checkpoint.variant.name} needs {list(tensor.shape)}"
+        raise CheckpointError(f"checkpoint {checkpoint.folder}: {tensor.name} is {list(weight.shape)}, {needs}")
+    return weight
+
+
+def _place(weight: np.ndarray, tensor: Tensor, dtype: Any, sharding: Sharding) -> jax.Array:
+    """The weight on its devices. Each part is copied from the file, so that the array outlives it."""
+    view = np.swapaxes(weight, -1, -2) if is_transposed(tensor) else weight  # (in, out) of [out, in]
+    return jax.make_array_from_callback(
+        view.shape, sharding, lambda index: np.array(view[index], dtype=dtype, order="C")
+    )

@@ -1,0 +1,290 @@
+"""The training step compiled for TPUs that are not there: its text, its memory, and what compiling cost.
+
+XLA's compiler for TPUs comes with libtpu and needs no TPU. One process compiles one step: libtpu reads its environment
+once, and CPU seconds and peak memory are the process's.
+
+A training step compiled in a process of its own, within limits of time and memory.
+
+One process compiles one step: libtpu reads its environment once, and CPU seconds and peak memory are the process's.
+"""
+
+import dataclasses
+import hashlib
+import importlib.util
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gemsmith.arch import find_variant
+from gemsmith.errors import GemsmithError, MachineError, first_line
+from gemsmith.hardware import load_catalogue
+from gemsmith.hardware.model import Pictures, Work, attended_pairs, pictures_of
+from gemsmith.recipe.load import build_recipe
+from gemsmith.recipe.schema import Recipe
+
+# Without them libtpu asks the cloud's metadata server what machine this is, and two processes at once fight for a lock
+# file.
+ENVIRONMENT = {
+    "JAX_PLATFORMS": "cpu",
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_ACCELERATOR_TYPE": "v5p-8",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_WORKER_ID": "0",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+    "TPU_STDERR_LOG_LEVEL": "3",
+    "TPU_MIN_LOG_LEVEL": "3",
+}
+INSTALL = ".venv/bin/pip install --no-deps -r requirements/tpu.lock"
+# A v6e host has 8 chips; without this a slice of 8 is laid out as two hosts, and one of a single chip is unknown.
+_ONE_HOST = {"v6e:1x1": (1, 1, 1), "v6e:2x4": (2, 4, 1)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompiledStep:
+    """One compiled training step. Bytes are of one chip."""
+
+    text: str
+    argument_bytes: int
+    output_bytes: int
+    temporary_bytes: int
+    alias_bytes: int
+    """Of arguments that outputs overwrite, counted in both."""
+    peak_bytes: int
+    """The most that XLA has in use at once."""
+    host_bytes: int
+    """Temporaries in the host's memory, where activations are offloaded."""
+    coordinates: tuple[tuple[int, ...], ...]
+    """Where each partition's chip stands in the slice."""
+    remat: str | tuple[str, ...]
+    """What train.remat came to."""
+    code_bytes: int
+    lowered_sha256: str
+    """Of the program before XLA: a second start finds it in the persistent cache if it is the same."""
+    trace_cpu_s: float
+    """Python to StableHLO: what a start pays even if the compiled program is in the persistent cache."""
+    compile_cpu_s: float
+    peak_rss_bytes: int
+    """Of the whole process, from its start until the step is compiled."""
+
+
+def check_compiler() -> None:
+    """Raises MachineError with the command that installs XLA's compiler for TPUs, where it is missing."""
+    if importlib.util.find_spec("libtpu") is None:
+        raise MachineError(f"libtpu is not installed, so nothing can be compiled for TPUs; install it with: {INSTALL}")
+
+
+def open_topology(name: str) -> Any:
+    """The absent slice's devices, such as of v5p:2x2x1 or v6e:2x4. To be called before anything else opens libtpu."""
+    check_compiler()
+    for key, value in ENVIRONMENT.items():
+        os.environ.setdefault(key, value)
+    from jax.experimental import topologies
+
+    bounds = {"chips_per_host_bounds": _ONE_HOST[name]} if name in _ONE_HOST else {}
+    try:
+        return topologies.get_topology_desc(platform="tpu", topology_name=name, **bounds).devices
+    except (RuntimeError, ValueError) as error:
+        raise MachineError(f"topology {name}: libtpu does not know it ({first_line(error)})") from None
+
+
+def compile_step(
+    recipe: Recipe, *, topology: str, options: Mapping[str, Any], pictures: Pictures | None = None
+) -> CompiledStep:
+    """The step that `gemsmith train` runs for a recipe, its rows with room for so many pictures, compiled for a slice.
+
+    Raises InputError for what cannot be laid out on it or does not fit.
+    """
+    devices = open_topology(topology)
+    begin = _cpu_s()
+    chip = load_catalogue().chips[topology.partition(":")[0]]
+    lowered, how = lower_step(recipe, devices, device_bytes=chip.hbm_bytes / chip.devices, pictures=pictures)
+    coordinates = [device.coords for device in how.mesh.devices.flat]
+    return compile_for(lowered, options, coordinates=coordinates, trace_cpu_s=_cpu_s() - begin, remat=how.remat)
+
+
+def lower_step(
+    recipe: Recipe, devices: Any, *, device_bytes: float | None = None, pictures: Pictures | None = None
+) -> tuple[Any, Any]:
+    """The recipe's step on arrays with shapes and places but no values, and how it runs (gemsmith.models.Execution)."""
+    from functools import partial
+
+    import jax
+    from flax import nnx
+    from jax.sharding import AxisType
+
+    from gemsmith.models import abstract_model, base_kinds
+    from gemsmith.train.jax.images import ImageShape
+    from gemsmith.train.jax.lora import add_adapters
+    from gemsmith.train.jax.mesh import make_execution, mesh_sizes, micro_batches_on
+    from gemsmith.train.jax.step import input_shapes, make_optimizer, make_step, place_moments
+
+    variant = find_variant(str(recipe.model))
+    sizes = mesh_sizes(recipe, variant, devices=len(devices), kind=devices[0].device_kind)
+    mesh = jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes), devices=devices)
+    dtype, quantised = base_kinds(recipe.train.dtype)
+    how = make_execution(recipe, variant, mesh, device_bytes=device_bytes, pictures=pictures)
+    base = abstract_model(variant, dtype=dtype, quantised=quantised, execution=how, vision=pictures is not None)
+    model = add_adapters(base, variant, recipe.lora, seed=recipe.seed)
+    optimizer = nnx.eval_shape(partial(nnx.Optimizer, tx=make_optimizer(recipe.optimizer), wrt=nnx.LoRAParam), model)
+    nnx.update(optimizer, place_moments(nnx.state(optimizer), model))
+    micro_batches = micro_batches_on(recipe, variant, mesh)
+    step = make_step(model, optimizer, lora=recipe.lora, seed=recipe.seed, micro_batches=micro_batches)
+    images = None if pictures is None else ImageShape.of(pictures)
+    inputs = input_shapes(mesh, rows=recipe.train.rows_per_step, length=recipe.data.max_length, images=images)
+    return step.update.lower(step.trained, step.moments, step.frozen, inputs), how
+
+
+def compile_for(
+    lowered: Any,
+    options: Mapping[str, Any],
+    *,
+    coordinates: Any = (),
+    trace_cpu_s: float = 0.0,
+    remat: str | tuple[str, ...] = "none",
+) -> CompiledStep:
+    """A lowered step compiled with XLA's flags. Raises MachineError with XLA's numbers where it does not fit."""
+    import jax
+
+    begin = _cpu_s()
+    try:
+        compiled = lowered.compile(compiler_options=dict(options))
+    except jax.errors.JaxRuntimeError as error:
+        raise MachineError(f"XLA: {_first_lines(error)}") from None
+    compile_cpu_s = _cpu_s() - begin
+    # Before the texts are printed, which is not part of compiling.
+    peak_rss_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    memory = compiled.memory_analysis()
+    return CompiledStep(
+        text=compiled.as_text(),
+        argument_bytes=memory.argument_size_in_bytes,
+        output_bytes=memory.output_size_in_bytes,
+        temporary_bytes=memory.temp_size_in_bytes,
+        alias_bytes=memory.alias_size_in_bytes,
+        peak_bytes=memory.peak_memory_in_bytes,
+        host_bytes=memory.host_temp_size_in_bytes,
+        coordinates=tuple(tuple(each) for each in coordinates),
+        remat=remat,
+        code_bytes=memory.generated_code_size_in_bytes,
+        lowered_sha256=hashlib.sha256(lowered.as_text().encode()).hexdigest(),
+        trace_cpu_s=trace_cpu_s,
+        compile_cpu_s=compile_cpu_s,
+        peak_rss_bytes=peak_rss_bytes,
+    )
+
+
+def model_flops(work: Work) -> float:
+    """FLOPs that one step needs whatever it recomputes, for MFU: nothing is spent on gradients of the frozen base.
+
+    A token and frozen weight 2 forward and 2 backward, an adapter's 2 more; a pair of query and key 4 forward and 8
+    backward for each of the head's dimensions. Rows are taken as one document each, their pictures embedded as often as
+    they are.
+    """
+    per_token = 4 * (work.layer_matmul_parameters + work.head_parameters) + 6 * work.text_adapters
+    variant, attention = work.variant, 0
+    for layer in range(variant.layers):
+        window = None if variant.is_global(layer) else variant.sliding_window
+        attention += 12 * variant.heads * variant.head_dim_of(layer) * attended_pairs(work.length, window, "flash")
+    embedding = work.pictures.row_flops if work.pictures else 0.0
+    return float(work.tokens * per_token + work.rows * (attention + embedding))
+
+
+def _cpu_s() -> float:
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
+
+
+def _first_lines(error: Exception) -> str:
+    return " ".join(line.strip() for line in str(error).splitlines()[:3] if line.strip())[:500]
+
+
+_POLL_S = 0.2
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+def compile_in_child(
+    recipe: Recipe,
+    folder: Path,
+    *,
+    topology: str,
+    options: Mapping[str, Any] | None = None,
+    pictures: Pictures | None = None,
+    limit_s: float | None = None,
+    limit_bytes: float | None = None,
+) -> dict[str, Any]:
+    """The facts of gemsmith.plan.aot.compile.CompiledStep but its text, which is in folder/step.hlo.
+
+    `options`: XLA's flags; None: those that `gemsmith train` sets. `pictures`: what every row has room for. Raises
+    MachineError with XLA's own words where it refuses the step, and where a limit is reached.
+    """
+    request: dict[str, Any] = {"recipe": recipe.model_dump(mode="json"), "topology": topology, "options": options}
+    if pictures is not None:
+        request["pictures"] = {"images": pictures.images, "soft_tokens": pictures.soft_tokens}
+    (folder / "request.json").write_text(json.dumps(request))
+    command = [sys.executable, "-m", "gemsmith.plan.aot.compile", str(folder)]
+    with tempfile.TemporaryFile() as errors:
+        child = subprocess.Popen(command, env=os.environ | ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=errors)
+        try:
+            _watch(child, limit_s=limit_s, limit_bytes=limit_bytes)
+        finally:
+            if child.poll() is None:
+                child.kill()
+                child.wait()
+        if child.returncode:
+            errors.seek(0)
+            lines = errors.read().decode(errors="replace").splitlines()
+            last = next((line for line in reversed(lines) if line.strip()), f"exit code {child.returncode}")
+            raise MachineError(last.removeprefix("error: "))
+    facts: dict[str, Any] = json.loads((folder / "step.json").read_text())
+    return facts
+
+
+def _watch(child: "subprocess.Popen[bytes]", *, limit_s: float | None, limit_bytes: float | None) -> None:
+    """Waits for the child's end. Raises MachineError where it takes longer or holds more than it may."""
+    begin = time.monotonic()
+    while child.poll() is None:
+        if limit_s is not None and time.monotonic() - begin > limit_s:
+            raise MachineError(f"compiling took more than {limit_s / 60:.3g} minutes, and was stopped")
+        if limit_bytes is not None and (held := _held_bytes(child.pid)) > limit_bytes:
+            raise MachineError(
+                f"compiling held {held / 1e9:.1f} GB of {limit_bytes / 1e9:.1f} that it may, and was stopped"
+            )
+        time.sleep(_POLL_S)
+
+
+def _held_bytes(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE_BYTES
+    except (OSError, IndexError):  # it has just ended
+        return 0
+
+
+def main(folder: Path) -> None:
+    """Compiles what folder/request.json asks for, into folder/step.hlo and folder/step.json."""
+    request = json.loads((folder / "request.json").read_text())
+    recipe, options = build_recipe(request["recipe"]), request["options"]
+    if options is None:
+        from gemsmith.train.jax.compile import compiler_options
+
+        options = compiler_options("tpu", recipe.train)
+    pictures = None
+    if "pictures" in request:
+        pictures = pictures_of(recipe, find_variant(str(recipe.model)), **request["pictures"])
+    compiled = compile_step(recipe, topology=request["topology"], options=options, pictures=pictures)
+    step = dataclasses.asdict(compiled)
+    (folder / "step.hlo").write_text(step.pop("text"))
+    (folder / "step.json").write_text(json.dumps(step | {"options": options}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    try:
+        main(Path(sys.argv[1]))
+    except GemsmithError as error:
+        sys.exit(f"error: {error}")

@@ -1,0 +1,404 @@
+"""Compiled XLA text as computations and instructions: shapes and their memory, trip counts, FLOPs of matmuls.
+
+FLOPs of the Mosaic kernels that JAX ships, from their names, block sizes and shapes in compiled text.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import ceil, prod
+from typing import Any
+
+from gemsmith.errors import InputError
+
+HBM, HOST = (
+    0,
+    5,
+)  # memory spaces of a layout, S(n); 1 is the chip's own vector memory, the others hold scalars and flags
+_BYTES = {"pred": 1, "c64": 8, "c128": 16, "token": 0, "opaque": 0}
+_ARRAY = re.compile(r"([a-z][a-z0-9]*)\[([^\]]*)\](?:\{([^}]*)\})?")
+_NAME = re.compile(r"\s+(ROOT )?%(\S+) = ")
+_HEADER = re.compile(r"(ENTRY )?%(\S+) \(")
+_CLOSING = re.compile(r"\}(, execution_thread=\S+)?$")
+_OPERAND = re.compile(r"%([^\s,()]+)")
+_CALLED = re.compile(
+    r"\b(calls|to_apply|body|condition|branch_computations|true_computation|false_computation)=(\{[^}]*\}|%[^\s,]+)"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Array:
+    """One array of an instruction's result."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    layout: str
+
+    @cached_property
+    def space(self) -> int:
+        found = re.search(r"S\((\d+)\)", self.layout)
+        return int(found[1]) if found else HBM
+
+    @cached_property
+    def bytes(self) -> int:
+        """What the array occupies, padding to its tiles included: f32[8,1]{1,0:T(8,128)} -> 4096."""
+        order, _, tiles = self.layout.partition(":")
+        shape = [self.shape[int(axis)] for axis in reversed(order.split(",")) if axis] if order else list(self.shape)
+        tile = re.search(r"T\(([\d,]+)\)", tiles)
+        if tile and shape:
+            sizes = [int(size) for size in tile[1].split(",")]
+            shape = [1] * (len(sizes) - len(shape)) + shape
+            if len(sizes) == 1:
+                shape = [prod(shape)]
+            shape[-len(sizes) :] = [
+                ceil(length / size) * size for length, size in zip(shape[-len(sizes) :], sizes, strict=True)
+            ]
+        return ceil(prod(shape) * bits_of(self.dtype) / 8)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Instruction:
+    name: str
+    opcode: str
+    arrays: tuple[Array, ...]
+    operands: tuple[str, ...]
+    argument: str
+    """The text between the parentheses: a constant's value, a parameter's number."""
+    attributes: str
+    root: bool
+
+    @cached_property
+    def called(self) -> tuple[str, ...]:
+        """Names of the computations that run inside it, reducers included."""
+        return tuple(
+            name for _, group in _CALLED.findall(self.attributes) for name in re.findall(r"%([^\s,}]+)", group)
+        )
+
+    @cached_property
+    def config(self) -> Mapping[str, Any]:
+        start = self.attributes.find("backend_config={")
+        if start < 0:
+            return {}
+        value, _ = json.JSONDecoder().raw_decode(self.attributes, start + len("backend_config="))
+        return value
+
+    @cached_property
+    def cycles(self) -> int:
+        """XLA's estimate, 0 where it gives none."""
+        return int(self.config.get("window_config", {}).get("estimated_cycles", 0))
+
+    @cached_property
+    def op_name(self) -> str:
+        found = re.search(r'metadata=\{[^}]*?op_name="([^"]*)"', self.attributes)
+        return found[1] if found else ""
+
+    def attribute(self, pattern: str) -> str:
+        """The first group of a pattern in the attributes, or nothing."""
+        found = re.search(pattern, self.attributes)
+        return found[1] if found else ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Computation:
+    name: str
+    entry: bool
+    instructions: Mapping[str, Instruction]
+
+    @cached_property
+    def root(self) -> Instruction:
+        return next(each for each in self.instructions.values() if each.root)
+
+    @cached_property
+    def parameters(self) -> Mapping[int, Instruction]:
+        return {int(each.argument): each for each in self.instructions.values() if each.opcode == "parameter"}
+
+    @cached_property
+    def users(self) -> Mapping[str, tuple[Instruction, ...]]:
+        users: dict[str, list[Instruction]] = {}
+        for each in self.instructions.values():
+            for name in dict.fromkeys(each.operands):
+                users.setdefault(name, []).append(each)
+        return {name: tuple(found) for name, found in users.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Module:
+    computations: Mapping[str, Computation]
+    partitions: int
+    _inside: dict[str, tuple[Instruction, ...]] = field(default_factory=dict, repr=False)
+
+    @cached_property
+    def entry(self) -> Computation:
+        return next(each for each in self.computations.values() if each.entry)
+
+    def inside(self, instruction: Instruction) -> tuple[Instruction, ...]:
+        """Everything that a fusion or another caller holds, nested fusions too."""
+        found: list[Instruction] = []
+        for name in instruction.called:
+            if name not in self._inside:
+                parts = self.computations[name].instructions.values()
+                self._inside[name] = tuple(each for part in parts for each in (part, *self.inside(part)))
+            found.extend(self._inside[name])
+        return tuple(found)
+
+    def flops(self, instruction: Instruction, home: Computation) -> float:
+        """Those of the matmuls that it is or holds."""
+        if instruction.opcode in MATMULS:
+            return matmul_flops(instruction, home)
+        if instruction.opcode != "fusion":
+            return 0.0
+        bodies = [self.computations[name] for name in instruction.called]
+        return sum(self.flops(each, body) for body in bodies for each in body.instructions.values())
+
+
+MATMULS = ("convolution", "dot")
+
+
+def bits_of(dtype: str) -> int:
+    """Bits of one element: bf16 -> 16, s4 -> 4, f8e4m3fn -> 8."""
+    if dtype in _BYTES:
+        return 8 * _BYTES[dtype]
+    found = re.match(r"[a-z]+(\d+)", dtype)
+    assert found, f"element type {dtype}"
+    return int(found[1])
+
+
+def parse(text: str) -> Module:
+    """The module that a compiler printed. Raises InputError for text that is none."""
+    if not text.startswith("HloModule"):
+        raise InputError("HLO: the text does not start with HloModule; give what compiled.as_text() returns")
+    computations: dict[str, Computation] = {}
+    header: re.Match[str] | None = None
+    body: dict[str, Instruction] = {}
+    for line in _lines(text):
+        if _CLOSING.match(line):
+            assert header, "a brace closes no computation"
+            computations[header[2]] = Computation(name=header[2], entry=bool(header[1]), instructions=body)
+            header, body = None, {}
+        elif header is None:
+            header = _HEADER.match(line)
+        elif _NAME.match(line):
+            instruction = _instruction(line)
+            body[instruction.name] = instruction
+    found = re.search(r"num_partitions=(\d+)", text[:100_000])
+    return Module(computations=computations, partitions=int(found[1]) if found else 1)
+
+
+def _lines(text: str) -> Iterator[str]:
+    """Logical lines: a Mosaic call is printed over several."""
+    held = ""
+    for line in text.splitlines():
+        if _CLOSING.match(line) or _NAME.match(line) or _HEADER.match(line):
+            if held:
+                yield held
+            held = line
+        elif held.startswith("  "):
+            held += line
+    if held:
+        yield held
+
+
+def _instruction(line: str) -> Instruction:
+    name = _NAME.match(line)
+    assert name
+    end = _closing(line, name.end()) + 1 if line[name.end()] == "(" else line.index(" ", name.end())
+    kind = line[name.end() : end]
+    begin = line.index("(", end)
+    close = _closing(line, begin)
+    argument = line[begin + 1 : close]
+    return Instruction(
+        name=name[2],
+        opcode=line[end + 1 : begin],
+        arrays=tuple(_array(found) for found in _ARRAY.finditer(kind)),
+        operands=tuple(_OPERAND.findall(argument)),
+        argument=argument,
+        attributes=line[close + 1 :],
+        root=bool(name[1]),
+    )
+
+
+def _closing(line: str, begin: int) -> int:
+    depth = 0
+    for found in re.compile(r'[()]|"(?:[^"\\]|\\.)*"').finditer(line, begin):
+        depth += {"(": 1, ")": -1}.get(found[0], 0)
+        if depth == 0:
+            return found.start()
+    raise AssertionError(f"no closing parenthesis: {line[:80]}")
+
+
+def _array(found: re.Match[str]) -> Array:
+    shape = tuple(int(size.removeprefix("<=")) for size in found[2].split(",") if size)
+    return Array(dtype=found[1], shape=shape, layout=found[3] or "")
+
+
+def matmul_flops(instruction: Instruction, home: Computation) -> float:
+    """2 x the multiplications that the result needs; positions that a window takes from its padding are not counted."""
+    left, right = (home.instructions[name].arrays[0].shape for name in instruction.operands[:2])
+    out = instruction.arrays[0].shape
+    if instruction.opcode == "dot":
+        axes = [int(axis) for axis in instruction.attribute(r"lhs_contracting_dims=\{([\d,]*)\}").split(",") if axis]
+        return 2.0 * prod(out) * prod(left[axis] for axis in axes)
+    labels = re.match(r"(\w+)_(\w+)->(\w+)", instruction.attribute(r"dim_labels=([^,\s]+)"))
+    assert labels, f"convolution without labels: {instruction.name}"
+    window = dict(re.findall(r"(\w+)=([\dx_-]+)", instruction.attribute(r"window=\{([^}]*)\}")))
+    pairs = 1
+    for label in sorted(set(labels[2]) - {"i", "o"}):
+        sizes = (left[labels[1].index(label)], right[labels[2].index(label)], out[labels[3].index(label)])
+        pairs *= _valid_pairs(sizes, {key: value.split("x")[int(label)] for key, value in window.items()})
+    features = right[labels[2].index("i")]
+    return 2.0 * pairs * features * out[labels[3].index("b")] * out[labels[3].index("f")]
+
+
+def _valid_pairs(sizes: tuple[int, int, int], window: Mapping[str, str]) -> int:
+    """How many pairs of an output and a window position of one axis meet an input element."""
+    length, kernel, out = sizes
+    stride, spread, dilation = (int(window.get(key, 1)) for key in ("stride", "rhs_dilate", "lhs_dilate"))
+    low = int(window.get("pad", "0_0").split("_")[0])
+    if low == 0 and dilation == 1 and (out - 1) * stride + (kernel - 1) * spread < length:
+        return out * kernel
+    last = (length - 1) * dilation
+    pairs = 0
+    for position in range(kernel):
+        first = position * spread - low
+        pairs += sum(
+            1 for each in range(out) if 0 <= first + each * stride <= last and (first + each * stride) % dilation == 0
+        )
+    return pairs
+
+
+def trip_count(loop: Instruction, home: Computation, module: Module) -> int | None:
+    """How often a while loop runs; None where its text does not say."""
+    known = loop.attribute(r'known_trip_count[^}]*?"?n"?\D+(\d+)')
+    if known:
+        return int(known)
+    condition = module.computations[loop.attribute(r"condition=%([^\s,]+)")]
+    body = module.computations[loop.attribute(r"body=%([^\s,]+)")]
+    compare = _comparison(condition, module)
+    if compare is None:
+        return None
+    direction, counter, limit = compare
+    start_of = home.instructions[loop.operands[0]]
+    start, end = _carried(counter, condition, start_of, home), _carried(limit, condition, start_of, home)
+    if start is None or end is None or direction not in ("LT", "LE"):
+        return None
+    step = _step(counter, condition, body, module)
+    return max(0, ceil((end - start + (direction == "LE")) / step)) if step else None
+
+
+def _comparison(condition: Computation, module: Module) -> tuple[str, str, str] | None:
+    root = condition.root
+    if root.opcode == "compare":
+        return root.attribute(r"direction=(\w+)"), root.operands[0], root.operands[1]
+    if root.opcode != "fusion":
+        return None
+    body = module.computations[root.called[0]]
+    if body.root.opcode != "compare":
+        return None
+    places = {each.name: root.operands[number] for number, each in body.parameters.items()}
+    left, right = (places.get(name, "") for name in body.root.operands)
+    return (body.root.attribute(r"direction=(\w+)"), left, right) if left and right else None
+
+
+def _carried(name: str, condition: Computation, start: Instruction, home: Computation) -> int | None:
+    """The number that a name of the condition begins with: a constant, or what the loop's tuple carries there."""
+    instruction = condition.instructions[name]
+    if instruction.opcode == "get-tuple-element" and start.opcode == "tuple":
+        return _number(home.instructions[start.operands[int(instruction.attribute(r"index=(\d+)"))]], home)
+    return _number(instruction, condition)
+
+
+def _number(instruction: Instruction, home: Computation) -> int | None:
+    while instruction.opcode in ("copy", "bitcast", "copy-done", "copy-start"):
+        instruction = home.instructions[instruction.operands[0]]
+    return (
+        int(instruction.argument)
+        if instruction.opcode == "constant" and re.fullmatch(r"-?\d+", instruction.argument)
+        else None
+    )
+
+
+def _step(counter: str, condition: Computation, body: Computation, module: Module) -> int | None:
+    """What one turn adds to the counter; None where the body does not say."""
+    index = condition.instructions[counter].attribute(r"index=(\d+)")
+    if body.root.opcode != "tuple" or not index:
+        return None
+    added = body.instructions[body.root.operands[int(index)]]
+    home = body
+    while added.opcode in ("copy", "bitcast", "copy-done", "copy-start", "fusion"):
+        if added.opcode == "fusion":
+            home = module.computations[added.called[0]]
+            added = home.root
+        else:
+            added = home.instructions[added.operands[0]]
+    if added.opcode != "add":
+        return None
+    numbers = [_number(home.instructions[name], home) for name in added.operands]
+    return next((number for number in numbers if number is not None), None)
+
+
+# Matrix products of one block of scores, each 2 x block_q x block_kv x head_dim: scores and output; with them again,
+# their gradients.
+_PRODUCTS = {"fwd": 2, "dq": 3, "dkv": 4, "fused": 5}
+
+
+def kernel_flops(call: Instruction, home: Computation) -> float | None:
+    """FLOPs of one call by the kernel's own estimate, or what is known of splash, grouped matmuls, ours; else None."""
+    estimate = call.config.get("custom_call_config", {}).get("cost_estimate", {})
+    if int(estimate.get("flops", 0)) > 0:
+        return float(estimate["flops"])
+    used = [array for name in call.operands for array in home.instructions[name].arrays]
+    if not any(array.dtype[0] in "bfc" for array in (*used, *call.arrays)):
+        return 0.0  # only integers: a table for another kernel
+    if call.name.startswith("heads_"):
+        return 0.0  # gemsmith.models.splash: bound by its bytes
+    if call.name.startswith("splash_"):
+        return _splash(call, home)
+    if call.name.startswith(("gmm", "tgmm")):
+        return _grouped(call, home)
+    return None
+
+
+def _splash(call: Instruction, home: Computation) -> float:
+    """Score blocks that run x products x 2 x block area x head_dim.
+
+    The mask's table is (heads or 1, rows of blocks, width): width is the most blocks that any row visits. Row i of a
+    causal mask, windowed or not, visits min(width, those up to its diagonal). Of queries split over chips the last part
+    is taken, which sees the most keys.
+    """
+    kind = re.match(r"splash_m[hq]a_(fwd|dq|dkv)", call.name)
+    assert kind, f"splash kernel {call.name}"
+    arrays = [home.instructions[name].arrays[0] for name in call.operands]
+    table = next(array for array in arrays if array.dtype.startswith("s") and len(array.shape) == 3)
+    query, key = [array for array in arrays if array.dtype[0] in "bf" and len(array.shape) >= 2][:2]
+    *rows, length, width = query.shape
+    blocks, span = table.shape[1:]
+    if kind[1] == "dkv":
+        span, blocks = blocks, span
+        block_kv, block_q = key.shape[-2] // blocks, _block(call, "block_q_dkv")
+        visited = [min(span, ceil((key.shape[-2] - at * block_kv) / block_q)) for at in range(blocks)]
+    else:
+        block_q, block_kv = length // blocks, _block(call, "block_kv_dq" if kind[1] == "dq" else "block_kv")
+        before = key.shape[-2] - length
+        visited = [min(span, ceil((before + (at + 1) * block_q) / block_kv)) for at in range(blocks)]
+    fused = kind[1] == "dkv" and '\\"use_fused_bwd_kernel\\": true' in call.attributes
+    products = _PRODUCTS["fused" if fused else kind[1]]
+    return 2.0 * products * prod(rows) * sum(visited) * block_q * block_kv * width
+
+
+def _block(call: Instruction, name: str) -> int:
+    found = re.search(rf'\\"{name}\\": (\d+)', call.attributes)
+    assert found, f"{call.name} does not say {name}"
+    return int(found[1])
+
+
+def _grouped(call: Instruction, home: Computation) -> float:
+    """A grouped matmul: each of m rows meets one group's matrix, so 2 m k n whatever the groups."""
+    left, right = [
+        array for name in call.operands for array in home.instructions[name].arrays if array.dtype[0] in "bf"
+    ][:2]
+    out = call.arrays[0].shape
+    if call.name.startswith("gmm"):
+        return 2.0 * prod(left.shape) * out[-1]
+    return 2.0 * prod(left.shape) * right.shape[-1]

@@ -1,0 +1,413 @@
+"""Seconds of one run of a compiled TPU program by operation: compute, memory traffic, and collectives not hidden.
+
+The order of a scheduled module is the order of execution. Three things run side by side: the core, the memory's copy
+engines and the links. What starts asynchronously takes its time on its own engine, and only what its `done` still has
+to wait for is exposed. A gather whose ring the core itself passes on (XLA's async collective fusion) goes on only in
+fusions that name it: their programs look, tile by tile, whether a shard has arrived, and send it on. Beside anything
+else no more than the shard that is on its way arrives. What runs on the sparse cores needs the core for nothing.
+
+Assumed: matmuls take XLA's estimated cycles, at least their bytes / bandwidth; everything else its bytes / bandwidth,
+arrays in on-chip memory free; kernels KERNEL_SHARE of the peak; a collective its bytes / what the worst placed chip of
+its group receives over its links. No latency is charged, and no compute for vector operations.
+"""
+
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import prod
+
+from gemsmith.errors import InputError
+from gemsmith.hardware import Chip
+from gemsmith.plan.aot.collectives import (
+    Clock,
+    Coordinates,
+    Transfer,
+    hops_of,
+    links_of,
+    read_group,
+    read_pairs,
+    traffic_of,
+)
+from gemsmith.plan.aot.hlo import (
+    HBM,
+    HOST,
+    MATMULS,
+    Array,
+    Computation,
+    Instruction,
+    Module,
+    kernel_flops,
+    parse,
+    trip_count,
+)
+
+KERNEL_SHARE = 0.5  # of the peak, in Mosaic kernels: assumed
+HOST_BYTES_PER_S = 32e9  # a chip's way to its host's memory: assumed, PCIe 4 x16
+COLLECTIVES = (
+    "all-gather",
+    "all-reduce",
+    "reduce-scatter",
+    "all-to-all",
+    "ragged-all-to-all",
+    "collective-permute",
+    "collective-broadcast",
+)
+KINDS = ("matmul", "kernel", "vector", "copy", "host", "collective")
+_FREE = {
+    "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "add-dependency",
+    "partition-id", "replica-id",
+    "opt-barrier", "optimization-barrier", "domain", "get-dimension-size", "rng-get-and-update-state", "copy-done",
+    "slice-done",
+}  # fmt: skip
+_FREE_TARGETS = {
+    "AllocateBuffer",
+    "ConcatBitcast",
+    "AssumeGatherIndicesInBound",
+    "Sharding",
+    "AsyncCollectiveStart",
+    "AsyncCollectiveDone",
+}
+
+KernelFlops = Callable[[Instruction, Computation], float | None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operation:
+    """One instruction in all its runs."""
+
+    name: str
+    kind: str
+    op_name: str
+    """Where it comes from in the program."""
+    result: str
+    count: int
+    busy_s: float
+    """What it takes on its engine."""
+    exposed_s: float
+    """What it adds to the step: less than busy_s only where it runs beside others."""
+    cycles_s: float = 0.0
+    """XLA's own estimate, which is not bandwidth-true for vector operations; 0 where it gives none."""
+    flops: float = 0.0
+    bytes: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Costs:
+    """What one step takes on one chip."""
+
+    chip: str
+    operations: tuple[Operation, ...]
+    unpriced: tuple[str, ...]
+    """Kernels and loops of which the text does not say how much they do; the first are charged by bytes, the second run
+    once."""
+
+    def seconds(self, kind: str) -> float:
+        """What a kind adds to the step, its exposed part."""
+        return sum(each.exposed_s for each in self.operations if each.kind == kind)
+
+    @property
+    def step_low_s(self) -> float:
+        """Every collective hidden behind compute."""
+        return sum(each.exposed_s for each in self.operations if each.kind != "collective")
+
+    @property
+    def step_high_s(self) -> float:
+        """Collectives exposed as scheduled: synchronous ones in full, others in what their `done` waits for."""
+        return self.step_low_s + self.seconds("collective")
+
+    @property
+    def step_serial_s(self) -> float:
+        """Every collective exposed in full, whatever the schedule overlaps."""
+        return self.step_low_s + self.collectives_busy_s
+
+    @property
+    def collectives_busy_s(self) -> float:
+        return sum(each.busy_s for each in self.operations if each.kind == "collective")
+
+    @property
+    def matmul_flops(self) -> float:
+        return sum(each.flops for each in self.operations if each.kind == "matmul")
+
+    @property
+    def kernel_flops(self) -> float:
+        return sum(each.flops for each in self.operations if each.kind == "kernel")
+
+    def most_expensive(self, count: int = 25) -> tuple[Operation, ...]:
+        return tuple(sorted(self.operations, key=lambda each: -each.exposed_s)[:count])
+
+
+def walk(
+    text: str, chip: Chip, *, coordinates: Sequence[Coordinates] = (), kernels: Mapping[str, KernelFlops] | None = None
+) -> Costs:
+    """The costs of a compiled module's text on a chip.
+
+    coordinates: where each partition's chip stands, in order; without them groups are taken to be squares or rings.
+    kernels: FLOPs of Mosaic kernels by the beginning of their name, for those that kernel_flops does not know.
+    Raises InputError for a chip of which the catalogue has no clock or links, and for text that is no HLO.
+    """
+    if chip.clock_hz is None or chip.link_bytes_per_s is None:
+        raise InputError(
+            f"hardware.catalogue: chips.{chip.name} has no clock_hz or link_bytes_per_s; give both to read compiled "
+            "programs"
+        )
+    module = parse(text)
+    walker = _Walker(module=module, chip=chip, coordinates=tuple(coordinates), kernels=kernels or {})
+    walker.run(module.entry, 1)
+    return Costs(chip=chip.name, operations=tuple(walker.operations), unpriced=tuple(dict.fromkeys(walker.unpriced)))
+
+
+@dataclass(kw_only=True)
+class _Walker:
+    module: Module
+    chip: Chip
+    coordinates: tuple[Coordinates, ...]
+    kernels: Mapping[str, KernelFlops]
+    operations: list[Operation] = field(default_factory=list)
+    unpriced: list[str] = field(default_factory=list)
+
+    def run(self, home: Computation, times: int, outside: frozenset[str] = frozenset()) -> float:
+        """Seconds of one run of a computation; its operations are noted as run `times` times."""
+        clock = Clock(outside=outside)
+        for each in home.instructions.values():
+            self._step(each, home, times, clock)
+        for key in list(clock.pending):
+            self._finish(key, clock)
+        return clock.now
+
+    def _step(self, each: Instruction, home: Computation, times: int, clock: Clock) -> None:
+        target = each.attribute(r'custom_call_target="([^"]*)"')
+        if each.opcode in ("while", "conditional", "call"):
+            clock.spend(self._inner(each, home, times, clock.outside | clock.pending.keys()))
+        elif each.opcode.endswith("-done"):
+            self._finish_all(_source(each, home), clock)
+        elif each.opcode in _FREE or target in _FREE_TARGETS:
+            return
+        elif each.opcode == "fusion" and (moved := [one for one in self.module.inside(each) if _collective(one)]):
+            self._with_collective(each, moved, home, times, clock)
+        elif _collective(each):
+            self._collective(each, each, home, times, clock, waits=not each.opcode.endswith("-start"))
+        elif each.opcode.endswith("-start"):
+            self._asynchronous(each, home, times, clock)
+        else:
+            self._compute(each, home, times, clock)
+
+    def _inner(self, each: Instruction, home: Computation, times: int, outside: frozenset[str]) -> float:
+        if each.opcode == "while":
+            turns = trip_count(each, home, self.module)
+            if turns is None:
+                self.unpriced.append(f"trip count of {each.name}")
+            turns = 1 if turns is None else turns
+            return turns * self.run(
+                self.module.computations[each.attribute(r"body=%([^\s,]+)")], times * turns, outside
+            )
+        branches = []
+        for name in each.called:
+            kept = len(self.operations)
+            branches.append((self.run(self.module.computations[name], times, outside), self.operations[kept:]))
+            del self.operations[kept:]
+        seconds, longest = max(branches, key=lambda branch: branch[0])
+        self.operations.extend(longest)
+        return seconds
+
+    def _compute(
+        self, each: Instruction, home: Computation, times: int, clock: Clock, passes_on: Container[str] = ()
+    ) -> None:
+        read = traffic_of(each, home, self.module)
+        memory_s = read / self.chip.hbm_bytes_per_s
+        flops = self.module.flops(each, home)
+        kind, seconds = "vector", memory_s
+        if flops or each.opcode in MATMULS:
+            kind, seconds = "matmul", max(memory_s, (each.cycles / self._clock_hz) or flops / self.chip.flops_per_s)
+        elif "tpu_custom_call" in each.attributes:
+            kind, flops = "kernel", self._kernel_flops(each, home)
+            seconds = max(memory_s, flops / self.chip.flops_per_s / KERNEL_SHARE)
+        elif each.opcode == "copy":
+            kind = "copy"
+        clock.spend(seconds, memory_s=memory_s, passes_on=passes_on)
+        self._note(each, kind, times, seconds, seconds, flops=flops, moved=read)
+
+    def _kernel_flops(self, each: Instruction, home: Computation) -> float:
+        own = next((count(each, home) for name, count in self.kernels.items() if each.name.startswith(name)), None)
+        flops = kernel_flops(each, home) if own is None else own
+        if flops is None:
+            self.unpriced.append(f"kernel {each.name}")
+        return flops or 0.0
+
+    def _asynchronous(self, each: Instruction, home: Computation, times: int, clock: Clock) -> None:
+        """A copy or slice between memories that runs beside the core."""
+        inside = next((one for one in self.module.inside(each) if _collective(one)), None)
+        if inside:
+            self._collective(each, inside, self.module.computations[each.called[0]], times, clock, waits=False)
+            return
+        engine, moved = ("copy", self._called_bytes(each)) if each.called else self._copied(each, home)
+        seconds = moved / (HOST_BYTES_PER_S if engine == "host" else self.chip.hbm_bytes_per_s)
+        clock.pending[f"{engine} {each.name}"] = Transfer(engine, seconds, len(self.operations))
+        self._note(each, engine, times, seconds, 0.0, moved=moved)
+
+    def _called_bytes(self, each: Instruction) -> int:
+        """Traffic of a computation that runs on another unit of the chip, such as a scatter on the sparse cores."""
+        bodies = [self.module.computations[name] for name in each.called]
+        parts = [(part, body) for body in bodies for part in body.instructions.values() if part.opcode not in _FREE]
+        return sum(
+            self._called_bytes(part)
+            if part.opcode.endswith("-start") and part.called
+            else traffic_of(part, body, self.module)
+            for part, body in parts
+            if not part.opcode.endswith("-done")
+        )
+
+    def _copied(self, each: Instruction, home: Computation) -> tuple[str, int]:
+        """The engine of a copy between memories and the bytes that it moves through HBM, or to the host."""
+        outer = [array for array in each.arrays if array.dtype not in ("u32", "s32") or array.shape]
+        moved = min(array.bytes for array in outer)
+        source = home.instructions[each.operands[0]].arrays
+        spaces = [*(array.space for array in outer if array.bytes == moved), *(array.space for array in source)]
+        if HOST in spaces:
+            return "host", moved
+        return "copy", moved * (2 if spaces.count(HBM) == len(spaces) else 1)
+
+    def _with_collective(
+        self, each: Instruction, moved: list[Instruction], home: Computation, times: int, clock: Clock
+    ) -> None:
+        """A fusion with a collective in it: it starts or ends one, runs beside one that is under way, or is one."""
+        targets = {one.attribute(r'custom_call_target="([^"]*)"') for one in self.module.inside(each)}
+        first, keys = moved[0], {f"collective {_key(one)}" for one in moved}
+        if "AsyncCollectiveDone" in targets:
+            self._finish_all(_key(first), clock)
+        elif "AsyncCollectiveStart" in targets:
+            self._collective(first, first, self._home_of(first, each), times, clock, waits=False, passed_on=True)
+        elif keys <= clock.pending.keys() | clock.outside:
+            self._compute(each, home, times, clock, passes_on=keys)
+        else:
+            for one in moved:
+                self._collective(
+                    each, one, self._home_of(one, each), times, clock, waits=True, scatters=_scatters(each)
+                )
+            if self.module.flops(each, home):
+                self._compute(each, home, times, clock)
+
+    def _home_of(self, one: Instruction, outer: Instruction) -> Computation:
+        names = list(outer.called)
+        for name in names:
+            body = self.module.computations[name]
+            if body.instructions.get(one.name) is one:
+                return body
+            names.extend(inner for part in body.instructions.values() for inner in part.called)
+        raise AssertionError(f"{one.name} is not inside {outer.name}")
+
+    def _collective(
+        self,
+        shown: Instruction,
+        each: Instruction,
+        home: Computation,
+        times: int,
+        clock: Clock,
+        *,
+        waits: bool,
+        scatters: bool = False,
+        passed_on: bool = False,
+    ) -> None:
+        kind = "reduce-scatter" if scatters else each.opcode.removesuffix("-start")
+        arrays = [array for name in each.operands for array in home.instructions[name].arrays]
+        seconds, moved = self._link_seconds(kind, each, arrays)
+        engine = _engine(kind, each)
+        if waits:
+            queued = clock.queued(engine)
+            clock.spend(queued)
+            clock.spend(seconds, taken=engine)
+            self._note(shown, "collective", times, seconds, queued + seconds, moved=moved)
+        else:
+            steps = len(read_group(each.attributes, self.module.partitions)) - 1 if passed_on else 0
+            clock.pending[f"collective {_key(shown)}"] = Transfer(engine, seconds, len(self.operations), steps)
+            self._note(shown, "collective", times, seconds, 0.0, moved=moved)
+
+    def _link_seconds(self, kind: str, each: Instruction, arrays: Sequence[Array]) -> tuple[float, float]:
+        """Seconds on the links and the bytes that a chip receives, padding included.
+
+        A group of n: all-gather (n-1) x its shard, reduce-scatter (n-1)/n x its input, all-reduce both, all-to-all
+        (n-1)/n x its input x the mean number of hops; a permutation its input over one link x the hops.
+        """
+        given = sum(array.bytes for array in arrays)
+        link = self.chip.link_bytes_per_s or 0.0
+        if kind == "collective-permute":
+            return given * hops_of(read_pairs(each.attributes), self.coordinates) / link, given
+        group = read_group(each.attributes, self.module.partitions)
+        count = len(group)
+        share = (count - 1) / count
+        moved = given * {"all-gather": count - 1, "all-reduce": 2 * share}.get(kind, share)
+        hops = max(1.0, count / 4) if kind.endswith("all-to-all") else 1.0
+        return moved * hops / (link * links_of(group, self.coordinates)), moved
+
+    def _finish_all(self, key: str, clock: Clock) -> None:
+        for engine in ("collective", "copy", "host"):
+            self._finish(f"{engine} {key}", clock)
+
+    def _finish(self, key: str, clock: Clock) -> None:
+        if key in clock.pending:
+            noted = self.operations[place := clock.pending[key].place]
+            self.operations[place] = replace(noted, exposed_s=noted.exposed_s + clock.finish(key) * noted.count)
+
+    def _note(
+        self,
+        each: Instruction,
+        kind: str,
+        times: int,
+        busy: float,
+        exposed: float,
+        *,
+        flops: float = 0.0,
+        moved: float = 0.0,
+    ) -> None:
+        self.operations.append(
+            Operation(
+                name=each.name,
+                kind=kind,
+                op_name=each.op_name,
+                result=" ".join(
+                    f"{array.dtype}[{','.join(map(str, array.shape))}]"
+                    for array in each.arrays
+                    if prod(array.shape) > 1
+                )[:120],
+                count=times,
+                busy_s=busy * times,
+                exposed_s=exposed * times,
+                cycles_s=each.cycles / self._clock_hz * times,
+                flops=flops * times,
+                bytes=moved * times,
+            )
+        )
+
+    @property
+    def _clock_hz(self) -> float:
+        assert self.chip.clock_hz
+        return self.chip.clock_hz
+
+
+def _engine(kind: str, each: Instruction) -> str:
+    """The two directions of a ring are two engines: a link carries as much each way at once."""
+    if kind != "collective-permute":
+        return "collective"
+    pairs = read_pairs(each.attributes)
+    ahead = sum((target - source) % len(pairs) <= len(pairs) // 2 for source, target in pairs)
+    return "forward" if 2 * ahead >= len(pairs) else "backward"
+
+
+def _collective(each: Instruction) -> bool:
+    return each.opcode.removesuffix("-start") in COLLECTIVES
+
+
+def _scatters(fusion: Instruction) -> bool:
+    """An all-reduce of which each chip keeps its slice; the chips exchange only that."""
+    return bool(fusion.called) and fusion.called[0].startswith("all-reduce-scatter")
+
+
+def _key(each: Instruction) -> str:
+    """What start and done have in common: the channel, or the name where there is none."""
+    return each.attribute(r"channel_id=(\d+)") or each.name
+
+
+def _source(done: Instruction, home: Computation) -> str:
+    """The start's key of a done."""
+    start = home.instructions[done.operands[0]]
+    while start.opcode in ("get-tuple-element", "bitcast", "opt-barrier", "async-update"):
+        start = home.instructions[start.operands[0]]
+    return _key(start)

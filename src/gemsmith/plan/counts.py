@@ -1,0 +1,242 @@
+"""How many optimizer steps a recipe takes, as far as that can be told, and how it was told.
+
+How many pictures a row has room for, as far as that can be told before training, and how it was told.
+"""
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from gemsmith.arch import Variant
+from gemsmith.hardware.model import Pictures, pictures_of
+from gemsmith.recipe.backends import bucket_of
+from gemsmith.recipe.schema import Made, Recipe
+from gemsmith.runs.records import DataRecord
+from gemsmith.system.files import expand_home, regular_file
+from gemsmith.system.json import parse_json
+from gemsmith.tasks import find_row_maker, is_task_file
+
+PRICED_STEPS = 1000
+"""What hours and dollars are for where the number of steps cannot be told."""
+BYTES_PER_TOKEN = 3.5
+"""Of a JSONL file of text and code, its keys and quotes counted; assumed where there is no tokenizer here."""
+FILLED_SHARE = 0.95
+"""Of the positions of packed rows; assumed."""
+SAMPLE_BYTES, SAMPLE_ROWS = 1 << 22, 300
+"""Of a file, that its documents are counted by; and of it or of made rows, that the tokenizer sees."""
+
+
+class StepCount(NamedTuple):
+    """The steps of the whole run, or None, and a sentence that says why."""
+
+    steps: int | None
+    reason: str
+
+
+def count_steps(recipe: Recipe, data: DataRecord | None = None) -> StepCount:
+    """Steps from the recipe, else from the data stage's record, else estimated from the rows."""
+    if recipe.train.optimizer_steps is not None:
+        return StepCount(
+            recipe.train.optimizer_steps, f"{recipe.train.optimizer_steps:,} steps: train.optimizer_steps says so."
+        )
+    if data is not None:
+        return StepCount(
+            data.steps, f"{data.steps:,} steps: counted by the data stage from {data.packed_rows:,} rows of tokens."
+        )
+    source = recipe.data.train
+    return _from_made(recipe, source) if isinstance(source, Made) else _from_file(recipe, source)
+
+
+class RealTokens(NamedTuple):
+    """The tokens of a step that are no padding, or None, and a sentence that says why."""
+
+    per_step: float | None
+    reason: str
+
+
+def count_real_tokens(recipe: Recipe, data: DataRecord | None = None) -> RealTokens:
+    """Real tokens from the data stage's record, else estimated where rows are packed."""
+    positions = recipe.train.rows_per_step * recipe.data.max_length
+    if data is not None:
+        share, how = data.packing_efficiency, "counted by the data stage"
+    elif recipe.data.packing:
+        share, how = FILLED_SHARE, "assumed"
+    else:
+        return RealTokens(None, "How much of a row is padding is known after the data stage: no dollars per token.")
+    return RealTokens(
+        positions * share,
+        f"{positions * share:,.0f} real tokens a step: {100 * share:.0f} % of its {positions:,} positions, {how}.",
+    )
+
+
+def _from_made(recipe: Recipe, made: Made) -> StepCount:
+    how = f"{made.rows:,} rows to make, one document each"
+    if not recipe.data.packing:
+        return _from_rows(recipe, made.rows, how)
+    if is_task_file(made.task):
+        return _unknown(f"the rows that {made.task} makes are counted by the data stage")
+    rows = find_row_maker(made.task).make_rows(min(made.rows, SAMPLE_ROWS), made.split, recipe.seed)
+    lines = [json.dumps(row).encode() for row in rows]
+    return _packed(recipe, lines, sum(map(len, lines)) / len(lines) * made.rows, made.rows, how)
+
+
+def _from_file(recipe: Recipe, source: str) -> StepCount:
+    path = expand_home(source)
+    if path.suffix != ".jsonl":
+        return _unknown(f"the rows of data.train {source} are counted by the data stage")
+    try:
+        return _from_jsonl(recipe, path)
+    except OSError:
+        return _unknown(f"data.train {source} is not there yet, or no file that can be read")
+
+
+def _from_jsonl(recipe: Recipe, path: Path) -> StepCount:
+    size = path.stat().st_size
+    with regular_file(path).open("rb") as file:
+        sample = file.read(SAMPLE_BYTES)
+    lines = [line for line in sample.splitlines() if line.strip()]
+    documents = len(lines)
+    if not documents:
+        return _unknown(f"data.train {path} is empty")
+    how = f"{path.name} has {documents:,} documents"
+    if size > len(sample):
+        documents = round(documents * size / len(sample))
+        how = (
+            f"{path.name} has about {documents:,} documents, judged by its first {SAMPLE_BYTES >> 20} MiB of "
+            f"{size >> 20}"
+        )
+    if not recipe.data.packing:
+        return _from_rows(recipe, documents, how)
+    return _packed(recipe, lines, size, documents, how)
+
+
+def _packed(recipe: Recipe, lines: Sequence[bytes], size: float, documents: int, how: str) -> StepCount:
+    each, told = BYTES_PER_TOKEN, f"an assumed {BYTES_PER_TOKEN} bytes a token"
+    folder = expand_home(recipe.checkpoint)
+    if (folder / "tokenizer.json").is_file():
+        from gemsmith.data.tokenize import open_tokenizer  # here: planning loads numpy for this alone
+
+        sample = [line.decode(errors="replace") for line in lines[:SAMPLE_ROWS]]
+        tokens = sum(len(encoded.ids) for encoded in open_tokenizer(folder).encode_batch(sample))
+        each = sum(map(len, lines[:SAMPLE_ROWS])) / max(1, tokens)
+        told = f"{each:.2g} bytes a token, as the checkpoint's tokenizer has it,"
+    rows = min(documents, max(1, math.ceil(size / each / (recipe.data.max_length * FILLED_SHARE))))
+    packed = f"packed into about {rows:,} rows at {told} and {100 * FILLED_SHARE:.0f} % of each row filled"
+    return _from_rows(recipe, rows, f"{how}, {packed}")
+
+
+def _from_rows(recipe: Recipe, rows: int, how: str) -> StepCount:
+    steps = math.ceil(recipe.train.epochs * rows / recipe.train.rows_per_step)
+    return StepCount(steps, f"{steps:,} steps, estimated: {how}; no document is counted as too long.")
+
+
+def _unknown(why: str) -> StepCount:
+    return StepCount(
+        None, f"Hours and dollars are for {PRICED_STEPS:,} steps, since the run's own number is not known: {why}."
+    )
+
+
+_COLUMNS = ("image", "images")
+_TEXT_TOKENS = 40
+"""Of a row of a folder of photos, beside its picture: the template's, the prompt and the class; assumed."""
+
+
+class PictureCount(NamedTuple):
+    """What the rows have room for, None where they are text alone; and sentences that say why."""
+
+    pictures: Pictures | None
+    reasons: tuple[str, ...] = ()
+    in_prompt: int = 0
+    """Those of one document, before documents are packed."""
+
+
+def count_pictures(recipe: Recipe, variant: Variant, data: DataRecord | None = None) -> PictureCount:
+    """The pictures of a row by the data stage's record, else by the recipe and the first rows of its file.
+
+    A picture takes the bucket of patches that training would make of `data.image_tokens`.
+    """
+    if variant.vision is None:
+        return PictureCount(None)
+    if data is not None:
+        most = data.most_pictures or -(
+            -data.most_patches // (recipe.data.image_tokens * variant.vision.patches_per_token)
+        )
+        images, how = (most if data.pictures else 0), "counted by the data stage"
+        in_prompt = -(-data.pictures // max(1, data.rows))
+    else:
+        in_prompt, how = _in_prompt(recipe)
+        images = _room(recipe, variant.vision.patches_per_token, in_prompt) if in_prompt else 0
+    if not images:
+        return PictureCount(None, () if data is not None or not how else (how,))
+    soft_tokens = bucket_of(recipe.data.image_tokens)
+    pictures = pictures_of(recipe, variant, images=images, soft_tokens=soft_tokens)
+    return PictureCount(pictures, _reasons(recipe, variant, pictures, how), in_prompt)
+
+
+def _in_prompt(recipe: Recipe) -> tuple[int, str]:
+    """Pictures of a document before the data stage, and how that is told; 0, and why, for text alone."""
+    source = recipe.data.train
+    if recipe.data.format == "image-folder":
+        return 1, f"assumed, with {_TEXT_TOKENS} tokens of text for each"
+    if not isinstance(source, str) or (seen := _seen(expand_home(source))) == 0:
+        return 0, ""
+    if seen is not None:
+        return seen, f"as in the first rows of {Path(source).name}"
+    if recipe.bench.pictures:
+        return 1, "assumed: data.train cannot be looked at here, and bench.pictures says that rows have some"
+    return 0, "Rows are taken for text alone: data.train cannot be looked at here; the data stage counts pictures."
+
+
+def _room(recipe: Recipe, patches_per_token: int, in_prompt: int) -> int:
+    """Pictures of the fullest row."""
+    soft_tokens = recipe.data.image_tokens
+    if recipe.data.packing:
+        in_prompt = max(in_prompt, recipe.data.max_length // (soft_tokens + _TEXT_TOKENS))
+    return max(1, min(in_prompt, recipe.data.max_patches // (soft_tokens * patches_per_token)))
+
+
+def _seen(file: Path) -> int | None:
+    """The most pictures of one of the first rows of a JSONL file; None where it cannot be read here."""
+    if file.suffix != ".jsonl" or not file.is_file():
+        return None
+    with file.open("rb") as lines:
+        sample = lines.read(SAMPLE_BYTES).rpartition(b"\n")[0].splitlines()
+    return max((_pictures(row) for row in _rows(sample)), default=0)
+
+
+def _rows(lines: list[bytes]) -> Iterator[dict[str, Any]]:
+    """Those that can be read: what is wrong with others the data stage says."""
+    for line in lines:
+        try:
+            row = parse_json(line.decode())
+        except ValueError:
+            continue
+        if isinstance(row, dict):
+            yield row
+
+
+def _pictures(row: dict[str, Any]) -> int:
+    """Those of its columns or of its parts, which may only name the places of the others."""
+    columns = [row.get(column) for column in _COLUMNS]
+    of_columns = sum(len(value) if isinstance(value, list) else value is not None for value in columns)
+    messages = row.get("messages")
+    contents = [row.get("prompt"), *(one.get("content") for one in messages or [] if isinstance(one, dict))]
+    parts = [part for content in contents if isinstance(content, list) for part in content]
+    return max(of_columns, sum(isinstance(part, dict) and part.get("type") == "image" for part in parts))
+
+
+def _reasons(recipe: Recipe, variant: Variant, pictures: Pictures, how: str) -> tuple[str, ...]:
+    walked = "forward and back" if pictures.adapters else "forward"
+    images = "a picture" if pictures.images == 1 else f"{pictures.images:,} pictures"
+    sentences = [
+        f"Every row has room for {images} of {pictures.soft_tokens:,} soft tokens ({pictures.patches:,} patches), "
+        f"{how}; what a row leaves empty costs as much. They are embedded {walked}."
+    ]
+    if variant.bidirectional_images and recipe.train.backend == "tunix":
+        sentences.append(
+            "Sliding layers see a picture's tokens in both directions, which the splash kernel cannot: on TPU they run "
+            "as blocks of queries, whose scores go through the chips' memory; the global layers by the kernel."
+        )
+    return tuple(sentences)

@@ -1,5 +1,0 @@
-"""GPU recipes of other projects, read and written as Gemsmith's, with a table of what became of every key."""
-
-from gemsmith.port.stage import Ported, port
-
-__all__ = ["Ported", "port"]

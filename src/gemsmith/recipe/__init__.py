@@ -1,0 +1,1 @@
+"""The recipe: its schema, loading, checks, and what each backend can do."""

@@ -1,0 +1,189 @@
+"""Which keys of a recipe exclude each other."""
+
+import json
+from typing import Any
+
+from gemsmith.arch import ALL_LINEAR, VISION, Variant, find_variant, lora_targets, variant_of_hub_id, vision_targets
+from gemsmith.errors import RecipeError
+from gemsmith.recipe.backends import BACKENDS, NAMES
+from gemsmith.recipe.schema import Bench, Data, EvalTask, Made, Optimizer, Recipe, Train
+from gemsmith.tasks import SOURCES, find_source
+
+
+def check_recipe(recipe: Recipe) -> None:
+    """Raises RecipeError where keys contradict each other, whatever the model's numbers and the machine."""
+    _check_image_folder(recipe.data)
+    _check_bench_pictures(recipe)
+    _check_warmup(recipe.optimizer)
+    _check_checkpoint_folder(recipe.train)
+    _check_offload(recipe.train)
+    _check_backend(recipe.train)
+    _check_targets(recipe)
+    _check_eval_tasks(recipe)
+    if recipe.model not in (None, "custom"):
+        find_variant(recipe.model)
+        named = variant_of_hub_id(recipe.checkpoint)
+        if named and named.name != recipe.model:
+            raise RecipeError(
+                f"model: {recipe.model} was given, but checkpoint {recipe.checkpoint} is {named.name}; set one of them"
+            )
+        # Whether there is a tower, the checkpoint says.
+        kinds = [kind for kind in recipe.lora.targets if kind != VISION]
+        if kinds or not recipe.lora.targets:
+            lora_targets(find_variant(recipe.model), kinds)
+
+
+def _check_image_folder(data: Data) -> None:
+    """What only a folder of photos has, and what it needs."""
+    if data.format != "image-folder":
+        for key in ("labels", "prompt", "held_out"):
+            if getattr(data, key) != Data.model_fields[key].default:
+                raise RecipeError(
+                    f"data.{key}: is for data.format image-folder, and {data.format} was given; leave it out"
+                )
+        return
+    if data.prompt is None:
+        raise RecipeError("data.prompt: is missing; data.format image-folder needs the text that follows each picture")
+    if isinstance(data.train, Made) or isinstance(data.eval, Made):
+        raise RecipeError("data.train: rows to make were given; data.format image-folder needs a folder")
+    if data.held_out and data.eval != data.train:
+        raise RecipeError(
+            f"data.held_out: {data.held_out:g} was given, and data.eval is not data.train; set data.eval to the same "
+            "folder, or leave held_out out"
+        )
+    if data.eval == data.train and not data.held_out:
+        raise RecipeError("data.eval: is data.train; set data.held_out to the share to hold out, such as 0.1")
+
+
+def _check_bench_pictures(recipe: Recipe) -> None:
+    """Requests that are rows are as long as these, and there must be some."""
+    bench = recipe.bench
+    if not bench.pictures:
+        return
+    if recipe.data.eval is None or isinstance(recipe.data.eval, Made):
+        raise RecipeError(
+            "bench.pictures: true was given, and data.eval names no rows with pictures; name some, or set it to false"
+        )
+    if bench.grid != "own":
+        raise RecipeError(
+            f"bench.pictures: true was given, and bench.grid {bench.grid} sends random text of given lengths; set "
+            "bench.grid to own, or bench.pictures to false"
+        )
+    given, default = bench.input_tokens, Bench.model_fields["input_tokens"].default
+    if given != default and (len(given) > 1 or given[0] > recipe.data.max_length):
+        raise RecipeError(
+            f"bench.input_tokens: {', '.join(map(str, given))} was given, and requests of bench.pictures are as long "
+            f"as their rows, of data.max_length {recipe.data.max_length} at most; leave it out"
+        )
+
+
+def _check_warmup(optimizer: Optimizer) -> None:
+    steps, ratio = optimizer.warmup_steps, optimizer.warmup_ratio
+    if steps is not None and ratio is not None:
+        raise RecipeError(
+            f"optimizer.warmup_steps: {steps} was given, and optimizer.warmup_ratio {ratio:g}; set one of them, the "
+            "other null"
+        )
+
+
+def _check_checkpoint_folder(train: Train) -> None:
+    folder = train.checkpoint_folder or ""
+    if "://" not in folder:
+        return
+    if not folder.startswith("gs://"):
+        raise RecipeError(f"train.checkpoint_folder: {folder!r} was given; allowed: a folder, or gs://bucket/folder")
+    if not BACKENDS[train.backend].buckets:
+        raise RecipeError(
+            f"train.checkpoint_folder: {folder} was given, but train.backend {train.backend} saves to folders only; "
+            "give one that all processes see, or null"
+        )
+
+
+def _check_offload(train: Train) -> None:
+    """What waits in the host's memory is not saved on the device, too."""
+    if train.offload and train.remat == "none":
+        raise RecipeError(
+            "train.offload: train.remat is none, which saves all on the device; set it to auto, layer or names of what "
+            "to save there"
+        )
+    saved = train.remat if isinstance(train.remat, tuple) else ()
+    if both := [name for name in train.offload if name in saved]:
+        raise RecipeError(
+            f"train.offload: {', '.join(both)} is saved on the device by train.remat; name it in one of them"
+        )
+
+
+def _check_backend(train: Train) -> None:
+    """What one of the backends has not, whatever the machine."""
+    name, backend = train.backend, BACKENDS[train.backend]
+    remat = NAMES if isinstance(train.remat, tuple) else train.remat
+    for key, value, allowed in (
+        ("attention", train.attention, ("auto", *backend.attentions)),
+        ("remat", remat, ("auto", *backend.remats)),
+        ("dtype", train.dtype, backend.dtypes),
+    ):
+        if value not in allowed:
+            raise RecipeError(
+                f"train.{key}: {value} was given, train.backend {name} has {', '.join(allowed)}; set one of them"
+            )
+    for key, reason in backend.lacks.items():
+        if (value := getattr(train, key)) != Train.model_fields[key].default:
+            others = " or ".join(other for other in BACKENDS if key not in BACKENDS[other].lacks)
+            raise RecipeError(
+                f"train.{key}: {_as_yaml(value)} was given, but train.backend {name} {reason}; leave it out, or set "
+                f"train.backend to {others}"
+            )
+
+
+def _check_targets(recipe: Recipe) -> None:
+    backend = recipe.train.backend
+    if ALL_LINEAR in recipe.lora.targets and not BACKENDS[backend].adapts_all_linear:
+        others = " or ".join(other for other in BACKENDS if BACKENDS[other].adapts_all_linear)
+        raise RecipeError(
+            f"lora.targets: {ALL_LINEAR} was given, and train.backend {backend} adapts projections alone; name their "
+            f"kinds, or set train.backend to {others}"
+        )
+
+
+def check_served_adapter(recipe: Recipe, variant: Variant) -> None:
+    """Raises RecipeError for adapters of which vLLM would leave out a part, those on what embeds pictures."""
+    if recipe.serve.weights == "adapter" and vision_targets(variant, recipe.lora.targets):
+        raise RecipeError(
+            f"serve.weights: adapter was given, but lora.targets {', '.join(recipe.lora.targets)} adapts what embeds "
+            "pictures, too, and vLLM leaves that part of an adapter out; set merged"
+        )
+
+
+def _check_eval_tasks(recipe: Recipe) -> None:
+    tasks = recipe.eval.tasks
+    for place, task in enumerate(tasks):
+        key = f"eval.tasks.{place}"
+        if task in tasks[:place]:
+            raise RecipeError(f"{key}: is the same as eval.tasks.{tasks.index(task)}; leave one of them out")
+        if task.task in SOURCES:
+            _check_source(task, key)
+            continue
+        if recipe.data.eval is None:
+            raise RecipeError(
+                f"{key}.task: {task.task} scores held-out rows, but data.eval names none; set data.eval, or take "
+                "the task out"
+            )
+        if given := sorted(task.model_fields_set - {"task", "max_tokens"}):
+            given = [name for name in given if getattr(task, name) not in (None, False)]
+        if given:
+            raise RecipeError(
+                f"{key}.{given[0]}: was given, but {task.task} judges one greedy answer to each held-out row; leave it "
+                f"out; allowed there: max_tokens"
+            )
+
+
+def _check_source(task: EvalTask, key: str) -> None:
+    if task.dataset is None:
+        raise RecipeError(f"{key}.dataset: is missing; {task.task} needs the folder that its questions are in")
+    prompts = find_source(task.task).PROMPTS
+    if task.prompt not in (None, *prompts):
+        raise RecipeError(f"{key}.prompt: {task.prompt} was given; {task.task} has {', '.join(prompts)}; set one")
+
+
+def _as_yaml(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)

@@ -1,0 +1,259 @@
+"""Recipes from YAML and back: loaded, overridden, checked in the recipe's own words, dumped with reasons.
+
+A recipe as dotted keys and their values, such as lora.rank.
+"""
+
+import json
+import os
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+from pydantic import ValidationError
+
+from gemsmith.errors import RecipeError, nearest
+from gemsmith.recipe.checks import check_recipe
+from gemsmith.recipe.schema import ADDED_LATER, TASK_KEYS, Data, Derived, Made, Mesh, Recipe
+from gemsmith.system.characters import one_line, yaml_line
+from gemsmith.system.files import expand_home, regular_file
+from gemsmith.system.yaml import MOST_CHARACTERS, parse_yaml
+from gemsmith.tasks import is_task_file
+
+
+def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted keys and their values.
+
+    >>> dict(flatten({"lora": {"rank": 8}, "seed": 0}))
+    {'lora.rank': 8, 'seed': 0}
+    """
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from flatten(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def task_files(keys: Mapping[str, Any]) -> dict[str, str]:
+    """Those of the dotted keys that name a Python file as a task, with the file.
+
+    >>> task_files({"eval.scorer": "exact", "eval.tasks": [{"task": "regex"}, {"task": "/a/mine.py"}]})
+    {'eval.tasks.1.task': '/a/mine.py'}
+    """
+    entries = enumerate(keys.get("eval.tasks") or ())
+    named = {key: keys.get(key) for key in TASK_KEYS} | {f"eval.tasks.{n}.task": entry["task"] for n, entry in entries}
+    return {key: str(file) for key, file in named.items() if is_task_file(file)}
+
+
+def differing_keys(one: Recipe, other: Recipe) -> dict[str, tuple[Any, Any]]:
+    """Dotted keys in which two recipes differ, with both values."""
+    left, right = (dict(flatten(recipe.model_dump(mode="json"))) for recipe in (one, other))
+    return {
+        key: (left.get(key), right.get(key))
+        for key in sorted(left.keys() | right.keys())
+        if left.get(key) != right.get(key)
+    }
+
+
+def with_values(recipe: Recipe, derived: Sequence[Derived]) -> Recipe:
+    """The recipe with these values; what was set in it and what was left to its default can still be told apart."""
+    for item in derived:
+        recipe = _with_value(recipe, item.key.split("."), item.value)
+    return recipe
+
+
+def default_values() -> dict[str, Any]:
+    """The value of every dotted key that a recipe need not give."""
+    flat = flatten(Recipe(checkpoint="x", data=Data(train="x")).model_dump(mode="json"))
+    return {key: value for key, value in flat if key not in ("checkpoint", "data.train")}
+
+
+def later_defaults() -> dict[str, Any]:
+    """Those of the keys in ADDED_LATER."""
+    return {key: value for key, value in default_values().items() if key in ADDED_LATER}
+
+
+def _with_value(section: Any, path: Sequence[str], value: Any) -> Any:
+    key, *rest = path
+    return section.model_copy(update={key: _with_value(getattr(section, key), rest, value) if rest else value})
+
+
+def load_recipe(path: Path | str, overrides: Sequence[str] = (), *, forget: Collection[str] = ()) -> Recipe:
+    """The recipe in a YAML file, without the keys to forget, with `key=value` overrides applied and checked.
+
+    Raises RecipeError for a file that cannot be read, an unknown key (with a near match), a wrong type or an unknown
+    model.
+    """
+    path = Path(path)
+    try:
+        text = regular_file(path, most_bytes=4 * MOST_CHARACTERS).read_text(encoding="utf-8")
+    except OSError as error:
+        raise RecipeError(f"recipe {path}: cannot be read ({error.strerror or error})") from None
+    except UnicodeDecodeError:
+        raise RecipeError(f"recipe {path}: is not UTF-8 text") from None
+    values = parse_yaml(text, f"recipe {path}")
+    if not isinstance(values, dict):
+        raise RecipeError(f"recipe {path}: must be a mapping with at least checkpoint and data.train")
+    for key in forget:
+        _forget(values, key)
+    _find_task_files(values, path.parent)
+    return build_recipe(values, overrides, source=f"recipe {path}")
+
+
+def build_recipe(values: Mapping[str, Any], overrides: Sequence[str] = (), *, source: str = "recipe") -> Recipe:
+    """A recipe from plain values, with overrides applied and every key checked."""
+    merged = json.loads(json.dumps(values, default=str))
+    for override in overrides:
+        _apply_override(merged, override)
+    try:
+        recipe = Recipe.model_validate(merged)
+    except ValidationError as error:
+        raise RecipeError(f"{source}: {_first_problem(error)}") from None
+    for key, value in flatten(recipe.model_dump(mode="json")):
+        if "\\u0000" in json.dumps(value).replace("\\\\", ""):
+            raise RecipeError(f"{source}: {key}: {value!r} was given, it must hold no NUL, which no file's name has")
+    check_recipe(recipe)
+    return recipe
+
+
+def dump_recipe(recipe: Recipe, derived: Sequence[Derived] = ()) -> str:
+    """The recipe as YAML that loads to the same recipe, each derived value followed by its reason as a comment."""
+    reasons = {item.key: item.reason for item in derived}
+    return "\n".join(_yaml_lines(recipe.model_dump(mode="json"), reasons)) + "\n"
+
+
+def read_reasons(text: str) -> list[Derived]:
+    """The derived values of a dumped recipe, from the comments behind them."""
+    derived: list[Derived] = []
+    path: list[str] = []
+    for line in text.splitlines():
+        key, _, rest = line.strip().partition(":")
+        depth = (len(line) - len(line.lstrip())) // 2
+        path[depth:] = [key]
+        value, mark, reason = rest.rpartition("  # ")
+        if mark:
+            derived.append(Derived(".".join(path), parse_yaml(value, key), reason))
+    return derived
+
+
+def _apply_override(values: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    if not equals or not key.strip():
+        raise RecipeError(f"--set {override!r}: must be key=value, such as lora.rank=16")
+    try:
+        value = parse_yaml(text, key)
+    except RecipeError:
+        raise RecipeError(f"--set {override!r}: the value is not YAML; quote it") from None
+    *parents, last = key.strip().split(".")
+    place = values
+    for parent in parents:
+        if not isinstance(place.get(parent), dict):
+            place[parent] = {}
+        place = place[parent]
+    place[last] = value
+
+
+def _find_task_files(values: Mapping[str, Any], folder: Path) -> None:
+    """Makes the Python files that name tasks absolute: they are given relative to the recipe."""
+    for key in TASK_KEYS:
+        *parents, last = key.split(".")
+        place: Any = values
+        for parent in parents:
+            place = place.get(parent) if isinstance(place, dict) else None
+        _find_task_file(place, last, folder)
+    evaluation = values.get("eval")
+    entries = evaluation.get("tasks") if isinstance(evaluation, dict) else None
+    for entry in entries if isinstance(entries, list) else ():
+        _find_task_file(entry, "task", folder)
+
+
+def _find_task_file(place: Any, key: str, folder: Path) -> None:
+    if isinstance(place, dict) and is_task_file(place.get(key)):
+        place[key] = os.path.abspath(folder / expand_home(place[key]))
+
+
+def _forget(values: dict[str, Any], key: str) -> None:
+    *parents, last = key.split(".")
+    place: Any = values
+    for parent in parents:
+        place = place.get(parent) if isinstance(place, dict) else None
+    if isinstance(place, dict):
+        place.pop(last, None)
+
+
+_IN_YAML = {
+    "too_short": "it must name at least one",
+    "tuple_type": "it must be a list, such as [a, b]",
+    "model_type": "it must be a mapping of keys to values",
+    "dict_type": "it must be a mapping of keys to values",
+}
+"""What pydantic says in Python's words."""
+
+
+def _first_problem(error: ValidationError) -> str:
+    """The most telling of pydantic's complaints, in our words."""
+    problems = error.errors(include_url=False)
+    # A value that may be of two kinds gets a complaint for each: the one that went deepest knew what was meant.
+    problem = max(problems, key=lambda item: (item["type"] == "extra_forbidden", len(item["loc"])))
+    place = [str(part) for part in problem["loc"]]
+    if problem["type"] == "extra_forbidden":
+        allowed, key = _keys_at(place[:-1]), ".".join(part for part in place if part not in ("Made", "Mesh"))
+        return f"unknown key {key}{nearest(place[-1], allowed)}; allowed there: {', '.join(allowed)}"
+    key = ".".join(
+        part
+        for part in place
+        if part not in ("Made", "Mesh", "str", "constrained-str", "int", "float", "bool")
+        and not part.startswith(("literal[", "tuple["))
+    )
+    if problem["type"] == "missing":
+        return f"{key} is missing; it must be given"
+    if place[-1] == "bool":  # the first of the kinds that an option of XLA may have
+        message = "it must be true or false, a number, a text or null"
+    else:
+        message = _IN_YAML.get(problem["type"]) or problem["msg"][0].lower() + problem["msg"][1:]
+    if problem["type"] == "literal_error":
+        if key in TASK_KEYS or re.fullmatch(r"eval\.tasks\.\d+\.task", key):
+            message += ", or a Python file such as ./my_task.py"
+        message += _near_match(problem["input"], problem["ctx"]["expected"])
+    return f"{key}: {problem['input']!r} was given, {message}"
+
+
+def _near_match(given: Any, allowed: str) -> str:
+    """The name that was meant, of those that pydantic quotes."""
+    return nearest(str(given), re.findall("'([^']*)'", allowed))
+
+
+def _keys_at(place: Sequence[str]) -> list[str]:
+    model: Any = Recipe
+    named = {"Made": Made, "Mesh": Mesh}
+    for part in place:
+        # A number is the place in a list, whose items are all of one kind.
+        model = named.get(part) or (get_args(model)[0] if part.isdigit() else model.model_fields[part].annotation)
+    return list(model.model_fields)
+
+
+def _yaml_lines(
+    values: Mapping[str, Any], reasons: Mapping[str, str], prefix: str = "", indent: str = ""
+) -> Iterator[str]:
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield f"{indent}{_yaml_key(key)}:"
+            yield from _yaml_lines(value, reasons, f"{prefix}{key}.", indent + "  ")
+            continue
+        reason = reasons.get(prefix + key)
+        comment = f"  # {one_line(reason)}" if reason else ""
+        # One line a value, so that a reason can follow it; JSON's scalars and lists are YAML's.
+        yield f"{indent}{_yaml_key(key)}: {_yaml_scalar(value)}{comment}"
+
+
+def _yaml_key(key: str) -> str:
+    """The key in quotes where YAML would else take it for something: yes, 1, a: b."""
+    return key if re.fullmatch(r"[A-Za-z]\w*", key) and parse_yaml(key, key) == key else yaml_line(key)
+
+
+def _yaml_scalar(value: Any) -> str:
+    if isinstance(value, float):
+        # PyYAML reads 1e-08 as text: YAML 1.1 wants a point in it.
+        text = repr(value)
+        return text if "e" not in text or "." in text else text.replace("e", ".0e")
+    return yaml_line(value)

@@ -1,0 +1,400 @@
+"""The recipe: one YAML that every stage reads. Its keys and their defaults.
+
+Defaults live here and nowhere else; where arXiv 2605.25645 gives a value, it is that one.
+"""
+
+import dataclasses
+import math
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue
+
+from gemsmith.arch import LORA_KINDS
+from gemsmith.recipe.backends import Saved, Tuned
+from gemsmith.recipe.load_grids import BURST, GRIDS, Grid, Load, describe_grids
+from gemsmith.tasks import MADE, SCORERS, SOURCES, describe_made, describe_scorers, describe_sources
+
+Positive = Annotated[int, Field(gt=0, lt=2**31)]
+Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
+if TYPE_CHECKING:
+    MadeTask: TypeAlias = str
+    ScorerName: TypeAlias = str
+    TaskName: TypeAlias = str
+else:  # the names of the tasks that there are, or a Python file of the user's own
+    _OwnFile = Annotated[str, Field(pattern=r"\.py$")]
+    MadeTask, ScorerName = Literal[MADE] | _OwnFile, Literal[SCORERS] | _OwnFile
+    TaskName = Literal[(*SOURCES, *SCORERS)] | _OwnFile
+TASK_KEYS = ("data.train.task", "data.eval.task", "eval.scorer")
+"""Keys that may name such a file, beside the entries of eval.tasks."""
+# YAML 1.1, which PyYAML reads, takes a bare off for false.
+AutoOrOff = Annotated[Tuned, BeforeValidator(lambda value: "off" if value is False else value)]
+
+ADDED_LATER = frozenset(
+    "bench.grid bench.max_concurrency bench.pictures bench.slo_tpot_ms bench.slo_ttft_ms bench.timeout_s "
+    "data.bad_image data.held_out data.image_tokens data.labels data.max_patches data.prompt eval.options eval.tasks "
+    "export.merge_into serve.image serve.kv_cache_dtype serve.pictures serve.weights train.tuned".split()
+)
+"""Keys that recipes of earlier versions lack. At its default such a key is left out of what says how a stage was made,
+so that what those versions made stays complete and can be gone on with."""
+
+
+class Section(BaseModel):
+    """Base of every part of the recipe: frozen, and unknown keys are an error."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, str_min_length=1)
+
+
+class Made(Section):
+    """Rows made by a seeded generator, instead of a file."""
+
+    task: MadeTask = Field(
+        description=f"The generator: {describe_made()}; or your own Python file with make_rows, whose code is run."
+    )
+    rows: Positive = Field(description="How many rows to make.")
+    split: Literal["train", "held-out"] = Field("train", description="The two splits share no specification.")
+
+
+class Data(Section):
+    train: str | Made = Field(description="JSONL or parquet file, a Hugging Face dataset folder, or rows to make.")
+    eval: str | Made | None = Field(None, description="Held-out rows, in the same forms; null: no evaluation.")
+    format: Literal["auto", "messages", "prompt-response", "image-folder"] = Field(
+        "auto", description="`auto` looks at the columns; image-folder: a sub-folder of photos for each class."
+    )
+    labels: dict[str, str] = Field(
+        {}, description="image-folder: sub-folder -> answer; default: its name, _ as spaces."
+    )
+    prompt: str | None = Field(None, description="image-folder: the text after each picture; {labels}: all answers.")
+    held_out: Fraction = Field(0.0, description="image-folder: the share of each class for data.eval, the same folder.")
+    image_tokens: Literal[70, 140, 280, 560, 1120] = Field(280, description="Soft tokens of a picture at most.")
+    max_patches: Positive = Field(
+        25_200, description="Of a row's pictures, at most; 280 soft tokens are 2,520 patches."
+    )
+    bad_image: Literal["error", "drop"] = Field("error", description="What happens to a row whose picture is unusable.")
+    template: str | None = Field(None, description="A chat template file; default: the checkpoint's own.")
+    max_length: Positive = Field(4096, description="Tokens in a row, packed or not.")
+    packing: bool = Field(
+        True, description="Several documents in a row, kept apart by segments; never a document over two rows."
+    )
+    too_long: Literal["drop", "error"] = Field("drop", description="What happens to a document longer than max_length.")
+
+
+def lora_scale(*, rank: int, alpha: float, rslora: bool) -> float:
+    """What B A is multiplied by; rsLoRA: https://arxiv.org/abs/2312.03732.
+
+    >>> lora_scale(rank=16, alpha=32.0, rslora=False), lora_scale(rank=16, alpha=32.0, rslora=True)
+    (2.0, 8.0)
+    """
+    return alpha / (math.sqrt(rank) if rslora else rank)
+
+
+class Lora(Section):
+    rank: Positive = Field(64, description="R: the columns of A and the rows of B.")
+    alpha: Annotated[float, Field(gt=0)] = Field(
+        64.0, description="Adapters are scaled by alpha / rank, with rslora by alpha / sqrt(rank)."
+    )
+    dropout: Fraction = Field(
+        0.05, description="The share of an adapter's inputs that a training step leaves out; 0: none."
+    )
+    rslora: bool = Field(False, description="Scale adapters by alpha / sqrt(rank) instead of alpha / rank.")
+    targets: tuple[str, ...] = Field(
+        LORA_KINDS, strict=False, description="Kinds of projection; vision: the tower's; all-linear: PEFT's, with trl."
+    )
+
+    @property
+    def scale(self) -> float:
+        """What B A is multiplied by."""
+        return lora_scale(rank=self.rank, alpha=self.alpha, rslora=self.rslora)
+
+
+class Optimizer(Section):
+    learning_rate: Annotated[float, Field(gt=0)] = Field(
+        1e-4, description="The highest rate, at the end of the warm-up."
+    )
+    schedule: Literal["cosine", "linear", "constant"] = Field(
+        "cosine", description="After warm-up; cosine and linear end at 0."
+    )
+    warmup_steps: Annotated[int, Field(ge=0, lt=2**31)] | None = Field(
+        None, description="Default, where there is no warmup_ratio: a tenth of all updates, rounded down, at most 100."
+    )
+    warmup_ratio: Annotated[float, Field(ge=0, lt=1)] | None = Field(
+        None, description="Instead of warmup_steps: their share of all updates, rounded up."
+    )
+    weight_decay: Annotated[float, Field(ge=0)] = Field(
+        0.001, description="AdamW's: an update also takes this share of the adapters, times the learning rate."
+    )
+    clip_norm: Annotated[float, Field(gt=0)] | None = Field(1.0, description="Global gradient norm; null: no clipping.")
+    beta1: Fraction = Field(0.9, description="AdamW's: how much of the gradients' mean a step keeps.")
+    beta2: Fraction = Field(0.999, description="AdamW's: how much of the squared gradients' mean a step keeps.")
+    epsilon: Annotated[float, Field(gt=0)] = Field(
+        1e-8, description="AdamW's: added to the root that an update is divided by."
+    )
+
+    def warmup(self, updates: int) -> int:
+        """The steps of warm-up, of so many updates.
+
+        >>> [Optimizer().warmup(updates) for updates in (9, 19, 5000)]
+        [0, 1, 100]
+        """
+        if self.warmup_ratio is not None:
+            return math.ceil(self.warmup_ratio * updates)
+        # Rounded down, since the first step of a warm-up has the rate 0: of a few steps none is to be lost.
+        return min(100, updates // 10) if self.warmup_steps is None else self.warmup_steps
+
+
+class Mesh(Section):
+    replica: Positive = Field(1, description="Copies of the weights; each takes its share of the rows.")
+    fsdp: Positive = Field(1, description="Splits rows, and the weights by the model's width.")
+    sequence: Positive = Field(1, description="Splits every row's positions, and the weights like fsdp.")
+    tp: Positive = Field(1, description="Splits heads, hidden units and the vocabulary.")
+
+
+class Train(Section):
+    backend: Literal["tunix", "trl"] = Field("tunix", description="JAX on TPU, GPU or CPU; or TRL on GPU.")
+    start_adapter: str | None = Field(
+        None, description="A folder of a PEFT adapter whose matrices training starts from."
+    )
+    epochs: Positive = Field(1, description="How often all rows are trained on.")
+    optimizer_steps: Positive | None = Field(
+        None,
+        description="Updates; rows repeat in further epochs where there are fewer than they need. Default: epochs "
+        "decide.",
+    )
+    rows_per_step: Positive = Field(8, description="Rows of max_length in one optimizer step, over all devices.")
+    tokens_per_step: Positive | None = Field(
+        None, description="Instead of rows_per_step: positions in one step, padding counted."
+    )
+    micro_batches: Positive = Field(
+        1,
+        description="Parts of a step, run one after the other for less memory; the update is the same. JAX on CPU "
+        "takes row by row.",
+    )
+    attention: Literal["auto", "splash", "dense", "documents", "sdpa", "eager"] = Field(
+        "auto",
+        description="tunix: the `splash` kernel on TPU, for heads of whole 128s; `dense` blocks elsewhere. trl: "
+        "`documents` one by one, or masked `sdpa`, `eager`.",
+    )
+    remat: Literal["auto", "none", "layer"] | Annotated[tuple[Saved, ...], Field(strict=False)] = Field(
+        "auto",
+        description="What the backward pass recomputes: `none`, a whole `layer`, or all of it but the results "
+        "named here; `auto` names as many as the device has room for.",
+    )
+    offload: Annotated[tuple[Saved, ...], Field(strict=False)] = Field(
+        (), description="Results of a layer that wait for the backward pass in the host's memory; TPU and GPU."
+    )
+    mesh: Literal["auto"] | Mesh = Field(
+        "auto", description="How devices share a step; `auto` splits rows first, then their positions."
+    )
+    dtype: Literal["bfloat16", "float32", "nf4", "int8"] = Field(
+        "bfloat16",
+        description="Of the frozen base, `nf4` and `int8` computing in bfloat16; adapters and moments are float32.",
+    )
+    compile: bool = Field(
+        False, description="trl: fuses what lies between matmuls, with torch.compile; tunix always compiles."
+    )
+    compiler_options: dict[str, bool | int | float | str | None] = Field(
+        {},
+        description="tunix: XLA's flags by name, over those that Gemsmith sets (gemsmith.train.jax.compile); null takes "
+        "one of Gemsmith's away.",
+    )
+    tuned: AutoOrOff = Field(
+        "auto",
+        description="tunix: `off` trains without anything whose gain is modelled and not yet measured on a TPU: "
+        "Gemsmith's XLA flags, the fused LoRA matmul, the kernel for heads, QK-norm and RoPE, layers chained and "
+        "recomputed in turn, barriers around matmuls, the split vocabulary. The update is the same, but for rounding.",
+    )
+    checkpoint_every: Positive = Field(100, description="Steps.")
+    keep_checkpoints: Positive = Field(3, description="How many saved steps stay: the newest.")
+    checkpoint_folder: str | None = Field(
+        None, description="A folder or gs://bucket/folder for the checkpoints; null: in the run directory."
+    )
+    on_nonfinite: Literal["stop", "skip"] = Field(
+        "stop", description="What a step does whose loss or gradient is NaN or infinite; skip: its update is left out."
+    )
+    spike_factor: Annotated[float, Field(gt=1)] = Field(
+        3.0, description="A loss of more than this many times the median of the last 50 steps is a spike."
+    )
+    on_spike: Literal["report", "stop", "skip"] = Field("report", description="What a step does whose loss is a spike.")
+
+
+class Export(Section):
+    step: Positive | None = Field(None, description="The saved step to export; default: the last.")
+    merge_into: Literal["trained", "original"] = Field(
+        "trained", description="nf4 and int8: the dequantized weights that were `trained` on, or the `original` ones."
+    )
+
+
+class Serve(Section):
+    host: str = Field("127.0.0.1", description="The address that vLLM listens on.")
+    port: Annotated[int, Field(gt=0, lt=65_536)] | None = Field(None, description="Default: a free one.")
+    max_model_len: Positive | None = Field(None, description="Tokens; default: what bench and eval need.")
+    dtype: Literal["auto", "bfloat16", "float32"] = Field("auto", description="As served; `auto`: as the weights are.")
+    python: str | None = Field(
+        None, description="The Python of the environment that holds vLLM; default: .venv-serve beside Gemsmith's own."
+    )
+    start_timeout_s: Positive = Field(900, description="Seconds that vLLM may take to be up.")
+    weights: Literal["auto", "merged", "adapter"] = Field(
+        "auto",
+        description="`adapter`: base and tuned model are two names of one server, base + LoRA; `merged` and `auto`: "
+        "each has a server of its own, since vLLM may load a Gemma 4 adapter and ignore it "
+        "(https://github.com/vllm-project/vllm/issues/41754).",
+    )
+    pictures: bool = Field(False, description="Take pictures in prompts also where no row of the run has one.")
+    kv_cache_dtype: Literal["auto", "fp8"] = Field("auto", description="Of keys and values; `auto` is the weights'.")
+    image: str | None = Field(
+        None, description="The Docker image of gemsmith serve --on; default: vLLM's own for the machine's kind."
+    )
+    arguments: tuple[str, ...] = Field((), description="Further arguments to vLLM's server.", strict=False)
+
+
+class Bench(Section):
+    grid: Literal["own", "paper", "short"] = Field(
+        "own",
+        description=f"What is measured: {describe_grids()}; `own` is what the next six keys say, others read none.",
+    )
+    input_tokens: tuple[Positive, ...] = Field(
+        (512, 4096),
+        min_length=1,
+        description="Lengths of prompts in tokens; each with each of request_rates is a cell.",
+        strict=False,
+    )
+    output_tokens: Positive = Field(256, description="Tokens that every request asks for.")
+    request_rates: tuple[Annotated[float, Field(gt=0)] | Literal["burst"], ...] = Field(
+        (1.0, 4.0, 16.0), min_length=1, description="Requests a second; `burst`: all at once.", strict=False
+    )
+    max_concurrency: Positive | None = Field(
+        None, description="Requests under way at once, where others wait at the client; null: no limit."
+    )
+    pictures: bool = Field(False, description="Requests are rows of data.eval with pictures, not random text.")
+    prompts: Positive | None = Field(
+        128,
+        description="Requests that a cell measures, beside those of its warm-up; null: as many as its rate and length "
+        "need.",
+    )
+    slo_ttft_ms: Annotated[float, Field(gt=0)] | None = Field(
+        None,
+        description="The longest TTFT of a good request. With an SLO the rate is searched at which the server "
+        "saturates: under 95 % of its requests are good.",
+    )
+    slo_tpot_ms: Annotated[float, Field(gt=0)] | None = Field(None, description="The longest TPOT of a good request.")
+    timeout_s: Positive = Field(600, description="A request without a whole answer by then is counted as a timeout.")
+
+    @property
+    def plan(self) -> Grid:
+        """The loads to measure; those of the own grid need as many requests as the paper's."""
+        if self.grid != "own":
+            return GRIDS[self.grid]
+        loads = tuple(
+            Load(
+                input_tokens=tokens,
+                output_tokens=self.output_tokens,
+                request_rate=BURST if rate == "burst" else rate,
+                max_concurrency=self.max_concurrency,
+            )
+            for tokens in self.input_tokens
+            for rate in self.request_rates
+        )
+        return dataclasses.replace(GRIDS["paper"], loads=loads)
+
+
+class EvalTask(Section):
+    """One of several things that a run is scored on."""
+
+    task: TaskName = Field(
+        description=f"A scorer, for the held-out rows of data.eval; or a task with its own questions: "
+        f"{describe_sources()}."
+    )
+    dataset: str | None = Field(None, description="The folder with the questions of such a task.")
+    prompt: str | None = Field(
+        None, description="How such a task asks. verilog: `official` (default), as verilog-eval does, or `fenced`."
+    )
+    samples: Positive | None = Field(None, description="Answers to each question; default: the task's, verilog's is 5.")
+    temperature: Annotated[float, Field(ge=0)] | None = Field(
+        None, description="Default: the task's, verilog's is 0.8."
+    )
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = Field(
+        None, description="Default: the task's, verilog's is 0.95."
+    )
+    seed: Annotated[int, Field(ge=0, lt=2**32)] | None = Field(
+        None, description="What each sample's own seed follows from; default: the recipe's seed."
+    )
+    max_tokens: Positive | None = Field(None, description="The longest answer; default: eval.max_tokens.")
+    unsafe: bool = Field(False, description="Run generated code without a sandbox, with your rights.")
+
+
+class Eval(Section):
+    tasks: tuple[EvalTask, ...] = Field(
+        (), description="What is scored; default: the held-out rows, by eval.scorer.", strict=False
+    )
+    scorer: ScorerName = Field(
+        "exact",
+        description=f"What an answer is judged by: {describe_scorers()}; or your own Python file with COLUMNS and "
+        "score, whose code is run.",
+    )
+    options: dict[str, JsonValue] = Field(
+        {}, description="Values of the scorer's columns, such as `pattern`, for the rows that have none of their own."
+    )
+    max_tokens: Positive = Field(512, description="Tokens of the longest answer.")
+    limit: Positive | None = Field(None, description="Score only the first rows.")
+    concurrency: Positive = Field(16, description="Requests under way at once.")
+
+
+class Hardware(Section):
+    machines: tuple[str, ...] = Field(
+        ("v5p-8", "v6e-8", "2xh100"), min_length=1, description="Machines to plan for, of the catalogue.", strict=False
+    )
+    catalogue: str | None = Field(
+        None, description="A YAML of chips and machines that replaces or adds to the shipped one."
+    )
+
+
+class Recipe(Section):
+    """Everything a run needs to know."""
+
+    model: str | None = Field(
+        None, description="gemma4-e2b, -e4b, -12b, -26b-a4b, -31b, a tiny one; default: what the checkpoint is."
+    )
+    checkpoint: str = Field(description="A folder, a Hugging Face hub id, or gs://bucket/folder.")
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = Field(
+        0, description="Of rows that are made, their order, A's first values and dropout."
+    )
+    data: Data
+    lora: Lora = Lora()
+    optimizer: Optimizer = Optimizer()
+    train: Train = Train()
+    export: Export = Export()
+    serve: Serve = Serve()
+    bench: Bench = Bench()
+    eval: Eval = Eval()
+    hardware: Hardware = Hardware()
+
+
+class Derived(NamedTuple):
+    """A value that the user did not write, and why it is what it is."""
+
+    key: str
+    value: Any
+    reason: str
+
+    @property
+    def plain_value(self) -> Any:
+        """As JSON and YAML have it."""
+        if not isinstance(self.value, tuple):
+            return self.value
+        return [item.model_dump(mode="json") if isinstance(item, Section) else item for item in self.value]
+
+
+def eval_tasks(recipe: Recipe) -> tuple[EvalTask, ...]:
+    """What the run is scored on: eval.tasks, or else eval.scorer on the held-out rows, where data.eval names any."""
+    if recipe.eval.tasks or recipe.data.eval is None:
+        return recipe.eval.tasks
+    return (EvalTask(task=recipe.eval.scorer),)
+
+
+def longest_answer(recipe: Recipe) -> int:
+    """The most tokens that eval asks for in one answer; 0 where there is no eval."""
+    return max((task.max_tokens or recipe.eval.max_tokens for task in eval_tasks(recipe)), default=0)
+
+
+def recipe_schema() -> dict[str, Any]:
+    """The JSON schema that editors check a recipe with."""
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **Recipe.model_json_schema()}

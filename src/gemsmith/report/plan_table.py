@@ -1,0 +1,233 @@
+"""The plan as a table on the terminal, in plain text: importing a library for it would take a tenth of the start."""
+
+import sys
+from collections.abc import Iterator, Sequence
+from typing import TextIO
+
+from gemsmith.plan.fix import KEYS
+from gemsmith.plan.machine import PROCESS, RUNTIME, SET_MESH, describe_changes
+from gemsmith.recipe.schema import Mesh
+from gemsmith.runs.plan_records import MachinePlan, PlanRecord, ServingPlan
+from gemsmith.runs.records import Range
+from gemsmith.system.characters import spell_out
+
+GIB = 2**30
+HEADINGS = ("machine", "mesh", "fits", "memory, GiB/chip", "hours", "USD", "USD/M tok")
+SERVING_HEADINGS = ("machine", "dtype", "tp", "memory", "at once", "prefill ms", "token ms", "out tok/s", "USD/M out")
+BAR = 8
+"""Letters that a chip's memory is wide."""
+LETTERS = {
+    "frozen weights": "W",
+    "adapters": "A",
+    "moments": "A",
+    "gradients": "A",
+    "saved activations": "S",
+    PROCESS: "r",
+    RUNTIME: "r",
+}
+"""The letter of a part in the bar; the other parts are those of the layer or the loss at hand."""
+OTHER = "L"
+LEGEND = (
+    "memory: W frozen weights, A adapters with moments and gradients, S saved activations,\n"
+    "L the layer or loss at hand, r the runtime's, . free, > more than there is"
+)
+DETAILED = 3
+"""With more machines than this, notes are left to --json."""
+_WORDS = 4  # columns of words stand to the left, those of numbers to the right
+
+
+def print_plan(record: PlanRecord, file: TextIO | None = None) -> None:
+    """Prints the machines, then what the numbers rest on, to stdout or a file."""
+    print(spell_out("\n".join(plan_lines(record))), file=file or sys.stdout)
+
+
+def plan_lines(record: PlanRecord) -> list[str]:
+    """The table, at most 80 columns wide, and below it a line for each note and assumption."""
+    trained = f"{_count(record.trained_parameters)} trained of {_count(record.parameters)} parameters"
+    meshes = [machine.mesh for machine in record.machines]
+    axes = [axis for axis in Mesh.model_fields if axis in ("fsdp", "tp") or any(mesh[axis] > 1 for mesh in meshes)]
+    rows = [HEADINGS, *(_cells(machine, axes) for machine in record.machines)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(HEADINGS))]
+    lines = [
+        f"{record.model}: {trained}",
+        f"{record.tokens_per_step:,} positions a step; hours and USD for {record.priced}; mesh is {' x '.join(axes)}",
+        "",
+    ]
+    lines += ["  ".join(_aligned(row, widths)).rstrip() for row in rows]
+    lines += ["", *LEGEND.splitlines(), "", *_fix_lines(record)]
+    if len(record.machines) <= DETAILED:
+        lines += [f"{machine.name}: {note}" for machine in record.machines for note in machine.notes]
+    else:
+        lines += [
+            *_mesh_lines(record),
+            *_spot_lines(record),
+            *_compiled_lines(record),
+            *_measured_lines(record),
+            *_doubt_lines(record),
+            "Prices, speeds and their sources for each machine: --json, or fewer machines with --on.",
+        ]
+    return [*lines, "", *(f"- {assumption}" for assumption in record.assumptions)]
+
+
+def print_serving(record: PlanRecord, file: TextIO | None = None) -> None:
+    """Prints what serving comes to on each machine, by length of prompts; those that it does not fit come last."""
+    print(spell_out("\n".join(serving_lines(record))), file=file or sys.stdout)
+
+
+def serving_lines(record: PlanRecord) -> list[str]:
+    """A table for each length, the cheapest first by the upper ends."""
+    lines = [f"{record.model} served by vLLM, with as many requests at once as fit; modelled"]
+    for load in dict.fromkeys(row.load for row in record.serving):
+        rows = [row for row in record.serving if row.load == load]
+        fitting = sorted((row for row in rows if row.fits), key=_serving_cost)
+        table = [SERVING_HEADINGS, *(_serving_cells(row) for row in fitting)]
+        widths = [max(len(row[column]) for row in table) for column in range(len(SERVING_HEADINGS))]
+        lines += ["", load, ""]
+        lines += ["  ".join(_aligned(row, widths)).rstrip() for row in table]
+    if refused := dict.fromkeys(f"{row.machine}: {row.why}" for row in record.serving if row.why):
+        lines += ["", *refused]
+    if record.serving_warnings:
+        lines += ["", *(f"warning: {warning}" for warning in record.serving_warnings)]
+    measured = {row.machine: row.measured for row in record.serving if row.measured}
+    return [
+        *lines,
+        "",
+        *(
+            f"- {name}: the range that load tests measured there, and 15 % each way: {tests}"
+            for name, tests in measured.items()
+        ),
+        "- memory: GiB a chip of weights, and left for keys and values; tp is tensor parallel x copies.",
+        *(
+            ["- no machine has a row: of a CPU no speed is known before --calibrate with a run that has bench.json"]
+            if not record.serving
+            else []
+        ),
+        *(
+            ["- Pictures are embedded before their prompt, by each device whole; of that no speed was published."]
+            if any(row.pictures for row in record.serving)
+            else []
+        ),
+        "- Prefill as training's matmuls, on GPU up to 80 % of the peak; decode at 25-60 % of the roofline",
+        "  on TPU, 50-97 % on GPU, as in load tests of the 31B (docs/how-to/plan.md). Batches are full.",
+    ]
+
+
+def _serving_cost(row: ServingPlan) -> tuple[bool, float]:
+    usd, speed = row.usd_per_million_tokens, row.output_tokens_per_s
+    return usd is None, usd[1] if usd else -(speed[1] if speed else 0)
+
+
+def _serving_cells(row: ServingPlan) -> tuple[str, ...]:
+    return (
+        row.machine,
+        {"bfloat16": "bf16", "float32": "fp32"}.get(row.weight_dtype or "", row.weight_dtype or ""),
+        f"{row.tensor_parallel}x{row.copies}",
+        f"{(row.weights_bytes_per_chip or 0) / GIB:.0f}+{(row.kv_room_bytes_per_chip or 0) / GIB:.0f}",
+        f"{row.requests:,}",
+        _range(_in_ms(row.prefill_s)),
+        _range(_in_ms(row.decode_step_s)),
+        _range(row.output_tokens_per_s),
+        _range(row.usd_per_million_tokens),
+    )
+
+
+def _in_ms(seconds: Range | None) -> Range | None:
+    return None if seconds is None else (1e3 * seconds[0], 1e3 * seconds[1])
+
+
+def bar_of(machine: MachinePlan) -> str:
+    """A chip's memory as a bar of letters, by part, the runtime's at its end."""
+    limit = machine.hbm_limit_bytes_per_chip
+    letters, held = "", 0
+    for name, size in machine.parts.items():
+        if name != RUNTIME:
+            held += size
+            letters += LETTERS.get(name, OTHER) * (min(BAR, round(BAR * held / limit)) - len(letters))
+    if machine.exceeded_by is not None:
+        return letters[: BAR - 1].ljust(BAR - 1, OTHER) + ">"
+    runtime = max(1, round(BAR * machine.parts.get(RUNTIME, 0) / limit))
+    return letters[: BAR - runtime].ljust(BAR - runtime, ".") + LETTERS[RUNTIME] * runtime
+
+
+def _fix_lines(record: PlanRecord) -> Iterator[str]:
+    """For each machine that does not fit, which part is too large, and what would fit."""
+    for machine in record.machines:
+        if machine.fits:
+            continue
+        why = f"{machine.exceeded_by} exceed the memory" if machine.exceeded_by else machine.notes[0]
+        fix = machine.fix
+        if fix is None:
+            yield f"{machine.name}: {why}; no change of {', '.join(KEYS)} was found that fits"
+            continue
+        usd = f"{_range(fix.usd)} USD" if fix.usd else "no price"
+        yield (
+            f"{machine.name}: {why}; fits with {describe_changes(fix.changes)}: "
+            f"{fix.hbm_bytes_per_chip / GIB:.1f} GiB, {_range(fix.hours)} h, {usd}"
+        )
+
+
+def _mesh_lines(record: PlanRecord) -> Iterator[str]:
+    names = [machine.name for machine in record.machines if any(note.startswith(SET_MESH) for note in machine.notes)]
+    if names:
+        yield f"{SET_MESH} what the table shows on {', '.join(names)}; auto trains with tp 1: slower, or too large"
+
+
+def _spot_lines(record: PlanRecord) -> Iterator[str]:
+    spot = [f"{machine.name} {_range(machine.usd_spot)}" for machine in record.machines if machine.usd_spot]
+    if spot:
+        yield f"USD on spot, with preemptions as assumed below: {', '.join(spot)}"
+
+
+def _compiled_lines(record: PlanRecord) -> Iterator[str]:
+    for machine in record.machines:
+        yield from (f"{machine.name}: {note}" for note in machine.notes if machine.compiled and "compiled for" in note)
+
+
+def _measured_lines(record: PlanRecord) -> Iterator[str]:
+    if measured := [machine.name for machine in record.machines if machine.measured]:
+        yield f"hours after what trainings measured there (--calibrate): {', '.join(measured)}"
+
+
+def _doubt_lines(record: PlanRecord) -> Iterator[str]:
+    """A line for each kind of doubt about prices, with the machines that it is about."""
+    for doubt in dict.fromkeys(doubt for machine in record.machines for doubt in machine.price_doubts):
+        names = ", ".join(machine.name for machine in record.machines if doubt in machine.price_doubts)
+        yield f"prices {doubt}: {names}"
+
+
+def _aligned(row: tuple[str, ...], widths: list[int]) -> list[str]:
+    return [
+        cell.ljust(width) if column < _WORDS else cell.rjust(width)
+        for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+    ]
+
+
+def _cells(machine: MachinePlan, axes: Sequence[str]) -> tuple[str, ...]:
+    return (
+        machine.name,
+        "x".join(str(machine.mesh[axis]) for axis in axes),
+        "yes" if machine.fits else "no",
+        f"{bar_of(machine)} {machine.hbm_bytes_per_chip / GIB:.0f}/{machine.hbm_limit_bytes_per_chip / GIB:.0f}",
+        _range(machine.hours),
+        _range(machine.usd),
+        _range(machine.usd_per_million_tokens),
+    )
+
+
+def _count(number: int) -> str:
+    return f"{number / 1e9:,.2f} B" if number >= 1e9 else f"{number / 1e6:,.1f} M"
+
+
+def _range(values: tuple[float, float] | None) -> str:
+    return "-" if values is None else f"{_short(values[0])}-{_short(values[1])}"
+
+
+def _short(value: float) -> str:
+    """Three digits, and no more than whole numbers need.
+
+    >>> _short(0.04321), _short(12.34), _short(1234.5)
+    ('0.043', '12.3', '1,234')
+    """
+    if value >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.3g}" if value >= 1 else f"{value:.2g}"

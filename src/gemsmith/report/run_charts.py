@@ -1,0 +1,246 @@
+"""Training's curves: numbers against the step.
+
+Scores with their intervals, base and tuned, of every task.
+"""
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gemsmith.report.charts import COLOURS, Chart, make_chart, spans_decades, write_ticks
+from gemsmith.runs.eval_records import EvalRecord, Score
+from gemsmith.runs.records import TrainRecord
+from gemsmith.system.format import count, decimal, fraction, plain
+
+_MOST_POINTS = 800
+_MOST_MARKS = 200
+
+
+def training_charts(train: TrainRecord, clip_norm: float | None) -> list[Chart]:
+    """Loss, gradient norm, learning rate and speed against the step; nothing where one step is no curve."""
+    steps = train.steps
+    if len(steps) < 2:
+        return []
+    compiled = {steps[0].step, *(after + 1 for after in train.resumed_at)}
+    timed = [step.step not in compiled and step.step_s > 0 for step in steps]
+    speeds = [step.real_tokens / step.step_s if counts else math.nan for step, counts in zip(steps, timed, strict=True)]
+    return [
+        _step_chart(train, "loss", "Loss", "mean over the tokens in the loss of a step", [step.loss for step in steps]),
+        _step_chart(
+            train, "grad-norm", "Gradient norm", "before clipping", [step.grad_norm for step in steps], limit=clip_norm
+        ),
+        _step_chart(
+            train,
+            "learning-rate",
+            "Learning rate",
+            "of the step’s update",
+            [step.learning_rate for step in steps],
+            smooth=False,
+        ),
+        _step_chart(train, "speed", "Speed", "real tokens/s, without steps that compile", speeds, from_zero=True),
+    ]
+
+
+def _step_chart(
+    train: TrainRecord,
+    name: str,
+    title: str,
+    unit: str,
+    values: Sequence[float],
+    *,
+    smooth: bool = True,
+    from_zero: bool = False,
+    limit: float | None = None,
+) -> Chart:
+    """One number against the step: raw and, where there are enough steps, its running mean."""
+    steps = [step.step for step in train.steps]
+    values = [value if math.isfinite(value) else math.nan for value in values]
+    window = _window(len(values)) if smooth else 1
+    log = spans_decades(values) and not from_zero
+    shown = _thinned(steps, values)
+    place = {step: number for number, step in enumerate(steps)}
+    marked = [step for step in train.spikes if name == "loss" and step in place][:_MOST_MARKS]
+
+    def draw(axes: Any) -> None:
+        if log:
+            axes.set_yscale("log")
+        style = {"marker": "o", "markersize": 4.5} if len(steps) <= 20 else {}
+        thin = {"linewidth": 1.0, "alpha": 0.42} if window > 1 else {}
+        axes.plot(*shown, color=COLOURS["s1"], **style, **thin)
+        if window > 1:
+            axes.plot(*_thinned(steps, running_mean(values, window)), color=COLOURS["s1"])
+        for spike in marked:
+            axes.plot(spike, values[place[spike]], "X", color=COLOURS["s2"], markersize=8)
+        for resumed in train.resumed_at:
+            axes.axvline(resumed + 0.5, color=COLOURS["s2"], linewidth=1.2, linestyle=(0, (4, 3)))
+        if limit is not None and _within(limit, values):
+            axes.axhline(limit, color=COLOURS["muted"], linewidth=1.2, linestyle=(0, (1, 2)))
+        if from_zero:
+            axes.set_ylim(0, 1.08 * max((value for value in values if not math.isnan(value)), default=1) or 1)
+        axes.set_xlabel("step")
+        write_ticks(axes, log=log, whole_x=True)
+
+    legend = [("s1", "line", f"mean of {window} steps"), ("s1", "thin", "each step")] if window > 1 else []
+    legend += [("s2", "dash", "continued from a checkpoint")] if train.resumed_at else []
+    legend += [("s2", "cross", "spike")] if marked else []
+    legend += (
+        [("muted", "dots", f"clipped above {plain(limit)}")] if limit is not None and _within(limit, values) else []
+    )
+    unit += ", log scale" if log else ""
+    return make_chart(
+        name,
+        draw,
+        title=title,
+        unit=unit,
+        alt=_describe(title, steps, values),
+        legend=legend,
+        points=[(step, value, f"step {count(step)}: {decimal(value)}") for step, value in zip(*shown, strict=True)],
+    )
+
+
+def running_mean(values: Sequence[float], window: int) -> list[float]:
+    """Means over `window` neighbours, half before and half after; fewer at the ends. Ignores NaN.
+
+    >>> running_mean([0, 3, 6, 9], 3)
+    [1.5, 3.0, 6.0, 7.5]
+    """
+    half = window // 2
+    sums = [0.0, *itertools.accumulate(0.0 if math.isnan(value) else value for value in values)]
+    known = [0, *itertools.accumulate(not math.isnan(value) for value in values)]
+    ends = [(max(0, middle - half), min(len(values), middle + half + 1)) for middle in range(len(values))]
+    return [
+        (sums[end] - sums[start]) / (known[end] - known[start]) if known[end] > known[start] else math.nan
+        for start, end in ends
+    ]
+
+
+def _window(steps: int) -> int:
+    """An odd number of steps to average over, about a thirtieth of them; 1 below 30 steps."""
+    return 1 if steps < 30 else 2 * max(1, steps // 60) + 1
+
+
+def _thinned(steps: Sequence[int], values: Sequence[float]) -> tuple[list[int], list[float]]:
+    """At most _MOST_POINTS points that keep each bin's lowest and highest value, so that no spike is lost."""
+    if len(steps) <= _MOST_POINTS:
+        return list(steps), list(values)
+    bins = _MOST_POINTS // 2
+    kept: set[int] = {0, len(steps) - 1}
+    for number in range(bins):
+        inside = [
+            i
+            for i in range(number * len(steps) // bins, (number + 1) * len(steps) // bins)
+            if not math.isnan(values[i])
+        ]
+        if inside:
+            kept |= {min(inside, key=lambda i: values[i]), max(inside, key=lambda i: values[i])}
+    places = sorted(kept)
+    return [steps[i] for i in places], [values[i] for i in places]
+
+
+def _within(limit: float, values: Sequence[float]) -> bool:
+    finite = [value for value in values if math.isfinite(value)]
+    return bool(finite) and limit <= 1.1 * max(finite)
+
+
+def _describe(title: str, steps: Sequence[int], values: Sequence[float]) -> str:
+    known = [(step, value) for step, value in zip(steps, values, strict=True) if math.isfinite(value)]
+    if not known:
+        return f"{title}: no finite value."
+    finite = [value for _, value in known]
+    ends = f"{decimal(known[0][1])} at step {known[0][0]}, {decimal(known[-1][1])} at step {known[-1][0]}"
+    return f"{title} by step: {ends}; lowest {decimal(min(finite))}, highest {decimal(max(finite))}."
+
+
+_MOST_TASKS = 8
+_LONGEST_NAME = 40
+_TASK = 2.7
+"""From a task's row to the next one's, in rows."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Row:
+    name: str
+    task: str
+    """Above its first row; else empty."""
+    height: float
+    score: Score
+    colour: str
+
+
+def score_chart(scores: EvalRecord) -> Chart:
+    """Base and tuned score with their intervals, on the whole range from 0 to 1; of many tasks the first."""
+    tasks = [(each.task, each.base.score, each.tuned.score) for each in scores.tasks[:_MOST_TASKS]]
+    rows = _rows(tasks or [(scores.scorer, scores.base, scores.tuned)])
+
+    def draw(axes: Any) -> None:
+        for row in rows:
+            _draw_row(axes, row)
+        top = 0.95 if rows[0].task else 0.6
+        axes.set(xlim=(-0.01, 1.01), ylim=(rows[-1].height - 0.6, top), xlabel=f"score ({_what_it_is(scores)})")
+        axes.set_yticks([row.height for row in rows], [row.name for row in rows])
+        axes.tick_params(axis="y", labelcolor=COLOURS["ink"])
+        axes.grid(visible=True, axis="x")
+        axes.grid(visible=False, axis="y")
+
+    task, alt, points = "", [], []
+    for row in rows:
+        task = row.task or task
+        alt.append(words := f"{task}{', ' if task else ''}{row.name}: {_words(row.score)}")
+        points.append((row.score.score, row.height, words))
+    return make_chart(
+        "scores",
+        draw,
+        title="Score",
+        unit="with 95 % intervals",
+        alt=f"Score and 95 % interval. {'; '.join(alt)}.",
+        points=points,
+        height=round(100 - 36 * rows[-1].height),
+    )
+
+
+def _rows(tasks: Sequence[tuple[str, Score, Score]]) -> list[_Row]:
+    """Base over tuned, task by task; a single task needs no name."""
+    rows = []
+    for place, (task, base, tuned) in enumerate(tasks):
+        named, height = _cut(task) if len(tasks) > 1 else "", -_TASK * place
+        rows += [
+            _Row(name="base", task=named, height=height, score=base, colour="muted"),
+            _Row(name="tuned", task="", height=height - 1, score=tuned, colour="s1"),
+        ]
+    return rows
+
+
+def _cut(name: str) -> str:
+    return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…"
+
+
+def _draw_row(axes: Any, row: _Row) -> None:
+    score, colour, height = row.score, COLOURS[row.colour], row.height
+    if row.task:
+        axes.text(0, height + 0.55, row.task, va="center", color=COLOURS["ink"])
+    bar = {"linewidth": 2, "marker": "|", "markersize": 9, "markeredgewidth": 2}
+    axes.plot([score.low, score.high], [height, height], color=colour, **bar)
+    axes.plot([score.score], [height], "o", color=colour, markersize=8)
+    # Beside the interval where there is room, so that it is never cut off.
+    right = score.high < 0.62
+    axes.text(
+        score.high + 0.025 if right else score.low - 0.025,
+        height,
+        f"{fraction(score.score)}  ({fraction(score.low)}–{fraction(score.high)})",
+        ha="left" if right else "right",
+        va="center",
+        color=COLOURS["ink"],
+    )
+
+
+def _words(score: Score) -> str:
+    return f"{fraction(score.score)} ({fraction(score.low)} to {fraction(score.high)})"
+
+
+def _what_it_is(scores: EvalRecord) -> str:
+    if len(scores.tasks) > 1:
+        return "of each task"
+    sampled = bool(scores.tasks) and bool(scores.tasks[0].tuned.problems)
+    return f"pass@1 on {scores.scorer}" if sampled else "share of held-out rows that are right"

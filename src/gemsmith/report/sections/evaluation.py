@@ -1,0 +1,330 @@
+"""Scores: every task with its intervals and its difference, problems, examples, and lm-evaluation-harness.
+
+Examples for the page: what was asked, expected and written, with the words marked that are not the same.
+
+What a classifier takes for what: matrices of the largest labels, for the page.
+"""
+
+import difflib
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from gemsmith.analysis.summary import Findings, verdict
+from gemsmith.report.run_charts import score_chart
+from gemsmith.runs.eval_records import (
+    EvalRecord,
+    LabelScores,
+    LabelsResult,
+    LmEvalRecord,
+    LmEvalScore,
+    ModelResult,
+    PassAt,
+    Score,
+    Share,
+    TaskResult,
+)
+from gemsmith.runs.run import Run
+from gemsmith.system import format as numbers
+
+MOST_CHARACTERS = 2_000
+"""Of one text of an example. A page must stay small enough to send, whatever the rows hold."""
+MOST_EXAMPLES = 12
+_WORDS = re.compile(r"\w+\s*|[^\w\s]\s*|\s+")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Text:
+    """A text, cut to what the page has room for, in parts: whether one is as in what it is held against, its words."""
+
+    parts: tuple[tuple[bool, str], ...]
+    omitted: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Written:
+    """What one model wrote."""
+
+    name: str
+    right: bool | None
+    cut: bool
+    """Whether the model was stopped before it had ended."""
+    reason: str
+    """Why it is not right, where the scorer says."""
+    text: Text
+
+
+@dataclass(frozen=True, kw_only=True)
+class Example:
+    number: int
+    prompt: Text
+    expected: Text | None
+    """None where a task has no one answer that is right."""
+    answers: tuple[Written, ...]
+
+
+def read_examples(scores: EvalRecord) -> list[Example]:
+    """The record's examples, at most MOST_EXAMPLES.
+
+    A wrong answer is held against what was expected; where nothing is, base and tuned against each other.
+    """
+    return [_read_example(number, example) for number, example in enumerate(scores.examples[:MOST_EXAMPLES], 1)]
+
+
+def _read_example(number: int, example: dict[str, Any]) -> Example:
+    expected = str(example.get("expected") or "")
+    wrote = {name: str(example.get(name) or "") for name in ("base", "tuned")}
+    against = {
+        name: expected if expected else wrote["tuned" if name == "base" else "base"]
+        for name in wrote
+        if not expected or example.get(f"{name}_right") is False
+    }
+    return Example(
+        number=number,
+        prompt=plain_text(str(example.get("prompt") or "")),
+        expected=plain_text(expected) if expected else None,
+        answers=tuple(
+            Written(
+                name=name,
+                right=example.get(f"{name}_right"),
+                cut=example.get(f"{name}_cut") is True,
+                reason=str(example.get(f"{name}_reason") or ""),
+                text=marked_text(text, against[name]) if name in against else plain_text(text),
+            )
+            for name, text in wrote.items()
+        ),
+    )
+
+
+def plain_text(text: str) -> Text:
+    """A text with nothing marked."""
+    return Text(parts=((True, text[:MOST_CHARACTERS]),), omitted=max(0, len(text) - MOST_CHARACTERS))
+
+
+def marked_text(text: str, against: str) -> Text:
+    """A text with the words marked that another one does not have in their place.
+
+    >>> marked_text("y = a - b;", "y = a + b;").parts
+    ((True, 'y = a '), (False, '-'), (True, ' '), (True, 'b;'))
+    """
+    shown = _WORDS.findall(text[:MOST_CHARACTERS])
+    other = _WORDS.findall(against[: 2 * MOST_CHARACTERS])
+    parts = tuple(_trim(difflib.SequenceMatcher(None, shown, other), shown))
+    return Text(parts=parts, omitted=max(0, len(text) - MOST_CHARACTERS))
+
+
+def _trim(matcher: difflib.SequenceMatcher[str], words: list[str]) -> Iterator[tuple[bool, str]]:
+    """The parts; white space after the last word of a marked one is not marked."""
+    for tag, start, end, _, _ in matcher.get_opcodes():
+        part = "".join(words[start:end])
+        if tag == "equal":
+            yield True, part
+        elif part:
+            bare = part.rstrip() or part
+            yield False, bare
+            if bare != part:
+                yield True, part[len(bare) :]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measure:
+    """A line of the table of scores: a measure of both models' answers to a task."""
+
+    task: str
+    """Empty where the line above has the same."""
+    name: str
+    base: str
+    tuned: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """A question with a name of its own: the shares of its answers that passed, and why others did not."""
+
+    name: str
+    base: float
+    tuned: float
+    passed: tuple[int, int]
+    samples: tuple[int, int]
+    reasons: dict[str, int]
+    """Of the tuned model."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """A task of the evaluation with what the page makes of it."""
+
+    result: TaskResult
+    problems: list[Problem]
+    moved: str
+    """How many problems passed more and less often than with the base; empty without problems."""
+    answers: list[tuple[str, str, str]]
+    """What, base, tuned: of the answers, not of the scores."""
+
+
+def make_scores(_run: Run, findings: Findings) -> dict[str, Any]:
+    """Chart, tables and examples of the evaluation, and the scores of lm-evaluation-harness."""
+    scores = findings.eval
+    return {
+        "chart": score_chart(scores) if scores else None,
+        "verdict": verdict(scores) if scores else None,
+        "measures": list(_measures(scores)) if scores else [],
+        "tasks": [_task(result) for result in scores.tasks] if scores else [],
+        "examples": read_examples(scores) if scores else [],
+        "lm_eval": list(_lm_eval(findings.lm_eval)) if findings.lm_eval else [],
+    }
+
+
+def _measures(scores: EvalRecord) -> Iterator[Measure]:
+    for result in scores.tasks:
+        yield Measure(
+            task=result.task, name="score", base=_interval(result.base.score), tuned=_interval(result.tuned.score)
+        )
+        yield from _more_measures(result)
+    if not scores.tasks:
+        yield Measure(task=scores.scorer, name="score", base=_interval(scores.base), tuned=_interval(scores.tuned))
+
+
+def _more_measures(result: TaskResult) -> Iterator[Measure]:
+    """pass@k beyond the first, which is the score, and the scorer's other measures."""
+    base, tuned = result.base, result.tuned
+    for one, other in zip(base.pass_at, tuned.pass_at, strict=False):
+        if one.k > 1 and one.k == other.k:
+            yield Measure(task="", name=f"pass@{one.k}", base=_interval(one), tuned=_interval(other))
+    for name, share in base.score.others.items():
+        if name in tuned.score.others:
+            yield Measure(task="", name=name, base=_interval(share), tuned=_interval(tuned.score.others[name]))
+
+
+def _interval(score: Score | PassAt | Share) -> str:
+    """A score, or one of its kin, with its 95 % interval."""
+    return f"{numbers.fraction(score.score)} ({numbers.fraction(score.low)}–{numbers.fraction(score.high)})"
+
+
+def _task(result: TaskResult) -> Task:
+    problems = list(_problems(result))
+    better, worse = sum(each.tuned > each.base for each in problems), sum(each.tuned < each.base for each in problems)
+    moved = (
+        f"{better} pass more often than with the base, {worse} less often, {len(problems) - better - worse} as often"
+    )
+    return Task(result=result, problems=problems, moved=moved if problems else "", answers=list(_answers(result)))
+
+
+def _problems(result: TaskResult) -> Iterator[Problem]:
+    """Those of both models, paired by name."""
+    before = {problem.name: problem for problem in result.base.problems}
+    for problem in result.tuned.problems:
+        base = before.get(problem.name)
+        if base is not None and base.samples and problem.samples:
+            yield Problem(
+                name=problem.name,
+                base=base.passed / base.samples,
+                tuned=problem.passed / problem.samples,
+                passed=(base.passed, problem.passed),
+                samples=(base.samples, problem.samples),
+                reasons=problem.reasons,
+            )
+
+
+def _answers(result: TaskResult) -> Iterator[tuple[str, str, str]]:
+    base, tuned = result.base, result.tuned
+    yield "answers asked for", numbers.count(base.answers), numbers.count(tuned.answers)
+    yield "cut at eval.max_tokens", numbers.count(base.score.cut), numbers.count(tuned.score.cut)
+    yield "output tokens, mean", _mean_tokens(base), _mean_tokens(tuned)
+    for what, one, other in (
+        ("not answered", base.score.failed, tuned.score.failed),
+        ("not judged", base.score.unscored, tuned.score.unscored),
+        ("requests sent again", base.retries, tuned.retries),
+    ):
+        if one or other:
+            yield what, _counts(one), _counts(other)
+
+
+def _mean_tokens(model: ModelResult) -> str:
+    return "not told" if model.mean_output_tokens is None else numbers.decimal(model.mean_output_tokens)
+
+
+def _counts(reasons: dict[str, int]) -> str:
+    return ", ".join(f"{numbers.count(number)} {reason}" for reason, number in reasons.items()) or "0"
+
+
+def _lm_eval(record: LmEvalRecord) -> Iterator[tuple[str, str, str, str, str]]:
+    """Task, metric, base, tuned, rows."""
+    for task, metrics in record.tuned.items():
+        rows = numbers.count(record.rows[task]) if task in record.rows else "not told"
+        for name, score in metrics.items():
+            base = record.base.get(task, {}).get(name)
+            yield task, name, "not told" if base is None else _with_error(base), _with_error(score), rows
+
+
+def _with_error(score: LmEvalScore) -> str:
+    """A score and its 95 % interval's half width, which is 1.96 standard errors."""
+    value = numbers.decimal(score.value)
+    return value if score.stderr is None else f"{value} ± {numbers.decimal(1.96 * score.stderr)}"
+
+
+MOST_LABELS = 12
+OTHERS, NO_LABEL = "others", "no label"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """Rows of one label that were answered with one, and their share of the label's rows."""
+
+    rows: int
+    share: float
+    right: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Matrix:
+    """Expected labels by row, answered ones by column; both with `others` where there are more than MOST_LABELS."""
+
+    model: str
+    answered: tuple[str, ...]
+    lines: tuple[tuple[str, tuple[Cell, ...]], ...]
+
+
+def make_labels(_run: Run, findings: Findings) -> dict[str, Any]:
+    """The tasks that classify, each with its matrices."""
+    results = findings.eval.tasks if findings.eval else ()
+    return {"tasks": [(result, label_matrices(result.labels)) for result in results if result.labels]}
+
+
+def label_matrices(found: LabelsResult) -> tuple[Matrix, Matrix]:
+    """The base's and the tuned model's, of the labels with the most rows, in the order of the labels."""
+    largest = sorted(found.labels, key=lambda label: -found.rows.get(label, 0))[:MOST_LABELS]
+    shown = tuple(label for label in found.labels if label in largest)
+    return _matrix("base", found.base, found, shown), _matrix("tuned", found.tuned, found, shown)
+
+
+def _matrix(model: str, scores: LabelScores, found: LabelsResult, shown: tuple[str, ...]) -> Matrix:
+    names = (*shown, *((OTHERS,) if len(shown) < len(found.labels) else ()))
+    cells, right = Counter[tuple[str, str]](), Counter[str]()
+    for count in scores.confusion:
+        line = count.expected if count.expected in shown else OTHERS
+        column = NO_LABEL if count.answered is None else count.answered if count.answered in shown else OTHERS
+        cells[line, column] += count.rows
+        right[line] += count.rows if count.expected == count.answered else 0
+    totals = {line: sum(cells[line, column] for column in (*names, NO_LABEL)) for line in names}
+    return Matrix(
+        model=model,
+        answered=(*names, NO_LABEL),
+        lines=tuple(
+            (
+                line,
+                tuple(
+                    Cell(
+                        rows=cells[line, column],
+                        share=cells[line, column] / totals[line] if totals[line] else 0.0,
+                        right=line == column and right[line] == cells[line, column],
+                    )
+                    for column in (*names, NO_LABEL)
+                ),
+            )
+            for line in names
+            if totals[line]
+        ),
+    )

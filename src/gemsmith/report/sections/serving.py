@@ -1,0 +1,118 @@
+"""What the server was started with, and what it said of itself.
+
+The load test: what each length came to, every cell, and the server's own metrics beside it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gemsmith.analysis.summary import Findings, fastest_cell, saturation_lines
+from gemsmith.report.bench_charts import load_charts, load_of
+from gemsmith.runs.bench_records import BenchCell, BenchRecord, Saturation
+from gemsmith.runs.records import ServerFacts
+from gemsmith.runs.run import Run
+from gemsmith.system import format as numbers
+
+_NAMES = {
+    "version": "vLLM",
+    "dtype": "dtype",
+    "quantization": "quantization",
+    "kv_cache_dtype": "KV cache dtype",
+    "tensor_parallel": "tensor parallel",
+    "data_parallel": "data parallel",
+    "max_model_len": "longest context, tokens",
+    "chunked_prefill": "chunked prefill",
+    "prefix_caching": "prefix caching",
+    "kv_blocks": "KV blocks",
+    "kv_block_tokens": "tokens of a KV block",
+    "kv_cache_tokens": "tokens that the KV cache holds",
+}
+
+
+def make_serve(_run: Run, findings: Findings) -> dict[str, Any]:
+    """`servers`: which stages' server -> name -> value in words; stages whose servers said the same share one."""
+    told: dict[ServerFacts, list[str]] = {}
+    for stage, record in (("serve", findings.serve), ("bench", findings.bench), ("eval", findings.eval)):
+        if record is not None and record.server is not None:
+            told.setdefault(record.server, []).append(stage)
+    return {"servers": {", ".join(stages): server_rows(facts) for facts, stages in told.items()}, "names": _NAMES}
+
+
+def server_rows(facts: ServerFacts) -> dict[str, str]:
+    """Field -> what the server said; "not told" where it said nothing that could be read."""
+    return {name: _say(name, getattr(facts, name)) for name in _NAMES}
+
+
+def _say(name: str, value: str | int | bool | None) -> str:
+    if value is None:
+        return "not told"
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if name == "kv_cache_dtype" and value == "auto":
+        return "auto: as the weights"
+    return value if isinstance(value, str) else numbers.count(value)
+
+
+MOST_OPEN = 12
+"""Cells whose tables are open from the start; those of more are opened by the reader."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Length:
+    """What the server came to at one length of requests."""
+
+    input_tokens: int
+    output_tokens: int
+    lightest: BenchCell
+    """Under the lowest load."""
+    fastest: BenchCell
+    """With the most output tokens/s."""
+    saturates: str | None
+    """None without an SLO."""
+
+
+def make_bench(_run: Run, findings: Findings) -> dict[str, Any]:
+    """Charts, lengths, and the cells by length and load."""
+    bench = findings.bench
+    if bench is None:
+        return {"charts": [], "lengths": [], "cells": [], "fastest": None, "metrics": [], "most_open": MOST_OPEN}
+    cells = sorted(bench.cells, key=lambda cell: (cell.input_tokens, cell.output_tokens, *load_of(cell)))
+    return {
+        "charts": load_charts(bench),
+        "lengths": lengths(bench, cells),
+        "cells": cells,
+        "fastest": fastest_cell(bench),
+        "metrics": [cell for cell in cells if cell.server or cell.e2e_ms],
+        "saturations": saturation_lines(bench),
+        "most_open": MOST_OPEN,
+    }
+
+
+def lengths(bench: BenchRecord, cells: Sequence[BenchCell]) -> list[Length]:
+    """One for each length that completed a request; the search's own cells count only as the fastest."""
+    found = []
+    for key in dict.fromkeys((cell.input_tokens, cell.output_tokens) for cell in cells):
+        row = [cell for cell in cells if (cell.input_tokens, cell.output_tokens) == key and cell.completed]
+        fastest = fastest_cell(bench.model_copy(update={"cells": tuple(row)}))
+        if fastest is None:
+            continue
+        saturation = next((each for each in bench.saturations if (each.input_tokens, each.output_tokens) == key), None)
+        found.append(
+            Length(
+                input_tokens=key[0],
+                output_tokens=key[1],
+                lightest=row[0],
+                fastest=fastest,
+                saturates=None if saturation is None else _saturates(saturation),
+            )
+        )
+    return found
+
+
+def _saturates(found: Saturation) -> str:
+    if found.held_at is None:
+        return f"below {numbers.plain(found.exceeded_at or 0)}"
+    if found.exceeded_at is None:
+        return f"not up to {numbers.plain(found.held_at)}"
+    return f"{numbers.plain(found.held_at)} to {numbers.plain(found.exceeded_at)}"

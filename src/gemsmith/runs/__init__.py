@@ -1,0 +1,1 @@
+"""The run directory: files, stages, records, the resolved recipe."""

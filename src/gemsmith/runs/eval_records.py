@@ -1,0 +1,232 @@
+"""What the stage eval and other scoring write; see gemsmith.runs.records."""
+
+from typing import Any, ClassVar
+
+from pydantic import Field
+
+from gemsmith.runs.records import SCHEMA_VERSION, Part, Record, ServerFacts
+
+
+class Share(Part):
+    score: float
+    low: float
+    """95 % Wilson interval."""
+    high: float
+
+
+class Score(Part):
+    score: float
+    """The share of right answers: with several to a question, pass@1."""
+    low: float
+    """95 % interval: Wilson's, or over questions where each has several answers."""
+    high: float
+    n: int
+    """Rows, or questions."""
+    cut: int = 0
+    """Answers that reached eval.max_tokens before they had ended."""
+    failed: dict[str, int] = Field(default_factory=dict)
+    """Requests that were not answered, by reason, such as `http 500`; each counts as not right."""
+    unscored: dict[str, int] = Field(default_factory=dict)
+    """Answers that the scorer could not judge, by reason; each counts as not right."""
+    others: dict[str, Share] = Field(default_factory=dict)
+    """The scorer's other measures of the same answers, such as `length-normalised`."""
+
+
+class LmEvalScore(Part):
+    value: float
+    stderr: float | None
+    """As lm-evaluation-harness gives it; None where it gives none."""
+
+
+class LmEvalRecord(Record):
+    """Scores of lm-evaluation-harness; beside the stage eval, and not needed by any other."""
+
+    stage: ClassVar[str] = "lm_eval"
+    lm_eval: str
+    """Its version."""
+    tasks: tuple[str, ...]
+    limit: int | None
+    rows: dict[str, int]
+    """Task -> rows that were scored."""
+    base: dict[str, dict[str, LmEvalScore]]
+    """Task -> metric -> score."""
+    tuned: dict[str, dict[str, LmEvalScore]]
+
+
+class ProblemScore(Part):
+    name: str
+    samples: int
+    passed: int
+    reasons: dict[str, int]
+    """Of the samples that did not pass, by why: no module, compile error, wrong output, timeout, forged, sandbox."""
+    details: tuple[str, ...] = ()
+    """What was said of them, each once."""
+    unscorable: str | None = None
+    """Why no answer to it can be judged here: the problem does not count."""
+
+
+class PassAt(Part):
+    """pass@k: how likely at least one of k answers is right, with a 95 % interval over problems."""
+
+    k: int
+    score: float
+    low: float
+    high: float
+
+
+class ModelResult(Part):
+    """One model's answers to a task."""
+
+    score: Score
+    pass_at: tuple[PassAt, ...] = ()
+    problems: tuple[ProblemScore, ...] = ()
+    """Where questions have names of their own."""
+    answers: int
+    """How many were asked for."""
+    mean_output_tokens: float | None = None
+    """Over the answers whose server said how many tokens it wrote; None where it never did."""
+    usage_missing: int = 0
+    """Answers whose server did not say."""
+    retries: dict[str, int] = Field(default_factory=dict)
+    """Requests that were sent again, by reason; `server died` counts its starts."""
+    prompts_compared: int = 0
+    """Prompts with pictures that the server was seen to read as the ids that training makes of them."""
+
+
+class Difference(Part):
+    """The tuned model's score less the base's, question by question, with a 95 % interval over questions."""
+
+    mean: float
+    low: float
+    high: float
+    """Of a paired bootstrap."""
+    p_value: float
+    """Of a sign-flip test: how likely chance alone makes a mean at least as far from 0. Of rows that are right or wrong
+    it is McNemar's."""
+    told_apart: bool
+    questions: int
+    better: int
+    worse: int
+    questions_for_2_points: int | None
+    """How many it would take to tell a difference of 0.02, four times in five; None where no question differs."""
+    summary: str
+
+
+class Interval(Part):
+    """A number with its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+class LabelCount(Part):
+    expected: str
+    answered: str | None
+    """None: what was written is no label."""
+    rows: int
+
+
+class LabelScores(Part):
+    """How one model classifies, beside its accuracy, which is its score."""
+
+    macro_f1: Interval
+    """Of a bootstrap over rows."""
+    unknown: Interval
+    """The share of answers that are no label, with Wilson's interval; an answer that did not come is one."""
+    confusion: tuple[LabelCount, ...]
+    """What there was at least one row of, in the order of the labels."""
+
+
+class LabelRow(Part):
+    """A row that a model gets wrong."""
+
+    row: int
+    origin: str
+    expected: str
+    base: str
+    tuned: str
+    base_right: bool
+    tuned_right: bool
+    pictures: tuple[str, ...] = ()
+    """Thumbnails as data: URLs; none where the files were gone by then."""
+
+
+class LabelsResult(Part):
+    labels: tuple[str, ...]
+    rows: dict[str, int]
+    """Label -> held-out rows that expect it."""
+    base: LabelScores
+    tuned: LabelScores
+    macro_f1_difference: Interval
+    """Tuned less base; of a paired bootstrap over rows."""
+    most_confused: tuple[LabelRow, ...]
+    """Those that the tuned model gets wrong, its commonest confusions first; then those that the base does."""
+
+
+class TaskResult(Part):
+    """One task of an evaluation, base and tuned on the same questions and settings."""
+
+    task: str
+    samples: int
+    temperature: float
+    top_p: float
+    seed: int
+    """What each sample's own seed follows from, where the temperature is not 0."""
+    max_tokens: int
+    prompt: str | None = None
+    dataset: str | None = None
+    questions_sha256: str
+    left_out: dict[str, str] = Field(default_factory=dict)
+    """Questions that no answer can be judged for here, which were not asked and do not count, and why."""
+    judged_by: str | None = None
+    sandbox: bool | None = None
+    """Whether generated code ran in one; None where none runs."""
+    base: ModelResult
+    tuned: ModelResult
+    difference: Difference
+    labels: LabelsResult | None = None
+    """Where answers are labels."""
+
+
+class EvalRecord(Record):
+    stage: ClassVar[str] = "eval"
+    scorer: str
+    ignored_columns: dict[str, int] = Field(default_factory=dict)
+    """Of the held-out rows, as in the data record."""
+    base: Score
+    """Of the first task, as `scorer` and whatever else is not in `tasks`."""
+    tuned: Score
+    examples: tuple[dict[str, Any], ...]
+    """A few rows: prompt, expected, base, tuned."""
+    rows_better: int | None = None
+    """Rows that only the tuned model has right; None in records of earlier versions, as in the fields below."""
+    rows_worse: int | None = None
+    """Rows that only the base has right."""
+    p_value: float | None = None
+    """Of an exact McNemar test of those two: how likely chance alone makes them at least as uneven."""
+    held_out_also_trained: int | None = None
+    """Scored rows whose prompt is also trained on; None where the prepared data does not tell."""
+    tasks: tuple[TaskResult, ...] = ()
+    """All tasks, in the recipe's order; records of earlier versions have none, and one task."""
+    server: ServerFacts | None = None
+    """Of the base model; the tuned one's has the same settings."""
+
+
+class AnswersRecord(Part):
+    """Answers that existed already, scored; no stage of a run."""
+
+    schema_version: int = SCHEMA_VERSION
+    task: str
+    dataset: str
+    dataset_sha256: str
+    answers: str
+    answers_sha256: str
+    simulator: str
+    sandbox: bool
+    problems: tuple[ProblemScore, ...]
+    left_out: int = 0
+    """Problems with answers that can be judged none of here (`unscorable` says why), which do not count."""
+    unanswered: int
+    """Problems of the dataset without an answer, which do not count."""
+    pass_at: tuple[PassAt, ...]

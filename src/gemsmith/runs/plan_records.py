@@ -1,0 +1,178 @@
+"""What the stage plan writes into the run directory; see gemsmith.runs.records."""
+
+from typing import Any, ClassVar
+
+from pydantic import Field
+
+from gemsmith.runs.records import Part, Range, Record
+
+
+class PlanFix(Part):
+    """The smallest change of the recipe found that makes it fit, and the plan of the recipe with it."""
+
+    changes: dict[str, Any]
+    """Keys of the recipe -> their values."""
+    mesh: dict[str, int]
+    hbm_bytes_per_chip: int
+    step_s: Range
+    hours: Range
+    usd: Range | None
+    usd_per_million_tokens: Range | None
+
+
+class CompiledStep(Part):
+    """What XLA's compiler for TPUs says of the step, beside what the formula did; bytes are of one chip."""
+
+    topology: str
+    versions: dict[str, str]
+    error: str | None = None
+    """Why there is nothing below: XLA refused the step, or a limit was reached."""
+    peak_bytes: int | None = None
+    """The most that XLA has in use at once."""
+    argument_bytes: int | None = None
+    remat: str | tuple[str, ...] | None = None
+    """What train.remat came to."""
+    step_s: Range | None = None
+    """Low: all collectives hidden. High: that of the program as scheduled times what the only published run took
+    more, or with none hidden, whichever is longer."""
+    program_s: dict[str, float] = Field(default_factory=dict)
+    """The program's own, by what is taken of its collectives."""
+    unpriced: tuple[str, ...] = ()
+    """Operations that no time is known of."""
+    cpu_s: float = 0.0
+    held_bytes: int = 0
+    """By the compiler's process at most."""
+    cached: bool = False
+    """Whether it was compiled for an earlier plan."""
+    formula_bytes: int = 0
+    formula_step_s: Range = (0.0, 0.0)
+
+
+class PlanPrice(Part):
+    """What an hour of a machine was reckoned with."""
+
+    usd_per_hour: float
+    basis: str
+    """Provider, region and source."""
+    date: str
+    """When that was read."""
+
+
+class MachinePlan(Part):
+    name: str
+    chips: int
+    fits: bool
+    hbm_bytes_per_chip: int
+    """Modelled peak."""
+    hbm_limit_bytes_per_chip: int
+    parts: dict[str, int] = Field(default_factory=dict)
+    """What is held at the peak -> its bytes a chip, and `runtime`, which is set aside beside the peak."""
+    exceeded_by: str | None = None
+    """The part with which the chip's memory was no longer enough; None where it is."""
+    step_s: Range
+    """Modelled."""
+    measured: str | None = None
+    """The trainings on this machine that `step_s` rests on; None: on none."""
+    startup_s: dict[str, Range] = Field(default_factory=dict)
+    """What comes before the first step -> its seconds; assumed."""
+    hours: Range | None
+    """Of the start and `priced_steps`; None where the machine does not fit. Plans of earlier versions leave the start
+    out."""
+    usd: Range | None
+    """Of `hours`; None also where the catalogue has no on-demand price."""
+    price_doubts: tuple[str, ...] = ()
+    """Of the on-demand price: that it is not checked, or old."""
+    usd_spot: Range | None = None
+    """The same at the cheapest spot price; high: with preemptions as assumed."""
+    usd_per_million_tokens: Range | None = None
+    """On demand, of real tokens; None also where how many these are is not known."""
+    mesh: dict[str, int]
+    compiled: CompiledStep | None = None
+    """Where --compile asked for it: then `hbm_bytes_per_chip`, `step_s` and what follows from them are the
+    compiler's."""
+    price: PlanPrice | None = None
+    """On demand; None, here and below, also in plans of earlier versions."""
+    price_spot: PlanPrice | None = None
+    """The cheapest, whichever region has it."""
+    fix: PlanFix | None = None
+    """None where the machine fits, and where no change was found."""
+    notes: tuple[str, ...] = ()
+
+
+class ServingPlan(Part):
+    """Serving on a machine, prompts and answers of such lengths; modelled. None where the model does not fit."""
+
+    machine: str
+    input_tokens: int
+    """Soft tokens counted."""
+    output_tokens: int
+    pictures: int = 0
+    """In each prompt."""
+    fits: bool
+    why: str | None = None
+    """Why it does not."""
+    measured: str | None = None
+    """The load tests on this machine that its times rest on; None: on none."""
+    warnings: tuple[str, ...] = ()
+    """What is known to go wrong there, each with a link."""
+    weight_dtype: str | None = None
+    tensor_parallel: int | None = None
+    copies: int | None = None
+    """Of the weights, each on `tensor_parallel` devices."""
+    weights_bytes_per_chip: int | None = None
+    kv_room_bytes_per_chip: int | None = None
+    """What is left for keys and values."""
+    kv_bytes_per_request: int | None = None
+    """On each chip that holds a part of it, at its full length."""
+    requests: int | None = None
+    """At once, in all copies: as many as there is room for, and as vLLM takes into a batch."""
+    prefill_s: Range | None = None
+    """Of a prompt, alone."""
+    decode_step_s: Range | None = None
+    """A token for each request."""
+    output_tokens_per_s: Range | None = None
+    """With so many requests always under way."""
+    usd_per_million_tokens: Range | None = None
+    """Output tokens, on demand; None also without a price."""
+
+    @property
+    def load(self) -> str:
+        """Its prompts and answers.
+
+        >>> ServingPlan(machine="v6e-8", input_tokens=512, output_tokens=16, pictures=1, fits=True).load
+        '512 tokens in, those of 1 picture among them, 16 out'
+        """
+        seen = f", those of {self.pictures} picture{'s' if self.pictures > 1 else ''} among them"
+        return f"{self.input_tokens:,} tokens in{seen if self.pictures else ''}, {self.output_tokens:,} out"
+
+
+class PlanRecord(Record):
+    stage: ClassVar[str] = "plan"
+    model: str
+    parameters: int
+    trained_parameters: int
+    steps: int | None
+    """None where the number of rows is not known before the data stage."""
+    priced_steps: int
+    """What `hours` and `usd` are for: `steps`, or 1,000 where that is None."""
+    tokens_per_step: int
+    """Padding counted."""
+    real_tokens_per_step: float | None = None
+    """Without padding; None where that is not known."""
+    machines: tuple[MachinePlan, ...]
+    serving: tuple[ServingPlan, ...] = ()
+    """A row for each machine and length of bench.input_tokens; none for machines of several hosts, nor for CPUs on
+    which no load test was measured."""
+    assumptions: tuple[str, ...]
+
+    @property
+    def priced(self) -> str:
+        """What `hours` and `usd` are for, in words: how many steps a run has that was not counted is not known."""
+        return f"{'' if self.steps is not None else 'every '}{self.priced_steps:,} steps"
+
+    @property
+    def serving_warnings(self) -> tuple[str, ...]:
+        """Those of `serving`, each once, with the machines that it is about."""
+        every = dict.fromkeys(warning for row in self.serving for warning in row.warnings)
+        about = {each: dict.fromkeys(row.machine for row in self.serving if each in row.warnings) for each in every}
+        return tuple(f"{', '.join(machines)}: {warning}" for warning, machines in about.items())

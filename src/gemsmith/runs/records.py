@@ -1,0 +1,400 @@
+"""What each stage writes into the run directory, to and from JSON. Scripts rely on the field names.
+
+Units are in the names: `_s` seconds, `_ms` milliseconds, `_bytes`, `usd`.
+"""
+
+import json
+from pathlib import Path
+from typing import ClassVar, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from gemsmith.errors import RunError, VersionError
+from gemsmith.system.files import regular_file
+from gemsmith.system.version import __version__
+
+SCHEMA_VERSION = 1
+
+
+Range = tuple[float, float]
+"""Low, high."""
+
+
+class Part(BaseModel):
+    # Deferred: a command uses a record or two, and building the checks of all of them takes 20 ms of each start.
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
+
+
+class Machine(Part):
+    """The computer a stage ran on."""
+
+    system: str
+    processor: str
+    cores: int
+    memory_bytes: int
+    accelerators: tuple[str, ...] = ()
+    """Only training's record names them."""
+
+    def is_computer_of(self, other: "Machine") -> bool:
+        """Whether it is the same computer, whichever of the two records names its accelerators."""
+        return self.model_copy(update={"accelerators": other.accelerators}) == other
+
+
+class Origin(Part):
+    """When, where and from what a record was made: the same in every record."""
+
+    started: str
+    """UTC, ISO 8601."""
+    duration_s: float
+    gemsmith: str
+    versions: dict[str, str]
+    machine: Machine
+    seed: int
+    made_from: dict[str, str]
+    """What the stage read -> its SHA-256."""
+
+
+class Record(Part):
+    """Base of the stages' records. `status` is `complete` only once the stage has ended well."""
+
+    stage: ClassVar[str]
+    schema_version: int = SCHEMA_VERSION
+    status: Literal["complete"] = "complete"
+    origin: Origin
+    notices: tuple[str, ...] = ()
+    """What a reader must know before the numbers, a sentence each; the terminal prints them, and the page shows them at
+    its top."""
+    grave_notices: tuple[str, ...] = ()
+    """The same, where a result must not be used as it is."""
+
+
+class HeldOut(Part):
+    """The rows that data.eval named, compared with what is trained on: exactly, but for white space.
+
+    Rows that are nearly the same are not looked for.
+    """
+
+    rows: int
+    same_prompt: int
+    """Rows whose prompt, pictures included, is trained on."""
+    same_answer: int
+    """Of these, those whose answer is the trained one."""
+    same_picture: int | None = None
+    """Rows with a picture whose file's bytes are trained on, whatever the prompt; None where no row has pictures."""
+
+
+class PictureBucket(Part):
+    """Steps of the JAX backend whose rows all have room for as many pictures; one compiled program runs them."""
+
+    images: int
+    """Of a row."""
+    soft_tokens: int
+    """Of each of these at most."""
+    steps: int
+    padded_patches: float | None = None
+    """Of the patches that went through the model in these steps, the share that is padding; None before training."""
+
+
+class DataRecord(Record):
+    stage: ClassVar[str] = "data"
+    rows: int
+    """Documents that are trained on."""
+    dropped: dict[str, int]
+    """Why -> rows: too_long, too_many_patches, or `picture` and what is wrong with it."""
+    ignored_columns: dict[str, int] = {}
+    """Columns that were not read -> rows that have a value there."""
+    packed_rows: int
+    tokens: int
+    supervised_tokens: int
+    packing_efficiency: float
+    """Real tokens over all positions of the packed rows."""
+    packing_order: Literal["longest first", "drawn"] | None = None
+    """`drawn`: by the seed, for a folder of images, which is read class by class. None: one document a row."""
+    length_percentiles: dict[str, int]
+    """p50, p90, p99, p100 of documents' tokens, dropped ones counted."""
+    template_sha256: str
+    steps: int
+    rows_sha256: str
+    """Of the SHA-256s of the arrays' files, one after the other, and of the pictures of each row, wherever they lie."""
+    files: dict[str, str] = {}
+    """Array -> SHA-256 of its file."""
+    held_out_also_trained: int | None = None
+    """Rows that data.eval named then whose prompt is also trained on; None where it named none."""
+    held_out: HeldOut | None = None
+    pictures: int = 0
+    """Places of pictures in the documents that are trained on; a picture in two of them counts twice."""
+    soft_tokens: int = 0
+    """Of these, and part of `tokens`."""
+    most_patches: int = 0
+    """Patches of a packed row at most."""
+    most_pictures: int = 0
+    """Pictures of a packed row at most."""
+    buckets: tuple[PictureBucket, ...] = ()
+    """What the JAX backend pads the pictures of a step's rows to, the smallest first, with the steps of each."""
+
+
+class TrainStep(Part):
+    # JSON has no NaN; as text it comes back as the number that it was.
+    model_config = ConfigDict(ser_json_inf_nan="strings")
+
+    step: int
+    """From 1."""
+    loss: float
+    """Mean over the step's tokens in the loss."""
+    grad_norm: float
+    """Before clipping."""
+    learning_rate: float
+    """The one this step's update used."""
+    real_tokens: int
+    """Tokens that are not padding."""
+    loss_tokens: int | None = None
+    """Of these, the tokens in the loss."""
+    step_s: float
+    spike: bool = False
+    """The loss was more than train.spike_factor times the median of the steps before."""
+    skipped: bool = False
+    """The step's update was left out."""
+    pictures: int = 0
+    soft_tokens: int = 0
+    """Of the pictures; part of `real_tokens`."""
+
+
+class TrainPictures(Part):
+    seen: int
+    """Pictures of the rows of all steps; those of a row that was trained on twice count twice."""
+    soft_tokens: int
+    per_s: float
+    """Over the steps but the first, which compiles."""
+    padded_patches: float
+    """Of the patches that went through the model, the share that is padding."""
+    buckets: tuple[PictureBucket, ...] = ()
+    """Those of the steps that were run, the smallest first; each is a compiled program. None with another backend."""
+
+
+class TrainSaves(Part):
+    """The checkpoints that the last start saved."""
+
+    number: int
+    s: float
+    """That training waited for all of them; what is written beside its steps is not in it."""
+    bytes: int
+    """Of the arrays of all of them."""
+
+
+class AgainstPlan(Part):
+    """What plan.json said of a step on the machine that trained, and what its steps took."""
+
+    machine: str
+    planned_step_s: Range
+    step_s: float
+    """Median."""
+    steps: int
+    """All but the first of each start, which warms up."""
+
+
+class TrainRecord(Record):
+    stage: ClassVar[str] = "train"
+    backend: str
+    model: str
+    steps: tuple[TrainStep, ...]
+    warmup_steps: int | None = None
+    """What warm-up came to."""
+    adapted: dict[str, int]
+    trained_parameters: int
+    base_dtype: str | None = None
+    """What the frozen base was held in, train.dtype."""
+    mesh: dict[str, int]
+    attention: dict[str, str] = {}
+    """What computed attention, by type of layer, where the backend can tell."""
+    remat: str | tuple[str, ...] = "layer"
+    """What train.remat came to on these devices."""
+    resumed_at: tuple[int, ...] = ()
+    """Steps after which the run was continued from a checkpoint."""
+    spikes: tuple[int, ...] = ()
+    skipped: tuple[int, ...] = ()
+    """Steps whose update was left out, since the loss was a spike, or NaN or infinite."""
+    hosts: int = 1
+    machine: str | None = None
+    """The catalog's that has these accelerators, of several the one that the recipe plans for; None: not just one."""
+    compile_s: float = 0.0
+    """Of the last start: tracing and compiling the step, or taking it from the cache."""
+    compiled_from_cache: bool = False
+    real_tokens_per_s: float
+    """Over the steps but the first, which compiles."""
+    against_plan: AgainstPlan | None = None
+    """None where there was no plan of this recipe, or it did not have this machine."""
+    peak_memory_bytes: int
+    last_checkpoint: str
+    saves: TrainSaves | None = None
+    pictures: TrainPictures | None = None
+    """None where the rows are text alone."""
+
+
+class FileSum(Part):
+    name: str
+    bytes: int
+    sha256: str
+
+
+class ExportRecord(Record):
+    stage: ClassVar[str] = "export"
+    source: str = "run"
+    """Where the adapter came from: `run`, or the PEFT folder or Tunix checkpoint that was given."""
+    step: int | None
+    """The saved step, where it came from one."""
+    base: str = ""
+    base_sha256: str = ""
+    """The base's fingerprint; that of the one trained on is compared with it where it is known."""
+    adapter: tuple[FileSum, ...]
+    merged: tuple[FileSum, ...]
+    merged_into: Literal["trained", "original"] = "original"
+    """The weights that were trained on, dequantized where they were quantized, or the base's own."""
+    merged_tensors: int
+    copied_tensors: int
+
+
+class Check(Part):
+    name: str
+    passed: bool | None
+    """None: could not be done here, which is no pass; the detail says why."""
+    detail: str
+
+
+class Losses(Part):
+    """Mean loss of the same trained targets: of the base as training held it, that with the adapter, and merged/."""
+
+    base: float
+    trained: float
+    exported: float
+    targets: int
+
+
+class VerifyRecord(Record):
+    stage: ClassVar[str] = "verify"
+    passed: bool
+    checks: tuple[Check, ...]
+    changed_tensors: int
+    expected_tensors: int
+    logits_max_abs_difference: float | None
+    """Merged against base + adapter, rounded to the base's dtype as merged is; None: not computed, as a check says."""
+    logits_effect: float | None = None
+    """The most that base + adapter differs from the base."""
+    logits_rounding: float | None = None
+    """The most that merged differs from base + adapter as it is, without the rounding to the base's dtype."""
+    losses: Losses | None = None
+    """None: not measured."""
+    rounded_away: float | None = None
+    """Norm of what that rounding took from the adapter's changes over theirs: 0 nothing, 1 all; None: not computed."""
+
+
+class ServerFacts(Part):
+    """What a running vLLM said of itself; None: it could not be read, which `unread` lists."""
+
+    version: str | None = None
+    dtype: str | None = None
+    quantization: str | None = None
+    """`none` where the weights are served as they are."""
+    kv_cache_dtype: str | None = None
+    """`auto`: that of the weights."""
+    tensor_parallel: int | None = None
+    data_parallel: int | None = None
+    max_model_len: int | None = None
+    chunked_prefill: bool | None = None
+    prefix_caching: bool | None = None
+    kv_blocks: int | None = None
+    kv_block_tokens: int | None = None
+    kv_cache_tokens: int | None = None
+    """What all blocks hold together, sliding windows considered."""
+    unread: tuple[str, ...] = ()
+
+
+class ServeRecord(Record):
+    stage: ClassVar[str] = "serve"
+    url: str
+    model: str
+    command: tuple[str, ...]
+    start_s: float
+    vllm: str
+    answer: str
+    """What the server answered to a first prompt."""
+    weights: Literal["merged", "adapter"] = "merged"
+    adapter_effect: float | None = None
+    """The most that a first answer's log-probability differs between base and adapter; None for merged weights."""
+    server: ServerFacts | None = None
+
+
+class SharedRow(Part):
+    """A row that shares a specification or a module with a benchmark's problem."""
+
+    row: str
+    problem: str
+    kind: str
+    """specification or module."""
+    exact: bool
+    """The same normalised tokens; else a share of the problem's n-grams."""
+    share: float
+
+
+class PreparedRecord(Part):
+    """Rows made of a public dataset; no stage of a run."""
+
+    schema_version: int = SCHEMA_VERSION
+    source: str
+    source_sha256: str
+    out: str
+    out_sha256: str
+    rows_read: int
+    rows_written: int
+    dropped: dict[str, int]
+    ignored_columns: dict[str, int] = {}
+    problems: int = 0
+    """Of the benchmark that the rows were compared with; 0: with none."""
+    problems_sha256: str | None = None
+    ngram_tokens: int | None = None
+    near: dict[str, float] = {}
+    """specification or module -> the share of a problem's n-grams from which on a row is near."""
+    contaminated: int | None = None
+    """Rows that share with a problem; None where they were compared with none."""
+    contaminated_by: dict[str, int] = {}
+    """`same specification`, `near module` and so on -> rows."""
+    shared: tuple[SharedRow, ...] = ()
+    """The first thousand."""
+
+
+RecordT = TypeVar("RecordT", bound=Record)
+
+
+def read_record_file(file: Path, kind: type[RecordT], *, missing: str, damaged: str) -> RecordT:
+    """The record in a file. Raises RunError with what to do where it is missing or damaged; VersionError."""
+    try:
+        text = regular_file(file).read_bytes()
+    except FileNotFoundError:
+        raise RunError(f"{file}: is not there; {missing}") from None
+    _refuse_another_version(file, text)
+    try:
+        return kind.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = f"{'.'.join(map(str, first['loc']))}: " if first["loc"] else ""
+        raise RunError(f"{file}: is not a record of this version ({place}{first['msg']}); {damaged}") from None
+
+
+def _refuse_another_version(file: Path, text: bytes) -> None:
+    """Raises VersionError where a record says that it is one; what is not JSON says nothing."""
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError):
+        return
+    version = content.get("schema_version", SCHEMA_VERSION) if isinstance(content, dict) else SCHEMA_VERSION
+    if version == SCHEMA_VERSION:
+        return
+    origin = content.get("origin")
+    writer = origin.get("gemsmith") if isinstance(origin, dict) else None
+    program = (
+        f"Gemsmith {writer}" if isinstance(writer, str) and writer != __version__ else "the Gemsmith that wrote it"
+    )
+    raise VersionError(
+        f"{file}: has schema_version {json.dumps(version)}, this Gemsmith {__version__} reads {SCHEMA_VERSION}; open "
+        f"it with {program}, or "
+        "start anew in another directory"
+    )

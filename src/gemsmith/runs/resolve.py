@@ -1,0 +1,356 @@
+"""What the user left out, filled in, each value with its reason; what cannot be, refused. No weights, no network.
+
+Lengths in tokens: what a recipe leaves open is made to fit its model, and what it gives is checked against it.
+"""
+
+import os
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from gemsmith.arch import VARIANTS, Variant, find_variant, lora_targets, read_variant, variant_of_hub_id
+from gemsmith.arch.config import differing_fields
+from gemsmith.arch.vision_config import read_vision
+from gemsmith.checkpoints.folder import name_variant, read_config
+from gemsmith.checkpoints.hub import check_scheme, is_hub_id
+from gemsmith.errors import RecipeError
+from gemsmith.hardware.model.limits import check_training
+from gemsmith.recipe.checks import check_served_adapter
+from gemsmith.recipe.load import default_values, flatten, load_recipe, read_reasons, task_files, with_values
+from gemsmith.recipe.schema import TASK_KEYS, Derived, Recipe, eval_tasks, longest_answer
+from gemsmith.runs.stages import SERVED, STAGES
+from gemsmith.system.files import expand_home
+
+_FIRST_REQUEST = 128
+"""What the stage `serve` asks first: a prompt of 40 tokens, a chat template's dozen, and an answer of 64."""
+_PROMPT_ROOM = 64
+"""With less than this left for the prompt, the default of eval.max_tokens is taken to be too much."""
+
+
+def derive_lengths(recipe: Recipe, variant: Variant) -> list[Derived]:
+    """The lengths that the recipe does not give and whose default there is no room for.
+
+    Room is what the model, or a given serve.max_model_len, has. serve.max_model_len is among them wherever it is not
+    given. Raises nothing: where no length would do, the checks say so.
+    """
+    limit = min(recipe.serve.max_model_len or variant.context, variant.context)
+    of_limit = f"{variant.name}'s {limit} tokens" if limit == variant.context else f"serve.max_model_len, {limit}"
+    found = [*_row(recipe, variant)]
+    found += [*_cells(with_values(recipe, found), limit, of_limit), *_answer(recipe, limit, of_limit)]
+    if recipe.serve.max_model_len is None:
+        found.append(_served(with_values(recipe, found), variant))
+    return found
+
+
+def check_lengths(recipe: Recipe, variant: Variant) -> None:
+    """Raises RecipeError for rows or served texts that are longer than the model reads."""
+    for key, given in (
+        ("data.max_length", recipe.data.max_length),
+        ("serve.max_model_len", recipe.serve.max_model_len or 0),
+    ):
+        if given > variant.context:
+            raise RecipeError(
+                f"{key}: {given} was given; {variant.name} reads at most {variant.context} tokens; set "
+                f"{variant.context} or less"
+            )
+
+
+def check_served(recipe: Recipe, variant: Variant) -> None:
+    """Raises RecipeError where the first prompt that the stage serve asks has no room.
+
+    The recipe is a resolved one, here and below.
+    """
+    limit, needed = _limit(recipe, variant), min(_FIRST_REQUEST, variant.context)
+    if limit < needed:
+        raise RecipeError(
+            f"serve.max_model_len: {limit} was given; the first prompt and answer of serve need {needed}; set that or "
+            "more"
+        )
+
+
+def check_cells(recipe: Recipe, variant: Variant) -> None:
+    """Raises RecipeError where a cell of bench is longer than what is served."""
+    limit, needed = _limit(recipe, variant), _longest_cell(recipe)
+    if needed <= limit:
+        return
+    if recipe.bench.grid != "own":
+        raise RecipeError(
+            f"bench.grid: {recipe.bench.grid} sends and asks for {needed} tokens, more than "
+            f"{_name_limit(limit, variant)}; set it to own{_or_raise(needed, variant)}"
+        )
+    longest, output = max(recipe.bench.input_tokens), recipe.bench.output_tokens
+    name, otherwise = _name_limit(limit, variant), _or_raise(longest + output, variant)
+    if output >= limit:
+        raise RecipeError(f"bench.output_tokens: {output} leaves no room for a prompt in {name}; lower it{otherwise}")
+    if longest >= limit:
+        raise RecipeError(f"bench.input_tokens: {longest} leaves no room for an answer in {name}; lower it{otherwise}")
+    raise RecipeError(
+        f"bench.input_tokens: {longest} and bench.output_tokens: {output} make {longest + output} tokens, more than "
+        f"{name}; "
+        f"lower one of them{otherwise}"
+    )
+
+
+def check_answer(recipe: Recipe, variant: Variant) -> None:
+    """Raises RecipeError where eval's answers leave no room for a prompt."""
+    answer, limit = longest_answer(recipe), _limit(recipe, variant)
+    if answer >= limit:
+        given = [place for place, task in enumerate(recipe.eval.tasks) if task.max_tokens == answer]
+        key = f"eval.tasks.{given[0]}.max_tokens" if given else "eval.max_tokens"
+        raise RecipeError(
+            f"{key}: {answer} leaves no room for a prompt in {_name_limit(limit, variant)}; "
+            f"lower it{_or_raise(answer + _PROMPT_ROOM, variant)}"
+        )
+
+
+def _row(recipe: Recipe, variant: Variant) -> Iterator[Derived]:
+    length = recipe.data.max_length
+    if "max_length" not in recipe.data.model_fields_set and length > variant.context:
+        yield Derived("data.max_length", variant.context, f"the default is {length}, {variant.name} reads at most this")
+
+
+def _cells(recipe: Recipe, limit: int, of_limit: str) -> Iterator[Derived]:
+    """Inputs are cut to what the output leaves.
+
+    The output, where inputs are given, to what they leave, and else to half of all.
+    """
+    given, inputs, output = recipe.bench.model_fields_set, recipe.bench.input_tokens, recipe.bench.output_tokens
+    if recipe.bench.pictures:
+        longest = min(recipe.data.max_length, max(1, limit - output))
+        if "input_tokens" not in given and inputs != (longest,):
+            yield Derived("bench.input_tokens", (longest,), "bench.pictures: a request is a row, no longer than this")
+        return
+    if recipe.bench.grid != "own" or max(inputs) + output <= limit:
+        return
+    if "output_tokens" not in given:
+        room = limit - max(inputs) if "input_tokens" in given else limit // 2
+        if room < 1:
+            return
+        if room < output:
+            yield Derived(
+                "bench.output_tokens",
+                room,
+                f"the default is {output}, which leaves too little of {of_limit}, for prompts",
+            )
+        output = min(output, room)
+    if "input_tokens" not in given and output < limit:
+        fitting = tuple(dict.fromkeys(min(length, limit - output) for length in inputs))
+        lengths = " and ".join(map(str, inputs))
+        yield Derived(
+            "bench.input_tokens",
+            fitting,
+            f"the default is {lengths}, bench.output_tokens leaves {limit - output} of {of_limit}",
+        )
+
+
+def _answer(recipe: Recipe, limit: int, of_limit: str) -> Iterator[Derived]:
+    answer = recipe.eval.max_tokens
+    if eval_tasks(recipe) and "max_tokens" not in recipe.eval.model_fields_set and limit - answer < _PROMPT_ROOM:
+        yield Derived(
+            "eval.max_tokens", max(1, limit // 2), f"the default is {answer}; half of {of_limit}, is left to prompts"
+        )
+
+
+def _served(recipe: Recipe, variant: Variant) -> Derived:
+    evaluated = recipe.data.max_length + longest_answer(recipe)
+    wanted = max(_FIRST_REQUEST, evaluated, _longest_cell(recipe))
+    reason = f"the longest that eval and bench send and ask for, at most {variant.name}'s {variant.context}"
+    return Derived("serve.max_model_len", min(wanted, variant.context), reason)
+
+
+def _longest_cell(recipe: Recipe) -> int:
+    """The most tokens that a request of bench sends and asks for together."""
+    return max(load.input_tokens + load.output_tokens for load in recipe.bench.plan.loads)
+
+
+def _limit(recipe: Recipe, variant: Variant) -> int:
+    return recipe.serve.max_model_len or variant.context
+
+
+def _name_limit(limit: int, variant: Variant) -> str:
+    return f"the {limit} that {variant.name} reads" if limit >= variant.context else f"serve.max_model_len: {limit}"
+
+
+def _or_raise(needed: int, variant: Variant) -> str:
+    """The other remedy, where it is one."""
+    return f", or set serve.max_model_len to {needed} or more" if needed <= variant.context else ""
+
+
+_FILES = ("checkpoint", "data.train", "data.eval", "data.template", "train.start_adapter", "hardware.catalogue")
+_DERIVED_AGAIN = (
+    "data.max_length",
+    "train.rows_per_step",
+    "serve.max_model_len",
+    "bench.input_tokens",
+    "bench.output_tokens",
+    "eval.max_tokens",
+)
+
+
+def resolve(recipe: Recipe) -> tuple[Recipe, list[Derived]]:
+    """The recipe with every derivable value written out, and the list of those values with their reasons.
+
+    A resolved recipe resolves to itself. Raises RecipeError or CheckpointError where a value cannot be derived or
+    contradicts another; what a single stage could not do with them is told by `check_settings`.
+    """
+    derived: list[Derived] = []
+    for key in (*_FILES, *_task_files(recipe)):
+        _make_absolute(recipe, key, derived)
+    _make_folder_absolute(recipe, derived)
+    _make_datasets_absolute(recipe, derived)
+    variant, reason = _find_model(recipe)
+    if recipe.model is None:
+        derived.append(Derived("model", variant.name, reason))
+    lora_targets(variant, recipe.lora.targets)
+    derived += derive_lengths(recipe, variant)
+    recipe = with_values(recipe, derived)
+    check_lengths(recipe, variant)
+    rest = [*_rows_per_step(recipe), *_warmup(recipe)]
+    return with_values(recipe, rest), derived + rest
+
+
+def resolve_file(path: Path, overrides: Sequence[str] = ()) -> tuple[Recipe, list[Derived]]:
+    """What `resolve` makes of the recipe in a file. Raises RecipeError also for what any of the stages could not do."""
+    if not path.exists():
+        raise RecipeError(
+            f"{path}: is neither a recipe nor a run directory; give one of the two, such as recipes/demo.yaml"
+        )
+    recipe, derived = resolve(load_recipe(path, overrides))
+    check_settings(recipe)
+    return recipe, derived
+
+
+def resolve_again(
+    there: Recipe, file: Path, overrides: Sequence[str] = (), *, used: Callable[[str], bool]
+) -> tuple[Recipe, list[Derived]]:
+    """What `resolve` makes of the resolved recipe that is in a file, with other values for some keys.
+
+    Such a recipe gives every key. What was derived in it, or is the default, is not the user's and gives way to what is
+    set now: it is derived again, unless what was made with it stays (`used`) and the model is the same.
+    """
+    reasons = {item.key for item in read_reasons(file.read_text(encoding="utf-8"))}
+    values, defaults = dict(flatten(there.model_dump(mode="json"))), default_values()
+    another_model = any(override.partition("=")[0].strip() in ("checkpoint", "model") for override in overrides)
+    ours = {key for key in _DERIVED_AGAIN if key in reasons or values[key] == defaults[key]}
+    forget = {key for key in ours if another_model or not used(key)}
+    if another_model and "model" in reasons:
+        forget.add("model")
+    return resolve(load_recipe(file, overrides, forget=forget))
+
+
+def check_settings(recipe: Recipe, stages: Collection[str] = tuple(STAGES)) -> None:
+    """Raises RecipeError where a resolved recipe asks one of the stages for what it cannot do, on whatever machine."""
+    variant = recipe_variant(recipe)
+    if "train" in stages:
+        check_training(recipe, variant)
+    if not set(SERVED).isdisjoint(stages):
+        check_served(recipe, variant)
+        check_served_adapter(recipe, variant)
+    if "bench" in stages:
+        check_cells(recipe, variant)
+    if "eval" in stages:
+        check_answer(recipe, variant)
+
+
+def recipe_variant(recipe: Recipe) -> Variant:
+    """The numbers of a resolved recipe's model; what takes pictures is the checkpoint's own, where that is here."""
+    folder = Path(recipe.checkpoint)
+    if recipe.model not in VARIANTS:
+        return read_variant(read_config(folder))
+    variant = find_variant(recipe.model)
+    return replace(variant, vision=read_vision(read_config(folder))) if (folder / "config.json").is_file() else variant
+
+
+def _find_model(recipe: Recipe) -> tuple[Variant, str]:
+    check_scheme(recipe.checkpoint)
+    folder = expand_home(recipe.checkpoint)
+    given = None if recipe.model in (None, "custom") else find_variant(recipe.model)
+    if folder.is_dir():
+        found = name_variant(read_variant(read_config(folder)))
+        if given and (differences := differing_fields(given, found)):
+            raise RecipeError(
+                f"model: {given.name} was given, but checkpoint {folder} is {found.name} "
+                f"({', '.join(differences[:3])}); leave model out"
+            )
+        return found, "read from the checkpoint's config.json"
+    if given:
+        return given, "given"
+    if named := variant_of_hub_id(recipe.checkpoint):
+        return named, "known from the hub id"
+    if is_hub_id(recipe.checkpoint) or "://" in recipe.checkpoint:
+        raise RecipeError(
+            f"model: is missing and {recipe.checkpoint} is not here to read it from; set model, such as "
+            "model=gemma4-31b"
+        )
+    raise RecipeError(
+        f"checkpoint: {recipe.checkpoint!r} is neither a folder, nor a hub id (owner/name), nor gs://bucket/folder"
+    )
+
+
+def _task_files(recipe: Recipe) -> list[str]:
+    """The keys that name a Python file as a task; those in a recipe's file are absolute by now."""
+    named = task_files(dict(flatten(recipe.model_dump(mode="json"))))
+    return [key for key in named if key in TASK_KEYS]
+
+
+def _make_absolute(recipe: Recipe, key: str, derived: list[Derived]) -> None:
+    value = _value_at(recipe, key)
+    if not isinstance(value, str) or "://" in value or Path(value).is_absolute():
+        return
+    path = expand_home(value)
+    if path.exists():
+        derived.append(Derived(key, os.path.abspath(path), f"{value}, seen from the folder the run was started in"))
+
+
+def _make_folder_absolute(recipe: Recipe, derived: list[Derived]) -> None:
+    folder = recipe.train.checkpoint_folder
+    if folder is not None and "://" not in folder and not Path(folder).is_absolute():
+        reason = f"{folder}, seen from the folder the run was started in"
+        derived.append(Derived("train.checkpoint_folder", str(expand_home(folder).resolve()), reason))
+
+
+def _make_datasets_absolute(recipe: Recipe, derived: list[Derived]) -> None:
+    tasks = tuple(
+        task.model_copy(update={"dataset": str(expand_home(task.dataset).resolve())}) if task.dataset else task
+        for task in recipe.eval.tasks
+    )
+    if tasks != recipe.eval.tasks:
+        derived.append(Derived("eval.tasks", tasks, "datasets seen from the folder the run was started in"))
+
+
+def _rows_per_step(recipe: Recipe) -> Iterator[Derived]:
+    """Rows from train.tokens_per_step, where it is given.
+
+    Raises RecipeError where it is not a whole number of rows, or rows say otherwise.
+    """
+    train, length = recipe.train, recipe.data.max_length
+    if train.tokens_per_step is None:
+        return
+    rows, rest = divmod(train.tokens_per_step, length)
+    if rest or not rows:
+        raise RecipeError(
+            f"train.tokens_per_step: {train.tokens_per_step} was given; it must be a multiple of data.max_length, "
+            f"{length}"
+        )
+    if "rows_per_step" in train.model_fields_set and train.rows_per_step != rows:
+        raise RecipeError(
+            f"train.tokens_per_step: {train.tokens_per_step} is {rows} rows of {length}, train.rows_per_step is "
+            f"{train.rows_per_step}; "
+            "set one of them"
+        )
+    if train.rows_per_step != rows:
+        yield Derived("train.rows_per_step", rows, "train.tokens_per_step / data.max_length")
+
+
+def _warmup(recipe: Recipe) -> Iterator[Derived]:
+    """The reason for warm-up that is left open; its number is known once the data stage has counted the steps."""
+    if "warmup_steps" not in recipe.optimizer.model_fields_set and recipe.optimizer.warmup_ratio is None:
+        yield Derived("optimizer.warmup_steps", None, "a tenth of all steps, at most 100; training says how many")
+
+
+def _value_at(recipe: Recipe, key: str) -> Any:
+    value: Any = recipe
+    for part in key.split("."):
+        value = getattr(value, part)
+    return value

@@ -1,0 +1,337 @@
+"""The run directory: the only place that names its files.
+
+    recipe.yaml  plan.json data.json train.json export.json verify.json serve.json bench.json eval.json
+    data/  pictures/  checkpoints/  adapter/  merged/  logs/  tensorboard/  report.html
+
+A stage is complete when its record is there and was made from the same recipe keys and the same upstream records as a
+record made now.
+"""
+
+import contextlib
+import hashlib
+import json
+import platform
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gemsmith.errors import RunError, VersionError
+from gemsmith.recipe.load import (
+    default_values,
+    differing_keys,
+    dump_recipe,
+    flatten,
+    later_defaults,
+    load_recipe,
+    read_reasons,
+    task_files,
+)
+from gemsmith.recipe.schema import Derived, Recipe
+from gemsmith.runs.provenance import Clock, this_machine
+from gemsmith.runs.records import Origin, Record, RecordT, read_record_file
+from gemsmith.runs.resolve import resolve_again, resolve_file
+from gemsmith.runs.stages import STAGES
+from gemsmith.system.files import bucket_path, sha256_file, write_text
+from gemsmith.system.locks import LOCK
+from gemsmith.system.version import __version__
+
+_WARMUP = "optimizer.warmup_steps"
+_STOPS = ("train.on_nonfinite", "train.on_spike")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A run directory and the resolved recipe in it."""
+
+    path: Path
+    recipe: Recipe
+
+    @property
+    def recipe_file(self) -> Path:
+        return self.path / "recipe.yaml"
+
+    @property
+    def data(self) -> Path:
+        return self.path / "data"
+
+    @property
+    def pictures(self) -> Path:
+        """Files of pictures that the rows held as bytes."""
+        return self.path / "pictures"
+
+    @property
+    def checkpoints(self) -> Path:
+        """In a bucket it is an epath.Path, which has the methods of a Path."""
+        folder = self.recipe.train.checkpoint_folder
+        if folder is None:
+            return self.path / "checkpoints"
+        return bucket_path(folder) if "://" in folder else Path(folder)
+
+    @property
+    def adapter(self) -> Path:
+        return self.path / "adapter"
+
+    @property
+    def merged(self) -> Path:
+        return self.path / "merged"
+
+    @property
+    def logs(self) -> Path:
+        return self.path / "logs"
+
+    @property
+    def tensorboard(self) -> Path:
+        return self.path / "tensorboard"
+
+    @property
+    def report(self) -> Path:
+        return self.path / "report.html"
+
+    def record_file(self, stage: str) -> Path:
+        return self.path / f"{stage}.json"
+
+
+def open_run(path: Path, recipe: Recipe, derived: Sequence[Derived] = (), *, redo: str | None = None) -> Run:
+    """A run directory for a resolved recipe, made if it is not there.
+
+    Keys that no begun stage has read may change; raises RunError naming those that some stage has read, unless it is
+    `redo`, which is about to be run again, or one that depends on it.
+    """
+    run = Run(path=path, recipe=recipe)
+    if run.recipe_file.exists():
+        there = load_recipe(run.recipe_file)
+        _refuse_another_recipe(run, there, redo)
+        derived = _joined_reasons(run, there, derived)
+    _refuse_foreign(path)
+    path.mkdir(parents=True, exist_ok=True)
+    run.logs.mkdir(exist_ok=True)
+    values = dict(flatten(recipe.model_dump(mode="json")))
+    # What is there was made with the recipe there, and both stay until the stage done again has something to put in its
+    # place.
+    pending = redo is not None and has_begun(run, redo)
+    if redo and not pending:
+        _next_recipe_file(run).unlink(missing_ok=True)
+    file = _next_recipe_file(run) if pending else run.recipe_file
+    write_text(file, dump_recipe(recipe, [item for item in derived if values.get(item.key) == item.plain_value]))
+    return run
+
+
+def open_source(
+    source: Path,
+    path: Path | None = None,
+    overrides: Sequence[str] = (),
+    *,
+    redo: str | None = None,
+    claim: Callable[[Path], Any],
+) -> Run:
+    """The run of a recipe (by default in runs/ under the recipe's name) or of a run directory; see open_run.
+
+    `claim(directory)` is called before anything is written, and before a run there is read: to lock it.
+    """
+    if not source.is_dir():
+        folder, resolved = path or Path("runs") / source.stem, resolve_file(source, overrides)
+        _refuse_foreign(folder)
+        claim(folder)
+        return open_run(folder, *resolved, redo=redo)
+    if path is not None and path.resolve() != source.resolve():
+        raise RunError(f"--run {path}: {source} is a run directory itself; give a recipe, or leave --run out")
+    _refuse_no_run(source)
+    claim(source)
+    return open_run(source, *_resolve_again(source, overrides, redo), redo=redo)
+
+
+def confirm_recipe(run: Run) -> None:
+    """Puts the recipe in place that open_run held back, since the stage that it is for has replaced what was there."""
+    with contextlib.suppress(FileNotFoundError):
+        _next_recipe_file(run).replace(run.recipe_file)
+
+
+def find_run(path: Path, overrides: Sequence[str] = ()) -> Recipe:
+    """The recipe of an existing run directory, with overrides applied. Raises RunError where there is none."""
+    _refuse_no_run(path)
+    return load_recipe(path / "recipe.yaml", overrides)
+
+
+def borrow_run(path: Path, overrides: Sequence[str] = (), *, section: str) -> Run:
+    """An existing run with other keys in one section of its recipe, for this time only: its recipe.yaml stays as it is.
+
+    Raises RunError where a key outside the section differs.
+    """
+    recipe, _ = _resolve_again(path, overrides, None)
+    others = [
+        key for key in differing_keys(find_run(path), find_run(path, overrides)) if not key.startswith(f"{section}.")
+    ]
+    if others:
+        raise RunError(f"{others[0]}: cannot be changed here; of the recipe in {path} only keys of {section} can")
+    return Run(path=path, recipe=recipe)
+
+
+def is_complete(run: Run, stage: str) -> bool:
+    """Whether the stage's record is there, was made from what is there now, and does not say that a check failed.
+
+    Raises VersionError where another version of Gemsmith wrote it.
+    """
+    try:
+        record = read_record(run, STAGES[stage].record)
+    except VersionError:
+        raise
+    except RunError:
+        return False
+    return getattr(record, "passed", True) and record.origin.made_from == made_from(run, stage) | _own_sources(
+        record, run, stage
+    )
+
+
+def has_begun(run: Run, stage: str) -> bool:
+    """Whether the stage left anything that another recipe's run must not be mixed with."""
+    if stage == "train" and run.checkpoints.exists() and any(entry.name != LOCK for entry in run.checkpoints.iterdir()):
+        return True
+    return run.record_file(stage).exists()
+
+
+def read_record(run: Run, kind: type[RecordT]) -> RecordT:
+    """A stage's record. Raises VersionError, and RunError naming the command that makes a missing or damaged one."""
+    command = f"gemsmith {kind.stage} {run.path}{' --json' if kind.stage == 'serve' else ''}"
+    return read_record_file(
+        run.record_file(kind.stage), kind, missing=f"run first: {command}", damaged=f"run: {command}"
+    )
+
+
+def write_record(run: Run, record: Record) -> None:
+    """Writes the record whole or not at all."""
+    write_text(run.record_file(record.stage), record.model_dump_json(indent=1) + "\n")
+
+
+def make_origin(
+    run: Run, stage: str, clock: Clock, *, packages: Sequence[str] = (), sources: Mapping[str, str] | None = None
+) -> Origin:
+    """Where a record comes from. `sources`: name -> SHA-256 of what was read beside the recipe and earlier records."""
+    from importlib import metadata  # here, since it costs a tenth of the start of a command that needs no versions
+
+    return Origin(
+        started=clock.started,
+        duration_s=round(clock.elapsed_s(), 3),
+        gemsmith=__version__,
+        versions={"python": platform.python_version()} | {name: metadata.version(name) for name in packages},
+        machine=this_machine(),
+        seed=run.recipe.seed,
+        made_from=made_from(run, stage) | dict(sources or {}),
+    )
+
+
+def made_from(run: Run, stage: str) -> dict[str, str]:
+    """What the stage depends on -> SHA-256: its keys of the recipe, the tasks' files in them, the records before it."""
+    keys = stage_keys(run.recipe, stage)
+    hashes = {"recipe": hashlib.sha256(json.dumps(keys, sort_keys=True).encode()).hexdigest()}
+    files = {key: Path(file) for key, file in task_files(keys).items()}
+    files |= {file.name: file for file in map(run.record_file, STAGES[stage].upstream)}
+    return hashes | {name: sha256_file(file) if file.is_file() else "missing" for name, file in files.items()}
+
+
+def unproven_keys(run: Run, records: Iterable[Record]) -> set[str]:
+    """Dotted keys whose values in the recipe may not be those that a record was made with.
+
+    They are all that its stage reads, where the hash of these in the record is not that of the recipe there now.
+    """
+    edited = [one.stage for one in records if one.origin.made_from.get("recipe") != made_from(run, one.stage)["recipe"]]
+    keys = [key for key, _ in flatten(run.recipe.model_dump(mode="json"))]
+    return {key for key in keys if any(_reads(stage, key) for stage in edited)}
+
+
+def stage_keys(recipe: Recipe, stage: str) -> dict[str, Any]:
+    """The dotted keys of the recipe that the stage reads.
+
+    Left out are those that have their default where earlier versions lacked the key, or did not read it there.
+    """
+    flat, later = [*flatten(recipe.model_dump(mode="json"))], later_defaults()
+    if STAGES[stage].since:
+        later |= {key: value for key, value in default_values().items() if key in STAGES[stage].since}
+    switches = {key for key, value in flat if value is True}
+    more = [name for switch, names in STAGES[stage].where_on.items() if switch in switches for name in names]
+    read = {key: value for key, value in flat if _reads(stage, key) or _is_in(key, more)}
+    return {key: value for key, value in read.items() if not (key in later and value == later[key])}
+
+
+def refused_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Dotted keys that training cannot go on with, with both values.
+
+    What was trained has not met what `stop` would have stopped; what open warm-up came to, the learning rates of its
+    steps say.
+    """
+    old, new = later_defaults() | {**old}, later_defaults() | {**new}
+    return {
+        key: (old.get(key), new.get(key))
+        for key in sorted(old.keys() | new.keys())
+        if old.get(key) != new.get(key)
+        and not (key in _STOPS and old.get(key) == "stop")
+        and not (key == _WARMUP and old.get(key) is None)
+        and key != "train.checkpoint_folder"
+    }
+
+
+def _next_recipe_file(run: Run) -> Path:
+    return run.path / ".recipe.yaml.next"
+
+
+def _reads(stage: str, key: str) -> bool:
+    return _is_in(key, (*STAGES[stage].keys, *STAGES[stage].since))
+
+
+def _is_in(key: str, names: Iterable[str]) -> bool:
+    return any(key == name or key.startswith(f"{name}.") for name in names)
+
+
+def _own_sources(record: Record, run: Run, stage: str) -> dict[str, str]:
+    """What the stage itself added to made_from: files that it hashed when it ran."""
+    known = made_from(run, stage)
+    return {name: value for name, value in record.origin.made_from.items() if name not in known}
+
+
+def _readers(run: Run, key: str, redo: str | None) -> list[str]:
+    """The begun stages that have read the key and stay, without the plan, which is made again in no time."""
+    readers = [stage for stage in STAGES if stage != "plan" and _reads(stage, key) and has_begun(run, stage)]
+    return [stage for stage in readers if redo is None or not _depends_on(stage, redo)]
+
+
+def _resolve_again(path: Path, overrides: Sequence[str], redo: str | None) -> tuple[Recipe, list[Derived]]:
+    run = Run(path=path, recipe=find_run(path))
+    return resolve_again(run.recipe, run.recipe_file, overrides, used=lambda key: bool(_readers(run, key, redo)))
+
+
+def _joined_reasons(run: Run, recipe: Recipe, derived: Sequence[Derived]) -> list[Derived]:
+    """The reasons in the run's recipe and the new ones; none for a value that was there without and is the same."""
+    earlier = read_reasons(run.recipe_file.read_text(encoding="utf-8"))
+    there, said = dict(flatten(recipe.model_dump(mode="json"))), {item.key for item in earlier}
+    return [*earlier, *(item for item in derived if item.key in said or there.get(item.key) != item.plain_value)]
+
+
+def _depends_on(stage: str, other: str) -> bool:
+    return stage == other or any(_depends_on(upstream, other) for upstream in STAGES[stage].upstream)
+
+
+def _refuse_no_run(path: Path) -> None:
+    if not (path / "recipe.yaml").exists():
+        raise RunError(
+            f"run directory {path}: holds no recipe.yaml; start one in a new folder with: gemsmith run RECIPE --run "
+            "FOLDER"
+        )
+
+
+def _refuse_foreign(path: Path) -> None:
+    if path.exists() and not (path / "recipe.yaml").exists() and any(file.name != LOCK for file in path.iterdir()):
+        raise RunError(f"run directory {path}: is not empty and holds no recipe.yaml; name another with --run")
+
+
+def _refuse_another_recipe(run: Run, there: Recipe, redo: str | None) -> None:
+    for key, (old, new) in differing_keys(there, run.recipe).items():
+        if key in _STOPS and old == "stop" and not run.record_file("train").exists():
+            continue
+        if key == _WARMUP and old is None and not run.record_file("train").exists():
+            continue  # how far the steps so far had it, training finds in their learning rates
+        if readers := _readers(run, key, redo):
+            raise RunError(
+                f"run directory {run.path}: belongs to another recipe: {key} is {json.dumps(old)} there and "
+                f"{json.dumps(new)} here, "
+                f"and {readers[0]} has used it; name another directory with --run"
+            )

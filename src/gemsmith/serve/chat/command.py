@@ -1,0 +1,134 @@
+"""The command `chat`: who is talked to, and where."""
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from gemsmith.checkpoints import read_config
+from gemsmith.checkpoints.hub import fetch_folder
+from gemsmith.errors import MachineError
+from gemsmith.evals.tasks import read_questions
+from gemsmith.images.patches import read_patching
+from gemsmith.recipe.load import read_reasons, with_values
+from gemsmith.recipe.schema import Derived
+from gemsmith.runs.resolve import recipe_variant
+from gemsmith.runs.run import Run, borrow_run
+from gemsmith.serve.chat.terminal import Sight, talk
+from gemsmith.serve.client.endpoint import find_models
+from gemsmith.serve.client.stream import Sampling, Voice
+from gemsmith.serve.server import Server
+from gemsmith.serve.stage import Servers, takes_pictures
+from gemsmith.system.characters import spell_out
+from gemsmith.system.console import open_console
+from gemsmith.tasks import Question
+
+Rows = Callable[[], Sequence[Question]]
+CONVERSATION_TOKENS = 4096
+"""What a server of a run holds at least here, or all that its model reads."""
+
+
+def chat_with_run(
+    source: Path,
+    overrides: Sequence[str],
+    *,
+    models: Sequence[str],
+    sampling: Sampling,
+    system: str,
+    web: bool,
+    port: int | None,
+    unverified: bool,
+) -> None:
+    """Talks to the tuned model of a run, its base, or both, which one server then holds.
+
+    `models`: of "base" and "tuned". Other commands may use the run directory meanwhile.
+    """
+    if len(models) > 1:
+        overrides = ["serve.weights=adapter", *overrides]
+    run = _with_room(borrow_run(source, overrides, section="serve"), overrides)
+    rows = cache(lambda: read_questions(run) if run.recipe.data.eval is not None else ())
+    with _voices_of(run, models, unverified=unverified) as voices:
+        options: dict[str, Any] = {"sampling": sampling, "system": system, "web": web, "port": port}
+        _chat(voices, title=run.path.resolve().name, rows=rows, sight=_sight_of(run), **options)
+
+
+def chat_with_url(
+    url: str, models: Sequence[str], *, sampling: Sampling, system: str, web: bool, port: int | None
+) -> None:
+    """Talks to models of an OpenAI server that is up; without a name to the only one.
+
+    Raises InputError where it does not answer, has no model of a name, or several and none is named.
+    """
+    address, cards = find_models(url, models)
+    lengths = {name: found for name, card in cards.items() if isinstance(found := card.get("max_model_len"), int)}
+    voices = [Voice(label=name, url=address, model=name, max_model_len=lengths.get(name)) for name in cards]
+    options: dict[str, Any] = {"sampling": sampling, "system": system, "web": web, "port": port}
+    _chat(voices, title=address, rows=lambda: (), sight=Sight(), **options)
+
+
+def _with_room(run: Run, overrides: Sequence[str]) -> Run:
+    """The run with room for a conversation where serve.max_model_len is not the user's, but as short as eval needs."""
+    derived = {item.key for item in read_reasons(run.recipe_file.read_text(encoding="utf-8"))}
+    key, recipe = "serve.max_model_len", run.recipe
+    if key not in derived or any(override.partition("=")[0].strip() == key for override in overrides):
+        return run
+    wanted = max(CONVERSATION_TOKENS, recipe.serve.max_model_len or 0)
+    room = Derived(key, min(wanted, recipe_variant(recipe).context), "a conversation is longer than a row")
+    return replace(run, recipe=with_values(recipe, [room]))
+
+
+@contextlib.contextmanager
+def _voices_of(run: Run, models: Sequence[str], *, unverified: bool) -> Iterator[list[Voice]]:
+    with Servers(run, prefix_caching=True, unverified=unverified) as servers:
+        found = {"base": servers.base, "tuned": servers.tuned}
+        started = [(model, found[model]()) for model in models]
+        for notice in servers.notices:
+            open_console().print(f"chat: notice: {notice}", style="yellow")
+        yield [_voice(model, server) for model, server in started]
+
+
+def _sight_of(run: Run) -> Sight:
+    if not takes_pictures(run):
+        return Sight(takes_pictures=False)
+    config = read_config(fetch_folder(run.recipe.checkpoint))
+    return Sight(patching=read_patching(config, run.recipe.data.image_tokens))
+
+
+def _voice(label: str, server: Server) -> Voice:
+    return Voice(label=label, url=server.url, model=server.model, max_model_len=server.facts.max_model_len)
+
+
+def _chat(
+    voices: Sequence[Voice],
+    *,
+    title: str,
+    rows: Rows,
+    sight: Sight,
+    sampling: Sampling,
+    system: str,
+    web: bool,
+    port: int | None,
+) -> None:
+    if not web:
+        talk(voices, sampling, system=system, rows=rows, sight=sight)
+        return
+    from gemsmith.serve.chat.web import serve_page
+
+    try:
+        url, page = serve_page(
+            voices, title=title, rows=rows(), sampling=sampling, system=system, port=port, sight=sight
+        )
+    except OSError:
+        raise MachineError(f"--port: {port or 'no port'} is free; name another, or leave it out") from None
+    console = open_console()
+    console.print("Ctrl-C stops it. Open in a browser of this machine:")
+    print(spell_out(url), flush=True)
+    try:
+        threading.Event().wait()
+    except KeyboardInterrupt:
+        console.print("stopping")
+    finally:
+        page.close(verbose=False)

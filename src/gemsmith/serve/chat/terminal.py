@@ -1,0 +1,225 @@
+"""A conversation in the terminal; prompts come from stdin, so that they can be piped in, too.
+
+Pictures in a conversation: files as what a server is sent, rows with theirs, and contents as text.
+"""
+
+import contextlib
+import importlib
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from gemsmith.errors import DataError, EngineError
+from gemsmith.images.data_url import picture_url
+from gemsmith.images.patches import Patching
+from gemsmith.serve.client.chat import api_messages, image_content
+from gemsmith.serve.client.stream import Answer, Sampling, Voice, describe_speed, stream_answer
+from gemsmith.system.characters import spell_out
+from gemsmith.system.console import open_console
+from gemsmith.system.files import expand_home
+from gemsmith.tasks import Question
+
+Content = str | list[dict[str, Any]]
+Turns = list[dict[str, Any]]
+PLACE = "[picture] "
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sight:
+    """Whether the server takes pictures, and how its model cuts them up, where that is known."""
+
+    takes_pictures: bool = True
+    patching: Patching | None = None
+
+    def look(self, file: str) -> str:
+        """The data: URL of the file's picture. Raises DataError where it is none, or the server takes text alone."""
+        if not self.takes_pictures:
+            raise DataError(
+                "the server takes text alone; start the chat with --set serve.pictures=true, of a model that takes "
+                "pictures"
+            )
+        return picture_url(file, self.patching)
+
+    def turns(self, row: Question) -> Turns:
+        """The messages of a held-out row. Raises DataError where a picture of it has changed since it was read."""
+        return api_messages(row.messages, row.pictures, self.patching)
+
+
+def make_content(text: str, urls: Sequence[str]) -> Content:
+    """What a user's turn holds: the pictures, then the text.
+
+    >>> make_content("hi", [])
+    'hi'
+    """
+    return [*map(image_content, urls), {"type": "text", "text": text}] if urls else text
+
+
+def text_in(content: Content) -> str:
+    """All its text."""
+    return content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
+
+
+def urls_in(content: Content) -> list[str]:
+    """The data: URLs of its pictures, in order."""
+    return [part["image_url"]["url"] for part in content if "image_url" in part] if isinstance(content, list) else []
+
+
+def described(content: Content) -> str:
+    """Its text for a terminal, with a picture as its place.
+
+    >>> described(make_content("What is it?", ["data:image/png;base64,"]))
+    '[picture] What is it?'
+    """
+    if isinstance(content, str):
+        return content
+    return "".join(PLACE if "image_url" in part else part["text"] for part in content)
+
+
+HELP = """/new          forget the conversation
+/system TEXT  set the system prompt, and forget the conversation; no TEXT: none
+/picture FILE a picture that goes with the next prompt; several lines: several pictures
+/row N        ask held-out row N, and show the answer that is expected
+/quit         end; so does Ctrl-D. Ctrl-C stops an answer"""
+
+
+@dataclass(kw_only=True)
+class Conversation:
+    """What was said so far, for each voice on its own: each sees its own answers."""
+
+    voices: Sequence[Voice]
+    system: str = ""
+    turns: dict[str, Turns] = field(default_factory=dict)
+    pictures: list[str] = field(default_factory=list)
+    """The data: URLs of those that go with the next prompt."""
+
+    def forget(self) -> None:
+        self.turns, self.pictures = {}, []
+
+    def messages(self, voice: Voice, prompt: Content) -> Turns:
+        """All that the voice is sent."""
+        system = [{"role": "system", "content": self.system}] if self.system else []
+        return [*system, *self.turns.get(voice.label, []), {"role": "user", "content": prompt}]
+
+    def keep(self, voice: Voice, prompt: Content, answer: str) -> None:
+        said: Turns = [{"role": "user", "content": prompt}, {"role": "assistant", "content": answer}]
+        self.turns.setdefault(voice.label, []).extend(said)
+
+
+def talk(
+    voices: Sequence[Voice],
+    sampling: Sampling,
+    *,
+    system: str = "",
+    rows: Callable[[], Sequence[Question]] = lambda: (),
+    sight: Sight = Sight(),  # noqa: B008 - frozen
+) -> None:
+    """Reads prompts until the end of stdin, and streams each voice's answer to stdout.
+
+    Raises EngineError where a server fails and stdin is no terminal; on a terminal the conversation goes on.
+    """
+    conversation, console = Conversation(voices=voices, system=system), open_console()
+    if sys.stdin.isatty():
+        console.print(f"Talking to {' and '.join(voice.model for voice in voices)}. /help lists what else there is.")
+    for line in _prompts():
+        word, _, rest = line.partition(" ")
+        if word == "/quit":
+            return
+        if word == "/row":
+            _ask_row(conversation, rest, rows(), sampling, sight)
+        elif word == "/picture":
+            _add_picture(conversation, rest.strip(), sight)
+        elif word == "/new":
+            conversation.forget()
+        elif word == "/system":
+            conversation.system = rest.strip()
+            conversation.forget()
+        elif word.startswith("/"):
+            console.print(HELP)
+        else:
+            _ask(conversation, make_content(line, conversation.pictures), sampling)
+            conversation.pictures = []
+
+
+def _prompts() -> Iterator[str]:
+    """The lines of stdin that are not empty; editable where it is a terminal."""
+    if not sys.stdin.isatty():
+        yield from (line.strip() for line in sys.stdin if line.strip())
+        return
+    with contextlib.suppress(ImportError):
+        importlib.import_module("readline")
+    while True:
+        try:
+            line = input("> ").strip()
+        except (EOFError, KeyboardInterrupt):
+            print(file=sys.stderr)
+            return
+        if line:
+            yield line
+
+
+def _add_picture(conversation: Conversation, file: str, sight: Sight) -> None:
+    console = open_console()
+    try:
+        conversation.pictures.append(sight.look(str(expand_home(file))))
+    except DataError as error:
+        console.print(f"/picture: {error}")
+        return
+    count = len(conversation.pictures)
+    console.print(f"{count} picture{'s' * (count > 1)} go{'es' * (count == 1)} with the next prompt")
+
+
+def _ask_row(
+    conversation: Conversation, number: str, rows: Sequence[Question], sampling: Sampling, sight: Sight
+) -> None:
+    console = open_console()
+    if not (number.isdecimal() and 1 <= int(number) <= len(rows)):
+        there = f"1 to {len(rows)}" if rows else "none, since there is no run with data.eval"
+        console.print(f"/row: {number or 'nothing'} was given; allowed: {there}")
+        return
+    row = rows[int(number) - 1]
+    try:
+        *before, last = sight.turns(row)
+    except DataError as error:
+        console.print(f"/row: {error}")
+        return
+    conversation.forget()
+    conversation.system = next((turn["content"] for turn in before if turn["role"] == "system"), "")
+    turns = [turn for turn in before if turn["role"] != "system"]
+    conversation.turns = {voice.label: list(turns) for voice in conversation.voices}
+    for picture in row.pictures:
+        console.print(f"picture: {picture.path or 'of the row itself'}, {picture.width} × {picture.height}")
+    console.print(f"row {number}: {described(last['content'])}")
+    _ask(conversation, last["content"], sampling)
+    console.print(f"expected: {row.expected}")
+
+
+def _ask(conversation: Conversation, prompt: Content, sampling: Sampling) -> None:
+    console = open_console()
+    for voice in conversation.voices:
+        if len(conversation.voices) > 1:
+            console.print(f"[{voice.label}]")
+        try:
+            answer = _print_answer(stream_answer(voice, conversation.messages(voice, prompt), sampling))
+        except EngineError as error:
+            if not sys.stdin.isatty():
+                raise
+            console.print(f"error: {error}")
+            return
+        if answer.ended:
+            conversation.keep(voice, prompt, answer.text)
+        console.print(describe_speed(answer) if answer.ended else "stopped; this turn is forgotten")
+
+
+def _print_answer(answers: Iterator[Answer]) -> Answer:
+    """The last of the answers; Ctrl-C on a terminal stops it there."""
+    answer = Answer()
+    try:
+        for grown in answers:
+            print(spell_out(grown.text[len(answer.text) :]), end="", flush=True)
+            answer = grown
+    except KeyboardInterrupt:
+        if not sys.stdin.isatty():
+            raise
+    print(flush=True)
+    return answer

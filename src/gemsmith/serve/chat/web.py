@@ -1,0 +1,302 @@
+"""The page of `gemsmith chat --web`: every voice answers the same prompt in a column of its own.
+
+Gradio makes it. It loads nothing from elsewhere: fonts are the system's, and Gradio's telemetry is off.
+"""
+
+import html
+import os
+import queue
+import tempfile
+import threading
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gemsmith.errors import DataError, EngineError
+from gemsmith.serve.chat.gate import Gate
+from gemsmith.serve.chat.terminal import PLACE, Content, Sight, Turns, make_content, text_in, urls_in
+from gemsmith.serve.client.stream import Answer, Sampling, Voice, describe_speed, stream_answer
+from gemsmith.tasks import Question
+from gemsmith.tasks.messages import images_of, text_of
+
+# Before Gradio is imported, which reads it then.
+os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
+
+import gradio
+from starlette.middleware import Middleware
+
+ADDRESS = "127.0.0.1"
+SHOWN_ROWS = 200
+FRAME_S = 0.05
+"""At most so often a column is drawn again; each time costs the browser the whole conversation."""
+TITLE_CHARACTERS = 70
+CSS = """
+.turns {height: 20rem; overflow-y: auto; border: 1px solid var(--border-color-primary); padding: 0.5rem 0.75rem;
+    display: flex; flex-direction: column-reverse; justify-content: flex-end} /* stays at its end as it grows */
+.dark .turns {color-scheme: dark}
+.turns pre {white-space: pre-wrap; overflow-wrap: anywhere; font-family: var(--font-mono); font-size: 0.875rem;
+    margin: 0 0 0.75rem; background: none; color: var(--body-text-color)}
+.turns .user {border-left: 3px solid var(--color-accent); padding-left: 0.5rem}
+.turns .failed {color: var(--error-text-color, #b91c1c)}
+.turns img, .attached img {max-height: 8rem; max-width: 100%; margin: 0 0.25rem 0.25rem 0; display: inline-block}
+.speed {min-height: 1.6em; font-variant-numeric: tabular-nums}
+.exact textarea {font-family: var(--font-mono); font-size: 0.875rem}
+footer {display: none !important}
+"""
+
+
+def serve_page(
+    voices: Sequence[Voice],
+    *,
+    title: str,
+    rows: Sequence[Question],
+    sampling: Sampling,
+    system: str,
+    port: int | None,
+    sight: Sight = Sight(),  # noqa: B008 - frozen
+) -> tuple[str, gradio.Blocks]:
+    """The page's address, and the page, which is up until it is closed.
+
+    Raises OSError where the port is taken.
+    """
+    uploads = tempfile.TemporaryDirectory(prefix="gemsmith-chat-")
+    os.environ["GRADIO_TEMP_DIR"] = uploads.name
+    page = make_page(voices, title=title, rows=rows, sampling=sampling, system=system, sight=sight)
+    _, url, _ = page.queue(default_concurrency_limit=4).launch(
+        server_name=ADDRESS,
+        server_port=port,
+        share=False,
+        quiet=True,
+        prevent_thread_lock=True,
+        ssr_mode=False,
+        app_kwargs={"middleware": [Middleware(Gate)]},
+        footer_links=[],
+        theme=gradio.themes.Default(font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"]),
+        css=CSS,
+    )
+    weakref.finalize(page, uploads.cleanup)  # at the latest when the process ends
+    return str(url), page
+
+
+def make_page(
+    voices: Sequence[Voice], *, title: str, rows: Sequence[Question], sampling: Sampling, system: str, sight: Sight
+) -> gradio.Blocks:
+    """The page with all its events."""
+    with gradio.Blocks(title=f"Gemsmith · {title}", analytics_enabled=False) as page:
+        gradio.Markdown(f"## {title}")
+        settings = _settings(voices, sampling, system)
+        picked, expected = _row_picker(rows)
+        with gradio.Row():
+            columns = [_column(voice) for voice in voices]
+        prompt = gradio.Textbox(
+            label="Prompt", info="Enter sends, Shift+Enter begins a line.", lines=1, max_lines=12, autofocus=True
+        )
+        attached = gradio.State([])
+        preview = gradio.HTML(elem_classes="attached", padding=False)
+        with gradio.Row():
+            send = gradio.Button("Send", variant="primary")
+            stop = gradio.Button("Stop")
+            new = gradio.Button("New conversation")
+            add = gradio.UploadButton(
+                "Add a picture", file_types=["image"], type="filepath", visible=sight.takes_pictures
+            )
+        said = gradio.State([[] for _ in voices])
+
+        def answer(
+            prompt: str, urls: list[str], said: list[Turns], system: str, *drawn: float
+        ) -> Iterator[tuple[Any, ...]]:
+            yield from _answer_all(voices, prompt, urls, said, system, _sampling(*drawn))
+
+        shown = [part for column in columns for part in column]
+        asked = [
+            gradio.on(
+                [prompt.submit, send.click],
+                answer,
+                [prompt, attached, said, *settings],
+                [said, prompt, attached, preview, *shown],
+                show_progress="hidden",
+            )
+        ]
+        stop.click(None, cancels=asked)
+        empty = [part for voice in voices for part in (draw_turns(voice, []), "")]
+        new.click(
+            lambda: ([[] for _ in voices], [], "", *empty), None, [said, attached, preview, *shown], cancels=asked
+        )
+        add.upload(lambda file, urls: _attach(file, urls, sight), [add, attached], [attached, preview])
+        if rows:
+            picked.change(
+                lambda number: _fill_in(rows, number, voices, sight),
+                picked,
+                [prompt, settings[0], expected, attached, preview, said, *shown],
+                cancels=asked,
+            )
+    return page
+
+
+def _settings(voices: Sequence[Voice], sampling: Sampling, system: str) -> list[Any]:
+    most = min([max(8192, sampling.max_tokens), *(voice.max_model_len for voice in voices if voice.max_model_len)])
+    with gradio.Accordion("System prompt and sampling", open=False):
+        prompt = gradio.Textbox(label="System prompt", value=system, lines=2)
+        with gradio.Row():
+            temperature = gradio.Slider(0, 2, value=sampling.temperature, step=0.05, label="Temperature (0: greedy)")
+            top_p = gradio.Slider(0.01, 1, value=sampling.top_p, step=0.01, label="Top-p")
+            tokens = min(most, sampling.max_tokens)
+            max_tokens = gradio.Slider(1, most, value=tokens, step=1, label="Most tokens of an answer")
+            seed = gradio.Number(value=sampling.seed, precision=0, label="Seed (empty: none)")
+    return [prompt, temperature, top_p, max_tokens, seed]
+
+
+def _row_picker(rows: Sequence[Question]) -> tuple[Any, Any]:
+    choices = [(_title(number, row), number - 1) for number, row in enumerate(rows[:SHOWN_ROWS], start=1)]
+    with gradio.Row(visible=bool(rows)):
+        picked = gradio.Dropdown(choices, value=None, label="Held-out row", info="Fills in its prompt.")
+        expected = gradio.Textbox(
+            label="Expected answer", interactive=False, lines=3, max_lines=8, elem_classes="exact"
+        )
+    return picked, expected
+
+
+def _column(voice: Voice) -> tuple[Any, Any]:
+    with gradio.Column(min_width=300):
+        gradio.Markdown(f"### {voice.label}")
+        chat = gradio.HTML(draw_turns(voice, []), padding=False)
+        speed = gradio.Markdown("", elem_classes="speed")
+    return chat, speed
+
+
+def _title(number: int, row: Question) -> str:
+    text = " ".join(text_of(row.messages[-1]).split())
+    text = f"{PLACE * len(images_of(row.messages))}{text}"
+    return f"{number}: {text[:TITLE_CHARACTERS]}{'…' if len(text) > TITLE_CHARACTERS else ''}"
+
+
+def _sampling(temperature: float, top_p: float, max_tokens: float, seed: float | None) -> Sampling:
+    return Sampling(
+        temperature=temperature, top_p=top_p, max_tokens=int(max_tokens), seed=None if seed is None else int(seed)
+    )
+
+
+def _fill_in(rows: Sequence[Question], number: int | None, voices: Sequence[Voice], sight: Sight) -> tuple[Any, ...]:
+    """A row's prompt and system prompt, its expected answer and its pictures, and the turns before the last one."""
+    if number is None:
+        return (gradio.skip(), gradio.skip(), "", [], "", *(gradio.skip(),) * (1 + 2 * len(voices)))
+    try:
+        *before, last = sight.turns(rows[number])
+    except DataError as error:
+        raise gradio.Error(str(error)) from None
+    system = next((turn["content"] for turn in before if turn["role"] == "system"), "")
+    turns = [turn for turn in before if turn["role"] != "system"]
+    said = [list(turns) for _ in voices]
+    shown = [part for voice in voices for part in (draw_turns(voice, turns), "")]
+    urls = urls_in(last["content"])
+    return (text_in(last["content"]), system, rows[number].expected, urls, _draw_pictures(urls), said, *shown)
+
+
+def _attach(file: str, urls: list[str], sight: Sight) -> tuple[list[str], str]:
+    """The pictures that go with the next prompt, and their HTML."""
+    try:
+        urls = [*urls, sight.look(file)]
+    except DataError as error:
+        raise gradio.Error(str(error)) from None
+    finally:
+        Path(file).unlink(missing_ok=True)
+    return urls, _draw_pictures(urls)
+
+
+def _draw_content(content: Content) -> str:
+    return _draw_pictures(urls_in(content)) + html.escape(text_in(content))
+
+
+def _draw_pictures(urls: Sequence[str]) -> str:
+    return "".join(f'<img src="{html.escape(url)}" alt="picture {number}">' for number, url in enumerate(urls, 1))
+
+
+def _answer_all(
+    voices: Sequence[Voice], prompt: str, urls: list[str], said: list[Turns], system: str, sampling: Sampling
+) -> Iterator[tuple[Any, ...]]:
+    """What the page shows while all voices answer at once: turns, the prompt's box, pictures, and each column.
+
+    The box is emptied once, as the prompt leaves it: what is typed during the answer stays. A turn that was stopped or
+    that failed is not remembered: it stays on the page until the next one.
+    """
+    if not prompt.strip():
+        yield (gradio.skip(),) * (4 + 2 * len(voices))
+        return
+    asked = {"role": "user", "content": make_content(prompt, urls)}
+    opening = [{"role": "system", "content": system}] if system.strip() else []
+    found: list[Answer | EngineError] = [Answer() for _ in voices]
+    yield (said, "", [], "", *_columns(voices, said, asked, found))
+    messages = [[*opening, *turns, asked] for turns in said]
+    as_it_is = (gradio.skip(),) * 3
+    for found in _frames(voices, messages, sampling):
+        yield (said, *as_it_is, *_columns(voices, said, asked, found))
+    remembered = [_remember(turns, asked, one) for turns, one in zip(said, found, strict=True)]
+    yield (remembered, *as_it_is, *_columns(voices, said, asked, found))
+
+
+def _frames(
+    voices: Sequence[Voice], messages: Sequence[Sequence[Mapping[str, Any]]], sampling: Sampling
+) -> Iterator[list[Answer | EngineError]]:
+    """What has come from each voice, at most every FRAME_S; closing the iterator ends the requests."""
+    news: queue.SimpleQueue[tuple[int, Answer | EngineError | None]] = queue.SimpleQueue()
+    closed = threading.Event()
+
+    def listen(place: int, voice: Voice) -> None:
+        try:
+            for answer in stream_answer(voice, messages[place], sampling):
+                if closed.is_set():
+                    return
+                news.put((place, answer))
+        except EngineError as error:
+            news.put((place, error))
+        finally:
+            news.put((place, None))
+
+    found: list[Answer | EngineError] = [Answer() for _ in voices]
+    for place, voice in enumerate(voices):
+        threading.Thread(target=listen, args=(place, voice), daemon=True).start()
+    left = len(voices)
+    try:
+        while left:
+            changes = [news.get()]
+            while not news.empty():
+                changes.append(news.get())
+            for place, change in changes:
+                if change is None:
+                    left -= 1
+                else:
+                    found[place] = change
+            yield list(found)
+            closed.wait(FRAME_S)
+    finally:
+        closed.set()
+
+
+def _columns(
+    voices: Sequence[Voice], said: Sequence[Turns], asked: dict[str, Any], found: Sequence[Answer | EngineError]
+) -> list[str]:
+    shown: list[str] = []
+    for voice, turns, one in zip(voices, said, found, strict=True):
+        last, speed = _last_turn(one)
+        shown += [draw_turns(voice, [*turns, asked, last]), speed]
+    return shown
+
+
+def _last_turn(one: Answer | EngineError) -> tuple[dict[str, Any], str]:
+    if isinstance(one, EngineError):
+        return {"role": "failed", "content": str(one)}, "failed"
+    return {"role": "assistant", "content": one.text}, describe_speed(one)
+
+
+def draw_turns(voice: Voice, turns: Turns) -> str:
+    """HTML of a conversation, each text exactly as it was written: no tag and no Markdown of it is drawn."""
+    drawn = "".join(f'<pre class="{turn["role"]}">{_draw_content(turn["content"])}</pre>' for turn in turns)
+    label = html.escape(f"conversation with {voice.label}")
+    return f'<div class="turns" role="log" aria-label="{label}" tabindex="0"><div>{drawn}</div></div>'
+
+
+def _remember(turns: Turns, asked: dict[str, Any], one: Answer | EngineError) -> Turns:
+    if isinstance(one, EngineError):
+        return turns
+    return [*turns, asked, {"role": "assistant", "content": one.text}]

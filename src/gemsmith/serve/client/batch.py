@@ -1,0 +1,184 @@
+"""Requests to a server that may hang, drip, break off or answer with rubbish: each gets an answer or a counted failure.
+
+In one event loop, not in threads: a thread that waits for a server cannot be stopped, so Ctrl-C would have to wait with
+it.
+"""
+
+import asyncio
+import email.utils
+import functools
+import json
+import math
+import signal
+import time
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+import httpx
+
+from gemsmith.serve.client.chat import Failure, read_object
+from gemsmith.serve.server import Server
+from gemsmith.serve.settings import api_headers
+from gemsmith.system.signals import handling
+
+CONNECT_S = 10.0
+# Before the second and later tries, and none after that. Together longer than the 5 s after which vLLM's watchdog ends
+# a server whose engine is dead: a request that such a server refuses must not be taken for a failed one.
+WAITS_S = (0.5, 1.0, 2.0, 4.0)
+# The longest that a server's own Retry-After is waited for.
+MOST_WAIT_S = 30.0
+# A request is given up after PROMPT_S, in which the prompts of all requests under way are read, and TOKEN_S for each
+# token that it may write. The server is on this machine, so what takes time is the model; one that writes less than a
+# token a second in each of its streams is not evaluated but debugged.
+PROMPT_S, TOKEN_S = 120.0, 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What is posted to `path`, such as /v1/chat/completions; `body` has max_tokens where text is to be written."""
+
+    path: str
+    body: Mapping[str, Any]
+
+    @property
+    def timeout_s(self) -> float:
+        return PROMPT_S + TOKEN_S * float(self.body.get("max_tokens", 0))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Outcome:
+    """What came of one try."""
+
+    found: dict[str, Any] | Failure
+    may_pass: bool = False
+    """Whether it is a failure that another try may not meet."""
+    retry_after_s: float = 0.0
+    """How long the server asks to be left alone."""
+
+
+Heard = Callable[[int, dict[str, Any] | Failure], None]
+Retried = Callable[[int, str], None]
+
+
+def ask_all(
+    server: Server,
+    requests: Iterable[Request],
+    heard: Heard,
+    *,
+    concurrency: int,
+    retried: Retried = lambda _number, _reason: None,
+) -> None:
+    """Calls `heard` with each request's index and the JSON object that answers it, in the order in which they come.
+
+    A request is taken when there is room for it, so that those of an iterator are made one by one.
+
+    Ends at once at Ctrl-C, at SIGTERM, and where `heard` raises. Raises EngineError where the server has died. A
+    request that cannot connect, is cut off, or is answered with 429 or 5xx is tried again a few times, each after a
+    call of `retried` with its index and the reason, and no sooner than a Retry-After of at most MOST_WAIT_S says; one
+    that takes too long is not tried again.
+    """
+    _run_until_stopped(_ask_all(server, iter(enumerate(requests)), heard, retried, concurrency))
+
+
+async def _ask_all(
+    server: Server, requests: Iterator[tuple[int, Request]], heard: Heard, retried: Retried, concurrency: int
+) -> None:
+    async def work() -> None:
+        for number, request in requests:  # shared: each takes the next
+            heard(number, await _ask(client, server, request, functools.partial(retried, number)))
+
+    limits = httpx.Limits(max_connections=concurrency, max_keepalive_connections=concurrency)
+    # The whole request's is kept in _post: a read's would not end a server that drips.
+    timeout = httpx.Timeout(None, connect=CONNECT_S)
+    client = httpx.AsyncClient(
+        base_url=server.url, headers=api_headers(), timeout=timeout, limits=limits, trust_env=False
+    )
+    async with client:
+        workers = [asyncio.create_task(work()) for _ in range(concurrency)]
+        try:
+            await asyncio.gather(*workers)
+        finally:
+            for worker in workers:
+                worker.cancel()
+            await asyncio.gather(*workers, return_exceptions=True)
+
+
+async def _ask(
+    client: httpx.AsyncClient, server: Server, request: Request, retried: Callable[[str], None]
+) -> dict[str, Any] | Failure:
+    for wait_s in WAITS_S:
+        outcome = await _post(client, request)
+        if isinstance(outcome.found, Failure):
+            server.check()
+        if not (isinstance(outcome.found, Failure) and outcome.may_pass):
+            return outcome.found
+        retried(outcome.found.reason)
+        await asyncio.sleep(max(wait_s, outcome.retry_after_s))
+    outcome = await _post(client, request)
+    if isinstance(outcome.found, Failure):
+        server.check()
+    return outcome.found
+
+
+async def _post(client: httpx.AsyncClient, request: Request) -> _Outcome:
+    try:
+        async with asyncio.timeout(request.timeout_s):
+            # json.dumps, since httpx's own refuses texts with half a surrogate pair.
+            response = await client.post(
+                request.path, content=json.dumps(request.body), headers={"Content-Type": "application/json"}
+            )
+    except TimeoutError:
+        return _Outcome(found=Failure(reason="timeout", detail=f"no whole answer within {request.timeout_s:.0f} s"))
+    except (httpx.RemoteProtocolError, httpx.ReadError) as error:
+        return _Outcome(found=Failure(reason="cut off", detail=f"{type(error).__name__}: {error}"), may_pass=True)
+    except httpx.HTTPError as error:
+        return _Outcome(found=Failure(reason="no connection", detail=f"{type(error).__name__}: {error}"), may_pass=True)
+    return _Outcome(
+        found=read_object(response.status_code, response.content),
+        may_pass=response.status_code == 429 or response.status_code >= 500,
+        retry_after_s=_retry_after_s(response.headers.get("Retry-After", "")),
+    )
+
+
+def _retry_after_s(header: str) -> float:
+    """The seconds that a Retry-After asks for, at most MOST_WAIT_S; 0 for one that says nothing.
+
+    RFC 9110, 10.2.3: a number of seconds, or a date.
+    """
+    try:
+        wait_s = float(header)
+    except ValueError:
+        try:
+            when = email.utils.parsedate_to_datetime(header)
+        except ValueError:
+            return 0.0
+        wait_s = when.timestamp() - time.time()
+    return min(max(0.0, wait_s), MOST_WAIT_S) if math.isfinite(wait_s) else 0.0
+
+
+def _run_until_stopped(work: Coroutine[Any, Any, None]) -> None:
+    """Runs a coroutine, which Ctrl-C and SIGTERM cancel; what they raise elsewhere is raised once it has ended.
+
+    asyncio does that for Ctrl-C alone. What a handler of SIGTERM raises inside the loop would be lost in whatever
+    callback it met.
+    """
+    told: list[int] = []
+
+    async def stoppable() -> None:
+        task, loop = asyncio.current_task(), asyncio.get_running_loop()
+        assert task is not None
+
+        def stop(number: int, _frame: FrameType | None) -> None:
+            told.append(number)
+            loop.call_soon_threadsafe(task.cancel)
+
+        with handling({signal.SIGTERM: stop}):
+            await work
+
+    try:
+        asyncio.run(stoppable())
+    finally:
+        if told:
+            signal.raise_signal(signal.SIGTERM)

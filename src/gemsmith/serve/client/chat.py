@@ -1,0 +1,162 @@
+"""What the answer to a request holds, read strictly: text of the model, or why there is none.
+
+A conversation as an OpenAI API takes it: pictures are data: URLs in their places.
+
+An answer as tokens and log-probabilities, which completions and chats write in two ways.
+"""
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gemsmith.images.check import Picture
+from gemsmith.images.data_url import picture_url
+from gemsmith.images.patches import Patching
+from gemsmith.tasks.messages import ImagePart, Message, images_of, text_of
+
+# Of vLLM's own reasons these end an answer; `abort` and `error` end a request that has none.
+_ENDED = ("stop", "length", "tool_calls", "repetition")
+# Where vLLM puts what a reasoning or tool parser took out of the text; a model that wrote nothing else has answered,
+# with no text.
+_BESIDE_TEXT = ("reasoning", "reasoning_content", "tool_calls", "refusal")
+_SHOWN = 300
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reply:
+    """What a model answered. `cut`: it reached the limit of tokens before it had ended."""
+
+    text: str
+    cut: bool
+    tokens: int | None = None
+    """How many tokens it wrote, where the server says so."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """Why there is no answer: in two or three words, by which failures are counted, and in detail."""
+
+    reason: str
+    detail: str
+
+
+def read_object(status: int, body: bytes) -> dict[str, Any] | Failure:
+    """The JSON object that a request was answered with."""
+    if status != 200:
+        return Failure(reason=f"http {status}", detail=_shown(body))
+    try:
+        found = json.loads(body)
+    except (ValueError, RecursionError):
+        return Failure(reason="not JSON", detail=_shown(body))
+    return found if isinstance(found, dict) else Failure(reason="not an object", detail=_shown(body))
+
+
+def read_choice(found: Mapping[str, Any]) -> dict[str, Any] | Failure:
+    """The first choice of a completion that has ended."""
+    choices = found.get("choices")
+    if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
+        return Failure(reason="no choices", detail=_shown(json.dumps(found).encode()))
+    choice: dict[str, Any] = choices[0]
+    if choice.get("finish_reason") not in _ENDED:
+        return Failure(
+            reason=f"finish_reason {str(choice.get('finish_reason'))[:20]}", detail=_shown(json.dumps(choice).encode())
+        )
+    return choice
+
+
+def read_chat(found: Mapping[str, Any]) -> Reply | Failure:
+    """The text of a chat completion.
+
+    Empty where the model wrote only what a reasoning or tool parser of vLLM takes out.
+    """
+    choice = read_choice(found)
+    if isinstance(choice, Failure):
+        return choice
+    cut, message = choice["finish_reason"] == "length", choice.get("message")
+    text, tokens = message.get("content") if isinstance(message, dict) else None, _written(found)
+    if isinstance(text, str):
+        # Half of a surrogate pair is no text, and no file would take it.
+        return Reply(text=text.encode("utf-8", "replace").decode(), cut=cut, tokens=tokens)
+    if isinstance(message, dict) and text is None and (cut or any(message.get(name) for name in _BESIDE_TEXT)):
+        return Reply(text="", cut=cut, tokens=tokens)
+    return Failure(reason="no text", detail=_shown(json.dumps(choice).encode()))
+
+
+def _written(found: Mapping[str, Any]) -> int | None:
+    usage = found.get("usage")
+    tokens = usage.get("completion_tokens") if isinstance(usage, dict) else None
+    return tokens if isinstance(tokens, int) and tokens >= 0 else None
+
+
+def _shown(body: bytes) -> str:
+    """The beginning of what came, on one line."""
+    return " ".join(body[: 4 * _SHOWN].decode("utf-8", "replace").split())[:_SHOWN] or "(empty)"
+
+
+def api_messages(
+    messages: Sequence[Message], pictures: Sequence[Picture] = (), patching: Patching | None = None
+) -> list[dict[str, Any]]:
+    """The messages of a request; content that is text alone is a string.
+
+    `pictures` are what was found of theirs, in order; where they are given, bytes that have changed since are a
+    DataError. `patching`: see picture_url.
+    """
+    hashes: Iterator[str | None] = iter([picture.sha256 for picture in pictures])
+    found: list[dict[str, Any]] = []
+    for message in messages:
+        content: list[dict[str, Any]] = []
+        for part in message.parts:
+            if isinstance(part, ImagePart):
+                content.append(image_content(picture_url(part.path or part.data, patching, sha256=next(hashes, None))))
+            else:
+                content.append({"type": "text", "text": part.text})
+        found.append({"role": message.role, "content": content if images_of([message]) else text_of(message)})
+    return found
+
+
+def image_content(url: str) -> dict[str, Any]:
+    """The part of a message's content that is a picture."""
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+# As many as vLLM gives by default.
+TOP = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnswerTokens:
+    """A greedy answer's tokens, and the log-probabilities of the likeliest at each place."""
+
+    tokens: tuple[str, ...]
+    top: tuple[Mapping[str, float], ...]
+
+
+def read_tokens(choice: Mapping[str, Any]) -> AnswerTokens | Failure:
+    """Tokens and log-probabilities of a choice of a completion or a chat."""
+    found: Any = choice.get("logprobs")
+    try:
+        if "tokens" in found:
+            tokens = AnswerTokens(tokens=tuple(found["tokens"]), top=tuple(dict(top) for top in found["top_logprobs"]))
+        else:
+            tops = tuple(
+                {other["token"]: other["logprob"] for other in entry["top_logprobs"]} for entry in found["content"]
+            )
+            tokens = AnswerTokens(tokens=tuple(entry["token"] for entry in found["content"]), top=tops)
+        complete = all(math.isfinite(top[token]) for token, top in zip(tokens.tokens, tokens.top, strict=True))
+    except (KeyError, TypeError, ValueError):
+        complete = False
+    return tokens if complete else Failure(reason="no log-probabilities", detail=json.dumps(choice)[:300])
+
+
+def difference(one: Mapping[str, float], other: Mapping[str, float]) -> float:
+    """The most by which two lists of the likeliest differ; a token that one lacks counts as its least likely.
+
+    >>> difference({"a": -0.1, "b": -3.0}, {"a": -0.2, "c": -2.0})
+    1.0
+    """
+    if not one or not other:
+        return 0.0
+    lows = min(one.values()), min(other.values())
+    return max(abs(one.get(token, lows[0]) - other.get(token, lows[1])) for token in {*one, *other})

@@ -1,0 +1,168 @@
+"""What is load-tested: an address that answers as OpenAI's API does, whoever started what is behind it."""
+
+import contextlib
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from gemsmith.errors import CheckpointError, EngineError, InputError, nearest
+from gemsmith.serve.client.chat import Failure, read_object
+from gemsmith.serve.server import Server
+from gemsmith.serve.settings import KEY_VARIABLE
+from gemsmith.system.files import sha256_file
+
+KEY_VARIABLES = (KEY_VARIABLE, "OPENAI_API_KEY")
+_TIMEOUT_S = 30.0
+# Of what a server lists of a model, what makes its answers; vLLM gives each listing another time and id.
+_FACTS = ("root", "parent", "max_model_len")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Endpoint:
+    """A model at an address, such as http://127.0.0.1:8000."""
+
+    url: str
+    model: str
+    tokenizer: Path
+    """A folder with the tokenizer.json of the model."""
+    facts: Mapping[str, str] = field(default_factory=dict)
+    """What a cell that was measured here depends on: another fact, another measurement."""
+    prefix_caching: bool | None = None
+    """None: not known without asking."""
+    check: Callable[[], None] = lambda: None
+    """Raises EngineError where the process behind it has ended; costs nothing."""
+    prove: Callable[[], None] = lambda: None
+    """Raises EngineError where it does not answer any more; asks it."""
+
+
+def endpoint_of(server: Server, *, weights_sha256: str) -> Endpoint:
+    """That of a server which Gemsmith has started."""
+    return Endpoint(
+        url=server.url,
+        model=server.model,
+        tokenizer=server.folder,
+        facts={
+            "model": server.model,
+            "weights": weights_sha256,
+            "vllm": server.vllm,
+            "command": " ".join(_without_port(server.command[1:])),
+        },
+        prefix_caching="--enable-prefix-caching" in server.command,
+        check=server.check,
+        prove=server.prove,
+    )
+
+
+def find_endpoint(url: str, model: str | None, tokenizer: Path | None) -> Endpoint:
+    """That of any OpenAI-compatible server, which is asked for its models.
+
+    Raises InputError where it does not answer, or has no such model; CheckpointError without its tokenizer.
+    """
+    url, cards = find_models(url, () if model is None else (model,))
+    ((name, listed),) = cards.items()
+    folder = _find_tokenizer(tokenizer, listed)
+    facts = {key: str(listed[key]) for key in _FACTS if listed.get(key) is not None}
+    version = _ask(f"{url}/version")
+    if isinstance(version, dict) and isinstance(version.get("version"), str):
+        facts["version"] = version["version"]
+    return Endpoint(
+        url=url,
+        model=name,
+        tokenizer=folder,
+        facts={"url": url, "model": name, **facts, "tokenizer": sha256_file(folder / "tokenizer.json")},
+        prove=lambda: _prove(url),
+    )
+
+
+def find_models(url: str, names: Sequence[str]) -> tuple[str, dict[str, dict[str, Any]]]:
+    """The address without /v1, and what the server there lists of each of these models; without names of its only one.
+
+    Raises InputError where it does not answer, has no such model, or has several and none is named.
+    """
+    url = _plain_url(url)
+    cards = {str(card.get("id")): card for card in _ask_models(url)}
+    for card in cards.values():  # of an adapter vLLM gives no length
+        if card.get("max_model_len") is None:
+            card["max_model_len"] = cards.get(str(card.get("parent")), {}).get("max_model_len")
+    # vLLM lists a model once for each of its names; the first is the one that it goes by.
+    first = {json.dumps(card.get("root", name)): name for name, card in reversed(cards.items())}
+    known = [name for name in cards if name in first.values()]
+    if not names and len(known) > 1:
+        raise InputError(f"--model is missing; {url} has {', '.join(known)}")
+    names = names or known
+    for name in names:
+        if name not in cards:
+            raise InputError(f"--model {name}: {url} has {', '.join(known)}{nearest(name, known)}; name one of them")
+    return url, {name: cards[name] for name in names}
+
+
+def api_key() -> str | None:
+    """The key that requests are sent with, from the environment."""
+    return next((key for name in KEY_VARIABLES if (key := os.environ.get(name))), None)
+
+
+def key_headers() -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"} if (key := api_key()) else {}
+
+
+def _plain_url(url: str) -> str:
+    """Without the path /v1, which is often given along."""
+    parsed = httpx.URL()
+    with contextlib.suppress(httpx.InvalidURL):
+        parsed = httpx.URL(url)
+    if parsed.scheme not in ("http", "https") or not parsed.host:
+        raise InputError(f"--url {url}: must be http://host:port or https://host")
+    return url.rstrip("/").removesuffix("/v1").rstrip("/")
+
+
+def _ask_models(url: str) -> list[dict[str, Any]]:
+    found = _ask(f"{url}/v1/models")
+    if isinstance(found, Failure):
+        key = f"; set ${' or $'.join(KEY_VARIABLES)}" if found.reason in ("http 401", "http 403") else ""
+        raise InputError(f"--url {url}: GET /v1/models: {found.reason} ({found.detail}){key or '; is the server up?'}")
+    models = found.get("data")
+    if not isinstance(models, list) or not models or not all(isinstance(model, dict) for model in models):
+        raise InputError(f"--url {url}: GET /v1/models lists no model, so it is not OpenAI's API")
+    return models
+
+
+def _ask(url: str) -> dict[str, Any] | Failure:
+    try:
+        response = httpx.get(url, headers=key_headers(), timeout=_TIMEOUT_S, trust_env=False)
+    except httpx.HTTPError as error:
+        return Failure(reason="no answer", detail=f"{type(error).__name__} {error}".strip())
+    return read_object(response.status_code, response.content)
+
+
+def _prove(url: str) -> None:
+    """Raises EngineError where the server is gone; one that refuses is there."""
+    if isinstance(found := _ask(f"{url}/v1/models"), Failure) and found.reason == "no answer":
+        raise EngineError(f"{url} does not answer any more ({found.detail})")
+
+
+def _find_tokenizer(given: Path | None, listed: Mapping[str, Any]) -> Path:
+    """The folder that is given, or that the server says it serves, where that is on this machine."""
+    named = listed.get("root")
+    folder = given or (Path(named) if isinstance(named, str) and named else None)
+    if folder is not None and (folder / "tokenizer.json").is_file():
+        return folder
+    if given is not None:
+        raise CheckpointError(f"--tokenizer {given}: has no tokenizer.json; give the folder of the model's weights")
+    raise InputError(
+        "--tokenizer is missing: prompts of an exact number of tokens need the model's; give a folder with its "
+        "tokenizer.json"
+    )
+
+
+def _without_port(command: tuple[str, ...]) -> list[str]:
+    """The words of a server's command that make its answers: the port is another at each start."""
+    words = list(command)
+    if "--port" in words:
+        place = words.index("--port")
+        del words[place : place + 2]
+    return words

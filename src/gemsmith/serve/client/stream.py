@@ -1,0 +1,153 @@
+"""An answer as an OpenAI server streams it, with the times that a reader feels."""
+
+import contextlib
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import httpx
+
+from gemsmith.errors import EngineError
+from gemsmith.serve.settings import api_headers
+
+CONNECT_S, QUIET_S = 5.0, 600.0
+"""A first token may take minutes on a CPU that reads a long prompt."""
+_SHOWN = 300
+
+
+@dataclass(frozen=True, kw_only=True)
+class Voice:
+    """A model that can be talked to: what it is called here, and the server's address and name for it."""
+
+    label: str
+    url: str
+    model: str
+    max_model_len: int | None = None
+    """Tokens of a prompt and its answer together, where the server says so."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """How an answer is drawn; greedy by default. `max_tokens` are fewer where the server has no room for them."""
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    max_tokens: int = 512
+    seed: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What has come of an answer so far. `tokens` are chunks until the server has said how many tokens they were."""
+
+    text: str = ""
+    tokens: int = 0
+    ttft_s: float | None = None
+    elapsed_s: float = 0.0
+    ended: str | None = None
+    """The server's finish_reason; None while the answer is still coming."""
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """The rate after the first token; None before there are two."""
+        if self.ttft_s is None or self.tokens < 2 or self.elapsed_s <= self.ttft_s:
+            return None
+        return (self.tokens - 1) / (self.elapsed_s - self.ttft_s)
+
+
+def stream_answer(voice: Voice, messages: Sequence[Mapping[str, Any]], sampling: Sampling) -> Iterator[Answer]:
+    """The answer as it grows; the last one has `ended` set, and the server's own count of tokens where it gives one.
+
+    Raises EngineError where the server is not there, refuses, or breaks off. Closing the iterator ends the request.
+    """
+    client = httpx.Client(timeout=httpx.Timeout(QUIET_S, connect=CONNECT_S), trust_env=False, headers=api_headers())
+    url = f"{voice.url}/v1/chat/completions"
+    begin_s = time.monotonic()
+    asked = _request(voice, messages, sampling)
+    try:
+        with client, contextlib.ExitStack() as stack:
+            response = stack.enter_context(_post(client, url, asked))
+            if response.status_code in (httpx.codes.BAD_REQUEST, httpx.codes.UNPROCESSABLE_ENTITY):
+                # It may have no room for so many tokens after the prompt; not told a number, it gives what is left.
+                del asked["max_tokens"]
+                response = stack.enter_context(_post(client, url, asked))
+            if response.status_code != httpx.codes.OK:
+                shown = " ".join(response.read()[: 4 * _SHOWN].decode("utf-8", "replace").split())[:_SHOWN]
+                raise EngineError(f"{voice.model} at {voice.url} answered {response.status_code}: {shown}")
+            yield from _grow(_events(response, voice), begin_s, voice)
+    except httpx.HTTPError as error:
+        raise EngineError(
+            f"{voice.model} at {voice.url}: {type(error).__name__}: {error or 'no more bytes came'}; is the server up?"
+        ) from None
+
+
+def describe_speed(answer: Answer) -> str:
+    """The speed in a line.
+
+    >>> describe_speed(Answer(text="ab", tokens=11, ttft_s=0.5, elapsed_s=1.5, ended="stop"))
+    'TTFT 500 ms · 10.0 tokens/s · 11 tokens in 1.5 s'
+    """
+    if answer.ttft_s is None:
+        return "no token" if answer.ended else f"waiting for the first token: {answer.elapsed_s:.1f} s"
+    rate = "" if answer.tokens_per_s is None else f" · {answer.tokens_per_s:.1f} tokens/s"
+    cut = " · stopped at the limit of tokens" if answer.ended == "length" else ""
+    count = f"{answer.tokens} token{'' if answer.tokens == 1 else 's'}"
+    return f"TTFT {1000 * answer.ttft_s:.0f} ms{rate} · {count} in {answer.elapsed_s:.1f} s{cut}"
+
+
+def _request(voice: Voice, messages: Sequence[Mapping[str, Any]], sampling: Sampling) -> dict[str, Any]:
+    seed = {} if sampling.seed is None else {"seed": sampling.seed}
+    return {
+        "model": voice.model,
+        "messages": list(messages),
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "max_tokens": sampling.max_tokens,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        **seed,
+    }
+
+
+def _post(client: httpx.Client, url: str, body: dict[str, Any]) -> AbstractContextManager[httpx.Response]:
+    # json.dumps, since httpx's own refuses texts with half a surrogate pair.
+    return client.stream("POST", url, content=json.dumps(body), headers={"Content-Type": "application/json"})
+
+
+def _events(response: httpx.Response, voice: Voice) -> Iterator[dict[str, Any]]:
+    """The JSON objects of a stream of server-sent events."""
+    for line in response.iter_lines():
+        field, _, value = line.partition(":")
+        if field != "data" or value.strip() == "[DONE]":
+            continue
+        try:
+            event = json.loads(value)
+        except (ValueError, RecursionError):
+            event = None
+        if not isinstance(event, dict) or "error" in event:
+            raise EngineError(f"{voice.model} at {voice.url} broke off: {' '.join(value.split())[:_SHOWN]}")
+        yield event
+
+
+def _grow(events: Iterator[dict[str, Any]], begin_s: float, voice: Voice) -> Iterator[Answer]:
+    answer = Answer()
+    for event in events:
+        elapsed_s = time.monotonic() - begin_s
+        choice: dict[str, Any] = next(iter(event.get("choices") or ()), {})
+        piece = (choice.get("delta") or {}).get("content") or ""
+        if piece:
+            ttft_s = elapsed_s if answer.ttft_s is None else answer.ttft_s
+            text = answer.text + piece.encode("utf-8", "replace").decode()
+            answer = replace(answer, text=text, tokens=answer.tokens + 1, ttft_s=ttft_s, elapsed_s=elapsed_s)
+        if choice.get("finish_reason"):
+            answer = replace(answer, ended=str(choice["finish_reason"]))
+        if isinstance(counted := (event.get("usage") or {}).get("completion_tokens"), int):
+            answer = replace(answer, tokens=counted)
+        if not answer.ended:
+            yield answer
+    if answer.ended is None:
+        raise EngineError(f"{voice.model} at {voice.url} broke off after {answer.tokens} tokens, without an end")
+    yield answer

@@ -1,0 +1,238 @@
+"""How one server is deployed: a plain description, and the exact command that it comes to, in Docker or here.
+
+Whether this host is a machine of the catalogue, and whether Docker answers here.
+"""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gemsmith.errors import MachineError, RecipeError, nearest
+from gemsmith.hardware import Machine, load_catalogue
+from gemsmith.serve.settings import KEY_VARIABLE, ServeSettings
+from gemsmith.system.files import expand_home
+
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+# Arguments that would be printed and recorded, or go round what is checked here.
+_ELSEWHERE = {
+    "--api-key": f"would be printed and recorded; set ${KEY_VARIABLE} instead",
+    "--host": "is not checked there; set serve.host instead",
+    "--port": "is not known there; set serve.port instead",
+    "--enable-lora": "is not known there; set serve.weights to adapter instead",
+    "--lora-modules": "is not known there; set serve.weights to adapter instead",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mount:
+    """A file or folder of the host that a container sees; a relative one is seen from the working directory."""
+
+    host: str
+    inside: str
+    writable: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """Something that was chosen for this machine and model, and why."""
+
+    what: str
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deployment:
+    """One server of vLLM: all that its command line comes from."""
+
+    machine: str
+    image: str | None = None
+    """None: a Python of this machine."""
+    runtime: str | None = None
+    """The image of a TPU VM."""
+    program: tuple[str, ...]
+    """What begins the command: of the image, its entry point's arguments; else Python and a module."""
+    docker_flags: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    passed: tuple[str, ...] = ()
+    """Variables whose values come from the environment, and stand in no command."""
+    mounts: tuple[Mount, ...] = ()
+    arguments: tuple[str, ...]
+    host: str
+    port: int
+    choices: tuple[Choice, ...] = ()
+
+
+def refuse_open_server(settings: ServeSettings, *, has_key: bool) -> None:
+    """Raises RecipeError for a server that others could use without a key, or arguments that go round this check."""
+    for word in settings.arguments:
+        option = word.partition("=")[0].replace("_", "-")
+        # An option's beginning is enough for argparse.
+        known = next((name for name in _ELSEWHERE if len(option) > 2 and name.startswith(option)), None)
+        if known is not None:
+            raise RecipeError(f"serve.arguments: {word.partition('=')[0]}: {known} {_ELSEWHERE[known]}")
+    if not is_loopback(settings.host) and not has_key:
+        raise RecipeError(
+            f"serve.host: {settings.host} lets other machines in, and ${KEY_VARIABLE} is not set; set it to a key that "
+            "clients must send, or serve.host to 127.0.0.1"
+        )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches what listens there."""
+    return host in _LOOPBACK or host.startswith("127.")
+
+
+def as_command(deployment: Deployment, *, container: str = "") -> list[str]:
+    """The command line as a list, with absolute paths; `container` names it, so that it can be removed."""
+    named = ("--name", container) if container else ()
+    return [word for line in _lines(deployment, named) for word in (_absolute(part) for part in line)]
+
+
+def as_shell(deployment: Deployment) -> str:
+    r"""The same for a shell, a line for each option, without the name of a container.
+
+    Variables that the environment gives are named: their values are never in it.
+    """
+    lines = [" ".join(_quoted(part) for part in line) for line in _lines(deployment, ())]
+    if deployment.image is None:
+        given = [f'{name}="${name}"' for name in deployment.passed]
+        given += [f"{name}={shlex.quote(value)}" for name, value in deployment.environment.items()]
+        lines = [*given, *lines]
+    return " \\\n  ".join(lines)
+
+
+@dataclass(frozen=True)
+class _HostPath:
+    """A path of the host in a word of the command line, and what follows it there."""
+
+    path: str
+    rest: str = ""
+
+
+_Part = str | _HostPath
+
+
+def _lines(deployment: Deployment, named: tuple[str, ...]) -> Iterator[list[_Part]]:
+    """The words of the command line, an option and its values in a line."""
+    if deployment.image is None:
+        first, *rest = deployment.program
+        yield [_HostPath(first), *rest]
+    else:
+        yield ["docker", "run", "--rm", "--init", *named]
+        yield from _by_option(deployment.docker_flags)
+        for mount in deployment.mounts:
+            yield ["--volume", _HostPath(mount.host, f":{mount.inside}{'' if mount.writable else ':ro'}")]
+        for name, value in deployment.environment.items():
+            yield ["--env", f"{name}={value}"]
+        for name in deployment.passed:
+            yield ["--env", name]
+        yield [deployment.image, *deployment.program]
+    yield from _by_option(deployment.arguments)
+
+
+def _by_option(words: tuple[str, ...]) -> Iterator[list[_Part]]:
+    line: list[_Part] = []
+    for word in words:
+        if word.startswith("-") and line:
+            yield line
+            line = []
+        line.append(word)
+    if line:
+        yield line
+
+
+def _absolute(part: _Part) -> str:
+    if isinstance(part, str):
+        return part
+    # Not resolved: a link may be meant, as that of an environment's Python is.
+    return f"{expand_home(part.path).absolute() if os.sep in part.path else part.path}{part.rest}"
+
+
+def _quoted(part: _Part) -> str:
+    if isinstance(part, str):
+        return shlex.quote(part)
+    path = part.path
+    if path.startswith("~/"):
+        return f'"$HOME"{shlex.quote(path[1:] + part.rest)}'
+    if not part.rest or Path(path).is_absolute():
+        return shlex.quote(path + part.rest)
+    return f'"$PWD"/{shlex.quote(path + part.rest)}'
+
+
+_DEV = Path("/dev")
+_TIMEOUT_S = 20
+_TPU_VARIABLE = "TPU_ACCELERATOR_TYPE"
+
+
+def machine_named(name: str, catalogue: str | None) -> Machine:
+    """The machine of that name, in the shipped catalogue or with the user's over it.
+
+    Raises RecipeError with the names that exist, and for one of several hosts, which one server does not span.
+    """
+    machines = load_catalogue(catalogue).machines
+    if name not in machines:
+        raise RecipeError(
+            f"--on {name}: is not in the catalogue{nearest(name, machines)}; allowed: {', '.join(machines)}; add "
+            "others in hardware.catalogue"
+        )
+    if machines[name].hosts > 1:
+        raise RecipeError(f"--on {name}: has {machines[name].hosts} hosts, a server here has one; name a smaller one")
+    return machines[name]
+
+
+def refuse_other_host(machine: Machine) -> None:
+    """Raises MachineError where this host lacks the machine's chips."""
+    if machine.chip.kind == "cpu":
+        return
+    found = list(_gpus() if machine.chip.kind == "gpu" else _tpu_chips())
+    wanted = _plain(machine.chip.name)
+    # A TPU's device files do not say which it is.
+    same = [chip for chip in found if (machine.chip.kind == "tpu" and not chip) or wanted in _plain(chip)]
+    if len(same) < machine.chips:
+        has = ", ".join(sorted({chip or "a TPU" for chip in found})) or f"no {machine.chip.kind.upper()}"
+        raise MachineError(
+            f"--on {machine.name}: this host has {len(same)} of its {machine.chips} {machine.chip.name} ({has}); run "
+            "this there, or add --print for the command"
+        )
+
+
+def docker_answers() -> bool:
+    """Whether there is a Docker daemon that takes commands here."""
+    return bool(_output(["docker", "version", "--format", "{{.Server.Version}}"]))
+
+
+def remove_container(name: str) -> None:
+    """Removes a container that may still be there, since its client was killed."""
+    _output(["docker", "rm", "--force", name])
+
+
+def _gpus() -> Iterator[str]:
+    yield from _output(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]).splitlines()
+
+
+def _tpu_chips() -> Iterator[str]:
+    """A name for each chip that the host has, as far as the machine says which it is."""
+    named = os.environ.get(_TPU_VARIABLE, "").partition("-")[0]
+    files = [*_DEV.glob("accel[0-9]*"), *_DEV.glob("vfio/[0-9]*")]
+    yield from [named] * len(files)
+
+
+def _plain(name: str) -> str:
+    """Letters and digits alone: `NVIDIA RTX PRO 6000 Blackwell` has `rtx-pro-6000` in it."""
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+def _output(command: list[str]) -> str:
+    """What a command says, or nothing where it is not there or fails."""
+    if shutil.which(command[0]) is None:
+        return ""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_TIMEOUT_S)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""

@@ -1,0 +1,205 @@
+"""Serving whatever is named, on a machine that is named: a run, a recipe, a checkpoint's folder, a hub id."""
+
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from gemsmith.arch import Variant, find_variant, read_variant, variant_of_hub_id
+from gemsmith.checkpoints.folder import name_variant, read_config
+from gemsmith.checkpoints.hub import check_source, fetch_folder, is_hub_id
+from gemsmith.errors import CheckpointError, RecipeError
+from gemsmith.hardware import Machine
+from gemsmith.recipe.load import build_recipe
+from gemsmith.recipe.schema import Recipe
+from gemsmith.runs.resolve import recipe_variant, resolve_file
+from gemsmith.runs.run import Run, find_run
+from gemsmith.serve.command import PROMPT_AND_OUTPUT, Weights, deploy, published_config
+from gemsmith.serve.container import Deployment, as_shell, docker_answers, machine_named, refuse_other_host
+from gemsmith.serve.server import running_server
+from gemsmith.serve.settings import ServedAdapter, ServeSettings, engine_python, has_chat_template, has_key
+from gemsmith.serve.stage import ask_first, keep_serving, make_settings, other_weights, wait_for_the_end
+from gemsmith.serve.vllm_issues import SERVER_MODULE
+from gemsmith.system.characters import spell_out
+from gemsmith.system.console import open_console
+from gemsmith.system.files import expand_home
+
+THIS_MACHINE = "cpu"
+_OF_A_CHECKPOINT = ("serve.", "seed", "data.template", "hardware.catalogue", "model")
+"""Keys of a recipe that matter where there is no recipe."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Named:
+    """What was named: its weights, the recipe that says how to serve them, and what the server is to call them."""
+
+    weights: Weights
+    recipe: Recipe
+    settings: ServeSettings
+    name: str
+
+
+def is_checkpoint(source: str) -> bool:
+    """Whether something other than a recipe or a run directory is named."""
+    path = Path(source)
+    if path.is_dir():
+        return not (path / "recipe.yaml").exists()
+    return not path.exists() and ("://" in source or is_hub_id(source)) and path.suffix not in (".yaml", ".yml")
+
+
+def find_named(source: str, run_path: Path | None, overrides: Sequence[str]) -> Named:
+    """What is named, without weights or network: a run or a recipe need not have been trained, a hub id not fetched."""
+    if is_checkpoint(source):
+        return _checkpoint(source, overrides)
+    path = Path(source)
+    folder = path if path.is_dir() else run_path or Path("runs") / path.stem
+    recipe = find_run(path, overrides) if path.is_dir() else resolve_file(path, overrides)[0]
+    return _run(Run(path=folder, recipe=recipe))
+
+
+def print_deployment(source: str, run_path: Path | None, overrides: Sequence[str], machine_name: str | None) -> None:
+    """Prints the command that serves it there on stdout, and why it is so, as a shell's comments, on stderr."""
+    named = find_named(source, run_path, overrides)
+    machine = machine_named(machine_name or THIS_MACHINE, named.recipe.hardware.catalogue)
+    deployment = describe(named, machine)
+    console = open_console()
+    for line in comments(deployment, named):
+        console.print(f"# {line}")
+    print(spell_out(as_shell(deployment)), flush=True)
+
+
+def describe(named: Named, machine: Machine) -> Deployment:
+    """The deployment of what was named: on a CPU in vLLM's own Python, else in Docker."""
+    program = () if machine.chip.kind != "cpu" else (str(engine_python(named.settings.python)), "-m", SERVER_MODULE)
+    settings = replace(named.settings, prefix_caching=True)
+    return deploy(machine, named.weights, settings, name=named.name, program=program, keyed=has_key())
+
+
+def comments(deployment: Deployment, named: Named) -> list[str]:
+    """What a reader of the command must know, a line each."""
+    lines = [f"{named.name} on {deployment.machine}; modelled, where it says so"]
+    if deployment.runtime is not None:
+        lines.append(f"TPU VM: runtime image {deployment.runtime}; another boots and cannot be reached")
+    lines += other_weights(named.recipe, named.recipe.export.merge_into)
+    lines += [f"{choice.what}: {choice.why}" for choice in deployment.choices]
+    lines += [f"${name}: taken from the environment of whoever runs this" for name in deployment.passed]
+    folders = [named.weights.source] if named.weights.is_folder else []
+    folders += [named.weights.adapter.folder] if named.weights.adapter is not None else []
+    return [*lines, *(f"not there yet: {folder}" for folder in folders if not Path(folder).is_dir())]
+
+
+def serve_run(
+    run: Run, machine_name: str | None, *, unverified: bool = False, ready: Callable[[], None] = lambda: None
+) -> None:
+    """Serves a run's model until Ctrl-C: on this machine as it is, or as the machine that it is said to be."""
+    keep_serving(run, unverified=unverified, ready=ready, **_where(machine_name, run.recipe))
+
+
+def serve_checkpoint(source: str, overrides: Sequence[str], machine_name: str | None) -> None:
+    """Serves a checkpoint's folder or hub id until Ctrl-C; nothing is recorded, and nothing is left."""
+    recipe = _recipe_of(source, overrides)
+    where = _where(machine_name, recipe)
+    folder = _checkpoint_folder(source) or fetch_folder(source)
+    variant = name_variant(read_variant(read_config(folder)))
+    settings = replace(
+        make_settings(Run(path=folder, recipe=recipe), prefix_caching=True),
+        max_model_len=recipe.serve.max_model_len or min(PROMPT_AND_OUTPUT, variant.context),
+        hub_id=source if is_hub_id(source) else None,
+        **where,
+    )
+    if settings.chat_template is None and not has_chat_template(folder):
+        raise CheckpointError(f"{folder}: has no chat template; name one with --set data.template=FILE")
+    with tempfile.TemporaryDirectory(prefix="gemsmith-serve-") as logs:
+        log = Path(logs) / "vllm.log"
+        with running_server(folder, name=_name_of(source), settings=settings, log=log) as server:
+            ask_first(server)
+            wait_for_the_end(server)
+
+
+def _where(machine_name: str | None, recipe: Recipe) -> dict[str, Any]:
+    """How this machine serves as the one that is named. Raises MachineError where it is another."""
+    if machine_name is None:
+        return {}
+    machine = machine_named(machine_name, recipe.hardware.catalogue)
+    refuse_other_host(machine)
+    if machine.chip.kind == "cpu":
+        return {}
+    return {"machine": machine, "in_docker": docker_answers()}
+
+
+def _run(run: Run) -> Named:
+    recipe, variant = run.recipe, recipe_variant(run.recipe)
+    base = expand_home(recipe.checkpoint)
+    if recipe.serve.weights == "adapter":
+        weights = Weights(
+            source=recipe.checkpoint,
+            is_folder=not is_hub_id(recipe.checkpoint),
+            variant=variant,
+            config=_config(base, variant),
+            adapter=ServedAdapter(folder=str(run.adapter), rank=recipe.lora.rank),
+        )
+    else:
+        config = _config(run.merged if (run.merged / "config.json").exists() else base, variant)
+        weights = Weights(source=str(run.merged), is_folder=True, variant=variant, config=config)
+    return Named(weights=weights, recipe=recipe, settings=make_settings(run), name=run.path.resolve().name)
+
+
+def _checkpoint(source: str, overrides: Sequence[str]) -> Named:
+    recipe, folder = _recipe_of(source, overrides), _checkpoint_folder(source)
+    if folder is not None:
+        config: Mapping[str, Any] = read_config(folder)
+        variant = name_variant(read_variant(dict(config)))
+    else:
+        check_source(source)
+        known = find_variant(recipe.model) if recipe.model else variant_of_hub_id(source)
+        if known is None:
+            raise RecipeError(
+                f"{source}: is not here to read what model it is; add --set model=gemma4-31b, or another that it is"
+            )
+        variant, config = known, published_config(known)
+    weights = Weights(source=str(folder or source), is_folder=folder is not None, variant=variant, config=config)
+    settings = make_settings(Run(path=Path(source), recipe=recipe))
+    return Named(weights=weights, recipe=recipe, settings=settings, name=_name_of(source))
+
+
+def _recipe_of(source: str, overrides: Sequence[str]) -> Recipe:
+    """The recipe's defaults, with what the user sets of what matters here."""
+    for override in overrides:
+        key = override.partition("=")[0].strip()
+        if not key.startswith(_OF_A_CHECKPOINT):
+            raise RecipeError(
+                f"--set {key}: {source} is no run and no recipe; allowed: keys of serve, seed, data.template, "
+                "hardware.catalogue, model"
+            )
+    recipe = build_recipe({"checkpoint": source, "data": {"train": "unused"}}, overrides)
+    if recipe.serve.weights == "adapter":
+        raise RecipeError(
+            f"serve.weights: adapter was given, but {source} is no run; name the run that has the adapter"
+        )
+    return recipe
+
+
+def _checkpoint_folder(source: str) -> Path | None:
+    """The local folder that holds the weights: the one named, or merged/ of one that gemsmith export --out wrote."""
+    folder = expand_home(source)
+    if not folder.is_dir():
+        return None
+    if (folder / "config.json").is_file():
+        return folder
+    if (folder / "merged" / "config.json").is_file():
+        return folder / "merged"
+    raise CheckpointError(
+        f"{source}: holds neither recipe.yaml nor config.json; give a run directory, a recipe, a checkpoint's folder "
+        "or a hub id (owner/name)"
+    )
+
+
+def _name_of(source: str) -> str:
+    """What a checkpoint is called: the last part of its name that tells it from others."""
+    path = Path(source.rstrip("/"))
+    return path.resolve().parent.name if path.resolve().name == "merged" else path.resolve().name
+
+
+def _config(folder: Path, variant: Variant) -> Mapping[str, Any]:
+    return read_config(folder) if (folder / "config.json").is_file() else published_config(variant)

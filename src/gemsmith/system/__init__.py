@@ -1,0 +1,1 @@
+"""What the program asks of the operating system: files, locks, console, processes, sandbox, storage."""

@@ -1,0 +1,141 @@
+"""Files and folders that are whole or not there, whatever stops the process.
+
+What each needs of the file system, which a bucket mounted by gcsfuse does not give in full:
+
+    replacing         rename over a file, atomic; fsync
+    replacing_folder  rename of a folder, atomic; flock, which is done without where there is none
+    lock.locked       POSIX record locks, which are done without where there are none
+"""
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import importlib.util
+import os
+import shutil
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+from gemsmith.errors import MachineError, RunError
+from gemsmith.system.locks import explain_missing_locks
+
+
+def sha256_file(path: Path) -> str:
+    with regular_file(path).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def regular_file(path: Path, *, most_bytes: int | None = None) -> Path:
+    """The path, to be read. Raises OSError where it is a pipe or a device, which may never end, or too large."""
+    try:
+        status = path.stat()
+    except ValueError:  # a NUL in it
+        raise OSError(errno.ENOTSUP, "is no file's name", str(path)) from None
+    if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):  # reading a folder is an error of its own
+        raise OSError(errno.ENOTSUP, "is not a regular file", str(path))
+    if most_bytes is not None and status.st_size > most_bytes:
+        raise OSError(errno.EFBIG, f"has {status.st_size:,} bytes, more than {most_bytes:,}", str(path))
+    return path
+
+
+def expand_home(path: str | Path) -> Path:
+    """The path with a leading ~ or ~user as that home; as it is where there is no such user.
+
+    Path.expanduser raises RuntimeError there, and a file may well be called ~a.jpg.
+
+    >>> expand_home("~no one/a.jpg")
+    PosixPath('~no one/a.jpg')
+    """
+    return Path(os.path.expanduser(path))
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes beside the file and renames, so that a reader never sees half of it."""
+    with replacing(path) as file:
+        file.write(text)
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[IO[str]]:
+    """A text file that takes the place of `path` once it is complete and on disk.
+
+    On any error `path` stays as it was.
+    """
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with beside.open("w", encoding="utf-8") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def replacing_folder(path: Path) -> Iterator[Path]:
+    """An empty folder beside `path` that takes its place once the block has ended well.
+
+    On any error `path` stays as it was.
+
+    Killed between its two renames, `path` is gone and the old one beside it; the next call puts it back first. Raises
+    RunError where `path` is a symbolic link, or another process is at it.
+    """
+    beside, old = (path.with_name(f".{path.name}.{state}") for state in ("partial", "old"))
+    if path.is_symlink():
+        raise RunError(
+            f"{path}: is a symbolic link, which would be replaced by a folder; name the folder itself "
+            f"({path.resolve()})"
+        )
+    with _locked_folder(beside):
+        if old.exists() and not path.exists():
+            old.rename(path)
+        try:
+            yield beside
+            shutil.rmtree(old, ignore_errors=True)
+            if path.exists():
+                path.rename(old)
+            beside.rename(path)
+        except BaseException:
+            if old.exists() and not path.exists():  # Ctrl-C between the two renames
+                old.rename(path)
+            shutil.rmtree(beside, ignore_errors=True)
+            raise
+        # From here on the name `beside` may be another process's.
+        shutil.rmtree(old, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _locked_folder(path: Path) -> Iterator[None]:
+    """An empty folder that is this process's until the block ends; whatever a killed one left there is deleted."""
+    path.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RunError(f"{path}: another process is writing there; wait for it, or stop it") from None
+        except OSError as error:
+            explain_missing_locks(str(path), error)
+        # Whoever held the lock before may have renamed the folder: then this is no longer the one at the path.
+        if not path.exists() or os.stat(path).st_ino != os.fstat(descriptor).st_ino:
+            raise RunError(f"{path}: another process has just written there; run the same command again")
+        for left in path.iterdir():
+            shutil.rmtree(left) if left.is_dir() and not left.is_symlink() else left.unlink()
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def bucket_path(url: str) -> Path:
+    # Orbax opens buckets through etils, and that through gcsfs.
+    if missing := [name for name in ("etils", "gcsfs") if importlib.util.find_spec(name) is None]:
+        raise MachineError(
+            f"train.checkpoint_folder: {url} needs {' and '.join(missing)}; run: pip install {' '.join(missing)}"
+        )
+    from etils import epath
+
+    return epath.Path(url)

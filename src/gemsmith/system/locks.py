@@ -1,0 +1,176 @@
+"""One process at a time in a folder, by a lock that says who holds it.
+
+The death of its holder frees it, also by SIGKILL. It is a POSIX record lock on <folder>/.lock. Unlike flock's, no
+forked process has it too, so none that outlives its parent keeps it; and it works over NFS. Closing any descriptor of
+the file gives it up, so the process that holds it must not open the file once more.
+"""
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import shlex
+import socket
+import struct
+import sys
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+from gemsmith.errors import RunError
+from gemsmith.system.characters import spell_out
+
+LOCK = ".lock"
+_HELD_BY_ANOTHER = (errno.EACCES, errno.EAGAIN)
+_WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL)
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+# A holder writes who it is right after it has taken the lock.
+_READINGS, _BETWEEN_READINGS_S = 5, 0.02
+_LONGEST_COMMAND, _LONGEST_TEXT_BYTES = 200, 4096
+
+_held: set[Path] = set()
+
+
+@contextlib.contextmanager
+def locked(folder: Path, *, what: str = "run directory") -> Iterator[None]:
+    """Makes the folder if it is not there, and keeps other processes out of it until the block ends.
+
+    Raises RunError at once where another is in it; `what` is what users call it. On a file system without locks, one
+    line on stderr says that none is kept out.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    place, file, process = folder.resolve(), folder / LOCK, os.getpid()
+    if place in _held:
+        yield
+        return
+    descriptor = _take(file, f"{what} {folder}")
+    try:
+        _write_holder(descriptor)
+        _held.add(place)
+        yield
+    finally:
+        _held.discard(place)
+        if os.getpid() == process:  # a forked child that ends here has no lock
+            file.unlink(missing_ok=True)
+        os.close(descriptor)
+
+
+def is_locked(folder: Path) -> bool:
+    """Whether a process is in the folder, asked without taking the lock; False where the file system has none."""
+    if folder.resolve() in _held:
+        return True
+    try:
+        descriptor = os.open(folder / LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        return _is_held(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _is_held(descriptor: int) -> bool:
+    """Whether F_GETLK finds a lock of another process that keeps a write lock away."""
+    layout = "qqihh" if sys.platform == "darwin" else "hhqqi"
+    place = {"hhqqi": 0, "qqihh": 3}[layout]
+    asked: list[int] = [0] * 5
+    asked[place] = fcntl.F_WRLCK
+    try:
+        answer = fcntl.fcntl(descriptor, fcntl.F_GETLK, struct.pack(f"{layout}4x", *asked))
+    except OSError as error:
+        if error.errno not in _WITHOUT_LOCKS:
+            raise
+        return False
+    return int(struct.unpack(f"{layout}4x", answer)[place]) != fcntl.F_UNLCK
+
+
+def explain_missing_locks(place: str, error: OSError) -> None:
+    """Says on stderr that the file system of `place` has no locks, where that is what the error means.
+
+    Else raises it again.
+    """
+    if error.errno not in _WITHOUT_LOCKS:
+        raise error
+    reason = os.strerror(error.errno).lower()
+    print(
+        spell_out(
+            f"note: {place}: its file system has no locks ({reason}), so a second run there would not be stopped"
+        ),
+        file=sys.stderr,
+    )
+
+
+def _take(file: Path, place: str) -> int:
+    """A descriptor of the file, which is locked."""
+    while True:
+        descriptor = _open(file)
+        try:
+            _lock(descriptor, place)
+            # Whoever held the lock before deletes the file when it ends: then another process would lock a new one.
+            if _is_still_there(descriptor, file):
+                return descriptor
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
+
+
+def _open(file: Path) -> int:
+    try:
+        # Not through a link: the file at its other end would be overwritten.
+        return os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise RunError(
+            f"{file}: is a symbolic link, and Gemsmith locks a file of its own there; delete the link"
+        ) from None
+
+
+def _is_still_there(descriptor: int, file: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), file.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _lock(descriptor: int, place: str) -> None:
+    try:
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in _HELD_BY_ANOTHER:
+            raise RunError(
+                f"{place}: is in use by {_holder(descriptor)}; wait until it has ended, or stop it"
+            ) from None
+        explain_missing_locks(place, error)
+
+
+def _write_holder(descriptor: int) -> None:
+    holder = {
+        "pid": os.getpid(),
+        "host": socket.gethostname(),
+        "command": shlex.join(["gemsmith", *sys.argv[1:]]),
+        "since": datetime.now(UTC).isoformat(" ", "seconds").removesuffix("+00:00") + " UTC",
+    }
+    os.ftruncate(descriptor, 0)  # what a holder left that was killed
+    try:
+        os.pwrite(descriptor, json.dumps(holder).encode(), 0)
+    except OSError as error:
+        if (
+            error.errno not in _FULL
+        ):  # the lock holds without its text, and what is to be written next will say that the disk is full
+            raise
+
+
+def _holder(descriptor: int) -> str:
+    """Who holds the lock, as far as the file says."""
+    for _ in range(_READINGS):
+        try:
+            found = json.loads(os.pread(descriptor, _LONGEST_TEXT_BYTES, 0))
+            command = " ".join(str(found["command"]).split())[:_LONGEST_COMMAND]
+            return f"`{command}` (process {found['pid']} on {found['host']}, since {found['since']})"
+        except (ValueError, KeyError, TypeError):
+            time.sleep(_BETWEEN_READINGS_S)
+    return "another process"

@@ -1,0 +1,152 @@
+"""Processes that answer requests in pickle, over stdin and stdout: what they do may crash without ending this one.
+
+Limits on the CPU and the memory that somebody else's code may use in this process, kept by the kernel; Linux only.
+
+Counting in the code itself would not hold: one comparison of nested lists, or one power, is a single step that can take
+for ever.
+"""
+
+import pickle
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+Worker = subprocess.Popen[bytes]
+
+
+class WorkerEndedError(Exception):
+    """A process ended before it had answered; `code` is its return code."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(code)
+        self.code = code
+
+
+def start_worker(command: tuple[str, ...], environment: dict[str, str] | None = None) -> Worker:
+    """A process that runs `command`, which calls answer_requests."""
+    # Ctrl-C is this process's affair, so the worker is not in its group.
+    return subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, process_group=0)
+
+
+def send(worker: Worker, request: object) -> None:
+    """Raises BrokenPipeError where the process is gone."""
+    assert worker.stdin is not None, "asked for"
+    pickle.dump(request, worker.stdin, pickle.HIGHEST_PROTOCOL)
+    worker.stdin.flush()
+
+
+def ask(worker: Worker, request: object) -> Any:
+    """The answer. Raises it where it is an exception, and WorkerEndedError."""
+    try:
+        send(worker, request)
+        assert worker.stdout is not None, "asked for"
+        reply = pickle.load(worker.stdout)  # noqa: S301 - from our own process
+    except (BrokenPipeError, EOFError, pickle.UnpicklingError):  # the last: it ended in the middle
+        raise WorkerEndedError(worker.wait()) from None
+    if isinstance(reply, Exception):
+        raise reply
+    return reply
+
+
+def end_worker(worker: Worker) -> None:
+    worker.kill()
+    with suppress(BrokenPipeError), worker:  # closing its stdin sends what was left
+        pass
+
+
+def answer_requests(answer: Callable[[Any], Any], *, errors: tuple[type[Exception], ...]) -> None:
+    """In the process: answers until stdin ends, or whoever asked is gone; `errors` are answers, others end it."""
+    # A machine that is about to be taken away sends it to all processes; whoever asked ends this one in its own time.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    requests, replies = sys.stdin.buffer, sys.stdout.buffer
+    sys.stdout = sys.stderr  # what a library prints must not come between the replies
+    while True:
+        try:
+            request = pickle.load(requests)  # noqa: S301 - from the process that started this one
+        except EOFError:
+            return
+        try:
+            reply = answer(request)
+        except errors as error:
+            reply = error
+        try:
+            pickle.dump(reply, replies, pickle.HIGHEST_PROTOCOL)
+            replies.flush()
+        except BrokenPipeError:
+            return
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """CPU from one `restart_clock` to the next, and memory beyond what the process has when it comes under them."""
+
+    cpu_s: float = 10.0
+    memory_bytes: int = 512 * 2**20
+
+    @property
+    def killed_after_s(self) -> float:
+        """CPU after which the kernel ends the process: OutOfTime can be raised only between two steps of Python."""
+        return 2 * self.cpu_s
+
+
+class OutOfTime(BaseException):
+    """The CPU limit is reached.
+
+    Not an Exception: Jinja takes each of those for an expression that it cannot compute in advance.
+    """
+
+
+_current: Limits | None = None
+
+
+@contextmanager
+def limited(limits: Limits | None, *, extra_bytes: int = 0) -> Iterator[None]:
+    """Inside, too much memory is a MemoryError and too much CPU an OutOfTime, or else SIGVTALRM; None: no limits.
+
+    In the main thread only.
+    """
+    global _current  # noqa: PLW0603 - the kernel's timers and limits are the process's, too
+    if limits is None:
+        yield
+        return
+    handler = signal.signal(signal.SIGPROF, _raise_out_of_time)
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    wanted = _address_space_bytes() + limits.memory_bytes + extra_bytes
+    resource.setrlimit(
+        resource.RLIMIT_AS, (min([wanted, *(limit for limit in (soft, hard) if limit != resource.RLIM_INFINITY)]), hard)
+    )
+    _current = limits
+    restart_clock()
+    try:
+        yield
+    finally:
+        _set_timers(0.0, 0.0)
+        _current = None
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+        signal.signal(signal.SIGPROF, handler)
+
+
+def restart_clock() -> None:
+    """The CPU limit counts from here; takes a microsecond. Does nothing where no limits hold."""
+    if _current is not None:
+        _set_timers(_current.cpu_s, _current.killed_after_s)
+
+
+def _set_timers(raise_s: float, kill_s: float) -> None:
+    signal.setitimer(signal.ITIMER_PROF, raise_s)
+    signal.setitimer(signal.ITIMER_VIRTUAL, kill_s)
+
+
+def _raise_out_of_time(_signal: int, _frame: FrameType | None) -> None:
+    raise OutOfTime(f"{_current.cpu_s:g} s" if _current else "")
+
+
+def _address_space_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()

@@ -1,0 +1,157 @@
+"""A task of the user's own: one Python file that the recipe names, whose code runs in this process.
+
+`eval.scorer: ./my_task.py` asks it for COLUMNS and score, `data.train: {task: ./my_task.py, rows: 100}` for make_rows;
+tasks/task.py says what these are. It is loaded only by commands that score or make rows.
+"""
+
+import functools
+import hashlib
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from gemsmith.errors import GemsmithError, Preempted, RecipeError, first_line
+from gemsmith.system.console import open_console
+from gemsmith.system.files import regular_file
+from gemsmith.tasks.base import Question, RowMaker, Scorer
+
+_FUNCTIONS = {
+    "score": ("question", "answers"),
+    "check": ("question",),
+    "list_choices": ("question",),
+    "make_rows": ("rows", "split", "seed"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnRows:
+    """A file's make_rows, whose mistakes are one line."""
+
+    file: Path
+    module: Any
+
+    def make_rows(self, rows: int, split: str, seed: int) -> Iterator[Mapping[str, Any]]:
+        """`rows` rows of it. Raises RecipeError where it fails, or gives fewer."""
+        given = 0
+        for row in islice(self._rows(rows, split, seed), rows):
+            given += 1
+            yield row
+        if given < rows:
+            raise RecipeError(
+                f"task: {self.file}: make_rows gave {given} of {rows} rows; ask for fewer, or mend the file"
+            )
+
+    def _rows(self, rows: int, split: str, seed: int) -> Iterator[Mapping[str, Any]]:
+        try:
+            made: Iterable[Mapping[str, Any]] = self.module.make_rows(rows, split, seed)
+            yield from made
+        except (GemsmithError, Preempted):
+            raise
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - the file can raise anything
+            raise RecipeError(f"task: {self.file}: make_rows fails: {_explain(error)}; mend the file") from None
+
+
+def load_scorer(file: str) -> Scorer:
+    """The scorer in a file. Raises RecipeError where there is none."""
+    module: Any = _load(file, "eval.scorer")
+    where = f"eval.scorer: {file}"
+    _check_functions(module, where, "score")
+    for name in ("COLUMNS", "OPTIONAL_COLUMNS"):
+        columns = getattr(module, name, () if name == "OPTIONAL_COLUMNS" else None)
+        if not isinstance(columns, tuple) or not all(isinstance(column, str) for column in columns):
+            raise RecipeError(
+                f"{where}: its {name} is {columns!r:.80}; it must be a tuple of the names of the columns that score "
+                "reads, () for none"
+            )
+    scorer: Scorer = module
+    return scorer
+
+
+def _in_one_line(function: Callable[[Question], Any], name: str, where: str) -> Callable[[Question], Any]:
+    """The same function of a question, whose mistakes are one line."""
+
+    @functools.wraps(function)
+    def call(question: Question) -> Any:
+        try:
+            found = function(question)
+        except (GemsmithError, Preempted):
+            raise
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - the file can raise anything
+            raise RecipeError(f"{where}: {name} fails at {question.origin}: {_explain(error)}; mend the file") from None
+        if name == "list_choices" and not (
+            isinstance(found, list | tuple) and found and all(isinstance(choice, str) and choice for choice in found)
+        ):
+            raise RecipeError(
+                f"{where}: list_choices gave {found!r:.80} at {question.origin}; it must be a list of texts"
+            )
+        return found
+
+    return call
+
+
+def load_row_maker(file: str) -> RowMaker:
+    """The maker of rows in a file. Raises RecipeError where there is none."""
+    module = _load(file, "task")
+    _check_functions(module, f"task: {file}", "make_rows")
+    return OwnRows(file=Path(file), module=module)
+
+
+def _load(file: str, key: str) -> ModuleType:
+    path = Path(file)
+    try:
+        code = regular_file(path).read_bytes()
+    except OSError as error:
+        raise RecipeError(f"{key}: {file} cannot be read ({error.strerror or error}); name a Python file") from None
+    return _run(path, code, key)
+
+
+@functools.lru_cache
+def _run(path: Path, code: bytes, key: str) -> ModuleType:
+    """The module that the code makes, once for each content of the file."""
+    digest = hashlib.sha256(code).hexdigest()
+    open_console().print(f"{key}: running the code of {path} (SHA-256 {digest[:12]}…) in this process", style="yellow")
+    module = ModuleType(f"gemsmith_own_{digest[:12]}")
+    module.__file__ = str(path)
+    try:
+        exec(compile(code, str(path), "exec"), module.__dict__)  # noqa: S102 - what the recipe asks for
+    except SyntaxError as error:
+        raise RecipeError(f"{key}: {path} line {error.lineno}: is not Python ({error.msg}); mend it") from None
+    except Preempted:
+        raise
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - the file can raise anything
+        raise RecipeError(f"{key}: {path} cannot be loaded: {_explain(error)}; mend it") from None
+    for name in ("check", "list_choices"):
+        if callable(function := getattr(module, name, None)):
+            setattr(module, name, _in_one_line(function, name, f"{key}: {path}"))
+    return module
+
+
+def _check_functions(module: ModuleType, where: str, needed: str) -> None:
+    for name, parameters in _FUNCTIONS.items():
+        function = getattr(module, name, None)
+        form = f"{name}({', '.join(parameters)})"
+        if function is None and name != needed:
+            continue
+        if not callable(function):
+            raise RecipeError(f"{where}: has no function {form}; add it")
+        try:
+            inspect.signature(function).bind(*parameters)
+        except TypeError:
+            raise RecipeError(f"{where}: its {name} is called as {form}, which it does not take; mend it") from None
+        except ValueError:  # a builtin does not tell its parameters
+            continue
+
+
+def _explain(error: BaseException) -> str:
+    """`ZeroDivisionError at line 7: division by zero`, the line being the file's innermost."""
+    trace, line = error.__traceback__, None
+    while trace is not None:
+        if trace.tb_frame.f_globals.get("__name__", "").startswith("gemsmith_own_"):
+            line = trace.tb_lineno
+        trace = trace.tb_next
+    place = f" at line {line}" if line else ""
+    return f"{type(error).__name__}{place}: {first_line(error)}"

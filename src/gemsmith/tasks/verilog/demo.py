@@ -1,0 +1,187 @@
+"""The demo's task: a small family of hardware specifications with one canonical Verilog module each, made from a seed.
+
+Its scorer `verilog-exact` compares the modules without comments and spacing, so it needs no simulator. Which split a
+specification belongs to is a function of its own text alone: the two splits share none, whatever the seed and the
+number of rows.
+"""
+
+import hashlib
+import random
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from gemsmith.tasks.base import Question, Verdict
+
+WORDS = tuple(
+    "alu bus bit byte chip clock code core data edge fast fifo gate half hold host iron jump keep lane latch link "
+    "logic lower main mask mem mix mode net next node pack path pin pipe port pulse quick read ring route scan shift "
+    "side slow stage state sync tap tiny top track unit upper vec wide wire word zero".split()
+)
+PORTS = tuple("a b c d e f g h k m n p r s t u v w x y z left right first second value item arg op lhs rhs".split())
+WIDTHS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32)
+HELD_OUT_SHARE = 0.1
+COLUMNS: tuple[str, ...] = ()
+
+BITWISE = {"AND": "&", "OR": "|", "XOR": "^"}
+ARITHMETIC = {"sum": "+", "difference": "-", "product": "*"}
+COMPARISONS = {"equal to": "==", "less than": "<", "greater than": ">"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spec:
+    """One module. `inputs` are (name, width in bits); `form` says how the output follows from them."""
+
+    name: str
+    inputs: tuple[tuple[str, int], ...]
+    output: tuple[str, int]
+    form: str
+    operator: str = ""
+    amount: int = 0
+
+    @property
+    def operands(self) -> list[str]:
+        return [name for name, _ in self.inputs]
+
+
+def make_rows(rows: int, split: str, seed: int) -> list[dict[str, str]]:
+    """`rows` different rows {"prompt", "response"} of a split, "train" or "held-out".
+
+    >>> make_rows(1, "train", 0)[0]["response"].startswith("module ")
+    True
+    """
+    made: dict[str, dict[str, str]] = {}
+    for spec in make_specs(split, seed):
+        row = {"prompt": write_prompt(spec), "response": write_module(spec)}
+        made.setdefault(row["prompt"], row)
+        if len(made) == rows:
+            break
+    return list(made.values())
+
+
+def score(question: Question, answers: Sequence[str]) -> list[Verdict]:
+    """A verdict for each answer: right where its modules are the expected ones."""
+    expected = normalise_module(question.expected)
+    return [Verdict(right=normalise_module(answer) == expected) for answer in answers]
+
+
+def make_specs(split: str, seed: int) -> Iterator[Spec]:
+    """An endless stream of specifications of one split."""
+    source = random.Random(f"{split} {seed}")
+    while True:
+        spec = _draw_spec(source)
+        if split_of(spec) == split:
+            yield spec
+
+
+def split_of(spec: Spec) -> str:
+    """The split that a specification belongs to."""
+    digest = hashlib.sha256(write_module(spec).encode()).digest()
+    return "held-out" if int.from_bytes(digest[:4], "big") < HELD_OUT_SHARE * 2**32 else "train"
+
+
+def write_prompt(spec: Spec) -> str:
+    """What the model is asked."""
+    return f"Write a Verilog module {describe(spec)}"
+
+
+def describe(spec: Spec) -> str:
+    """The specification in English, from `named` on."""
+    ports = _join(f"{width}-bit input {name}" for name, width in spec.inputs)
+    output = f"{spec.output[1]}-bit output {spec.output[0]}"
+    return f"named {spec.name} with {ports} and {output}. {describe_behaviour(spec, spec.output[0])}"
+
+
+def describe_behaviour(spec: Spec, result: str) -> str:
+    """One sentence on how `result` follows from the inputs."""
+    names = spec.operands
+    return {
+        "bitwise": lambda: f"{result} is the bitwise {spec.operator} of {names[0]} and {names[1]}.",
+        "not": lambda: f"{result} is the bitwise NOT of {names[0]}.",
+        "arithmetic": lambda: f"{result} is the {spec.operator} of {names[0]} and {names[1]}.",
+        "compare": lambda: f"{result} is 1 when {names[0]} is {spec.operator} {names[1]}.",
+        "shift": lambda: f"{result} is {names[0]} shifted {spec.operator} by {spec.amount}.",
+        "select": lambda: f"{result} is {names[1]} when {names[0]} is 1, otherwise {names[2]}.",
+        "register": lambda: (
+            f"{result} takes {names[2]} at each rising edge of {names[0]} and is cleared when {names[1]} is 1."
+        ),
+    }[spec.form]()
+
+
+def expression(spec: Spec) -> str:
+    """What the output of a combinational module equals: the same in Verilog and in C."""
+    names = spec.operands
+    forms: dict[str, Callable[[], str]] = {
+        "bitwise": lambda: f"{names[0]} {BITWISE[spec.operator]} {names[1]}",
+        "not": lambda: f"~{names[0]}",
+        "arithmetic": lambda: f"{names[0]} {ARITHMETIC[spec.operator]} {names[1]}",
+        "compare": lambda: f"{names[0]} {COMPARISONS[spec.operator]} {names[1]}",
+        "shift": lambda: f"{names[0]} {'<<' if spec.operator == 'left' else '>>'} {spec.amount}",
+        "select": lambda: f"{names[0]} ? {names[1]} : {names[2]}",
+    }
+    return forms[spec.form]()
+
+
+def write_module(spec: Spec) -> str:
+    """The canonical Verilog of a specification."""
+    ports = ", ".join(f"input {_range(width)}{name}" for name, width in spec.inputs)
+    name, width = spec.output
+    if spec.form != "register":
+        return (
+            f"module {spec.name}({ports}, output {_range(width)}{name});\n  assign {name} = "
+            f"{expression(spec)};\nendmodule"
+        )
+    clock, reset, data = spec.operands
+    return (
+        f"module {spec.name}({ports}, output reg {_range(width)}{name});\n  always @(posedge {clock})\n"
+        f"    if ({reset}) {name} <= 0;\n    else {name} <= {data};\nendmodule"
+    )
+
+
+def normalise_module(text: str) -> str:
+    r"""The modules in a text without comments, and with white space only where two words would touch.
+
+    >>> normalise_module("Sure:\n```\nmodule m ( input a ); // one\nendmodule\n```")
+    'module m(input a);endmodule'
+    """
+    text = re.sub(r"//[^\n]*|/\*.*?\*/", " ", text, flags=re.DOTALL)
+    found = re.search(r"\bmodule\b.*\bendmodule\b", text, flags=re.DOTALL)
+    code = re.sub(r"\s+", " ", found.group() if found else text).strip()
+    return re.sub(r" ?([^\w\s$`]) ?", r"\1", code)
+
+
+def _range(width: int) -> str:
+    return "" if width == 1 else f"[{width - 1}:0] "
+
+
+def _join(parts: Iterator[str]) -> str:
+    *most, last = list(parts)
+    return f"{', '.join(most)}, {last}" if most else last
+
+
+def _draw_spec(source: random.Random) -> Spec:
+    form = source.choice(("bitwise", "not", "arithmetic", "compare", "shift", "select", "register"))
+    width = source.choice(WIDTHS)
+    name = f"{source.choice(WORDS)}_{source.choice(WORDS)}"
+    ports = source.sample(PORTS, 4)
+    if form == "register":
+        inputs, output = ((ports[0], 1), (ports[1], 1), (ports[2], width)), (ports[3], width)
+        return Spec(name=name, inputs=inputs, output=output, form=form)
+    if form == "select":
+        inputs, output = ((ports[0], 1), (ports[1], width), (ports[2], width)), (ports[3], width)
+        return Spec(name=name, inputs=inputs, output=output, form=form)
+    if form in ("not", "shift"):
+        direction = source.choice(("left", "right")) if form == "shift" else ""
+        amount = source.randint(1, 7) if form == "shift" else 0
+        return Spec(
+            name=name,
+            inputs=((ports[0], width),),
+            output=(ports[1], width),
+            form=form,
+            operator=direction,
+            amount=amount,
+        )
+    operators = {"bitwise": BITWISE, "arithmetic": ARITHMETIC, "compare": COMPARISONS}[form]
+    output = (ports[2], 1 if form == "compare" else width)
+    pair = ((ports[0], width), (ports[1], width))
+    return Spec(name=name, inputs=pair, output=output, form=form, operator=source.choice(tuple(operators)))

@@ -1,1 +1,0 @@
-"""Tiny checkpoints and their tokenizer: for tests and the demos."""

@@ -1,0 +1,113 @@
+"""What training starts from: random matrices as PEFT draws them, or those in a PEFT folder, `train.start_adapter`.
+
+Each backend puts what `first_pair` gives into its model, so that all start from the same bytes. No machine-learning
+library is imported.
+
+What a run's rows with pictures ask of its checkpoint and its adapters, whichever backend trains.
+"""
+
+import zlib
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+
+from gemsmith.arch import ALL_LINEAR, VISION, Tensor, Variant, Vision, lora_targets, vision_targets
+from gemsmith.checkpoints import Checkpoint
+from gemsmith.checkpoints.peft import WEIGHTS, Adapter, LowRank, check_finite, check_fit, read_peft_adapter
+from gemsmith.data import Batches
+from gemsmith.errors import CheckpointError, RecipeError
+from gemsmith.images.check import Picture
+from gemsmith.images.patches import Patching, longest_line, read_patching
+from gemsmith.recipe.schema import Data, Lora, Recipe
+from gemsmith.system.files import sha256_file
+
+
+def name_number(tensor: Tensor) -> int:
+    """A number that stands for the tensor in random keys, the same in every process and whatever else is adapted."""
+    return zlib.crc32(tensor.name.encode())
+
+
+def first_pair(tensor: Tensor, rank: int, seed: int, adapter: Adapter | None = None) -> LowRank:
+    """The A (R, in) and B (out, R) that the tensor's adapter starts from: those of the given adapter, or new ones.
+
+    New, A is uniform in ±1/sqrt(in), float32, a function of the seed and the tensor's name, and B is zero.
+    """
+    if adapter is not None:
+        return adapter.modules[tensor.module]
+    outputs, inputs = tensor.shape
+    random = np.random.Generator(np.random.Philox(key=[seed % 2**64, name_number(tensor)]))
+    a = ((random.random((inputs, rank), dtype=np.float32) * 2 - 1) * (1.0 / np.sqrt(inputs))).astype(np.float32)
+    return LowRank(a=a.T, b=np.zeros((outputs, rank), np.float32))
+
+
+def read_start_adapter(recipe: Recipe, variant: Variant) -> Adapter | None:
+    """The adapter of train.start_adapter, None where the recipe names none.
+
+    Raises RecipeError for another rank or scale than lora says, CheckpointError for modules or shapes that are not
+    those of model and lora.targets, for values that are NaN or infinite, and for a folder that cannot be read.
+    """
+    folder = recipe.train.start_adapter
+    if folder is None:
+        return None
+    adapter, lora = read_peft_adapter(Path(folder)), recipe.lora
+    for key, found, wanted in (
+        ("rank", adapter.rank, lora.rank),
+        ("alpha", adapter.alpha, lora.alpha),
+        ("rslora", adapter.rslora, lora.rslora),
+    ):
+        if found != wanted:
+            raise RecipeError(
+                f"train.start_adapter: {folder} has {key} {_plain(found)}, lora.{key} is {_plain(wanted)}; set "
+                f"lora.{key}={_plain(found)}"
+            )
+    source = f"{folder} (train.start_adapter)"
+    check_fit(adapter, lora_targets(variant, lora.targets), source=source)
+    check_finite(adapter, source=source, otherwise="start from another")
+    return adapter
+
+
+def start_adapter_hash(recipe: Recipe) -> str | None:
+    """SHA-256 of the weights of train.start_adapter."""
+    folder = recipe.train.start_adapter
+    return None if folder is None else sha256_file(Path(folder) / WEIGHTS)
+
+
+def _plain(value: float | bool) -> str:
+    """As a recipe takes it: all digits of a number, so that what is asked for is what is found."""
+    return str(value).lower() if isinstance(value, bool) else repr(value).removesuffix(".0")
+
+
+def check_patching(checkpoint: Checkpoint, batches: Batches, data: Data, lora: Lora) -> Patching | None:
+    """How the rows' pictures are cut up; None where no row has any.
+
+    Raises RecipeError for adapters on what no row would train, CheckpointError for a checkpoint that takes none, or has
+    fewer positions than a picture has patches.
+    """
+    variant = checkpoint.variant
+    if not batches.rows.pictures:
+        if vision_targets(variant, lora.targets):
+            named = next(kind for kind in lora.targets if kind in (VISION, ALL_LINEAR))
+            raise RecipeError(
+                f"lora.targets: {named} adapts what embeds pictures, and no row of data.train has one; take it out"
+            )
+        return None
+    if variant.vision is None:
+        raise CheckpointError(
+            f"checkpoint {checkpoint.source}: its config.json has no vision_config, and rows of data.train have "
+            "pictures; give one that takes pictures"
+        )
+    patching = read_patching(checkpoint.config, data.image_tokens)
+    for pictures in batches.rows.pictures:
+        _check_positions(checkpoint, pictures, patching, variant.vision)
+    return patching
+
+
+def _check_positions(checkpoint: Checkpoint, pictures: Iterable[Picture], patching: Patching, vision: Vision) -> None:
+    for picture in pictures:
+        longest = longest_line(picture.width, picture.height, patching)
+        if longest > vision.positions:
+            raise CheckpointError(
+                f"{picture.path}: has {longest} patches in a line, and checkpoint {checkpoint.source} positions for "
+                f"{vision.positions}; read the rows again with: gemsmith data RUN --force"
+            )

@@ -1,0 +1,378 @@
+"""The JAX backend: Gemma 4 with Qwix's adapters in Tunix's PeftTrainer, on whatever devices JAX finds.
+
+Every step is a function of the recipe and its number: batch, dropout and learning rate. So a run that was killed
+continues from its last complete checkpoint and ends with the bytes of one that never stopped.
+
+A full disk as one line: Orbax and tensorstore raise it as text, and print a traceback for each array.
+"""
+
+import contextlib
+import logging
+import resource
+import sys
+import time
+import warnings
+from collections.abc import Iterator
+from functools import cached_property, partial
+from typing import Any
+
+import jax
+from flax import nnx
+from jax.sharding import Mesh
+
+from gemsmith.arch import VARIANTS, Variant, find_variant
+from gemsmith.checkpoints import Checkpoint, open_checkpoint
+from gemsmith.checkpoints.steps import is_peft_step
+from gemsmith.data import Batches, load_batches
+from gemsmith.data.batches import Bucket
+from gemsmith.errors import DamageError, MachineError, RunError, first_line
+from gemsmith.hardware.model import Pictures, pictures_of
+from gemsmith.models import Execution, Gemma4, base_kinds, load_model
+from gemsmith.recipe.schema import Recipe
+from gemsmith.runs.provenance import start_clock
+from gemsmith.runs.records import TrainRecord
+from gemsmith.runs.run import Run
+from gemsmith.train.inputs import read_start_adapter
+from gemsmith.train.jax.checkpoints import Checkpoints
+from gemsmith.train.jax.compile import Compiled, compile_step, use_compile_cache
+from gemsmith.train.jax.distributed import (
+    check_accelerator,
+    check_hosts,
+    fail_together,
+    is_first_host,
+    local_rows,
+    place,
+    place_batch,
+    start_hosts,
+)
+from gemsmith.train.jax.images import Arrays, PictureFeed, count_buckets, padded_share, picture_input
+from gemsmith.train.jax.lora import add_adapters, count_adapted
+from gemsmith.train.jax.mesh import make_execution, make_mesh, micro_batches_on
+from gemsmith.train.jax.step import Step, input_shapes, make_optimizer, make_step, place_moments
+from gemsmith.train.jax.upstream import Trainer
+from gemsmith.train.loop import Facts, Outcome, Plan, Session, train_session
+from gemsmith.train.resume import full_disk
+
+_FULL = ("No space left on device", "ENOSPC", "Disk quota exceeded")
+# Said by what is still under way once the save has failed, and its event loop is closed, or the interpreter ends.
+_LEFT_OVER = ("Event loop is closed", "cannot schedule new futures after")
+_LOGGERS = ("absl", "asyncio")
+
+
+def is_full_disk(error: BaseException | None) -> bool:
+    """Whether the error, or one that it came of, says that the disk has no space left for this user."""
+    while error is not None:
+        if any(words in str(error) for words in _FULL):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def drop_tracebacks_of_a_full_disk() -> None:
+    """From here on, what threads that save log and print of a full disk is left out.
+
+    It stays so until the process ends, since these threads outlive the save. Whatever else they say is printed as
+    before.
+    """
+    for logger in map(logging.getLogger, _LOGGERS):
+        if _says_more not in logger.filters:
+            logger.addFilter(_says_more)
+    # Of writes that had been made and not begun when the save failed.
+    warnings.filterwarnings("ignore", "coroutine '.*write_fragment' was never awaited", RuntimeWarning)
+    if getattr(sys.unraisablehook, "func", None) is not _print_unless_left_over:
+        sys.unraisablehook = partial(_print_unless_left_over, sys.unraisablehook)
+
+
+def _says_more(record: logging.LogRecord) -> bool:
+    """Whether a record is about anything but a full disk and what comes of it."""
+    error = record.exc_info[1] if record.exc_info else None
+    return not (is_full_disk(error) or any(words in record.getMessage() for words in (*_FULL, *_LEFT_OVER)))
+
+
+def _print_unless_left_over(before: Any, swallowed: Any) -> None:
+    """A write that ends after its save has failed has no caller to raise it to, so tensorstore has it printed."""
+    if not any(words in str(swallowed.exc_value) for words in _LEFT_OVER):
+        before(swallowed)
+
+
+def train_with_tunix(run: Run, *, fresh: bool = False) -> TrainRecord:
+    """The record of a finished training, written to train.json; continues from the last complete checkpoint.
+
+    `fresh`: see gemsmith.train.stage.train. Raises InputError for a mesh or rows that do not fit the machine,
+    MachineError where space or memory runs out, EngineError where a loss is one that the recipe stops at, and Preempted
+    after SIGTERM, once the last step is saved.
+    """
+    clock, recipe = start_clock(), run.recipe
+    drop_tracebacks_of_a_full_disk()
+    use_compile_cache()
+    start_hosts()
+    check_accelerator()
+    batches = load_batches(run)
+    variant = find_variant(recipe.model) if recipe.model in VARIANTS else None
+    checkpoint = open_checkpoint(recipe.checkpoint, variant=variant)
+    mesh = make_mesh(recipe, checkpoint.variant)
+    check_hosts(run)
+    with _one_line_errors(run):
+        backend, name = TunixBackend(run, checkpoint, batches, mesh), checkpoint.variant.name
+        return train_session(run, backend, steps=batches.steps, model=name, clock=clock, fresh=fresh)
+
+
+def adapted_model(
+    recipe: Recipe, checkpoint: Checkpoint, mesh: Mesh, *, vision: bool = False, pictures: Pictures | None = None
+) -> Gemma4:
+    """The checkpoint's model on the mesh, with adapters at their start: the recipe's, or one that is new.
+
+    With `vision` it takes images; `pictures`, those of the rows, count towards the memory that train.remat leaves.
+    """
+    start = read_start_adapter(recipe, checkpoint.variant)
+    dtype, quantised = base_kinds(recipe.train.dtype)
+    execution = make_execution(recipe, checkpoint.variant, mesh, pictures=pictures)
+    base = load_model(checkpoint, dtype=dtype, quantised=quantised, execution=execution, vision=vision)
+    return add_adapters(base, checkpoint.variant, recipe.lora, seed=recipe.seed, start=start)
+
+
+class TunixBackend:
+    """What gemsmith.train.loop.Backend asks for, by a Tunix trainer on the devices of a mesh."""
+
+    name = "tunix"
+    packages: tuple[str, ...] = ("jax", "flax", "qwix", "google-tunix", "optax", "orbax-checkpoint", "numpy")
+
+    def __init__(self, run: Run, checkpoint: Checkpoint, batches: Batches, mesh: Mesh) -> None:
+        self.writes = is_first_host()
+        self._run, self._checkpoint, self._batches, self._mesh = run, checkpoint, batches, mesh
+        self._session: Session
+        self._pictures = picture_input(checkpoint, batches, run.recipe.data, run.recipe.lora)
+        self._feed: PictureFeed | None = None
+        self._compiled: dict[Bucket | None, Compiled] = {}
+        self._checkpoints = Checkpoints(
+            run.checkpoints,
+            every=run.recipe.train.checkpoint_every,
+            keep=run.recipe.train.keep_checkpoints,
+            before_save=self._before_save,
+            after_save=self._after_save,
+        )
+
+    @cached_property
+    def model(self) -> Gemma4:
+        recipe, variant, pictures = self._run.recipe, self._checkpoint.variant, None
+        if self._pictures:
+            pictures = pictures_of(recipe, variant, **self._pictures.buckets.buckets[-1]._asdict())
+        return adapted_model(recipe, self._checkpoint, self._mesh, vision=pictures is not None, pictures=pictures)
+
+    @cached_property
+    def trainer(self) -> Trainer:
+        optimizer = make_optimizer(self._run.recipe.optimizer)
+        return Trainer(self.model, optimizer, place=lambda moments: place_moments(moments, self.model))
+
+    def resumable_step(self) -> int | None:
+        step = self._checkpoints.latest_step()
+        if step is not None and is_peft_step(self._run.checkpoints / str(step)):
+            raise self._another_backends(step)
+        return step
+
+    def read_metadata(self, step: int) -> dict[str, Any]:
+        metadata = self._checkpoints.read_metadata(step)
+        if not metadata:
+            raise self._another_backends(step)
+        return metadata
+
+    def _another_backends(self, step: int) -> RunError:
+        return RunError(
+            f"{self._run.checkpoints}/{step}: was not saved by train.backend tunix; set train.checkpoint_folder to "
+            f"another, or start again with: gemsmith train {self._run.path} --force"
+        )
+
+    def prepare(self, session: Session) -> None:
+        self._session = session
+        self.trainer.start_at(session.done)
+
+    def restore(self, step: int) -> None:
+        self._checkpoints.maybe_restore(self.model, self.trainer.optimizer, step)
+
+    def is_good(self, step: int) -> bool:
+        try:
+            self._checkpoints.read(step, self.model, self.trainer.optimizer)
+        except DamageError:
+            return False
+        return True
+
+    def saved_steps(self) -> list[int]:
+        return self._checkpoints.steps()
+
+    def delete_saved(self) -> None:
+        self._checkpoints.delete_all()
+
+    def run(self) -> None:
+        """Compiles the step and runs it; where SIGTERM comes first, it runs none.
+
+        Raises DataError where a picture cannot be read any more, once the step before its own is saved.
+        """
+        try:
+            self._make_step()
+            self._open_feed()
+            if self._compile():
+                self._session.start_clock()
+                self.trainer.run()
+                self._refuse_fault()
+        finally:
+            if self._feed:
+                self._feed.close()
+            # Also after Ctrl-C: a save that is still being written would otherwise meet the interpreter's end, or the
+            # next start.
+            begun_s = time.monotonic()
+            self._checkpoints.wait()
+            self._session.waited_for_saves(time.monotonic() - begun_s)
+
+    def _make_step(self) -> None:
+        """The step as a function of its state, which is that of model and optimizer now."""
+        recipe = self._run.recipe
+        micro_batches = micro_batches_on(recipe, self.model.variant, self._mesh)
+        self._step: Step = make_step(
+            self.model, self.trainer.optimizer, lora=recipe.lora, seed=recipe.seed, micro_batches=micro_batches
+        )
+        self.trained, self.moments = self._step.trained, self._step.moments
+        how, rows, length = self._pictures, recipe.train.rows_per_step, recipe.data.max_length
+        self._inputs = {
+            self._bucket(step): input_shapes(
+                self._mesh, rows=rows, length=length, images=how.shape(step) if how else None
+            )
+            for step in self._first_of_each_bucket()
+        }
+        self._rows = local_rows(next(iter(self._inputs.values()))["tokens"])
+        self.trainer.attach(update=self._update, finish=self._finish, load=self._load, checkpoints=self._checkpoints)
+
+    def _compile(self) -> bool:
+        """Compiles the step for every bucket that is still to come; False where SIGTERM came first."""
+        for bucket, inputs in self._inputs.items():
+            compiled = compile_step(self._step, inputs, self._session.stopping, self._run.recipe.train)
+            if compiled is None:
+                return False
+            self._compiled[bucket] = compiled
+        return True
+
+    def _bucket(self, step: int) -> Bucket | None:
+        return self._pictures.buckets.of(step) if self._pictures else None
+
+    def _first_of_each_bucket(self) -> list[int]:
+        """Of the steps that are left."""
+        steps = range(self._session.done + 1, self._batches.steps + 1)
+        return [*{self._bucket(step): step for step in reversed(steps)}.values()]
+
+    def _open_feed(self) -> None:
+        """Begins to decode pictures; one that cannot be read for the first step is found before that is compiled."""
+        if self._pictures is None:
+            return
+        # Several hosts stop two steps after one of them has asked for it.
+        ahead, first = 2 if jax.process_count() > 1 else 0, self._session.done + 1
+        self._feed = PictureFeed(self._batches, self._pictures, rows=self._rows, first=first, ahead=ahead)
+        fail_together(self._feed.fault)
+
+    def _refuse_fault(self) -> None:
+        steps = self._session.log.steps
+        last = steps[-1].step if steps else 0
+        if self._feed is None or last == self._batches.steps:
+            return
+        fault, saved = self._feed.fault, f"; step {last} is saved"
+        if fault and not self._session.stopping.is_set():
+            fault = type(fault)(f"step {self._feed.step} of training: {fault}{saved}")
+        else:
+            fault = None
+        fail_together(fault, saved=saved)
+
+    def _load(self, step: int) -> tuple[int, Arrays] | None:
+        # Several hosts must stop after the same step, so there the step's own sum over all of them decides.
+        session = self._session
+        told = session.told_to_stop if jax.process_count() > 1 else session.stopping.is_set()
+        if told or step > self._batches.steps:
+            return None
+        arrays = self._feed.take() if self._feed else self._batches.batch(step, self._rows).arrays()
+        return None if arrays is None else (step, arrays)
+
+    def _update(self, example: tuple[int, Arrays]) -> tuple[Any, Any]:
+        step, arrays = example
+        plan = self._session.plan(step)
+        numbers = {
+            "learning_rate": plan.learning_rate,
+            "step": step,
+            "loss_limit": plan.skip_above,
+            "stop": self._session.stopping.is_set() or bool(self._feed and self._feed.fault),
+        }
+        bucket = self._bucket(step)
+        shapes, update, frozen = self._inputs[bucket], self._compiled[bucket].update, self._step.frozen
+        inputs = place_batch(arrays, self._rows, shapes) | {
+            name: place(numbers[name], shapes[name]) for name in numbers
+        }
+        self.trained, self.moments, metrics = update(self.trained, self.moments, frozen, inputs)
+        if self._session.fresh:
+            # Before the step is over for Tunix: Orbax saves none that lies before one that is there.
+            jax.block_until_ready(metrics)
+            self._session.forget_earlier()
+        return metrics, (plan, metrics)
+
+    def _finish(self, pending: tuple[Plan, Any]) -> None:
+        """Waits for the step and hands on what it came to."""
+        plan, metrics = pending
+        values = {name: value.item() for name, value in jax.device_get(metrics).items()}
+        told_to_stop = bool(values.pop("stop"))
+        self._session.finish(Outcome(plan=plan, told_to_stop=told_to_stop, **values))
+
+    def _before_save(self) -> dict[str, Any]:
+        self.trainer.finish_steps()
+        nnx.update(self.model, self.trained)
+        nnx.update(self.trainer.optimizer, self.moments)
+        return self._session.metadata()
+
+    def _after_save(self, seconds: float, size_bytes: int) -> None:
+        self._session.saved(seconds, size_bytes)
+
+    def facts(self) -> Facts:
+        execution, variant = self.model.execution, self.model.variant
+        steps, how, compiled = self._session.log.steps, self._pictures, self._compiled.values()
+        buckets = count_buckets(how, steps, self._batches.rows_per_step) if how else ()
+        return Facts(
+            accelerators=tuple(device.device_kind for device in jax.devices() if device.platform != "cpu"),
+            adapted=count_adapted(self.model, variant),
+            trained_parameters=sum(leaf.size for leaf in jax.tree.leaves(nnx.state(self.model, nnx.LoRAParam))),
+            mesh=dict(self._mesh.shape),
+            attention=attention_facts(execution, variant, pictures=how is not None),
+            remat=execution.remat,
+            hosts=jax.process_count(),
+            peak_memory_bytes=peak_memory_bytes(),
+            compile_s=round(sum(one.seconds for one in compiled), 3),
+            compiled_from_cache=bool(compiled) and all(one.from_cache for one in compiled),
+            padded_patches=padded_share(buckets) if buckets else 0.0,
+            buckets=buckets,
+        )
+
+
+def attention_facts(execution: Execution, variant: Variant, *, pictures: bool) -> dict[str, str]:
+    """What computes attention in each type of layer, with the width of its heads."""
+    # The kernel's mask cannot depend on the rows (models/gemma4.py).
+    nearby = "dense" if pictures and variant.bidirectional_images else execution.attention
+    return {
+        "sliding_attention": f"{nearby}, head_dim {variant.head_dim}",
+        "full_attention": f"{execution.attention}, head_dim {variant.global_head_dim}",
+    }
+
+
+@contextlib.contextmanager
+def _one_line_errors(run: Run) -> Iterator[None]:
+    """Turns what Orbax and XLA raise on a full disk or full memory into one line; anything else passes."""
+    try:
+        yield
+    except (ValueError, RuntimeError, OSError) as error:
+        if is_full_disk(error):
+            raise full_disk(run) from None
+        text = str(error)
+        if "RESOURCE_EXHAUSTED" in text:
+            raise MachineError(
+                f"out of memory on {jax.devices()[0].device_kind}: {first_line(error)}; lower "
+                "train.rows_per_step or data.max_length, or set train.remat to layer"
+            ) from None
+        raise
+
+
+def peak_memory_bytes() -> int:
+    """The most that any device held; on CPU, where devices do not say, the most that the process held."""
+    held = [stats["peak_bytes_in_use"] for device in jax.local_devices() if (stats := device.memory_stats())]
+    return max(held) if held else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -1,0 +1,173 @@
+"""Saved steps of the JAX backend: Tunix's, with checksums, and read on every host; see upstream.py for why.
+
+Checksums of trained arrays, computed on their devices: only eight bytes of each tensor leave them.
+"""
+
+import time
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+from etils import epath
+from flax import nnx
+from jax.experimental import multihost_utils
+from jax.sharding import NamedSharding, PartitionSpec, Sharding
+from tunix.sft.checkpoint_manager import CheckpointManager
+
+from gemsmith.checkpoints.steps import (
+    compare_checksums,
+    mix,
+    read_or_damage,
+    read_step_metadata,
+    seal,
+    weigh,
+    write_checksum,
+)
+from gemsmith.errors import DamageError
+from gemsmith.system.signals import heard_later
+
+
+def checksums(state: nnx.State) -> dict[str, str]:
+    """Path of each array, as Orbax names it -> its checksum, the same on every mesh. All hosts must ask."""
+    found = {}
+    for path, leaf in jax.tree_util.tree_flatten_with_path(state)[0]:
+        # One at a time: of several programs under way at once, XLA's devices on CPU may each wait for another to join
+        # in.
+        sums = jax.device_get(_summing(_everywhere(leaf.sharding))(leaf))
+        found[jax.tree_util.keystr(path, simple=True, separator="/")] = write_checksum(leaf.dtype, leaf.shape, sums)
+    return found
+
+
+def _everywhere(sharding: Sharding) -> Sharding | None:
+    return NamedSharding(sharding.mesh, PartitionSpec()) if isinstance(sharding, NamedSharding) else None
+
+
+@cache
+def _summing(sharding: Sharding | None) -> Any:
+    return jax.jit(_sums, out_shardings=sharding)
+
+
+def _sums(array: jax.Array) -> jax.Array:
+    bits = jax.lax.bitcast_convert_type(array, f"uint{8 * array.dtype.itemsize}").astype(jnp.uint32)
+    # From an index of each axis: to flatten the array would move its parts between devices.
+    place, stride = jnp.zeros(array.shape, jnp.uint32), 1
+    for axis in reversed(range(array.ndim)):
+        place += jax.lax.broadcasted_iota(jnp.uint32, array.shape, axis) * np.uint32(stride % 2**32)
+        stride *= array.shape[axis]
+    mixed = mix(bits, place)
+    return jnp.stack([jnp.sum(mixed, dtype=jnp.uint32), jnp.sum(weigh(mixed, place), dtype=jnp.uint32)])
+
+
+class Checkpoints(CheckpointManager):
+    """Tunix's checkpoints, saved with what `before_save` returns once it has agreed.
+
+    `after_save` is told the seconds since then, and the bytes of the arrays: 0 where the step was there already. They
+    are `<root>/<step>/{model_params,optimizer_state}`. A step's metadata holds checksums of its arrays, too, and a step
+    that does not match them is not restored.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        *,
+        every: int,
+        keep: int,
+        before_save: Callable[[], dict[str, Any]],
+        after_save: Callable[[float, int], None],
+    ) -> None:
+        # Lightweight: it would read every step's metadata, and end at one that is damaged.
+        options = ocp.CheckpointManagerOptions(
+            save_interval_steps=every, max_to_keep=keep, cleanup_tmp_directories=True, lightweight_initialize=True
+        )
+        self._root = epath.Path(root if "://" in str(root) else root.absolute())
+        super().__init__(root_directory=str(self._root), options=options)
+        self._before_save, self._after_save = before_save, after_save
+
+    def save(
+        self, step: int, model: Any, optimizer: Any = None, *args: Any, force: bool = False, **options: Any
+    ) -> bool:
+        """Whether the step was saved; nothing is, before the first step."""
+        if step == 0 or not (force or self._checkpoint_manager.should_save(step)):
+            return False
+        metadata, begun_s = self._before_save(), time.monotonic()
+        states = _states(model, optimizer)
+        sums = {name: checksums(state) for name, state in states.items()}
+        options["custom_metadata"] = seal(metadata, sums)
+        with heard_later():
+            saved = super().save(step, model, optimizer, *args, force=True, **options)
+        size_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(states)) if saved else 0
+        self._after_save(time.monotonic() - begun_s, size_bytes)
+        return saved
+
+    def steps(self) -> list[int]:
+        return sorted(self._checkpoint_manager.all_steps())
+
+    def read_metadata(self, step: int) -> dict[str, Any]:
+        """What `before_save` returned, and checksums; empty where saved without. Raises DamageError."""
+        return read_step_metadata(self._root / str(step))
+
+    def maybe_restore(
+        self, model: Any, optimizer: Any = None, step: int | None = None, **_: Any
+    ) -> tuple[int, dict[str, Any]]:
+        """The step of the last complete checkpoint, restored where the present arrays lie; 0 without one.
+
+        Raises DamageError, and leaves model and optimizer as they are, where the step is not what was saved.
+        """
+        step = self.latest_step() if step is None else step
+        if step is None:
+            return 0, {}
+        restored = self.read(step, model, optimizer)
+        nnx.update(model, restored["model_params"])
+        nnx.update(optimizer, restored["optimizer_state"])
+        return step, {}
+
+    def read(self, step: int, model: Any, optimizer: Any) -> dict[str, Any]:
+        """A step's arrays, placed where the model's and the optimizer's are. Raises DamageError."""
+        metadata, states = self.read_metadata(step), _states(model, optimizer)
+        folder = self._root / str(step)
+        restored = _read_on_all_hosts(lambda: {name: _restore(folder / name, state) for name, state in states.items()})
+        for name, state in restored.items():
+            compare_checksums(metadata, name, checksums(state))
+        return restored
+
+    def delete_all(self) -> None:
+        for step in self._checkpoint_manager.all_steps():
+            self._checkpoint_manager.delete(step)
+
+    def wait(self) -> None:
+        """Returns once every save that was begun is complete."""
+        self._checkpoint_manager.wait_until_finished()
+
+
+def _states(model: Any, optimizer: Any) -> dict[str, Any]:
+    """What a step consists of, by the names of Tunix's folders."""
+    return {
+        "model_params": nnx.state(model, nnx.LoRAParam),
+        "optimizer_state": nnx.state(optimizer, nnx.optimizer.OptState),
+    }
+
+
+def _restore(folder: epath.Path, state: Any) -> Any:
+    # The handler, not a Checkpointer: after that one's read hosts wait for each other, also for one that has failed.
+    arguments = ocp.args.PyTreeRestore(item=state, restore_args=ocp.checkpoint_utils.construct_restore_args(state))
+    return ocp.PyTreeCheckpointHandler().restore(folder, args=arguments)
+
+
+def _read_on_all_hosts(read: Callable[[], Any]) -> Any:
+    """What `read` returns. Raises DamageError on every host where a step cannot be read on one."""
+    result, reason = None, ""
+    try:
+        # JAX's own errors are of the machine, not of the files.
+        result = read_or_damage(read, but=jax.errors.JaxRuntimeError)
+    except DamageError as error:
+        reason = str(error)
+    if jax.process_count() > 1 and not multihost_utils.process_allgather(np.bool_(not reason)).all():
+        reason = reason or "another host cannot read it"
+    if reason:
+        raise DamageError(reason)
+    return result

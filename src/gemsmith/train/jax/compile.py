@@ -1,0 +1,198 @@
+"""The compiled step: made in a thread, so that SIGTERM is heard meanwhile, and kept on disk for the next start.
+
+What XLA is told when it compiles a training step, by platform; `train.tuned: off` leaves all of it out.
+
+On TPU the next layer's weights are gathered while this one's matmuls run; benchmarks/tpu_compile.py has rows with and
+without.
+"""
+
+import atexit
+import contextlib
+import json
+import os
+import re
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from gemsmith.errors import InputError, MachineError, RecipeError, last_line
+from gemsmith.recipe.schema import Train
+from gemsmith.system.files import expand_home
+from gemsmith.system.signals import leave
+from gemsmith.train.jax.step import Step
+from gemsmith.train.resume import Stop
+
+Option = bool | int | float | str
+_REFUSALS = (jax.errors.JaxRuntimeError, TypeError, ValueError)
+
+# By the sparse cores, where the chip has them (v5p, v6e, tpu7x), and nothing waits for the core.
+SPARSE_CORE_GATHERS: dict[str, Option] = {
+    "xla_tpu_enable_sparse_core_collective_offload_all_gather": True,
+    "xla_tpu_enable_sparse_core_collective_offload_2d_all_gather": True,
+    "xla_tpu_use_tc_device_shape_on_sc": True,
+    "xla_sc_disable_megacore_partitioning": True,
+    "xla_sc_enable_instruction_fusion": False,
+    # XLA takes these gathers for shorter than they are, and begins them too late.
+    "xla_tpu_sparse_core_all_gather_latency_multiplier": 3,
+}
+# On other chips by the matmuls' own programs, which pass shards on between their tiles.
+FUSED_GATHERS: dict[str, Option] = {
+    "xla_enable_async_all_gather": True,
+    "xla_tpu_enable_async_collective_fusion": True,
+    "xla_tpu_enable_async_collective_fusion_fuse_all_gather": True,
+    "xla_tpu_enable_async_collective_fusion_multiple_steps": True,
+    "xla_tpu_overlap_compute_collective_tc": True,
+}
+# Else the matmul of the loss's gradient is cut into one for each device, whose sums go around a ring (docs/log).
+WHOLE_MATMULS: dict[str, Option] = {"xla_tpu_enable_windowed_einsum_for_reduce_scatter": False}
+
+COMPILER_OPTIONS: dict[str, dict[str, Option]] = {
+    "tpu": SPARSE_CORE_GATHERS | FUSED_GATHERS | WHOLE_MATMULS,
+    # Matmuls and sums with what is beside them by YNNPACK, not only matmuls alone: an 84 M model's layers, forward and
+    # back, took 5.9 s on two cores where they took 7.1. benchmarks/train_cpu.py.
+    "cpu": {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_DOT,LIBRARY_FUSION_TYPE_REDUCE"},
+}
+
+
+def compiler_options(platform: str, train: Train) -> dict[str, Option]:
+    """Gemsmith's flags for a platform of JAX's, such as "tpu", with the recipe's over them; null takes one away.
+
+    Raises RecipeError for a null that takes nothing away.
+    """
+    ours = COMPILER_OPTIONS.get(platform, {})
+    for name, value in train.compiler_options.items():
+        if value is None and name not in ours:
+            raise RecipeError(
+                f"train.compiler_options.{name}: null takes away a flag that Gemsmith sets, which it does not set on "
+                f"{platform}; name one of those that it sets there ({', '.join(ours) or 'none'}), or leave it out"
+            )
+    flags = {**(ours if train.tuned == "auto" else {}), **train.compiler_options}
+    return {name: value for name, value in flags.items() if value is not None}
+
+
+def explain_refusal(error: Exception, flags: Mapping[str, Option], train: Train, *, platform: str) -> InputError | None:
+    """What to raise where XLA refused one of the flags: it names the flag, whose it is, and what to do.
+
+    None where the error is about something else.
+    """
+    name = _refused_flag(error, flags)
+    if name is None:
+        return None
+    refusal = f"XLA on {platform} does not take {name}={json.dumps(flags[name])} ({last_line(error)})"
+    key = f"train.compiler_options.{name}"
+    if name in train.compiler_options:
+        return RecipeError(f"{key}: the recipe sets it, but {refusal}; mend it, or leave it out")
+    return MachineError(
+        f"{refusal}, which Gemsmith sets itself; take it away with: --set {key}=null, or all that Gemsmith tunes with: "
+        "--set train.tuned=off"
+    )
+
+
+def _refused_flag(error: Exception, flags: Mapping[str, Option]) -> str | None:
+    """The flag that a program of one sum does not get either; those that the message names are tried first."""
+    text = str(error)
+    if not isinstance(error, _REFUSALS) or text.startswith("RESOURCE_EXHAUSTED"):
+        return None
+    named = [name for name in flags if re.search(rf"(?<!\w){re.escape(name)}(?!\w)", text)]
+    one_sum = jax.jit(lambda x: x + 1).lower(jax.ShapeDtypeStruct((), "float32"))
+    refused = (name for name in dict.fromkeys([*named, *flags]) if not _compiles(one_sum, {name: flags[name]}))
+    return next(refused, named[0] if named and text.startswith("INVALID_ARGUMENT") else None)
+
+
+def _compiles(program: Any, flags: dict[str, Option]) -> bool:
+    try:
+        program.compile(compiler_options=flags)
+    except _REFUSALS:
+        return False
+    return True
+
+
+_LARGEST_CACHE_BYTES = 10 * 2**30
+_POLL_S = 0.1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compiled:
+    """A step that takes the arguments of `Step.update`, and how it came about."""
+
+    update: Any
+    seconds: float
+    from_cache: bool
+
+
+def use_compile_cache() -> None:
+    """Lets JAX keep compiled programs in ~/.cache/gemsmith/compiled, unless JAX_COMPILATION_CACHE_DIR is set.
+
+    GEMSMITH_CACHE moves ~/.cache/gemsmith, JAX_ENABLE_COMPILATION_CACHE=false turns it off. The oldest programs go when
+    they take more than 10 GiB.
+    """
+    if jax.config.values["jax_compilation_cache_dir"]:
+        return
+    folder = expand_home(os.environ.get("GEMSMITH_CACHE", "~/.cache/gemsmith")) / "compiled"
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    jax.config.update("jax_compilation_cache_max_size", _LARGEST_CACHE_BYTES)
+
+
+def compile_step(step: Step, inputs: dict[str, jax.ShapeDtypeStruct], stop: Stop, train: Train) -> Compiled | None:
+    """The step, compiled for these inputs; None where `stop` was set first.
+
+    Raises InputError where XLA does not take a flag of the recipe's, or one of Gemsmith's own.
+    """
+    begin_s, platform = time.monotonic(), jax.default_backend()
+    flags = compiler_options(platform, train)
+    work = _Work(step, inputs, flags)
+    # XLA cannot be told to stop, and the interpreter's end would crash under it: the process leaves from there without
+    # an end.
+    atexit.register(_leave, work, stop)
+    with _cache_hits() as hits:
+        work.start()
+        while not work.ended.wait(_POLL_S):
+            if stop.is_set():
+                return None
+    atexit.unregister(_leave)
+    if work.error:
+        raise explain_refusal(work.error, flags, train, platform=platform) or work.error
+    return Compiled(update=work.result, seconds=time.monotonic() - begin_s, from_cache=bool(hits))
+
+
+class _Work(threading.Thread):
+    def __init__(self, step: Step, inputs: dict[str, jax.ShapeDtypeStruct], options: dict[str, Option]) -> None:
+        super().__init__(daemon=True)
+        self._options = options
+        self._arguments = (step.update, step.trained, step.moments, step.frozen, inputs)
+        self.ended, self.result = threading.Event(), None
+        self.error: Exception | None = None
+
+    def run(self) -> None:
+        update, *arguments = self._arguments
+        try:
+            self.result = update.lower(*arguments).compile(compiler_options=self._options)
+        except Exception as error:  # noqa: BLE001 - whoever waits raises it again
+            self.error = error
+        finally:
+            self.ended.set()
+
+
+def _leave(work: _Work, stop: Stop) -> None:
+    if not work.ended.is_set():
+        leave(128 + stop.number if stop.is_set() else 130)
+
+
+@contextlib.contextmanager
+def _cache_hits() -> Iterator[list[str]]:
+    """One entry for each program that JAX takes from its cache while the block runs."""
+    hits: list[str] = []
+
+    def listen(event: str, **_: Any) -> None:
+        if event == "/jax/compilation_cache/cache_hits":
+            hits.append(event)
+
+    jax.monitoring.register_event_listener(listen)
+    try:
+        yield hits
+    finally:
+        jax.monitoring.unregister_event_listener(listen)

@@ -1,0 +1,191 @@
+"""Several hosts, each with some of the devices: how they meet, what each reads of a batch, and what they must agree on.
+
+Only the first host writes records and logs; a step's metrics, and so every decision that follows from them, are the
+same on all.
+"""
+
+import hashlib
+import json
+import os
+import secrets
+import signal
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from gemsmith.errors import InputError, MachineError, RunError, first_line
+from gemsmith.runs.run import Run
+from gemsmith.system.console import open_console
+from gemsmith.system.signals import handling
+from gemsmith.system.version import __version__
+from gemsmith.train.jax.upstream import count_tpu_hosts
+from gemsmith.train.resume import disagreement, same_everywhere
+
+Shapes = dict[str, jax.ShapeDtypeStruct]
+
+_PATIENCE_S = 300
+# While JAX waits: Python hears no signal inside it, and there is nothing to save yet.
+_DYING = {signal.SIGTERM: signal.SIG_DFL}
+_NAMES = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
+
+
+def start_hosts() -> None:
+    """Joins the other hosts that train with this one; waits until all are there.
+
+    They are those of JAX_COORDINATOR_ADDRESS (host:port of the first), JAX_NUM_PROCESSES and JAX_PROCESS_ID (from 0),
+    and on a TPU slice of several hosts those of the slice. Raises MachineError for variables that name no group of
+    hosts, or one that does not come together.
+    """
+    if jax.distributed.is_initialized():
+        return
+    # Its handler would take SIGTERM away from ours.
+    jax.config.update("jax_enable_preemption_service", False)
+    given = {name: os.environ[name] for name in _NAMES if os.environ.get(name)}
+    if given:
+        _join(given)
+    elif count_tpu_hosts() > 1:
+        with handling(_DYING):
+            jax.distributed.initialize()
+
+
+def check_accelerator() -> None:
+    """Raises MachineError where JAX_PLATFORMS asks for devices that this machine does not have."""
+    try:
+        jax.devices()
+    except (RuntimeError, AssertionError) as error:  # the latter for a platform whose plugin is not installed
+        reason = first_line(error, otherwise="its plugin is not installed")
+        raise MachineError(
+            f"no accelerator: JAX_PLATFORMS is {jax.config.values['jax_platforms']} ({reason}); unset it to "
+            "train on what there is"
+        ) from None
+
+
+def check_hosts(run: Run) -> None:
+    """Raises RunError unless all hosts have the same recipe, rows and versions, and see the same checkpoints."""
+    if jax.process_count() == 1:
+        return
+    for what, value in same_everywhere(run, [__version__, jax.__version__]).items():
+        digest = hashlib.sha256(json.dumps(value, sort_keys=True).encode()).digest()
+        digests = multihost_utils.process_allgather(np.frombuffer(digest, np.uint8))
+        if others := [host for host, other in enumerate(digests) if (other != digests[0]).any()]:
+            raise disagreement(run, what, number=others[0], count=len(digests), kind="host")
+    _check_folder(run)
+
+
+def fail_together(fault: InputError | None, *, saved: str = "") -> None:
+    """Raises the fault that this host has met, or RunError where another has met one; `saved`: what is left of it."""
+    if jax.process_count() == 1:
+        faults = np.array([fault is not None])
+    else:
+        faults = multihost_utils.process_allgather(np.bool_(fault is not None))
+    if fault is not None:
+        raise fault
+    if faults.any():
+        raise RunError(f"host {int(np.argmax(faults))} cannot read its rows, so no host trains; it says why{saved}")
+
+
+def is_first_host() -> bool:
+    return jax.process_index() == 0
+
+
+def local_rows(like: jax.ShapeDtypeStruct) -> list[int]:
+    """The rows of a batch that the devices of this host hold, in order."""
+    indices = like.sharding.addressable_devices_indices_map(like.shape).values()
+    return sorted({row for index in indices for row in range(*index[0].indices(like.shape[0]))})
+
+
+def place_batch(arrays: Mapping[str, np.ndarray], rows: Sequence[int], shapes: Shapes) -> dict[str, jax.Array]:
+    """A batch's arrays over the devices of all hosts.
+
+    They hold only the rows that `rows` numbers: those of this host's devices.
+    """
+    places = {row: place for place, row in enumerate(rows)}
+    return {name: _place_rows(array, places, shapes[name]) for name, array in arrays.items()}
+
+
+def place(value: Any, like: jax.ShapeDtypeStruct) -> jax.Array:
+    """The value as the step takes it, cast and split over the devices of all hosts; a number fills the whole array."""
+    whole = np.broadcast_to(np.asarray(value, like.dtype), like.shape)
+    return jax.make_array_from_callback(like.shape, like.sharding, lambda index: whole[index])
+
+
+def _place_rows(array: np.ndarray, places: dict[int, int], like: jax.ShapeDtypeStruct) -> jax.Array:
+    def part(index: Any) -> np.ndarray:
+        chosen = [places[row] for row in range(*index[0].indices(like.shape[0]))]
+        return array[chosen][:, *index[1:]].astype(like.dtype, copy=False)
+
+    return jax.make_array_from_callback(like.shape, like.sharding, part)
+
+
+def _join(given: dict[str, str]) -> None:
+    if missing := [name for name in _NAMES if name not in given]:
+        raise MachineError(
+            f"{missing[0]}: is missing; several hosts need {', '.join(_NAMES)}, or --coordinator, --processes, "
+            "--process-id"
+        )
+    address, count, number = given.values()
+    if not (count.isdecimal() and number.isdecimal() and int(number) < int(count)):
+        raise MachineError(
+            f"JAX_PROCESS_ID: {number} of {count} was given; they are numbered from 0 to JAX_NUM_PROCESSES - 1"
+        )
+    name, _, port = address.rpartition(":")
+    if not (name and port.isdecimal()):
+        raise MachineError(f"JAX_COORDINATOR_ADDRESS: {address!r} was given; it is host:port of the first host")
+    # JAX ends the process from C++ where it cannot have its port, or waits in vain.
+    if number == "0":
+        _check_port(int(port))
+        open_console().print(f"train  waiting for {int(count) - 1} more hosts at {address}")
+    else:
+        _wait_for(name, int(port), host=f"{number} of {count}")
+    with handling(_DYING):
+        jax.distributed.initialize(address, int(count), int(number), cluster_detection_method="deactivate")
+
+
+def _check_port(port: int) -> None:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", port))
+        except OSError as error:
+            raise MachineError(
+                f"JAX_COORDINATOR_ADDRESS: port {port} cannot be opened ({error.strerror}); name a free one"
+            ) from None
+
+
+def _wait_for(name: str, port: int, *, host: str) -> None:
+    deadline_s = time.monotonic() + _PATIENCE_S
+    while True:
+        try:
+            socket.create_connection((name, port), timeout=_PATIENCE_S).close()
+            return
+        except OSError as error:
+            if time.monotonic() > deadline_s:
+                raise MachineError(
+                    f"host {host} does not reach the first at {name}:{port} ({error.strerror or error}); start that "
+                    "one too"
+                ) from None
+        time.sleep(0.2)
+
+
+def _check_folder(run: Run) -> None:
+    """Raises RunError where a host does not see what the first writes into the folder for checkpoints."""
+    token = int(multihost_utils.broadcast_one_to_all(np.uint32(secrets.randbits(32))))
+    mark = run.checkpoints / f".seen-by-all-{token}"
+    if is_first_host():
+        mark.parent.mkdir(parents=True, exist_ok=True)
+        mark.touch()
+    multihost_utils.sync_global_devices("mark written")
+    seen = multihost_utils.process_allgather(np.bool_(mark.exists()))
+    if is_first_host():
+        mark.unlink()
+    if not seen.all():
+        raise RunError(
+            f"{run.checkpoints}: host {int(np.argmin(seen))} does not see what host 0 writes there; set "
+            "train.checkpoint_folder to one "
+            "that all hosts share, or gs://bucket/folder"
+        )

@@ -1,0 +1,185 @@
+"""Images of a batch as a step takes them: padded to the shape of the step's bucket, with the places of soft tokens.
+
+Axes: B rows, N images of a row, P patches, C values of a patch, S soft tokens of an image, L positions of a row.
+
+The pictures of a run as arrays of each step, decoded in processes of their own while earlier steps run.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from gemsmith.arch import Vision
+from gemsmith.checkpoints import Checkpoint
+from gemsmith.data import Batches
+from gemsmith.data.batches import Bucket, Buckets, find_buckets, join, room_for
+from gemsmith.data.images import decode_batches
+from gemsmith.errors import InputError
+from gemsmith.hardware.model import Pictures
+from gemsmith.images.patches import Patches, Patching
+from gemsmith.images.workers import count_processes
+from gemsmith.models.vision import Images, patches_of
+from gemsmith.recipe.schema import Data, Lora
+from gemsmith.runs.records import PictureBucket, TrainStep
+from gemsmith.train.inputs import check_patching
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageShape:
+    """What every row of a step has room for: N images of S soft tokens, each of P patches of C values."""
+
+    images: int
+    soft_tokens: int
+    patches: int
+    patch_dim: int
+
+    @classmethod
+    def of(cls, pictures: Pictures) -> "ImageShape":
+        """That of the pictures that a plan reckons with."""
+        return cls(
+            images=pictures.images,
+            soft_tokens=pictures.soft_tokens,
+            patches=pictures.patches,
+            patch_dim=pictures.vision.patch_dim,
+        )
+
+
+def image_shape(vision: Vision, rows: Sequence[Sequence[int]]) -> ImageShape:
+    """The one shape for rows whose images have so many soft tokens each: room for the most images and the largest."""
+    return bucket_shape(vision, join([room_for(row) for row in rows]))
+
+
+def bucket_shape(vision: Vision, bucket: Bucket) -> ImageShape:
+    """The shape of rows that have as much room."""
+    patches = patches_of(vision, bucket.soft_tokens)
+    return ImageShape(images=bucket.images, soft_tokens=bucket.soft_tokens, patches=patches, patch_dim=vision.patch_dim)
+
+
+def batch_images(
+    tokens: np.ndarray, rows: Sequence[Sequence[Patches]], *, image_token: int, shape: ImageShape
+) -> Images:
+    """The images of rows (B, L), each row's in the order in which its soft tokens stand.
+
+    tokens 2 9 9 3 9, its pictures of 2 and 1 soft tokens, S = 3  ->  places [[1 2 5] [4 5 5]]
+    """
+    (batch, length), slots = tokens.shape, (len(tokens), shape.images)
+    patches = np.zeros((*slots, shape.patches, shape.patch_dim), np.float32)
+    positions = np.full((*slots, shape.patches, 2), -1, np.int32)
+    places = np.full((*slots, shape.soft_tokens), length, np.int32)
+    assert len(rows) == batch, f"pictures of {len(rows)} rows for {batch}"
+    for row, pictures in enumerate(rows):
+        there, begin = np.flatnonzero(tokens[row] == image_token), 0
+        count = sum(picture.soft_tokens for picture in pictures)
+        assert count == len(there), f"row {row}: {len(there)} soft tokens for pictures of {count}"
+        for number, picture in enumerate(pictures):
+            real = np.flatnonzero((picture.positions != -1).any(axis=-1))
+            patches[row, number, : len(real)] = picture.values[real]
+            positions[row, number, : len(real)] = picture.positions[real]
+            end = begin + picture.soft_tokens
+            places[row, number, : picture.soft_tokens] = there[begin:end]
+            begin = end
+    return Images(patches=patches, positions=positions, places=places)  # type: ignore[arg-type]  # numpy, until placed
+
+
+_MOST_PROCESSES = 32
+Arrays = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PictureInput:
+    """How the pictures of a run become arrays: the shape of each step, how they are cut, and their token."""
+
+    buckets: Buckets
+    vision: Vision
+    patching: Patching
+    image_token: int
+
+    def shape(self, step: int) -> ImageShape:
+        """What each row of the step, from 1, has room for."""
+        return bucket_shape(self.vision, self.buckets.of(step))
+
+
+def picture_input(checkpoint: Checkpoint, batches: Batches, data: Data, lora: Lora) -> PictureInput | None:
+    """What the rows' pictures need; None where no row has any.
+
+    Raises as train.pictures.check_patching.
+    """
+    patching, vision = check_patching(checkpoint, batches, data, lora), checkpoint.variant.vision
+    if patching is None or vision is None:
+        return None
+    rows = [[picture.soft_tokens for picture in pictures] for pictures in batches.rows.pictures]
+    places = {"total_rows": batches.total_rows, "rows_per_step": batches.rows_per_step}
+    buckets = find_buckets(rows, batches.order, **places)
+    image_token = checkpoint.config["image_token_id"]
+    return PictureInput(buckets=buckets, vision=vision, patching=patching, image_token=image_token)
+
+
+def count_buckets(how: PictureInput, steps: Sequence[TrainStep], rows_per_step: int) -> tuple[PictureBucket, ...]:
+    """The buckets that these steps took, the smallest first, with what of them was padding."""
+    counted = []
+    for bucket in how.buckets.buckets:
+        soft_tokens = [step.soft_tokens for step in steps if how.buckets.of(step.step) == bucket]
+        if soft_tokens:
+            padding = 1 - sum(soft_tokens) / (len(soft_tokens) * rows_per_step * bucket.size)
+            counted.append(PictureBucket(**bucket._asdict(), steps=len(soft_tokens), padded_patches=padding))
+    return tuple(counted)
+
+
+def padded_share(buckets: Sequence[PictureBucket]) -> float:
+    """Of the patches of all steps, the share that is padding.
+
+    >>> padded_share([PictureBucket(images=2, soft_tokens=64, steps=3, padded_patches=0.375)])
+    0.375
+    """
+    sizes = [bucket.images * bucket.soft_tokens * bucket.steps for bucket in buckets]
+    padded = sum(size * (bucket.padded_patches or 0) for size, bucket in zip(sizes, buckets, strict=True))
+    return padded / sum(sizes)
+
+
+class PictureFeed:
+    """The arrays of one step after the other, from step `first` on: of this host's rows, with their pictures.
+
+    `fault`: why the batch after those that are ready could not be made, such as a picture that is gone. It is known
+    `ahead` steps before that batch is asked for, and `step` is that batch's.
+    """
+
+    def __init__(self, batches: Batches, how: PictureInput, *, rows: Sequence[int], first: int, ahead: int = 0) -> None:
+        self.fault: InputError | None = None
+        self._how, self._ahead, self.step = how, ahead, first
+        self._ready: deque[Arrays] = deque()
+        processes = min(_MOST_PROCESSES, count_processes(len(rows) * how.buckets.buckets[-1].images))
+        steps = range(first, batches.steps + 1)
+        self._decoded = decode_batches(batches, steps, how.patching, processes=processes, rows=rows)
+        self._fill(ahead + 1)
+
+    def take(self) -> Arrays | None:
+        """The next step's arrays; None after the last, or where they could not be made."""
+        self._fill(self._ahead + 1)
+        return self._ready.popleft() if self._ready else None
+
+    def close(self) -> None:
+        """Ends the processes."""
+        self._decoded.close()
+
+    def _fill(self, count: int) -> None:
+        while len(self._ready) < count:
+            try:
+                batch, pictures = next(self._decoded)
+            except StopIteration:
+                return
+            except InputError as error:
+                self.fault = error
+                return
+            how, shape = self._how, self._how.shape(self.step)
+            self.step += 1
+            images = batch_images(batch.tokens, pictures, image_token=how.image_token, shape=shape)
+            self._ready.append(
+                {
+                    **batch.arrays(),
+                    "patches": np.asarray(images.patches),
+                    "patch_positions": np.asarray(images.positions),
+                    "places": np.asarray(images.places),
+                }
+            )

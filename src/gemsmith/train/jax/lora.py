@@ -1,0 +1,222 @@
+"""LoRA adapters on a Gemma 4 model: where Qwix puts them, what they start from, and a count that is checked.
+
+Each adapted projection with a kernel W of shape (in, out) gets A (in, R) and B (R, out): x -> x W + scale * dropout(x)
+A B. A starts uniform in ±1/sqrt(in), which is PEFT's start, B at 0. Both are float32 whatever the base is.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import qwix
+from flax import nnx
+from jax.sharding import NamedSharding, PartitionSpec
+
+from gemsmith.arch import Tensor, Variant, VisionTower, kinds_of, lora_targets
+from gemsmith.checkpoints.peft import Adapter, LowRank
+from gemsmith.models import Gemma4, path_of
+from gemsmith.models.attention import DenseAttention
+from gemsmith.models.layers import Layer
+from gemsmith.models.quantization import Quantised, dequantise_state
+from gemsmith.models.sharding import WEIGHTS, axis_size
+from gemsmith.models.vision import FeatureProjector, TowerLayer, plane_rope
+from gemsmith.recipe.schema import Lora
+from gemsmith.train.inputs import first_pair
+from gemsmith.train.jax.upstream import SwitchableLora, forget_rngs
+
+Probe = Callable[[Any], tuple[tuple[Any, ...], dict[str, Any]]]
+"""Arguments with which a module can be traced."""
+ModulePath = tuple[Any, ...]
+Targets = dict[ModulePath, list[Tensor]]
+
+# Qwix's names, and ours of checkpoint.adapter.
+_SIDES = {"kernel_lora_a": "a", "kernel_lora_b": "b"}
+
+
+def add_adapters(model: Gemma4, variant: Variant, lora: Lora, *, seed: int, start: Adapter | None = None) -> Gemma4:
+    """A model that shares the given one's weights and has an adapter on every target; the given one stays as it is.
+
+    The adapters have the values of `start`, else those that gemsmith.train.inputs draws from the seed.
+
+    Qwix adapts one layer of each stack, in a trace; what it adds is then made for all layers of the stack.
+    A model of ShapeDtypeStructs gives one of ShapeDtypeStructs, sharded like their kernels.
+    """
+    targets = targets_of(variant, lora)
+    adapted = nnx.merge(*nnx.split(model))
+
+    def adapt(module: Any, stem: ModulePath, probe: Probe) -> Any:
+        inside = {path[len(stem) :]: found for path, found in targets.items() if path[: len(stem)] == stem}
+        if not inside:
+            return module
+        provider = SwitchableLora([_rule(inside, lora)], fuses=model.execution.levers.fuses_lora)
+        first = partial(first_pair, rank=lora.rank, seed=seed, adapter=start)
+        return _adapt(module, inside, provider, first, probe, stacked="layers" in stem)
+
+    for number, layer in enumerate(adapted.layers):
+        adapted.layers[number] = adapt(layer, ("layers", number), partial(_probe_layer, variant))
+    if isinstance(variant.vision, VisionTower) and hasattr(adapted, "vision_tower"):
+        encoder, probe = adapted.vision_tower.encoder, partial(_probe_tower_layer, variant.vision)
+        encoder.layers = adapt(encoder.layers, ("vision_tower", "encoder", "layers"), probe)
+        probe = partial(_probe_projector, variant.vision)
+        adapted.embed_vision = adapt(adapted.embed_vision, ("embed_vision",), probe)
+    _check_targets(adapted, targets)
+    return adapted
+
+
+def targets_of(variant: Variant, lora: Lora) -> Targets:
+    """The model's modules that get an adapter, each with its checkpoint's tensor for every layer of the stack."""
+    targets: Targets = {}
+    for tensor in lora_targets(variant, lora.targets):
+        targets.setdefault(path_of(variant, tensor)[:-1], []).append(tensor)
+    return targets
+
+
+def count_adapted(model: Gemma4, variant: Variant) -> dict[str, int]:
+    """How many modules of each kind have an adapter, such as {"q": 60, "k": 60, "v": 50}."""
+    kinds: Counter[str] = Counter()
+    paths = set(adapted_paths(model))
+    for target in lora_targets(variant, kinds_of(variant)):
+        kinds[target.role] += path_of(variant, target)[:-1] in paths
+    return {kind: count for kind, count in kinds.items() if count}
+
+
+def adapted_paths(model: Gemma4) -> list[ModulePath]:
+    """Paths of the modules that have an adapter, in the model's order."""
+    return [path[:-1] for path, _ in nnx.to_flat_state(nnx.state(model, nnx.LoRAParam)) if path[-1] == "kernel_lora_a"]
+
+
+def _adapt(
+    module: Any,
+    targets: Targets,
+    provider: SwitchableLora,
+    first: Callable[[Tensor], LowRank],
+    probe: Probe,
+    *,
+    stacked: bool,
+) -> Any:
+    graph, weights = nnx.split(module)
+    one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[stacked:], leaf.dtype), weights)
+    adapted_def, shapes = _trace_injection(graph, one, provider, probe)
+    base, found = dict(nnx.to_flat_state(weights)), dict(nnx.to_flat_state(shapes))
+    others = found.keys() - base.keys() - {(*module, name) for module in targets for name in _SIDES}
+    assert not others, f"Qwix added {sorted(map(str, others))[0]}, which is no adapter of a target"
+    state = [(path, base[path]) for path in found if path in base]
+    for path, tensors in targets.items():
+        sides = {side: found[(*path, name)] for name, side in _SIDES.items() if (*path, name) in found}
+        assert all(isinstance(leaf, nnx.LoRAParam) for leaf in sides.values()), (
+            f"{path}: Qwix's adapter has another type"
+        )
+        started = _started(tensors, sides, base[(*path, "kernel")].get_value(), first, stacked=stacked)
+        state += [((*path, name), nnx.LoRAParam(started[side])) for name, side in _SIDES.items() if side in started]
+    return nnx.merge(adapted_def, nnx.from_flat_state(state))
+
+
+def _started(
+    tensors: list[Tensor], sides: dict[str, Any], kernel: Any, first: Callable[[Tensor], LowRank], *, stacked: bool
+) -> dict[str, Any]:
+    """A (layers, in, R) and B (layers, R, out) of a stack as training begins; shapes alone where the kernel is one.
+
+    Of a module that is no stack they have no axis of layers.
+    """
+    kernel = kernel.qvalue if isinstance(kernel, Quantised) else kernel
+    abstract = isinstance(kernel, jax.ShapeDtypeStruct)
+    started: dict[str, Any] = {}
+    pairs = [] if abstract else [first(tensor) for tensor in tensors]
+    for side, leaf in sides.items():
+        layers = (len(tensors),) if stacked else ()
+        shape = (*layers, *leaf.get_value().shape)  # (layers, in, R) or (layers, R, out)
+        sharding = _sharding(kernel, shape, is_a=side == "a")
+        if abstract:
+            started[side] = jax.ShapeDtypeStruct(shape, jnp.float32, sharding=sharding)
+        else:
+            values = np.stack([getattr(pair, side).T for pair in pairs])
+            started[side] = _laid_out(values if stacked else values[0], shape, sharding)
+    return started
+
+
+def _rule(targets: Iterable[ModulePath], lora: Lora) -> Any:
+    modules = sorted({"/".join(map(str, path)) for path in targets})
+    pattern = "|".join(map(re.escape, modules))
+    # Qwix divides its alpha by the rank.
+    return qwix.LoraRule(module_path=pattern, rank=lora.rank, alpha=lora.scale * lora.rank, dropout=lora.dropout)
+
+
+def _trace_injection(graphdef: Any, one: Any, provider: SwitchableLora, probe: Probe) -> tuple[Any, Any]:
+    """One adapted module's graph and the shapes of its state, by a trace: a real pass would cost time.
+
+    `one`: the shapes of its state as it is.
+    """
+    found = []
+
+    def inject(weights: Any) -> Any:
+        module = nnx.merge(graphdef, dequantise_state(weights))
+        inputs, options = probe(module)
+        module = qwix.apply_lora_to_model(module, provider, *inputs, **options, rngs=nnx.Rngs(0))
+        forget_rngs(module)
+        adapted_def, state = nnx.split(module)
+        found.append(adapted_def)
+        return state
+
+    shapes = jax.eval_shape(inject, one)
+    return found[-1], shapes
+
+
+def _probe_layer(variant: Variant, layer: Layer) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    dtype = layer.layer_scalar[...].dtype
+    head_dim = layer.self_attn.head_dim
+    some, heads = jnp.ones((1, 8), jnp.int32), jnp.ones((1, 8, 1, head_dim), dtype)
+    angles = (jnp.ones((1, 8, head_dim // 2)), jnp.ones((1, 8, head_dim // 2)))
+    options = {
+        "engine": DenseAttention(angles=angles, positions=some, segments=some, window=None),
+        "shared": (heads, heads) if layer.self_attn.shares_kv else None,
+        "per_layer_input": jnp.ones((1, 8, variant.per_layer_input), dtype) if variant.per_layer_input else None,
+    }
+    return (jnp.ones((1, 8, variant.embed_dim), dtype),), options
+
+
+def _probe_tower_layer(tower: VisionTower, layer: TowerLayer) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    hidden = jnp.ones((1, 8, tower.embed_dim), layer.input_layernorm.weight[...].dtype)
+    angles = plane_rope(jnp.ones((1, 8, 2), jnp.int32), tower)
+    return (hidden,), {"angles": angles, "real": jnp.ones((1, 8), bool), "block": 8}
+
+
+def _probe_projector(tower: VisionTower, projector: FeatureProjector) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    dtype = projector.embedding_projection.kernel[...].dtype
+    return (jnp.ones((1, 8, tower.embed_dim), dtype),), {}
+
+
+def _laid_out(value: np.ndarray, shape: tuple[int, ...], sharding: Any) -> jax.Array:
+    assert value.shape == shape, f"{value.shape} for {shape}"
+    return jax.make_array_from_callback(shape, sharding, lambda index: value[index])
+
+
+def _sharding(kernel: Any, shape: tuple[int, ...], *, is_a: bool) -> Any:
+    """The sharding of A or B, of a kernel that is sharded.
+
+    Along the axis that it shares with its kernel, as that, and over the devices that the kernel's other axis is split
+    by.
+    """
+    sharding = kernel.sharding
+    if not isinstance(sharding, NamedSharding):
+        return sharding
+    spec = list(sharding.spec) + [None] * (len(shape) - len(sharding.spec))
+    rows, columns = spec[-2:]
+    shared, width = (rows, shape[-2]) if is_a else (columns, shape[-1])
+    if shared in ("tp", None):
+        wider = ("tp", *WEIGHTS) if shared == "tp" or axis_size(sharding.mesh, "tp") == 1 else WEIGHTS
+        shared = wider if width % axis_size(sharding.mesh, wider) == 0 else shared
+    layers = [None] * (len(shape) - 2)
+    return sharding.update(spec=PartitionSpec(*layers, shared, None) if is_a else PartitionSpec(*layers, None, shared))
+
+
+def _check_targets(model: Gemma4, targets: Targets) -> None:
+    """Injection that finds nothing adds nothing and says nothing, so the result is compared with the zoo."""
+    found = set(adapted_paths(model))
+    assert found == set(targets), (
+        f"adapters: {len(found)} modules have one, {len(targets)} should; {sorted(map(str, found ^ set(targets)))[:3]}"
+    )

@@ -1,0 +1,294 @@
+"""What Qwix, Tunix, Orbax, JAX and Optax do otherwise than training here needs: the ledger of the JAX backend.
+
+Each entry: what upstream does; what stands here for it; the version that it was seen in, and where; and the test that
+fails once upstream has changed, so that the entry and its code can go. Qwix: https://github.com/google/qwix, Tunix:
+https://github.com/google/tunix, Orbax: https://github.com/google/orbax, JAX: https://github.com/jax-ml/jax, Optax:
+https://github.com/google-deepmind/optax.
+
+Qwix drops out whenever the rule has a rate, in evaluation too, with keys from a counter that resuming would have to
+restore.
+    here:  SwitchableLora, set_dropout
+    seen:  qwix 0.1.8, qwix/_src/providers/lora.py
+    until: tests/train/jax/test_upstream.py::test_qwix_drops_out_whenever_the_rule_has_a_rate
+
+Qwix multiplies by W, A and B one by one, and gives A's output no name for remat.
+    here:  SwitchableLora
+    seen:  qwix 0.1.8, qwix/_src/providers/lora.py
+    until: tests/train/jax/test_upstream.py::test_qwix_gives_what_a_makes_no_name_for_remat
+
+Qwix gives adapters the dtype of the base.
+    here:  lora.add_adapters makes them anew
+    seen:  qwix 0.1.8, qwix/_src/providers/lora.py
+    until: tests/train/jax/test_upstream.py::test_qwix_gives_adapters_the_dtype_of_the_base
+
+Qwix starts A in ±sqrt(6/in), six times as wide as PEFT.
+    here:  lora.add_adapters makes them anew
+    seen:  qwix 0.1.8, qwix/_src/providers/lora.py
+    until: tests/train/jax/test_upstream.py::test_qwix_starts_a_wider_than_peft
+
+Tunix reads all batches again, up to the step it resumes at.
+    here:  Trainer asks for batches by step
+    seen:  google-tunix 0.1.7, tunix/sft/peft_trainer.py
+    until: tests/train/jax/test_upstream.py::test_tunix_replays_the_data_when_it_resumes
+
+Tunix compiles its step without giving the adapters' memory back, and keeps gradient norms for its own metrics.
+    here:  Trainer runs the step of gemsmith.train.jax.step
+    seen:  google-tunix 0.1.7, tunix/sft/peft_trainer.py
+    until: tests/train/jax/test_upstream.py::test_tunix_donates_the_optimizer_only
+
+Tunix takes every listener away from JAX's events when it closes.
+    here:  compile_step adds its own anew
+    seen:  google-tunix 0.1.7, tunix/sft/metrics_logger.py
+    until: tests/train/jax/test_upstream.py::test_tunix_clears_all_listeners
+
+Tunix saves without looking at the loss.
+    here:  Checkpoints.save
+    seen:  google-tunix 0.1.7, tunix/sft/peft_trainer.py
+    until: tests/train/jax/test_upstream.py::test_tunix_saves_a_step_whose_loss_is_no_number
+
+Tunix restores moments whole onto every device.
+    here:  Checkpoints.maybe_restore
+    seen:  google-tunix 0.1.7, tunix/sft/checkpoint_manager.py
+    until: tests/train/jax/test_upstream.py::test_tunix_restores_moments_whole_onto_every_device
+
+Orbax reads every step's metadata when a manager is made, and ends at one that is damaged.
+    here:  Checkpoints asks for lightweight_initialize
+    seen:  orbax-checkpoint 0.12.8, orbax/checkpoint/checkpoint_manager.py
+    until: tests/train/jax/test_upstream.py::test_orbax_reads_the_metadata_of_all_steps_unless_told_not_to
+
+Orbax has hosts wait for each other after a read, also for one whose read has failed.
+    here:  _restore asks the handler
+    seen:  orbax-checkpoint 0.12.8, orbax/checkpoint/_src/checkpointers/checkpointer.py
+    until: tests/train/jax/test_upstream.py::test_orbax_has_hosts_wait_after_a_read
+
+JAX says how many hosts a TPU slice has only once they have joined.
+    here:  count_tpu_hosts, tpu_host_number
+    seen:  jax 0.10.2, jax/_src/clusters/cloud_tpu_cluster.py
+    until: tests/train/jax/test_upstream.py::test_jax_says_how_many_hosts_a_slice_has
+
+JAX takes SIGTERM for itself once hosts have joined.
+    here:  hosts.start_hosts turns its preemption service off
+    seen:  jax 0.10.2, jax/_src/distributed.py
+    until: tests/train/jax/test_upstream.py::test_jax_takes_sigterm_for_its_preemption_service
+
+JAX ends the process from C++ where the first host is not there.
+    here:  hosts._wait_for
+    seen:  jax 0.10.2, jax/_src/distributed.py
+    until: tests/train/jax/test_upstream.py::test_jax_ends_the_process_where_the_first_host_is_not_there
+
+Optax clips to max_norm / norm, where torch adds 1e-6 to the norm.
+    here:  optimizer.clip_as_torch
+    seen:  optax 0.2.8, optax/transforms/_clipping.py
+    until: tests/train/jax/test_upstream.py::test_optax_clips_without_the_epsilon_of_torch
+
+Optax takes Adam's 1 - beta2^count in float32, which is 1.3e-5 off at the first step.
+    here:  optimizer.adam_as_torch
+    seen:  optax 0.2.8, optax/tree_utils/_tree_math.py
+    until: tests/train/jax/test_upstream.py::test_optax_corrects_adams_bias_less_exactly_than_torch
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+from jax._src.clusters.cloud_tpu_cluster import BaseTpuCluster, GceTpuCluster, GkeTpuCluster
+from jax.ad_checkpoint import checkpoint_name
+from qwix._src.providers.lora import LoraProvider, LoraRule
+from qwix._src.utils import flax_util
+from tunix.sft import hooks
+from tunix.sft.peft_trainer import PeftTrainer, TrainingConfig
+
+from gemsmith.recipe.backends import LORA
+from gemsmith.train.jax.checkpoints import Checkpoints
+
+
+@jax.custom_vjp
+def fused_lora_matmul(x: jax.Array, u: jax.Array, w: jax.Array, b: jax.Array) -> jax.Array:
+    """The sum x W + u B, (..., out), of x (..., in), u (..., R), W (in, out) and B (R, out), rounded once."""
+    both = jax.lax.optimization_barrier(jnp.concatenate([x, u], axis=-1))  # (..., in + R)
+    return both @ jnp.concatenate([w, b], axis=0)  # (..., in + R) @ (in + R, out)
+
+
+def _forward(x: jax.Array, u: jax.Array, w: jax.Array, b: jax.Array) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+    return fused_lora_matmul(x, u, w, b), (x, u, w, b)
+
+
+def _backward(saved: tuple[jax.Array, ...], gradient: jax.Array) -> tuple[jax.Array, ...]:
+    """The gradients of the two matmuls: fused, that of [x, u] would be split again. XLA drops W's own where unused."""
+    x, u, w, b = saved
+    return gradient @ w.T, gradient @ b.T, _outer(x, gradient), _outer(u, gradient)
+
+
+def _outer(x: jax.Array, gradient: jax.Array) -> jax.Array:
+    return jnp.einsum("...i,...o->io", x, gradient)  # (in, out)
+
+
+fused_lora_matmul.defvjp(_forward, _backward)
+
+
+def count_tpu_hosts() -> int:
+    """The hosts of the TPU slice that this machine belongs to, 1 elsewhere."""
+    cluster = _tpu_cluster()
+    return cluster.get_process_count() if cluster else 1
+
+
+def tpu_host_number() -> int:
+    """Which host of its TPU slice this machine is, from 0; 0 elsewhere."""
+    cluster = _tpu_cluster()
+    return cluster.get_process_id() if cluster else 0
+
+
+def _tpu_cluster() -> type[BaseTpuCluster] | None:
+    if "tpu" not in (jax.config.values["jax_platforms"] or "tpu"):
+        return None
+    return next((cluster for cluster in (GkeTpuCluster, GceTpuCluster) if cluster.is_env_present()), None)
+
+
+class DropoutKey(nnx.Variable):
+    """The random keys of one module's dropout in one step, one for each row."""
+
+
+class FixedRngs(nnx.Rngs):
+    """Gives the same keys whenever asked, so that a recomputed forward pass draws the same masks."""
+
+    def __init__(self, key: jax.Array) -> None:
+        self.key = DropoutKey(key)
+
+    def __getitem__(self, name: str) -> Callable[[], jax.Array]:
+        return lambda: self.key[...]
+
+
+class SwitchableLora(LoraProvider):
+    """Qwix's LoRA with dropout only in modules that have a key, and a name for what A makes, for remat.
+
+    `fuses`: where the result is wider than the input, projection and adapter are one matmul.
+    """
+
+    def __init__(self, rules: Sequence[LoraRule], *, fuses: bool) -> None:
+        super().__init__(rules)
+        self._fuses = fuses
+
+    def _get_current_rule_and_op_id(self, op_name: str, **options: Any) -> tuple[Any, Any]:
+        rule, op_id = super()._get_current_rule_and_op_id(op_name, **options)
+        if isinstance(rule, LoraRule) and not isinstance(flax_util.get_current_module().qwix_rngs, FixedRngs):
+            rule = dataclasses.replace(rule, dropout=0.0)
+        return rule, op_id
+
+    def dot_general(
+        self, lhs: jax.Array, rhs: jax.Array, dimension_numbers: Any, *others: Any, **options: Any
+    ) -> jax.Array:
+        """The product lhs · kernel with the module's adapter; upstream's where the module has none yet."""
+        module = flax_util.get_current_module()
+        if not hasattr(module, "kernel_lora_a"):
+            return super().dot_general(lhs, rhs, dimension_numbers, *others, **options)
+        rule, _ = self._get_current_rule_and_op_id("dot_general")
+        a, b = module.kernel_lora_a[...], module.kernel_lora_b[...]
+        seen = _drop_out(lhs, module.qwix_rngs.key[...], rule.dropout) if rule.dropout else lhs
+        inner, scale = checkpoint_name(seen @ a, LORA), rule.alpha / rule.rank
+        alike = {array.dtype for array in (lhs, rhs, a, b)} == {lhs.dtype}
+        if self._fuses and alike and rhs.shape[1] > rhs.shape[0]:
+            return fused_lora_matmul(lhs, inner * scale, rhs, b)
+        return jax.lax.dot_general(lhs, rhs, dimension_numbers, *others, **options) + inner @ b * scale
+
+
+def _drop_out(x: jax.Array, keys: jax.Array, rate: float) -> jax.Array:
+    """The x (B, L, in) with a share of its values zero, by one key for each row, and the others larger by as much."""
+    kept = jax.vmap(lambda key: jax.random.bernoulli(key, 1 - rate, x.shape[1:]))(keys)
+    return jnp.where(kept, x / (1 - rate), 0)
+
+
+def forget_rngs(model: nnx.Module) -> None:
+    """Takes the random state away that injection gives every module: dropout here has keys of its own."""
+    for _, module in nnx.iter_modules(model):
+        if hasattr(module, "qwix_rngs"):
+            module.qwix_rngs = None
+
+
+def set_dropout(model: nnx.Module, keys: Mapping[tuple[str | int, ...], jax.Array]) -> None:
+    """Turns dropout on in the adapted modules at these paths, each with the keys of the rows, (B,)."""
+    for path, of_rows in keys.items():
+        flax_util.get_value_from_path(model, path).qwix_rngs = FixedRngs(of_rows)
+
+
+class Trainer(PeftTrainer):
+    """Tunix's loop with our compiled step, data by the step's number, and checkpoints that check first.
+
+    `make_update(model, optimizer)` -> (update, sync): `update(step, batch)` runs a step and returns what `finish` takes
+    once the device is done; `sync()` puts the trained arrays back into model and optimizer, which only saving needs.
+    """
+
+    def __init__(
+        self,
+        model: nnx.Module,
+        transformation: optax.GradientTransformation,
+        *,
+        place: Callable[[nnx.State], nnx.State],
+    ) -> None:
+        config = TrainingConfig(eval_every_n_steps=1, checkpoint_root_directory=None, max_steps=None)
+        super().__init__(model, transformation, config)
+        nnx.update(self.optimizer, place(nnx.state(self.optimizer)))
+        self._pending: list[Any] = []
+
+    def attach(
+        self,
+        *,
+        update: Callable[[Any], tuple[Any, Any]],
+        finish: Callable[[Any], None],
+        load: Callable[[int], Any],
+        checkpoints: Checkpoints,
+    ) -> None:
+        """Gives the trainer its step, what to do with a step's metrics, its data, and its checkpoints."""
+        self._run_update, self._finish = update, finish
+        self.checkpoint_manager = checkpoints
+        self.with_data_hooks(_DataByStep(load))
+
+    def start_at(self, step: int) -> None:
+        self._train_steps = self._iter_steps = step
+
+    def run(self) -> None:
+        """Trains until the data ends, then saves the last step."""
+        # skip_jit: upstream then calls what create_train_step_fn returns with the example alone; ours is compiled
+        # already.
+        self.train((), skip_jit=True)
+
+    def create_train_step_fn(self) -> Callable[..., Any]:
+        return self._update
+
+    def _update(self, example: Any) -> tuple[Any, Any, Any]:
+        metrics, pending = self._run_update(example)
+        return metrics["loss"], pending, metrics["grad_norm"]
+
+    def _buffer_metrics(self, *_: Any, **__: Any) -> None:
+        return None
+
+    def _post_process_train_step(self, aux: Any) -> None:
+        self._pending.append(aux)
+
+    def _write_train_metrics(self) -> None:
+        self.finish_steps(but=1)
+
+    def finish_steps(self, *, but: int = 0) -> None:
+        """Waits for the steps under way, but for the newest `but`, and hands on their metrics."""
+        while len(self._pending) > but:
+            self._finish(self._pending.pop(0))
+
+    def close(self) -> None:
+        self.finish_steps()
+        super().close()
+
+
+class _DataByStep(hooks.DataHooks):
+    """Asks for the batch of a step by the step's number."""
+
+    def __init__(self, load: Callable[[int], Any]) -> None:
+        self._load = load
+
+    def load_next_train_batch(self, train_ctx: Any) -> Any:
+        return self._load(train_ctx.train_steps + 1)
+
+    def load_next_eval_batch(self, train_ctx: Any) -> Any:  # noqa: ARG002 - Tunix's signature
+        return None

@@ -1,0 +1,240 @@
+"""What a training run says while it runs: one JSON line a step, TensorBoard events, a progress bar.
+
+Where a training ran, its seconds, which of its steps say how fast it is, and what the plan had said of them.
+"""
+
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from types import TracebackType
+from typing import IO, Any, Protocol, Self
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
+
+from gemsmith.errors import GemsmithError
+from gemsmith.hardware import load_catalogue, machines_with
+from gemsmith.runs.plan_records import PlanRecord
+from gemsmith.runs.records import AgainstPlan, TrainRecord, TrainStep
+from gemsmith.runs.run import Run, is_complete, read_record
+from gemsmith.system.console import open_console, open_progress, text_column
+from gemsmith.system.files import write_text
+
+_WINDOW_STEPS = 20
+_LINE_EVERY_S = 10.0
+
+
+class Sink(Protocol):
+    """Where steps are written or shown. Before the first `add` it leaves everything as it is."""
+
+    def start(self) -> None: ...
+    def add(self, step: TrainStep) -> None: ...
+    def stop(self) -> None: ...
+
+
+class StepLog:
+    """Every step of the run, in memory and in the sinks; a context manager.
+
+    `earlier` are those of earlier attempts, which the checkpoint that is continued from holds.
+    """
+
+    def __init__(self, earlier: Sequence[TrainStep], sinks: Sequence[Sink] = ()) -> None:
+        self.steps = list(earlier)
+        self._sinks = sinks
+
+    def add(self, step: TrainStep) -> None:
+        self.steps.append(step)
+        for sink in self._sinks:
+            sink.add(step)
+
+    def __enter__(self) -> Self:
+        for sink in self._sinks:
+            sink.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with ExitStack() as stack:
+            for sink in self._sinks:
+                stack.callback(sink.stop)
+
+
+class StepsFile:
+    """logs/train_steps.jsonl: every step once, since steps of earlier attempts that are done again are dropped."""
+
+    def __init__(self, run: Run, earlier: Sequence[TrainStep]) -> None:
+        self._path, self._earlier = run.logs / "train_steps.jsonl", earlier
+        self._file: IO[str] | None = None
+
+    def start(self) -> None: ...
+
+    def add(self, step: TrainStep) -> None:
+        if self._file is None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            write_text(self._path, "".join(f"{earlier.model_dump_json()}\n" for earlier in self._earlier))
+            self._file = self._path.open("a", encoding="utf-8")
+        self._file.write(step.model_dump_json() + "\n")
+        self._file.flush()
+
+    def stop(self) -> None:
+        if self._file:
+            self._file.close()
+
+
+class Events:
+    """tensorboard/: the scalars of each step; those of an earlier attempt that are done again are purged."""
+
+    def __init__(self, run: Run, *, done: int) -> None:
+        self._folder, self._done = run.tensorboard, done
+        self._writer: Any = None
+
+    def start(self) -> None: ...
+
+    def add(self, step: TrainStep) -> None:
+        if self._writer is None:
+            from tensorboardX import SummaryWriter
+
+            self._writer = SummaryWriter(str(self._folder), purge_step=self._done + 1)
+        values = {"loss": step.loss, "grad_norm": step.grad_norm, "learning_rate": step.learning_rate}
+        for name, value in (values | {"real_tokens_per_s": step.real_tokens / step.step_s}).items():
+            self._writer.add_scalar(f"train/{name}", value, step.step)
+
+    def stop(self) -> None:
+        if self._writer:
+            self._writer.close()
+
+
+class Display:
+    """A bar on a terminal; elsewhere a line every ten seconds. A spike and a skipped step get a line of their own.
+
+    So does, once, what `compare` says of the first twenty timed steps.
+    """
+
+    def __init__(
+        self, *, steps: int, done: int, compare: Callable[[Sequence[TrainStep]], str | None] = lambda _: None
+    ) -> None:
+        self._console = open_console(soft_wrap=False)
+        self._steps, self._done, self._compare = steps, done, compare
+        self._recent: deque[TrainStep] = deque(maxlen=_WINDOW_STEPS)
+        self._line_at_s = 0.0
+        self._bar: Progress | None = None
+        self._task: Any = None
+
+    def start(self) -> None:
+        if not self._console.is_terminal:
+            return
+        columns = (
+            text_column("train"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            text_column("{task.fields[line]}"),
+            TimeElapsedColumn(),
+        )
+        self._bar = open_progress(self._console, *columns, transient=False)
+        self._task = self._bar.add_task("train", total=self._steps, completed=self._done, line="compiling")
+        self._bar.start()
+
+    def add(self, step: TrainStep) -> None:
+        first = step.step == self._done + 1
+        if not first:  # it warms up, so its time says nothing about the others
+            self._recent.append(step)
+        if step.step == self._done + 1 + _WINDOW_STEPS and (compared := self._compare(self._recent)):
+            self._print(f"train  {compared}")
+        line = f"loss {step.loss:.4f}"
+        if step.spike or step.skipped:
+            self._print(f"train  step {step.step}/{self._steps}  {line}: {_peculiarity(step)}")
+        if self._recent:
+            seconds = sum(recent.step_s for recent in self._recent)
+            left_s = (self._steps - step.step) * seconds / len(self._recent)
+            line += (
+                f"  {sum(recent.real_tokens for recent in self._recent) / seconds:,.0f} real tokens/s  ETA "
+                f"{_duration(left_s)}"
+            )
+        if self._bar:
+            self._bar.update(self._task, completed=step.step, line=line)
+        elif first or step.step == self._steps or time.monotonic() - self._line_at_s > _LINE_EVERY_S:
+            self._line_at_s = time.monotonic()
+            self._print(f"train  step {step.step}/{self._steps}  {line}")
+
+    def stop(self) -> None:
+        if self._bar:
+            self._bar.stop()
+
+    def _print(self, line: str) -> None:
+        self._console.print(line, soft_wrap=True)
+
+
+def _peculiarity(step: TrainStep) -> str:
+    what = "a spike" if step.spike else "NaN or infinite"
+    return f"{what}, its update is left out" if step.skipped else what
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}"
+
+
+def timed_steps(steps: Sequence[TrainStep], resumed_at: Sequence[int]) -> list[TrainStep]:
+    """All but the first of each attempt, which warms up."""
+    warming = {1, *(step + 1 for step in resumed_at)}
+    return [step for step in steps if step.step not in warming]
+
+
+def trained_s(train: TrainRecord) -> float:
+    """Seconds of training: what is paid for, and the only ones that dollars are made of.
+
+    The last start as a whole, from reading the checkpoint to the record, and the steps that earlier starts had done; at
+    least compiling and all steps, which is more where the last start found nothing left to train. No record has what
+    earlier starts took beside their steps, nor steps that were lost with them.
+    """
+    before = sum(step.step_s for step in train.steps if step.step <= max(train.resumed_at, default=0))
+    return max(train.origin.duration_s + before, train.compile_s + sum(step.step_s for step in train.steps))
+
+
+def machine_of(run: Run, accelerators: Sequence[str]) -> str | None:
+    """The machine of the catalog that has these devices, as TrainRecord.machine says it."""
+    try:
+        catalogue = load_catalogue(run.recipe.hardware.catalogue)
+    except GemsmithError:  # gone since the plan: training does not need it
+        return None
+    found = machines_with(catalogue, accelerators, run.recipe.hardware.machines)
+    return found[0].name if len(found) == 1 else None
+
+
+def against_plan(run: Run, trained_on: str | None, steps: Sequence[TrainStep]) -> AgainstPlan | None:
+    """What plan.json says of a step on this machine, and what these steps took.
+
+    None without steps, or a plan of this recipe that has the machine.
+    """
+    if not steps or not _is_planned(run):
+        return None
+    for machine in read_record(run, PlanRecord).machines:
+        if machine.name == trained_on:
+            seen = statistics.median(step.step_s for step in steps)
+            return AgainstPlan(machine=machine.name, planned_step_s=machine.step_s, step_s=seen, steps=len(steps))
+    return None
+
+
+def describe(found: AgainstPlan) -> str:
+    """The comparison in a line."""
+    low, high = found.planned_step_s
+    if found.step_s > high:
+        verdict = f"{found.step_s / high:.2g} times the most"
+    elif found.step_s < low:
+        verdict = f"{low / found.step_s:.2g} times faster than the least"
+    else:
+        verdict = "within it"
+    return (
+        f"a step takes {found.step_s:.3g} s (median of {found.steps:,}); the plan said {low:.3g} to {high:.3g} s for "
+        f"{found.machine}: {verdict}"
+    )
+
+
+def _is_planned(run: Run) -> bool:
+    try:
+        return is_complete(run, "plan")
+    except GemsmithError:  # of another version, or damaged: training does not need it
+        return False

@@ -1,0 +1,355 @@
+"""One attempt at training a run: resume, judge each step, log it, record the whole.
+
+All of it is the same whichever backend computes the steps. What differs is what `Backend` asks for. No machine-learning
+library is imported.
+"""
+
+import contextlib
+import math
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from gemsmith.checkpoints.steps import has_checksums, no_checksums
+from gemsmith.errors import DamageError
+from gemsmith.runs.provenance import Clock
+from gemsmith.runs.records import Origin, PictureBucket, TrainPictures, TrainRecord, TrainSaves, TrainStep
+from gemsmith.runs.run import Run, make_origin, write_record
+from gemsmith.system.console import open_console
+from gemsmith.train.inputs import start_adapter_hash
+from gemsmith.train.logging import (
+    Display,
+    Events,
+    Sink,
+    StepLog,
+    StepsFile,
+    against_plan,
+    describe,
+    machine_of,
+    timed_steps,
+)
+from gemsmith.train.loss_checks import risen_notices, spike_limit, unfallen_notices
+from gemsmith.train.resume import (
+    Stop,
+    checkpoint_metadata,
+    damaged_step,
+    earlier_steps,
+    forget_earlier,
+    is_spike,
+    refuse_no_targets,
+    refuse_to_go_on,
+    stop_on_signals,
+    stopped,
+)
+from gemsmith.train.schedule import learning_rate, schedule_notices
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What is known of a step before it runs. `skip_above`: the loss above which its update is left out."""
+
+    step: int
+    learning_rate: float
+    spike_limit: float
+    skip_above: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What a step came to, the same in every process."""
+
+    plan: Plan
+    loss: float
+    grad_norm: float
+    """Before clipping."""
+    real_tokens: int
+    targets: int
+    skipped: bool
+    told_to_stop: bool
+    """Whether any process was told to stop."""
+    pictures: int = 0
+    """Of the step's rows, over all processes."""
+    soft_tokens: int = 0
+    """Of these."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What a record says of the backend; all but `accelerators` and the last two are fields of TrainRecord."""
+
+    accelerators: tuple[str, ...]
+    adapted: dict[str, int]
+    trained_parameters: int
+    mesh: dict[str, int]
+    attention: dict[str, str]
+    remat: str | tuple[str, ...]
+    hosts: int
+    peak_memory_bytes: int
+    compile_s: float = 0.0
+    compiled_from_cache: bool = False
+    padded_patches: float = 0.0
+    """Of the patches that the pictures of all steps took, the share that is padding."""
+    buckets: tuple[PictureBucket, ...] = ()
+    """What pictures were padded to, where that is one of a few sizes."""
+
+
+class Backend(Protocol):
+    """What computes the steps, and saves them. Every process that trains calls every method, in the same order."""
+
+    name: str
+    packages: tuple[str, ...]
+    """Distributions whose versions the record holds."""
+    writes: bool
+    """Whether this process writes the run directory for all."""
+
+    def resumable_step(self) -> int | None:
+        """The last saved step. Raises RunError where another backend's steps are in the way."""
+
+    def read_metadata(self, step: int) -> dict[str, Any]:
+        """What `Session.metadata` gave when the step was saved, and checksums. Raises DamageError."""
+
+    def prepare(self, session: "Session") -> None:
+        """Puts model and optimizer on the devices: at their start, where the session has no step to go on from."""
+
+    def restore(self, step: int) -> None:
+        """Gives model and optimizer their values after a saved step. Raises DamageError."""
+
+    def is_good(self, step: int) -> bool:
+        """Whether a saved step could be restored."""
+
+    def run(self) -> None:
+        """Runs the steps after `session.done`, until the last or the session is told to stop.
+
+        Asks `plan` before each, gives its outcome to `finish` in order, and saves steps with `metadata`.
+        """
+
+    def saved_steps(self) -> list[int]: ...
+
+    def delete_saved(self) -> None: ...
+
+    def facts(self) -> Facts: ...
+
+
+class Session:
+    """One attempt at a run: where it goes on, its log, and what it decides about each step."""
+
+    def __init__(self, run: Run, backend: Backend, *, steps: int, fresh: bool) -> None:
+        self.run, self.steps, self.fresh = run, steps, fresh
+        self.stopping, self.told_to_stop = Stop(), False
+        self._backend, self._mark_s = backend, 0.0
+        self._start_adapter_sha256 = start_adapter_hash(run.recipe)
+        self._notices: tuple[str, ...] = ()
+        self._saves = TrainSaves(number=0, s=0.0, bytes=0)
+        self.done, earlier, self._resumed_at = (0, [], []) if fresh else self._resume()
+        backend.prepare(self)
+        if self.done:
+            with self._one_line_damage():
+                backend.restore(self.done)
+            if backend.writes:
+                open_console().print(f"train  resuming from step {self.done} of {steps}")
+        self.log = StepLog(earlier, self._sinks(earlier) if backend.writes else ())
+
+    def _sinks(self, earlier: Sequence[TrainStep]) -> tuple[Sink, ...]:
+        display = Display(steps=self.steps, done=self.done, compare=self._compare)
+        return StepsFile(self.run, earlier), Events(self.run, done=self.done), display
+
+    def _compare(self, steps: Sequence[TrainStep]) -> str | None:
+        found = against_plan(self.run, machine_of(self.run, self._backend.facts().accelerators), steps)
+        return None if found is None else describe(found)
+
+    def _resume(self) -> tuple[int, list[TrainStep], list[int]]:
+        """The step to go on after, the steps up to it, and those after which earlier attempts went on."""
+        step = self._backend.resumable_step()
+        if step is None:
+            return 0, [], []
+        place = f"{self.run.checkpoints}/{step}"
+        with self._one_line_damage():
+            metadata = self._backend.read_metadata(step)
+            earlier = earlier_steps(self.run, place, metadata, self._start_adapter_sha256)
+            self._notices = () if has_checksums(metadata) else (no_checksums(place),)
+            return step, earlier, list(metadata["resumed_at"])
+
+    @contextlib.contextmanager
+    def _one_line_damage(self) -> Iterator[None]:
+        try:
+            yield
+        except (DamageError, ValueError, KeyError, TypeError) as error:
+            raise damaged_step(self.run, self._backend.saved_steps(), error, self._backend.is_good) from None
+
+    def train(self) -> None:
+        """Trains what is left. Raises Preempted, or after Ctrl-C KeyboardInterrupt, where it ends before the end."""
+        try:
+            if self.done < self.steps:
+                with self.log:
+                    self._backend.run()
+        except KeyboardInterrupt:
+            raise self.stopped(signal.SIGINT) from None
+        if len(self.log.steps) < self.steps:
+            raise self.stopped(self.stopping.number)
+
+    def stopped(self, number: int) -> BaseException:
+        """What to raise where a signal has ended the attempt."""
+        return stopped(self.run, number, None if self.fresh else self._last_saved())
+
+    # What a backend asks.
+
+    def plan(self, step: int) -> Plan:
+        """What a step is run with; it depends on no loss but those up to the last but one before it."""
+        recipe = self.run.recipe
+        limit = spike_limit([done.loss for done in self.log.steps], step, recipe.train.spike_factor)
+        return Plan(
+            step=step,
+            learning_rate=learning_rate(recipe.optimizer, update=step - 1, updates=self.steps),
+            spike_limit=limit,
+            skip_above=limit if recipe.train.on_spike == "skip" else math.inf,
+        )
+
+    def finish(self, outcome: Outcome) -> None:
+        """Judges a step and logs it.
+
+        Raises EngineError where the recipe stops at such a loss, DataError where nothing was trained.
+        """
+        plan = outcome.plan
+        refuse_no_targets(self.run, plan.step, outcome.targets)
+        if self.fresh:
+            self.forget_earlier()
+        now_s = time.monotonic()
+        step_s, self._mark_s = now_s - self._mark_s, now_s
+        step = TrainStep(
+            step=plan.step,
+            loss=outcome.loss,
+            grad_norm=outcome.grad_norm,
+            learning_rate=plan.learning_rate,
+            real_tokens=outcome.real_tokens,
+            loss_tokens=outcome.targets,
+            pictures=outcome.pictures,
+            soft_tokens=outcome.soft_tokens,
+            step_s=round(step_s, 6),
+            spike=is_spike(outcome.loss, plan.spike_limit),
+            skipped=outcome.skipped,
+        )
+        refuse_to_go_on(self.run, [*self.log.steps, step], self.run.recipe.train, self._last_saved())
+        self.told_to_stop |= outcome.told_to_stop
+        self.log.add(step)
+
+    def forget_earlier(self) -> None:
+        """Deletes what an earlier training left, now that a step has shown that mesh, rows and memory do."""
+        self._backend.delete_saved()
+        if self._backend.writes:
+            forget_earlier(self.run)
+        self.fresh = False
+
+    def metadata(self) -> dict[str, Any]:
+        """What a saved step says of itself, beside its arrays."""
+        return checkpoint_metadata(self.run, self.log.steps, self.resumed_at, self._start_adapter_sha256)
+
+    def saved(self, seconds: float, size_bytes: int) -> None:
+        """Counts a save that training has waited for, of 0 bytes none; the next step's time counts from here."""
+        found = self._saves
+        self._saves = TrainSaves(
+            number=found.number + (size_bytes > 0), s=round(found.s + seconds, 3), bytes=found.bytes + size_bytes
+        )
+        self.start_clock()
+
+    def waited_for_saves(self, seconds: float) -> None:
+        """Adds the time until those begun were complete."""
+        self._saves = self._saves.model_copy(update={"s": round(self._saves.s + seconds, 3)})
+
+    def start_clock(self) -> None:
+        """The next step's time counts from here."""
+        self._mark_s = time.monotonic()
+
+    # What the record says.
+
+    @property
+    def resumed_at(self) -> list[int]:
+        """Steps after which the run was continued from a checkpoint."""
+        went_on = self.done and len(self.log.steps) > self.done
+        return [*self._resumed_at, self.done] if went_on else self._resumed_at
+
+    def record(self, clock: Clock, model: str) -> TrainRecord:
+        """The record of a finished training of the model of this name."""
+        run, steps, facts = self.run, self.log.steps, self._backend.facts()
+        inside = run.recipe.train.checkpoint_folder is None
+        machine = machine_of(run, facts.accelerators)
+        return TrainRecord(
+            origin=self._origin(clock, facts.accelerators),
+            backend=self._backend.name,
+            model=model,
+            steps=tuple(steps),
+            warmup_steps=run.recipe.optimizer.warmup(self.steps),
+            adapted=facts.adapted,
+            trained_parameters=facts.trained_parameters,
+            base_dtype=run.recipe.train.dtype,
+            mesh=facts.mesh,
+            attention=facts.attention,
+            remat=facts.remat,
+            resumed_at=tuple(self.resumed_at),
+            spikes=tuple(step.step for step in steps if step.spike),
+            skipped=tuple(step.step for step in steps if step.skipped),
+            hosts=facts.hosts,
+            machine=machine,
+            compile_s=facts.compile_s,
+            compiled_from_cache=facts.compiled_from_cache,
+            real_tokens_per_s=_per_s("real_tokens", steps, self.resumed_at),
+            pictures=self._pictures(facts),
+            against_plan=against_plan(run, machine, timed_steps(steps, self.resumed_at)),
+            peak_memory_bytes=facts.peak_memory_bytes,
+            last_checkpoint=f"{'checkpoints' if inside else run.checkpoints}/{self._last_saved()}",
+            saves=self._saves,
+            notices=(
+                *self._notices,
+                *schedule_notices(run.recipe.optimizer, self.steps),
+                *unfallen_notices(steps, run.recipe),
+            ),
+            grave_notices=risen_notices(steps, run.recipe),
+        )
+
+    def _pictures(self, facts: Facts) -> TrainPictures | None:
+        steps = self.log.steps
+        if not any(step.pictures for step in steps):
+            return None
+        return TrainPictures(
+            seen=sum(step.pictures for step in steps),
+            soft_tokens=sum(step.soft_tokens for step in steps),
+            per_s=_per_s("pictures", steps, self.resumed_at),
+            padded_patches=facts.padded_patches,
+            buckets=facts.buckets,
+        )
+
+    def _origin(self, clock: Clock, accelerators: tuple[str, ...]) -> Origin:
+        start = self._start_adapter_sha256
+        sources = {"train.start_adapter": start} if start else None
+        origin = make_origin(self.run, "train", clock, packages=self._backend.packages, sources=sources)
+        machine = origin.machine.model_copy(update={"accelerators": accelerators})
+        return origin.model_copy(update={"machine": machine})
+
+    def _last_saved(self) -> int | None:
+        return max(self._backend.saved_steps(), default=None)
+
+
+def train_session(
+    run: Run, backend: Backend, *, steps: int, model: str, clock: Clock, fresh: bool = False
+) -> TrainRecord:
+    """The record of a training of so many steps, written to train.json by the process that writes.
+
+    `fresh`: see gemsmith.train.stage.train. Raises RunError for saved steps that cannot be gone on from, and once the
+    last step is saved Preempted after SIGTERM, KeyboardInterrupt after Ctrl-C.
+    """
+    session = Session(run, backend, steps=steps, fresh=fresh)
+    with stop_on_signals(session.stopping):
+        session.train()
+        record = session.record(clock, model)
+        if backend.writes:
+            write_record(run, record)
+    if session.stopping.is_set():  # training is complete, but another stage may follow
+        raise session.stopped(session.stopping.number)
+    return record
+
+
+def _per_s(what: Literal["real_tokens", "pictures"], steps: Sequence[TrainStep], resumed_at: Sequence[int]) -> float:
+    """Of what the steps went through, over the steps but the first of each attempt, which warms up."""
+    timed = timed_steps(steps, resumed_at) or steps
+    return float(sum(getattr(step, what) for step in timed)) / sum(step.step_s for step in timed)

@@ -1,0 +1,172 @@
+"""Steps that should not count: their loss is a spike, or NaN or infinite.
+
+Which ones they are follows from the losses, so resuming changes nothing.
+
+Whether the loss fell over a training, and what may have kept it from falling.
+"""
+
+import itertools
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from gemsmith.recipe.schema import Recipe, Train
+from gemsmith.runs.records import TrainStep
+
+WINDOW_STEPS = 50
+_FEWEST_STEPS = 10
+_MOST_SKIPPED_IN_A_ROW = 10
+
+
+def spike_limit(losses: Sequence[float], step: int, factor: float) -> float:
+    """The highest loss that is no spike at this step, a float32.
+
+    It is factor × the median of 50 steps, up to the last but one before it. `losses`: of steps 1, 2, … The step just
+    before this one may still be under way when it is needed. Spikes count too, so that a loss that stays high is none
+    any more after half a window. Infinite until 10 losses are known.
+    """
+    known = [loss for loss in losses[: max(0, step - 2)][-WINDOW_STEPS:] if math.isfinite(loss)]
+    return float(np.float32(factor * statistics.median(known))) if len(known) >= _FEWEST_STEPS else math.inf
+
+
+def reason_to_stop(steps: Sequence[TrainStep], train: Train) -> str | None:
+    """Why training ends with the last of these steps, and the key that decides it; None where it goes on."""
+    last = steps[-1]
+    is_number = math.isfinite(last.loss) and math.isfinite(last.grad_norm)
+    if not is_number and train.on_nonfinite == "stop":
+        return f"step {last.step} has loss {last.loss} and gradient norm {last.grad_norm} (train.on_nonfinite is stop)"
+    if last.spike and train.on_spike == "stop":
+        return (
+            f"step {last.step} has loss {last.loss:.4g}, over {train.spike_factor:g} × the median before it "
+            "(train.on_spike is stop)"
+        )
+    recent = steps[-_MOST_SKIPPED_IN_A_ROW:]
+    if len(recent) == _MOST_SKIPPED_IN_A_ROW and all(step.skipped for step in recent):
+        return f"the last {len(recent)} steps were all skipped, step {last.step} with loss {last.loss:.4g}"
+    return None
+
+
+# A fall by a smaller share of the loss is hardly one; one by a larger share than the second is, whatever the noise.
+_SMALL_SHARE, _LARGE_SHARE = 0.02, 0.1
+# Standard errors of a fall, and of a rise, that are more than noise: to say that a loss rose asks for more.
+_FALL_SIGMAS, _RISE_SIGMAS = 2.0, 3.0
+_FEWEST_STEPS_TO_FALL = 3
+# Mean loss of a token below which there is little left to learn; and one to divide by in place of 0.
+_LOW_LOSS, _SMALLEST_LOSS = 0.1, 1e-9
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """The median losses of the first and the last few steps, and the standard error of their difference."""
+
+    first: float
+    last: float
+    first_steps: int
+    last_steps: int
+    error: float
+
+    @property
+    def fall(self) -> float:
+        """As a share of the first; below 0 where the loss rose."""
+        return (self.first - self.last) / max(self.first, _SMALLEST_LOSS)
+
+    @property
+    def sigmas(self) -> float:
+        """The fall in standard errors."""
+        return (
+            (self.first - self.last) / self.error if self.error > 0 else math.copysign(math.inf, self.first - self.last)
+        )
+
+    @property
+    def fell(self) -> bool:
+        return self.fall >= _LARGE_SHARE or (self.fall >= _SMALL_SHARE and self.sigmas > _FALL_SIGMAS)
+
+    @property
+    def rose(self) -> bool:
+        return self.last > _LOW_LOSS and self.fall < -_SMALL_SHARE and self.sigmas < -_RISE_SIGMAS
+
+
+def unfallen_notices(steps: Sequence[TrainStep], recipe: Recipe) -> tuple[str, ...]:
+    """That the loss hardly fell, and a likely reason; empty where it fell, rose, or steps are too few to tell."""
+    change = _change(steps)
+    if change is None or change.fell or change.rose:
+        return ()
+    # A loss may fall within the first tenth of the steps, and stay there.
+    early = _change(steps, first_steps=_FEWEST_STEPS_TO_FALL)
+    if early and early.fell and early.sigmas > _FALL_SIGMAS:
+        return ()
+    how = (
+        "did not fall"
+        if change.fall <= 0
+        else "hardly fell"
+        if change.fall < _SMALL_SHARE
+        else "fell no further than its noise"
+    )
+    return (f"The loss {how}: {_describe(change)}; {_reason(steps, recipe, low=change.first < _LOW_LOSS)}.",)
+
+
+def risen_notices(steps: Sequence[TrainStep], recipe: Recipe) -> tuple[str, ...]:
+    """That the loss clearly rose over the training; empty where it did not, or the steps are too few to tell."""
+    change = _change(steps)
+    if change is None or not change.rose:
+        return ()
+    rate = recipe.optimizer.learning_rate
+    return (
+        f"The loss rose: {_describe(change)}; optimizer.learning_rate, {rate:g}, may be too high: do not use this "
+        "adapter.",
+    )
+
+
+def _change(steps: Sequence[TrainStep], *, first_steps: int | None = None) -> Change | None:
+    """Of the last tenth of the steps against the first tenth, or the first `first_steps`; None where they are too few.
+
+    The error is that of medians of normal noise, which is estimated from the changes between neighbours: a trend does
+    not show in those.
+    """
+    losses = _losses(steps)
+    if len(losses) < 2 * _FEWEST_STEPS_TO_FALL:
+        return None
+    last_steps = max(_FEWEST_STEPS_TO_FALL, len(losses) // 10)
+    first_steps = first_steps or last_steps
+    noise = statistics.median(abs(one - other) for one, other in itertools.pairwise(losses)) / (0.6745 * math.sqrt(2))
+    return Change(
+        first=statistics.median(losses[:first_steps]),
+        last=statistics.median(losses[-last_steps:]),
+        first_steps=first_steps,
+        last_steps=last_steps,
+        error=math.sqrt(math.pi / 2 * (1 / first_steps + 1 / last_steps)) * noise,
+    )
+
+
+def _losses(steps: Sequence[TrainStep]) -> list[float]:
+    return [step.loss for step in steps if math.isfinite(step.loss) and not step.skipped]
+
+
+def _describe(change: Change) -> str:
+    return (
+        f"median {change.first:.4g} in the first {change.first_steps} steps, {change.last:.4g} in the last "
+        f"{change.last_steps}"
+    )
+
+
+def _reason(steps: Sequence[TrainStep], recipe: Recipe, *, low: bool) -> str:
+    optimizer, total, skipped = recipe.optimizer, len(steps), sum(step.skipped for step in steps)
+    warmup, reached = optimizer.warmup(total), max(step.learning_rate for step in steps)
+    if 2 * skipped > total:
+        return f"the updates of {skipped:,} of {total:,} steps were left out"
+    if 2 * warmup > total:
+        key = "warmup_steps" if optimizer.warmup_ratio is None else "warmup_ratio"
+        return (
+            f"warm-up took {min(warmup, total):,} of {total:,} steps, and the learning rate reached {reached:.3g} of "
+            f"{optimizer.learning_rate:g}: lower optimizer.{key}, or train for more steps"
+        )
+    if low:
+        return "it was low from the start, so these rows had little left to teach"
+    if recipe.train.start_adapter:
+        return "training went on from train.start_adapter, which may have learnt from such rows before"
+    return (
+        f"see whether optimizer.learning_rate, {optimizer.learning_rate:g}, is too low, or {total:,} steps are too few"
+    )

@@ -1,0 +1,240 @@
+"""What an attempt at a run refuses, what it saves beside the arrays, and how it ends, whichever backend runs it."""
+
+import atexit
+import contextlib
+import itertools
+import json
+import math
+import os
+import shutil
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import FrameType
+from typing import Any
+
+from gemsmith.checkpoints import open_checkpoint
+from gemsmith.checkpoints.finite import refuse_nonfinite_base
+from gemsmith.errors import DataError, EngineError, MachineError, Preempted, RunError, last_line
+from gemsmith.recipe.schema import Optimizer, Train
+from gemsmith.runs.records import DataRecord, TrainStep
+from gemsmith.runs.run import Run, confirm_recipe, read_record, refused_changes, stage_keys
+from gemsmith.system.console import open_console
+from gemsmith.system.signals import STOPS, handling, leave, listening
+from gemsmith.train.loss_checks import reason_to_stop
+from gemsmith.train.schedule import learning_rate
+
+# Python hears Ctrl-C between two of its own steps, so at once unless it waits for a device.
+_UNHEARD_S = 2.0
+# Keys that name places of one machine, so that they may differ.
+_OF_ONE_MACHINE = ("checkpoint", "data.train", "data.template", "train.start_adapter")
+
+
+def same_everywhere(run: Run, versions: Sequence[str]) -> dict[str, Any]:
+    """What all processes that train together must have the same of."""
+    keys = {name: value for name, value in stage_keys(run.recipe, "train").items() if name not in _OF_ONE_MACHINE}
+    return {"recipe": keys, "rows": read_record(run, DataRecord).rows_sha256, "versions": list(versions)}
+
+
+def disagreement(run: Run, what: str, *, number: int, count: int, kind: str) -> RunError:
+    """What to raise where a `kind`, host or process, has another `what` than the first."""
+    article = "" if what.endswith("s") else "a "
+    plural = f"{kind}es" if kind.endswith("s") else f"{kind}s"
+    return RunError(
+        f"{run.path}: {kind} {number} of {count} has {article}different {what} from {kind} 0; use the same {what} on "
+        f"all {plural}"
+    )
+
+
+def checkpoint_metadata(
+    run: Run, steps: Sequence[TrainStep], resumed_at: Sequence[int], start_adapter_sha256: str | None
+) -> dict[str, Any]:
+    """What a checkpoint says about itself beside its arrays; JSON can hold it."""
+    return {
+        "recipe": stage_keys(run.recipe, "train"),
+        "rows_sha256": read_record(run, DataRecord).rows_sha256,
+        "start_adapter_sha256": start_adapter_sha256,
+        "resumed_at": list(resumed_at),
+        "steps": [step.model_dump_json() for step in steps],
+    }
+
+
+def earlier_steps(
+    run: Run, place: str, metadata: Mapping[str, Any], start_adapter_sha256: str | None
+) -> list[TrainStep]:
+    """The steps of earlier attempts up to a checkpoint.
+
+    Raises RunError where it was trained with another recipe, rows, start or learning rates than the run has now.
+    """
+    if changes := refused_changes(metadata["recipe"], stage_keys(run.recipe, "train")):
+        key, (old, new) = next(iter(changes.items()))
+        raise RunError(
+            f"{place}: was trained with another recipe: {key} was {json.dumps(old)} and is {json.dumps(new)}; "
+            f"set it back, or start again with: gemsmith train {run.path} --force"
+        )
+    if metadata["rows_sha256"] != read_record(run, DataRecord).rows_sha256:
+        raise RunError(
+            f"{place}: was trained on other rows than {run.data} holds; put those of data.train back and run: gemsmith "
+            f"data {run.path} "
+            f"--force; or start again with: gemsmith train {run.path} --force"
+        )
+    if metadata.get("start_adapter_sha256") != start_adapter_sha256:
+        raise RunError(
+            f"{place}: was trained from another adapter than train.start_adapter holds now; put that one back, or "
+            "start again with: "
+            f"gemsmith train {run.path} --force"
+        )
+    steps = [TrainStep.model_validate_json(line) for line in metadata["steps"]]
+    _refuse_another_schedule(run, place, steps)
+    return steps
+
+
+def _refuse_another_schedule(run: Run, place: str, steps: Sequence[TrainStep]) -> None:
+    """Raises RunError where the steps had other learning rates than the recipe gives them."""
+    optimizer, updates = run.recipe.optimizer, read_record(run, DataRecord).steps
+    if (other := _other_rate(optimizer, steps, updates)) is None:
+        return
+    step, rate = other
+    # Warm-up that is left open came to 100 steps before it became a tenth of them.
+    once = optimizer.model_copy(update={"warmup_steps": 100, "warmup_ratio": None})
+    set_back = (
+        "--set optimizer.warmup_steps=100 goes on with it"
+        if _other_rate(once, steps, updates) is None
+        else "set warm-up back"
+    )
+    raise RunError(
+        f"{place}: was trained with another schedule: step {step.step} had the learning rate {step.learning_rate:g}, "
+        "with a warm-up of "
+        f"{optimizer.warmup(updates)} steps it has {rate:g}; {set_back}, or start again with: gemsmith train "
+        f"{run.path} --force"
+    )
+
+
+def _other_rate(optimizer: Optimizer, steps: Sequence[TrainStep], updates: int) -> tuple[TrainStep, float] | None:
+    """The first step that had another learning rate than it gets from the optimizer's schedule, and that rate."""
+    rates = ((step, learning_rate(optimizer, update=step.step - 1, updates=updates)) for step in steps)
+    return next(
+        ((step, rate) for step, rate in rates if not math.isclose(step.learning_rate, rate, rel_tol=1e-6)), None
+    )
+
+
+def damaged_step(run: Run, steps: Iterable[int], reason: BaseException, is_good: Callable[[int], bool]) -> RunError:
+    """What to raise where the last saved step cannot be gone on from; names the last one that can."""
+    last, *earlier = sorted(steps, reverse=True)
+    bad = list(itertools.takewhile(lambda step: not is_good(step), earlier))
+    places = " and ".join(f"{run.checkpoints}/{step}" for step in [last, *bad])
+    what = f"{run.checkpoints}/{last}: is damaged ({last_line(reason)})"
+    if len(bad) == len(earlier):
+        return RunError(f"{what}; no earlier step is good, so start again with: gemsmith train {run.path} --force")
+    return RunError(
+        f"{what}; step {earlier[len(bad)]} is good: delete {places}, then go on from it with: gemsmith train {run.path}"
+    )
+
+
+def refuse_no_targets(run: Run, step: int, targets: int) -> None:
+    """Raises DataError where a step would train nothing."""
+    if not targets:
+        raise DataError(
+            f"{run.data}: no token of step {step} is trained on; make the rows again with: gemsmith data {run.path} "
+            "--force"
+        )
+
+
+def is_spike(loss: float, limit: float) -> bool:
+    return limit < loss < math.inf
+
+
+def refuse_to_go_on(run: Run, steps: Sequence[TrainStep], train: Train, last_saved: int | None) -> None:
+    """Raises EngineError where the recipe stops at the last step, CheckpointError where the base is damaged."""
+    reason = reason_to_stop(steps, train)
+    if reason is None:
+        return
+    nonfinite = not (math.isfinite(steps[-1].loss) and math.isfinite(steps[-1].grad_norm))
+    if nonfinite:
+        again = f"gemsmith data {run.path} --force, then: gemsmith train {run.path}"
+        consequence = (
+            f"training stopped at step {steps[-1].step} with loss {steps[-1].loss}; copy the checkpoint again, and "
+            f"run: {again}"
+        )
+        refuse_nonfinite_base(open_checkpoint(run.recipe.checkpoint), consequence=consequence)
+    kept = f"the last checkpoint is {run.checkpoints}/{last_saved}" if last_saved else "there is no checkpoint yet"
+    ways = ["lower optimizer.learning_rate", "let such steps be skipped"]
+    if nonfinite and all(step.skipped for step in steps[:-1]):  # no update came before
+        ways = ["set train.dtype to float32"] * (train.dtype != "float32") + [
+            "name another train.start_adapter"
+        ] * bool(train.start_adapter)
+    raise EngineError(
+        f"training stopped: {reason}; {kept}; {', '.join([*ways, ''])}{'or ' if ways else ''}look at the rows with: "
+        f"gemsmith data {run.path} --show 3"
+    )
+
+
+def full_disk(run: Run) -> MachineError:
+    """What to raise where the disk has become full; steps that were saved before are whole."""
+    folder = run.recipe.train.checkpoint_folder
+    place = run.path if folder is None else f"{run.path} or {folder} (train.checkpoint_folder)"
+    return MachineError(
+        f"no space left on device while writing under {place}; free some and run the same command again"
+    )
+
+
+def forget_earlier(run: Run) -> None:
+    """Deletes what an earlier training left beside its checkpoints, and puts the recipe of this one in place."""
+    run.record_file("train").unlink(missing_ok=True)
+    shutil.rmtree(run.tensorboard, ignore_errors=True)
+    confirm_recipe(run)
+
+
+def stopped(run: Run, number: int, last: int | None) -> BaseException:
+    """What to raise where SIGTERM or Ctrl-C, a signal's `number`, ended the attempt; `last`: the last saved step."""
+    kind, by = (KeyboardInterrupt, "Ctrl-C") if number == signal.SIGINT else (Preempted, "SIGTERM")
+    saved = f"step {last} is saved" if last else "no step is saved yet"
+    return kind(f"stopped by {by}: {saved}; continue with: gemsmith train {run.path}")
+
+
+class Stop(threading.Event):
+    """Set where an attempt is to end once the step under way is saved."""
+
+    number = signal.SIGTERM
+    """The signal that asked for it."""
+
+    def ask(self, number: int) -> None:
+        """Sets it, and says on stderr what becomes of Ctrl-C."""
+        if number == signal.SIGINT:
+            open_console().print("train  ends once the step under way is saved; Ctrl-C again ends it at once")
+        self.number = signal.Signals(number)
+        self.set()
+
+
+@contextlib.contextmanager
+def stop_on_signals(stop: Stop) -> Iterator[None]:
+    """SIGTERM, which announces a preemption, and the first Ctrl-C set `stop` while the block runs.
+
+    The second Ctrl-C raises KeyboardInterrupt. Where that is not heard, as within a long step, the process ends.
+    """
+    again, ended = threading.Event(), threading.Event()
+
+    def hear(number: int) -> None:
+        if number not in STOPS or again.is_set():
+            return
+        if number == signal.SIGTERM or not stop.is_set():
+            stop.ask(number)
+            return
+        again.set()
+        atexit.register(leave, 130)  # the interpreter's end would wait for the step
+        os.kill(os.getpid(), number)  # the handler below may have been called before `again` was set
+        if not ended.wait(_UNHEARD_S):
+            console = open_console()
+            console.show_cursor()
+            console.print("note: stopped by Ctrl-C; the same command goes on from the last saved step")
+            leave(130)
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        if again.is_set():
+            raise KeyboardInterrupt
+
+    with listening(hear), handling(dict.fromkeys(STOPS, interrupt)):
+        try:
+            yield
+        finally:
+            ended.set()

@@ -1,0 +1,268 @@
+"""The PyTorch backend: Gemma 4 in transformers, PEFT's adapters, TRL's SFTTrainer; on GPUs by FSDP2, or CPU.
+
+It takes the batches, start, schedule and rules of the JAX backend, so that comparing the two compares machines and
+stacks alone. Only the random bits of dropout differ.
+"""
+
+import contextlib
+import errno
+import os
+import resource
+import time
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import peft
+import torch
+import transformers
+from torch.distributed.device_mesh import init_device_mesh
+
+from gemsmith.arch import VARIANTS, Variant, find_variant
+from gemsmith.checkpoints import Checkpoint, open_checkpoint
+from gemsmith.data import Batches, load_batches
+from gemsmith.errors import USERS_ERRNOS, DamageError, MachineError, RunError, explain_os_error, last_line
+from gemsmith.hardware.model.limits import trl_mesh
+from gemsmith.images.patches import Patching
+from gemsmith.images.workers import count_processes
+from gemsmith.recipe.schema import Mesh
+from gemsmith.runs.provenance import start_clock
+from gemsmith.runs.records import TrainRecord
+from gemsmith.runs.run import Run
+from gemsmith.system.version import __version__
+from gemsmith.train.inputs import check_patching, read_start_adapter
+from gemsmith.train.loop import Facts, Outcome, Session, train_session
+from gemsmith.train.resume import full_disk, same_everywhere
+from gemsmith.train.torch.attention import kernels
+from gemsmith.train.torch.checkpoints import Arrays, Checkpoints
+from gemsmith.train.torch.distributed import Group, count_gpus, joined, started_by_torchrun
+from gemsmith.train.torch.images import ImageFeed
+from gemsmith.train.torch.model import (
+    adapted_model,
+    attention_heads,
+    count_adapted,
+    matrices_of,
+    set_moments,
+    set_start,
+    shard,
+    whole_array,
+    whole_moments,
+)
+from gemsmith.train.torch.trainer import Hooks, Trainer
+
+_MOST_PROCESSES = 32
+
+
+def train_with_trl(run: Run, *, fresh: bool = False) -> TrainRecord:
+    """The record of a training that this process takes part in; continues from the last complete checkpoint.
+
+    `fresh`: see gemsmith.train.stage.train. Raises InputError for what the recipe asks and this backend or machine has
+    not, MachineError where memory or space runs out, EngineError where a loss is one that the recipe stops at, and
+    Preempted after SIGTERM, once saved.
+    """
+    clock, recipe = start_clock(), run.recipe
+    gpus = count_gpus()
+    processes = int(os.environ["WORLD_SIZE"]) if started_by_torchrun() else 1
+    mesh, batches = trl_mesh(recipe, processes), load_batches(run)
+    variant = find_variant(recipe.model) if recipe.model in VARIANTS else None
+    checkpoint = open_checkpoint(recipe.checkpoint, variant=variant)
+    # Before cuBLAS starts: without, its sums differ from run to run.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    with joined(gpus) as group, _one_line_errors(run), _quiet():
+        _be_deterministic(group.device, checkpoint.variant)
+        backend, name = TrlBackend(run, checkpoint, batches, group, mesh), checkpoint.variant.name
+        return train_session(run, backend, steps=batches.steps, model=name, clock=clock, fresh=fresh)
+
+
+class TrlBackend:
+    """What gemsmith.train.loop.Backend asks for, by TRL's trainer in each process of a group."""
+
+    name = "trl"
+    packages: tuple[str, ...] = ("torch", "transformers", "trl", "peft", "accelerate", "numpy")
+
+    def __init__(self, run: Run, checkpoint: Checkpoint, batches: Batches, group: Group, mesh: Mesh) -> None:
+        self.writes = group.rank == 0
+        self._run, self._checkpoint, self._batches, self._group, self._mesh = run, checkpoint, batches, group, mesh
+        self._attention = "documents" if run.recipe.train.attention == "auto" else run.recipe.train.attention
+        self._checkpoints = Checkpoints(run)
+        self._patching = check_patching(checkpoint, batches, run.recipe.data, run.recipe.lora)
+
+    def resumable_step(self) -> int | None:
+        checkpoints = self._checkpoints
+        if others := checkpoints.others():
+            raise RunError(
+                f"{checkpoints.folder}/{others[-1]}: was trained with another recipe: train.backend was not trl; set "
+                f"train.checkpoint_folder to another, or start again with: gemsmith train {self._run.path} --force"
+            )
+        return checkpoints.latest_step()
+
+    def read_metadata(self, step: int) -> dict[str, Any]:
+        return self._checkpoints.read_metadata(step)
+
+    def prepare(self, session: Session) -> None:
+        recipe, variant = self._run.recipe, self._checkpoint.variant
+        versions = [__version__, torch.__version__]
+        self._group.agree(self._run, same_everywhere(self._run, versions) | {"last checkpoint": session.done})
+        # Read before the base, which takes longer to load than to find a start that does not fit.
+        start = None if session.done else read_start_adapter(recipe, variant)
+        self._session, self._model = session, self._make_model()
+        self._trainer = Trainer(
+            self._model,
+            recipe,
+            self._batches,
+            self._group,
+            Hooks(plan=session.plan, finish=self._finish, told_to_stop=session.stopping.is_set),
+            done=session.done,
+            attention=self._attention,
+            checkpoint=self._checkpoint,
+            folder=self._run.logs,
+        )
+        if not session.done:
+            set_start(self._model, recipe, variant, start)
+
+    def _make_model(self) -> peft.PeftModel:
+        group, mesh = self._group, self._mesh
+        # Split, it need not fit on one device: it is read into the machine's memory, and split layer by layer.
+        place = group.device if group.size == 1 else torch.device("cpu")
+        vision = self._patching is not None
+        model = adapted_model(self._run.recipe, self._checkpoint, self._attention, place, vision=vision)
+        if group.size > 1:
+            sizes, axes = (mesh.replica, mesh.fsdp), ("replica", "fsdp")
+            shard(model, init_device_mesh(group.device.type, sizes, mesh_dim_names=axes))
+        return model
+
+    def restore(self, step: int) -> None:
+        adapter, moments = self._checkpoints.read(step)
+        set_start(self._model, self._run.recipe, self._checkpoint.variant, adapter)
+        set_moments(self._trainer.adamw, self._model, moments)
+
+    def is_good(self, step: int) -> bool:
+        try:
+            self._checkpoints.read(step)
+        except DamageError:
+            return False
+        return True
+
+    def saved_steps(self) -> list[int]:
+        return self._checkpoints.steps()
+
+    def delete_saved(self) -> None:
+        if self.writes:
+            self._checkpoints.delete_all()
+
+    def run(self) -> None:
+        """Raises DataError where a picture cannot be read any more, once the step before its own is saved."""
+        with contextlib.ExitStack() as stack:
+            if self._patching:
+                self._trainer.feed = stack.enter_context(contextlib.closing(self._open_feed(self._patching)))
+                self._refuse_fault(self._trainer.feed)
+            self._session.start_clock()
+            self._trainer.train()
+            if self._trainer.feed:
+                self._refuse_fault(self._trainer.feed)
+
+    def _open_feed(self, patching: Patching) -> ImageFeed:
+        """Begins to decode the pictures of this process's rows."""
+        rows = self._group.rows(self._batches.rows_per_step)
+        on_this_machine = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        return ImageFeed(
+            self._batches,
+            patching,
+            rows=range(rows.start, rows.stop),
+            first=self._session.done + 1,
+            processes=max(1, count_processes(_MOST_PROCESSES) // on_this_machine),
+        )
+
+    def _refuse_fault(self, feed: ImageFeed) -> None:
+        """Raises in every process what one of them could not read."""
+        fault = self._group.first_fault(feed.fault)
+        if fault is None:
+            return
+        steps = self._session.log.steps
+        saved = f"; step {steps[-1].step} is saved" if steps else ""
+        raise type(fault)(f"step {len(steps) + 1} of training: {fault}{saved}")
+
+    def _finish(self, outcome: Outcome) -> bool:
+        """Logs and saves; whether to go on."""
+        self._session.finish(outcome)
+        step, every = outcome.plan.step, self._run.recipe.train.checkpoint_every
+        if outcome.told_to_stop or step == self._batches.steps or step % every == 0:
+            self._save(step)
+        return not outcome.told_to_stop
+
+    def _save(self, step: int) -> None:
+        """Every process gives its part, the first writes."""
+        matrices: dict[str, Arrays] = {}
+        begun_s = time.monotonic()
+        for module, side, weight in matrices_of(self._model):
+            matrices.setdefault(module, {})[side] = whole_array(weight)
+        moments = whole_moments(self._trainer.adamw, self._model)
+        if self.writes:
+            self._checkpoints.save(step, matrices, moments, self._session.metadata())
+        arrays = (*moments.values(), *(array for sides in matrices.values() for array in sides.values()))
+        self._session.saved(time.monotonic() - begun_s, sum(array.nbytes for array in arrays))
+
+    def facts(self) -> Facts:
+        train, group, variant = self._run.recipe.train, self._group, self._checkpoint.variant
+        dtype = torch.float32 if train.dtype == "float32" else torch.bfloat16
+        on_gpu = group.device.type == "cuda"
+        real, padded = self._trainer.patches.tolist()
+        return Facts(
+            accelerators=(torch.cuda.get_device_name(group.device),) * group.size if on_gpu else (),
+            adapted=count_adapted(self._model, variant, self._run.recipe.lora.targets),
+            trained_parameters=sum(weight.numel() for weight in self._trainer.trained),
+            mesh=self._mesh.model_dump(),
+            attention=kernels(self._attention, attention_heads(variant), group.device, dtype),
+            remat="none" if train.remat == "none" else "layer",
+            hosts=max(1, group.size // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))),
+            peak_memory_bytes=peak_memory_bytes(group.device),
+            padded_patches=1 - real / padded if padded else 0.0,
+        )
+
+
+def _be_deterministic(device: torch.device, variant: Variant) -> None:
+    """A run that goes on must meet the bits that it would have had; on CPU torch's kernels do so by themselves."""
+    if device.type == "cuda":
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+        # With experts, transformers asks for operations that have no deterministic form.
+        torch.use_deterministic_algorithms(True, warn_only=bool(variant.experts))
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Upstream's notes are about options that it is not asked for here, such as data preparation."""
+    verbosity = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        transformers.logging.set_verbosity(verbosity)
+        transformers.logging.enable_progress_bar()
+
+
+@contextlib.contextmanager
+def _one_line_errors(run: Run) -> Iterator[None]:
+    """Turns what torch and the system raise on full memory or disk into one line; anything else passes."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise MachineError(
+            f"out of memory on {torch.cuda.get_device_name()}: {last_line(error)}; raise train.micro_batches, lower "
+            "train.rows_per_step or data.max_length, or set train.remat to layer"
+        ) from None
+    except OSError as error:
+        if error.errno not in USERS_ERRNOS:
+            raise
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise MachineError(explain_os_error(error)) from None
+        raise full_disk(run) from None
+
+
+def peak_memory_bytes(device: torch.device) -> int:
+    """The most that this process's GPU held; on CPU, the most that the process held."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -1,0 +1,116 @@
+"""Checkpoints of the TRL backend: each a folder that PEFT opens, and beside the adapter what exact continuation needs.
+
+    checkpoints/<step>/adapter_config.json  adapter_model.safetensors  moments.safetensors  training.json
+
+A folder has its name only once all of it is on disk, so whatever is called by a number is complete. training.json holds
+the SHA-256 of the other files and its own.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load_file
+
+from gemsmith.arch import class_names
+from gemsmith.checkpoints.peft import SHA256_KEY, WEIGHTS, Adapter, LowRank, read_peft_adapter, write_peft_adapter
+from gemsmith.checkpoints.peft_config import CONFIG
+from gemsmith.checkpoints.safetensors import check_digest, read_header, write_tensors
+from gemsmith.checkpoints.steps import TRAINING, check_files, is_peft_step, read_step_metadata, saved_steps, seal
+from gemsmith.errors import CheckpointError, DamageError
+from gemsmith.recipe.schema import Recipe
+from gemsmith.runs.resolve import recipe_variant
+from gemsmith.runs.run import Run
+from gemsmith.system.locks import LOCK
+
+MOMENTS = "moments.safetensors"
+Arrays = dict[str, np.ndarray]
+
+
+class Checkpoints:
+    """The saved steps in a folder; one process writes, any may read."""
+
+    def __init__(self, run: Run) -> None:
+        self.folder, self._recipe = run.checkpoints, run.recipe
+
+    def steps(self) -> list[int]:
+        return [step for step in saved_steps(self.folder) if is_peft_step(self.folder / str(step))]
+
+    def others(self) -> list[int]:
+        """Steps there that the JAX backend saved: an export would take theirs where they are later."""
+        return [step for step in saved_steps(self.folder) if not is_peft_step(self.folder / str(step))]
+
+    def latest_step(self) -> int | None:
+        return max(self.steps(), default=None)
+
+    def save(self, step: int, matrices: Mapping[str, Arrays], moments: Arrays, metadata: Mapping[str, Any]) -> None:
+        """Writes a step, and deletes those that are too many. `matrices`: module -> {"a": (R, in), "b": (out, R)}."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for left in self.folder.glob(".*.partial"):
+            shutil.rmtree(left, ignore_errors=True)
+        beside, place = self.folder / f".{step}.partial", self.folder / str(step)
+        try:
+            adapter, recipe = _adapter(self._recipe, matrices), self._recipe
+            names = class_names(recipe_variant(recipe))
+            written = write_peft_adapter(
+                adapter, beside, recipe.checkpoint, dropout=recipe.lora.dropout, class_names=names
+            )
+            # On a full disk safetensors' own raises no OSError.
+            shapes = {name: value.shape for name, value in moments.items()}
+            written[MOMENTS] = write_tensors(
+                beside / MOMENTS, shapes, moments.__getitem__, metadata={}, sha256_key=SHA256_KEY
+            )
+            sealed = seal(metadata, {name: file.sha256 for name, file in written.items()})
+            (beside / TRAINING).write_text(json.dumps(sealed), encoding="utf-8")
+            for file in beside.iterdir():
+                _sync(file)
+            shutil.rmtree(place, ignore_errors=True)
+            beside.rename(place)
+            _sync(self.folder)
+        finally:
+            shutil.rmtree(beside, ignore_errors=True)
+        for old in self.steps()[: -self._recipe.train.keep_checkpoints]:
+            self.delete(old)
+
+    def read_metadata(self, step: int) -> dict[str, Any]:
+        """What `save` was given for this step, and its checksums. Raises DamageError."""
+        return read_step_metadata(self.folder / str(step))
+
+    def read(self, step: int) -> tuple[Adapter, Arrays]:
+        """The adapter and the moments. Raises DamageError where they are not what was saved."""
+        folder = self.folder / str(step)
+        check_files(folder, self.read_metadata(step), (CONFIG, WEIGHTS, MOMENTS))
+        try:
+            check_digest(*read_header(folder / MOMENTS), SHA256_KEY, MOMENTS)
+            return read_peft_adapter(folder), load_file(folder / MOMENTS)
+        except (CheckpointError, SafetensorError, ValueError) as error:
+            raise DamageError(str(error)) from None
+
+    def delete(self, step: int) -> None:
+        shutil.rmtree(self.folder / str(step))
+
+    def delete_all(self) -> None:
+        """Also what another backend left: a new training must not go on from it, nor an export find it."""
+        if self.folder.is_dir():
+            for entry in self.folder.iterdir():
+                if entry.name != LOCK:
+                    shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+
+
+def _adapter(recipe: Recipe, matrices: Mapping[str, Arrays]) -> Adapter:
+    lora = recipe.lora
+    pairs = {module: LowRank(**sides) for module, sides in matrices.items()}
+    return Adapter(modules=pairs, rank=lora.rank, alpha=lora.alpha, rslora=lora.rslora)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,269 @@
+"""The processes that train together in PyTorch: how one joins, what they add up, and what they must agree on.
+
+Processes that train together in PyTorch: how many, and how one command starts them on this machine.
+
+Each is started as torchrun would start it, with its variables; unlike torchrun it leaves a process that was told to
+stop the time to save, and hands its exit code on.
+"""
+
+import atexit
+import contextlib
+import hashlib
+import json
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from types import FrameType
+from typing import Any
+
+import torch
+import torch.distributed
+
+from gemsmith.checkpoints.steps import saved_steps
+from gemsmith.data import load_batches
+from gemsmith.errors import EngineError, GemsmithError, InputError, MachineError, Preempted, RecipeError, last_line
+from gemsmith.hardware.model.limits import trl_mesh
+from gemsmith.recipe.schema import Recipe
+from gemsmith.runs.records import TrainRecord
+from gemsmith.runs.run import Run, read_record
+from gemsmith.system.console import open_console
+from gemsmith.system.signals import STOPS, handling, leave
+from gemsmith.train.resume import Stop, disagreement, stopped
+
+_WORKER = (sys.executable, "-m", "gemsmith.train.torch.worker")
+# Tells a process who has started it.
+LAUNCHER = "GEMSMITH_LAUNCHER"
+_POLL_S = 0.1
+# A process that waits for one that has died hears nothing.
+_PATIENCE_S = 60.0
+
+
+def train_in_processes(run: Run, *, fresh: bool) -> TrainRecord | None:
+    """The record of a training that several processes of this machine do; None where one does."""
+    if started_by_torchrun():
+        return None
+    processes = wanted_processes(run.recipe, count_gpus())
+    if processes == 1:
+        return None
+    trl_mesh(run.recipe, processes)
+    load_batches(run)
+    launch(run, processes, fresh=fresh)
+    return read_record(run, TrainRecord)
+
+
+def count_gpus() -> int:
+    import torch
+
+    return torch.cuda.device_count()
+
+
+def started_by_torchrun() -> bool:
+    return "WORLD_SIZE" in os.environ and "RANK" in os.environ
+
+
+def wanted_processes(recipe: Recipe, gpus: int) -> int:
+    """Those that train.mesh asks for; without one, as many GPUs as divide a step's rows, and one on CPU."""
+    mesh, train = recipe.train.mesh, recipe.train
+    if mesh != "auto":
+        wanted = mesh.replica * mesh.fsdp
+        if gpus and wanted > gpus:
+            raise RecipeError(
+                f"train.mesh: replica {mesh.replica} × fsdp {mesh.fsdp} was given, this machine has {gpus} GPUs; set "
+                "train.mesh to auto"
+            )
+        return wanted
+    return next((count for count in range(gpus, 1, -1) if train.rows_per_step % (count * train.micro_batches) == 0), 1)
+
+
+def launch(run: Run, processes: int, *, fresh: bool) -> None:
+    """Returns once so many processes have trained the run. Raises what they ended with; each has said why on stderr."""
+    command = [*_WORKER, str(run.path), *(["--fresh"] if fresh else [])]
+    by_hand = ["torchrun", "--nproc-per-node", str(processes), "-m", "gemsmith", "train", str(run.path)]
+    console = open_console()
+    console.print(
+        f"train  starting {processes} processes; with several nodes, run on each (plus --nnodes and --rdzv-*): "
+        f"{shlex.join(by_hand)}"
+    )
+    port, recipe, stop = _free_port(), run.recipe.model_dump_json(), Stop()
+    started: list[subprocess.Popen] = []
+
+    def hand_on(number: int, _frame: FrameType | None) -> None:
+        if number == signal.SIGINT and stop.is_set():
+            raise KeyboardInterrupt
+        stop.ask(number)
+        for process in started:
+            process.terminate()
+
+    try:
+        started.extend(_start(command, rank, processes, port, recipe) for rank in range(processes))
+        with handling(dict.fromkeys(STOPS, hand_on)):
+            codes = _wait(started)
+    except KeyboardInterrupt:
+        raise _stopped(run, signal.SIGINT) from None
+    finally:
+        for process in started:
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+    _raise_for(codes, run, stop)
+
+
+def _start(command: Sequence[str], rank: int, processes: int, port: int, recipe: str) -> subprocess.Popen:
+    variables = {
+        "RANK": rank,
+        "LOCAL_RANK": rank,
+        "WORLD_SIZE": processes,
+        "LOCAL_WORLD_SIZE": processes,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+        LAUNCHER: os.getpid(),
+    }
+    threads = {"OMP_NUM_THREADS": max(1, (os.cpu_count() or 1) // processes)}
+    environment = (
+        {name: str(value) for name, value in threads.items()}
+        | os.environ
+        | {name: str(value) for name, value in variables.items()}
+    )
+    # In a group of its own: Ctrl-C reaches it as SIGTERM, through the process that starts it.
+    process = subprocess.Popen(
+        command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, process_group=0
+    )
+    assert process.stdin is not None, "asked for"
+    with contextlib.suppress(BrokenPipeError), process.stdin as pipe:
+        pipe.write(recipe.encode())
+    return process
+
+
+def _wait(started: Sequence[subprocess.Popen]) -> list[int]:
+    """The exit codes of all.
+
+    Once one has failed, the others get a while to notice, then are ended; one that SIGTERM ended waits for the first,
+    which still writes the checkpoint of all.
+    """
+    deadline_s: float | None = None
+    while True:
+        codes = [process.poll() for process in started]
+        if None not in codes:
+            return [process.returncode for process in started]
+        if any(code not in (None, 0, Preempted.exit_code) for code in codes) and deadline_s is None:
+            deadline_s = time.monotonic() + _PATIENCE_S
+        if deadline_s and time.monotonic() > deadline_s:
+            for process in started:
+                process.kill()
+        time.sleep(_POLL_S)
+
+
+def _raise_for(codes: Sequence[int], run: Run, stop: Stop) -> None:
+    # One that SIGTERM met before it could save has saved nothing that it had.
+    ended = [Preempted.exit_code if code == -signal.SIGTERM else code for code in codes]
+    failed = [(rank, code) for rank, code in enumerate(ended) if code]
+    if any(code in (130, -signal.SIGINT) for _, code in failed):
+        raise _stopped(run, signal.SIGINT)
+    known = (InputError.exit_code, Preempted.exit_code)
+    # One that only lost the others says less than the one that has a reason.
+    for rank, code in sorted(failed, key=lambda item: (item[1] not in known, item[0])):
+        if code == Preempted.exit_code:
+            raise _stopped(run, stop.number)
+        kind = InputError if code == InputError.exit_code else EngineError
+        raise kind(
+            f"training: process {rank} of {len(codes)} ended with {code}; its reason is above; continue with: gemsmith "
+            f"train {run.path}"
+        )
+    if stop.is_set():  # training is complete, but another stage may follow
+        raise _stopped(run, stop.number)
+
+
+def _stopped(run: Run, number: int) -> BaseException:
+    return stopped(run, number, max(saved_steps(run.checkpoints), default=None))
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+# Loading 62 GB takes one process longer than another.
+_LONGEST_SILENCE = timedelta(hours=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """The processes that train together, and the device of this one."""
+
+    device: torch.device
+    rank: int = 0
+    size: int = 1
+
+    def rows(self, count: int) -> slice:
+        """The rows of a step that this process reads."""
+        each = count // self.size
+        return slice(self.rank * each, (self.rank + 1) * each)
+
+    def total(self, values: list[float]) -> list[float]:
+        """The sums over all processes, in float32."""
+        sums = torch.tensor(values, dtype=torch.float32, device=self.device)
+        if self.size > 1:
+            torch.distributed.all_reduce(sums)
+        return sums.tolist()
+
+    def first_fault(self, own: GemsmithError | None) -> GemsmithError | None:
+        """That of the first process which has one. Every process must ask."""
+        if self.size == 1:
+            return own
+        faults: list[GemsmithError | None] = [None] * self.size
+        torch.distributed.all_gather_object(faults, own)
+        return next((fault for fault in faults if fault), None)
+
+    def agree(self, run: Run, same: Mapping[str, Any]) -> None:
+        """Raises RunError unless all processes have the same of everything named."""
+        if self.size == 1:
+            return
+        for name, value in same.items():
+            digest = hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+            digests: list[str] = [""] * self.size
+            torch.distributed.all_gather_object(digests, digest)
+            if others := [rank for rank, other in enumerate(digests) if other != digests[0]]:
+                raise disagreement(run, name, number=others[0], count=self.size, kind="process")
+
+
+@contextlib.contextmanager
+def joined(gpus: int) -> Iterator[Group]:
+    """The processes that train together, this one among them. Raises MachineError where they do not come together."""
+    local = int(os.environ.get("LOCAL_RANK", "0"))
+    if gpus and local >= gpus:
+        raise MachineError(
+            f"LOCAL_RANK: {local} was given, this machine has {gpus} GPUs; start as many processes on it"
+        )
+    device = torch.device("cuda", local) if gpus else torch.device("cpu")
+    if gpus:
+        torch.cuda.set_device(device)
+    if not started_by_torchrun():
+        yield Group(device=device)
+        return
+    try:
+        torch.distributed.init_process_group("nccl" if gpus else "gloo", timeout=_LONGEST_SILENCE)
+    except (ValueError, RuntimeError) as error:
+        raise MachineError(
+            f"the processes do not come together ({last_line(error)}); start them with torchrun"
+        ) from None
+    try:
+        yield Group(device=device, rank=torch.distributed.get_rank(), size=torch.distributed.get_world_size())
+    except BaseException as error:
+        if gpus:
+            # NCCL ends its communicators together: while others wait in a collective, so would this one, its reason
+            # untold and its end unseen by what started it, and at Python's end once more.
+            # https://github.com/pytorch/pytorch/pull/119250
+            code = 130 if isinstance(error, KeyboardInterrupt) else getattr(error, "exit_code", 1)
+            atexit.register(leave, code)
+        else:
+            torch.distributed.destroy_process_group()
+        raise
+    torch.distributed.destroy_process_group()

@@ -1,0 +1,368 @@
+"""Gemma 4 in transformers with PEFT's adapters, for packed rows: loaded, checked, split by FSDP2.
+
+The training loss and its gradient in PyTorch, without ever holding the logits of a whole row.
+"""
+
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from types import MethodType
+from typing import Any
+
+import numpy as np
+import peft
+import torch
+import transformers
+from peft.tuners.lora import LoraLayer
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+from transformers import AttentionInterface, AutoModelForCausalLM
+
+from gemsmith.arch import Variant, class_names, lora_targets, name_in_files, text_tensors, vision_targets
+from gemsmith.arch.lora_targets import is_quantised
+from gemsmith.checkpoints import Checkpoint
+from gemsmith.checkpoints.peft import Adapter, target_pattern
+from gemsmith.errors import CheckpointError, MachineError
+from gemsmith.hardware.model.limits import check_trl_quantised
+from gemsmith.recipe.backends import LOGIT_TOKENS
+from gemsmith.recipe.schema import Recipe
+from gemsmith.train.inputs import first_pair
+from gemsmith.train.torch.attention import FULL, SLIDING, attend_documents
+from gemsmith.train.torch.upstream import adapted, adapted_by_itself, check_readable, normed
+
+
+def token_nll(
+    hidden: torch.Tensor, embedding: torch.Tensor, tokens: torch.Tensor, loss_mask: torch.Tensor, softcap: float
+) -> torch.Tensor:
+    """The float32 sum of -log p(target | what is before it), of hidden (B, L, E) and the embedding matrix (V, E).
+
+        tokens     2 105  7   9 106        hidden at 7 predicts 9, at 9 predicts 106
+        loss_mask  0   0  0   1   1        2 targets
+
+    Only what predicts a target meets the embedding matrix, which itself gets no gradient.
+    """
+    places = loss_mask[:, 1:].flatten().nonzero()[:, 0]
+    # Place k of the rows without their first column lies k // (L - 1) further in the rows with it.
+    length = tokens.shape[1]
+    predicting = places + places // (length - 1)
+    return _Nll.apply(
+        hidden.reshape(-1, hidden.shape[-1]), embedding, predicting, tokens.flatten()[predicting + 1], softcap or 0.0
+    )
+
+
+class _Nll(torch.autograd.Function):
+    """The sum of the nll, with its gradient made in the forward pass.
+
+    The sum is linear in what it is multiplied by, so its gradient is made from logits that are at hand.
+    """
+
+    @staticmethod
+    def forward(
+        context: Any,
+        hidden: torch.Tensor,
+        embedding: torch.Tensor,
+        predicting: torch.Tensor,
+        targets: torch.Tensor,
+        softcap: float,
+    ) -> torch.Tensor:
+        total = torch.zeros((), dtype=torch.float32, device=hidden.device)
+        gradient = torch.zeros_like(hidden)
+        for places, some in zip(predicting.split(LOGIT_TOKENS), targets.split(LOGIT_TOKENS), strict=True):
+            logits = _logits(hidden[places].to(embedding.dtype), embedding)
+            slope = torch.tanh_(logits.div_(softcap)) if softcap else None
+            if slope is not None:
+                logits = slope * softcap
+            log_total = torch.logsumexp(logits, dim=-1)
+            total += (log_total - logits.gather(1, some[:, None])[:, 0]).sum()
+            surplus = logits.sub_(log_total[:, None]).exp_()
+            surplus[torch.arange(len(some), device=some.device), some] -= 1.0
+            if slope is not None:
+                surplus.mul_(slope.square_().neg_().add_(1.0))
+            gradient.index_copy_(0, places, (surplus.to(embedding.dtype) @ embedding).to(hidden.dtype))
+        context.save_for_backward(gradient)
+        return total
+
+    @staticmethod
+    def backward(context: Any, *above: torch.Tensor) -> tuple[torch.Tensor, None, None, None, None]:
+        (gradient,) = context.saved_tensors
+        return gradient * above[0].to(gradient.dtype), None, None, None, None
+
+
+def _logits(hidden: torch.Tensor, embedding: torch.Tensor) -> torch.Tensor:
+    """Float32, as in the JAX backend: bfloat16 numbers of 20 are 0.125 apart.
+
+    Only torch's CUDA kernels sum bfloat16 into float32.
+    """
+    if embedding.is_cuda and embedding.dtype != torch.float32:
+        return torch.mm(hidden, embedding.T, out_dtype=torch.float32)
+    with torch.autocast(embedding.device.type, enabled=False):
+        return hidden.float() @ embedding.float().T
+
+
+_DOCUMENTS = "gemsmith_documents"
+_AUDIO = ("audio_tower", "embed_audio")
+_VISION = ("vision_tower", "embed_vision")
+_MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+def adapted_model(
+    recipe: Recipe, checkpoint: Checkpoint, attention: str, device: torch.device, *, vision: bool = False
+) -> peft.PeftModel:
+    """The checkpoint's model on the device, frozen, with a float32 adapter on every target, not yet at its start.
+
+    Its forward pass takes a step's rows, with `vision` also their images, and gives the sum of their targets' nll.
+    """
+    base = load_base(recipe, checkpoint, attention, device, vision=vision)
+    targets = lora_targets(checkpoint.variant, recipe.lora.targets)
+    renamed = class_names(checkpoint.variant)
+    config = peft.LoraConfig(
+        r=recipe.lora.rank,
+        lora_alpha=recipe.lora.alpha,  # type: ignore[arg-type]  # PEFT only divides by it
+        lora_dropout=recipe.lora.dropout,
+        use_rslora=recipe.lora.rslora,
+        target_modules=target_pattern(renamed.get(target.module, target.module) for target in targets),
+        init_lora_weights=True,
+    )
+    model = peft.get_peft_model(base, config)
+    found, wanted = set(adapters_of(model)), {target.module for target in targets}
+    assert found == wanted, (
+        f"adapters: {len(found)} modules have one, {len(wanted)} should; {sorted(found ^ wanted)[:3]}"
+    )
+    embedding = vision_targets(checkpoint.variant, recipe.lora.targets)
+    for name, layer in adapters_of(model).items():
+        layer.forward = MethodType(adapted_by_itself if name in embedding else adapted, layer)
+    base.adapts_images = bool(embedding)
+    if recipe.train.compile:
+        for layer in base.model.language_model.layers:
+            layer.compile(dynamic=False)
+    return model
+
+
+def load_base(
+    recipe: Recipe, checkpoint: Checkpoint, attention: str, device: torch.device, *, vision: bool = False
+) -> Any:
+    """The frozen base, with `vision` with what embeds images.
+
+    Raises CheckpointError for a missing weight, or for `vision` where the checkpoint is of the text model alone;
+    MachineError where nf4 lacks a library.
+    """
+    check_readable(checkpoint)
+    if vision and checkpoint.variant.vision is None:
+        raise CheckpointError(
+            f"checkpoint {checkpoint.folder}: config.json has no vision_config, so the model cannot take images; give "
+            "the checkpoint of the ForConditionalGeneration class"
+        )
+    AttentionInterface.register(_DOCUMENTS, attend_documents)
+    dtype, options = recipe.train.dtype, {}
+    implementation: Any = _DOCUMENTS if attention == "documents" else attention
+    if vision:
+        implementation = {"text_config": implementation, "vision_config": "sdpa"}
+    if dtype == "nf4":
+        dtype, options = "bfloat16", {"quantization_config": nf4_config(checkpoint.variant)}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            checkpoint.folder,
+            dtype=getattr(torch, dtype),
+            attn_implementation=implementation,
+            device_map={
+                "": device
+            },  # read straight onto it: the 31B is 57 GiB, more than many machines have beside a GPU
+            output_loading_info=True,
+            **options,
+        )
+    model, info = loaded
+    if lacking := sorted(set(info["missing_keys"])):
+        raise CheckpointError(
+            f"checkpoint {checkpoint.folder}: transformers finds no {lacking[0]} in it ({len(lacking)} missing)"
+        )
+    for tower in (*_AUDIO, *(() if vision else _VISION)):
+        if getattr(model.model, tower, None) is not None:
+            setattr(model.model, tower, None)
+    for norm in (module for module in model.modules() if type(module).__name__.endswith("RMSNorm")):
+        norm.forward = MethodType(normed, norm)
+    model.requires_grad_(False)
+    model.config.use_cache = False
+    model.adapts_images = False
+    model.forward = MethodType(_sum_nll_of_images if vision else _sum_nll, model)
+    if recipe.train.remat != "none":
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    return model
+
+
+def shard(model: peft.PeftModel, mesh: DeviceMesh) -> None:
+    """Splits every layer's parameters, and those outside layers, over the mesh's `fsdp` axis; `replica` copies them."""
+    base: Any = model.get_base_model()
+    for layer in base.model.language_model.layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+
+
+def adapters_of(model: peft.PeftModel) -> dict[str, Any]:
+    """Every adapted module by its name in the checkpoint."""
+    base = model.get_base_model()
+    return {name_in_files(name): module for name, module in base.named_modules() if isinstance(module, LoraLayer)}
+
+
+def matrices_of(model: peft.PeftModel) -> Iterator[tuple[str, str, nn.Parameter]]:
+    """What is trained: module, "a" (R, in) or "b" (out, R), parameter."""
+    for name, layer in adapters_of(model).items():
+        yield name, "a", layer.lora_A["default"].weight
+        yield name, "b", layer.lora_B["default"].weight
+
+
+def set_start(model: peft.PeftModel, recipe: Recipe, variant: Variant, adapter: Adapter | None) -> None:
+    """Gives the adapters their values in float32: those of the given adapter, or new ones."""
+    layers = adapters_of(model)
+    for tensor in lora_targets(variant, recipe.lora.targets):
+        layer, pair = layers[tensor.module], first_pair(tensor, recipe.lora.rank, recipe.seed, adapter)
+        for matrices, value in ((layer.lora_A, pair.a), (layer.lora_B, pair.b)):
+            weight = matrices["default"].weight
+            assert weight.dtype == torch.float32, f"{tensor.module}: adapter in {weight.dtype}"
+            assign(weight, value)
+
+
+def assign(place: torch.Tensor, value: np.ndarray) -> None:
+    """Copies the value into a tensor of the same shape, of which this process may hold a part."""
+    whole = torch.from_numpy(np.array(value, dtype=np.float32))
+    assert place.shape == whole.shape, f"{tuple(whole.shape)} for {tuple(place.shape)}"
+    with torch.no_grad():
+        if isinstance(place, DTensor):
+            whole = distribute_tensor(whole.to(place.device), place.device_mesh, place.placements, src_data_rank=None)
+        place.copy_(whole)
+
+
+def whole_array(value: torch.Tensor) -> np.ndarray:
+    """All of a tensor, of which this process may hold a part; then every process must ask."""
+    whole = value.full_tensor() if isinstance(value, DTensor) else value
+    return whole.detach().cpu().numpy()
+
+
+def set_moments(optimizer: torch.optim.Optimizer, model: peft.PeftModel, moments: Mapping[str, np.ndarray]) -> None:
+    """Gives AdamW the state that whole_moments returned."""
+    fused = optimizer.defaults["fused"]
+    for module, side, weight in matrices_of(model):
+        state = {name: torch.zeros_like(weight) for name in _MOMENTS}
+        for name, place in state.items():
+            assign(place, moments[f"{module}.{side}.{name}"])
+        step = torch.tensor(moments["step"].item(), dtype=torch.float32, device=weight.device if fused else "cpu")
+        optimizer.state[weight] = {"step": step, **state}
+
+
+def whole_moments(optimizer: torch.optim.Optimizer, model: peft.PeftModel) -> dict[str, np.ndarray]:
+    """AdamW's state by module, "a" or "b", and name, and the number of updates that counted. Every process must ask."""
+    arrays: dict[str, np.ndarray] = {}
+    step = 0.0
+    for module, side, weight in matrices_of(model):
+        state = optimizer.state.get(weight) or {name: torch.zeros_like(weight) for name in _MOMENTS}
+        step = float(state.get("step", 0.0))
+        arrays |= {f"{module}.{side}.{name}": whole_array(state[name]) for name in _MOMENTS}
+    return {"step": np.array([step], np.float32), **arrays}
+
+
+def count_adapted(model: peft.PeftModel, variant: Variant, targets: Sequence[str]) -> dict[str, int]:
+    """How many modules of each kind have an adapter, such as {"q": 60, "k": 60, "v": 50}."""
+    found = adapters_of(model)
+    kinds = Counter(target.role for target in lora_targets(variant, targets) if target.module in found)
+    return dict(kinds)
+
+
+def attention_heads(variant: Variant) -> dict[str, tuple[int, int, int]]:
+    """(heads, kv heads, head_dim) by type of layer."""
+    layers = {FULL if variant.is_global(layer) else SLIDING: layer for layer in reversed(range(variant.layers))}
+    return {
+        kind: (variant.heads, variant.kv_heads_of(layer), variant.head_dim_of(layer)) for kind, layer in layers.items()
+    }
+
+
+def _sum_nll(
+    self: Any,
+    tokens: torch.Tensor,
+    positions: torch.Tensor,
+    loss_mask: torch.Tensor,
+    attention_mask: Mapping[str, Any],
+) -> torch.Tensor:
+    """What the base's forward pass is replaced by: text only, and no logits."""
+    text = self.model.language_model
+    hidden = text(
+        input_ids=tokens, position_ids=positions, attention_mask=attention_mask, use_cache=False
+    ).last_hidden_state
+    softcap = self.config.get_text_config().final_logit_softcapping
+    return token_nll(hidden, self.get_output_embeddings().weight, tokens, loss_mask, softcap)
+
+
+def _sum_nll_of_images(
+    self: Any,
+    tokens: torch.Tensor,
+    positions: torch.Tensor,
+    loss_mask: torch.Tensor,
+    attention_mask: Mapping[str, Any],
+    pixel_values: torch.Tensor | None = None,
+    image_position_ids: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The same, of rows with images: (N, P, C) and (N, P, 2), in the order of their soft tokens."""
+    assert isinstance(attention_mask, Mapping) and {*attention_mask} == {FULL, SLIDING}, (
+        "upstream would make masks of its own"
+    )
+    blank = pixel_values is None and self.adapts_images
+    if blank:
+        pixel_values, image_position_ids = _blank_image(self.config.vision_config, tokens.device)
+    images = None if pixel_values is None else _embed_images(self, pixel_values, image_position_ids)
+    hidden = self.model(
+        input_ids=tokens,
+        position_ids=positions,
+        attention_mask=attention_mask,
+        mm_token_type_ids=(tokens == self.config.image_token_id).long(),
+        mm_encoder_outputs={} if blank else {"image": images},
+        use_cache=False,
+    ).last_hidden_state
+    if blank and images is not None:
+        hidden = hidden + 0 * images.pooler_output[0].sum().to(hidden.dtype)
+    softcap = self.config.get_text_config().final_logit_softcapping
+    return token_nll(hidden, self.get_output_embeddings().weight, tokens, loss_mask, softcap)
+
+
+def _embed_images(base: Any, pixel_values: torch.Tensor, image_position_ids: torch.Tensor | None) -> Any:
+    """What upstream makes of images, as outside training: autocast would pool in bfloat16 what it pools in float32."""
+    learns = base.adapts_images and torch.is_grad_enabled()
+    with torch.set_grad_enabled(learns), torch.autocast(pixel_values.device.type, enabled=False):
+        return base.model.get_image_features(pixel_values, image_position_ids, return_dict=True)
+
+
+def _blank_image(vision: Any, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """A black image of one soft token, which gives adapters their gradient, 0, where no row has an image.
+
+    Without one, AdamW would leave these as they are, and FSDP wait for what other processes have.
+    """
+    unified = hasattr(vision, "model_patch_size")
+    patch, side = (vision.model_patch_size, 1) if unified else (vision.patch_size, vision.pooling_kernel_size)
+    grid = torch.arange(side, device=device)
+    positions = torch.cartesian_prod(grid, grid).reshape(1, -1, 2)
+    return torch.zeros(1, side * side, 3 * patch * patch, device=device), positions
+
+
+def nf4_config(variant: Variant) -> transformers.BitsAndBytesConfig:
+    """How the base is held in nf4, as the JAX backend holds it.
+
+    The text model's projections in nf4 with scales as they are, all else in bfloat16, also what embeds images. Raises
+    RecipeError for experts, which bitsandbytes leaves in bfloat16, and MachineError where it is not installed.
+    """
+    check_trl_quantised("nf4", variant)
+    try:
+        import bitsandbytes  # noqa: F401 - transformers imports it, with a page of advice where it cannot
+    except ImportError as error:
+        reason = "is not installed" if isinstance(error, ModuleNotFoundError) else f"cannot be loaded ({error})"
+        raise MachineError(
+            f"train.dtype: nf4 needs bitsandbytes, which {reason}; run: pip install bitsandbytes"
+        ) from None
+    vision = [f"model.{part}" for part in _VISION]
+    others = {tensor.module for tensor in text_tensors(variant) if len(tensor.shape) == 2 and not is_quantised(tensor)}
+    return transformers.BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=False,
+        bnb_4bit_compute_dtype=torch.bfloat16,
+        llm_int8_skip_modules=["lm_head", *vision, *sorted(others)],  # of 4 bits, too
+    )

@@ -1,0 +1,238 @@
+"""transformers' model with one layer's weights in memory at a time.
+
+A 31B in float32 needs 123 GB, a window of one layer 2 GB. The forward pass is transformers' own. The model is made
+without weights; each layer's are read when it is reached and dropped after it, the embedding matrix stays in the file,
+and logits are computed in blocks of the vocabulary.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from gemsmith.arch import name_in_files
+from gemsmith.arch.tensors import PREFIX
+from gemsmith.checkpoints import Checkpoint, TensorPlace
+from gemsmith.checkpoints.peft import Adapter, LowRank
+from gemsmith.errors import CheckpointError
+
+_LAYERS = f"{PREFIX}layers."
+_VISION = ("model.vision_tower.", "model.vision_embedder.", "model.embed_vision.")
+_TABLES = ("embed_tokens", "embed_tokens_per_layer")
+# Words whose logits are computed at once.
+_WORDS = 8192
+
+
+def windowed_model(checkpoint: Checkpoint, kind: Any, config: Any) -> Any:
+    """A model of the transformers class that reads each layer as it is reached.
+
+    It computes in float32 what the whole one does. Raises CheckpointError where the checkpoint lacks a weight that the
+    class has.
+    """
+    import torch
+
+    with torch.device("meta"):
+        model = kind(config).eval()
+    _fill_buffers(model)
+    places = checkpoint.places
+    tables = {name: module for name, module in model.named_modules() if name.rpartition(".")[2] in _TABLES}
+    for name, module in tables.items():
+        _keep_in_file(module, places[f"{name}.weight"])
+    for name, _ in list(model.named_parameters()):
+        if name.startswith(PREFIX) and not name.startswith(_LAYERS) and name.rpartition(".")[0] not in tables:
+            _put(model, name, _float32(places, name))
+    _read_vision(model, places)
+    head = tables[f"{PREFIX}embed_tokens"].weight
+    model.lm_head.forward = lambda hidden: _logits(hidden, head)
+    for number, layer in enumerate(model.get_submodule(_LAYERS.removesuffix(".")).children()):
+        prefix = f"{_LAYERS}{number}."
+        layer.register_forward_pre_hook(_reader(prefix, places))
+        layer.register_forward_hook(_dropper())
+    return model
+
+
+def window_bytes(checkpoint: Checkpoint) -> int:
+    """Of the largest layer in float32."""
+    sizes: dict[str, int] = {}
+    for name, place in checkpoint.places.items():
+        if name.startswith(_LAYERS):
+            layer = name.removeprefix(_LAYERS).partition(".")[0]
+            sizes[layer] = sizes.get(layer, 0) + 4 * int(np.prod(place.shape))
+    return max(sizes.values(), default=0)
+
+
+def vision_bytes(checkpoint: Checkpoint) -> int:
+    """Of what embeds pictures in float32, which stays in memory."""
+    places = checkpoint.places.items()
+    return sum(4 * math.prod(place.shape) for name, place in places if name.startswith(_VISION))
+
+
+def read_adapters(model: Any, adapter: Adapter) -> None:
+    """From now on each layer's adapter matrices are read with its weights.
+
+    PEFT has put them on the model without values.
+    """
+    for prefix, layer in _layers(model):
+        layer.register_forward_pre_hook(_adapter_reader(prefix, adapter))
+    for name, module in _adapted_outside(model):
+        _put_pair(module, adapter.modules[name])
+
+
+def round_merged(model: Any, round_weight: Callable[[str, Any], Any]) -> None:
+    """From now on PEFT merges each layer's adapters when its weights are read.
+
+    `round_weight` gives what is kept of the sum.
+    """
+    for name, layer in _layers(model):
+        layer.register_forward_pre_hook(_merger(name, round_weight))
+    for name, module in _adapted_outside(model):
+        _merge(module, partial(round_weight, name))
+
+
+def _adapted_outside(model: Any) -> Iterator[tuple[str, Any]]:
+    """The modules with an adapter that are in no layer of the text model, by their names in the files."""
+    for name, module in model.get_base_model().named_modules():
+        if hasattr(module, "merged_adapters") and not name.startswith(_LAYERS):
+            yield name_in_files(name), module
+
+
+def _layers(model: Any) -> Iterator[tuple[str, Any]]:
+    for name, module in model.named_modules():
+        parent, _, last = name.rpartition(".")
+        if last.isdecimal() and parent.endswith(_LAYERS.removesuffix(".")):
+            yield f"{_LAYERS}{last}.", module
+
+
+def _reader(prefix: str, places: Mapping[str, TensorPlace]) -> Callable[..., None]:
+    def read(layer: Any, _: Any) -> None:
+        for name, _parameter in list(layer.named_parameters()):
+            if "lora_" not in name:
+                _put(layer, name, _float32(places, prefix + name.replace(".base_layer", "")))
+        for name, buffer in list(layer.named_buffers()):
+            if buffer.is_meta or prefix + name in places:
+                _put(layer, name, _float32(places, prefix + name))
+
+    return read
+
+
+def _adapter_reader(prefix: str, adapter: Adapter) -> Callable[..., None]:
+    def read(layer: Any, _: Any) -> None:
+        for name, module in layer.named_modules():
+            if prefix + name in adapter.modules:
+                _put_pair(module, adapter.modules[prefix + name])
+
+    return read
+
+
+def _put_pair(module: Any, pair: LowRank) -> None:
+    import torch
+
+    _put(module, "lora_A.default.weight", torch.from_numpy(pair.a))
+    _put(module, "lora_B.default.weight", torch.from_numpy(pair.b))
+
+
+def _dropper() -> Callable[..., None]:
+    import torch
+
+    def drop(layer: Any, _inputs: Any, _outputs: Any) -> None:
+        for module in layer.modules():
+            if getattr(module, "merged_adapters", None):
+                module.merged_adapters.clear()
+        for name, parameter in list(layer.named_parameters()):
+            _put(layer, name, torch.empty_like(parameter, device="meta"))
+
+    return drop
+
+
+def _merger(prefix: str, round_weight: Callable[[str, Any], Any]) -> Callable[..., None]:
+    def merge(layer: Any, _: Any) -> None:
+        for name, module in layer.named_modules():
+            if hasattr(module, "merged_adapters"):
+                _merge(module, partial(round_weight, f"{prefix}{name}"))
+
+    return merge
+
+
+def _merge(module: Any, round_weight: Callable[[Any], Any]) -> None:
+    module.merge()
+    weight = module.get_base_layer().weight
+    weight.data = round_weight(weight.data)
+
+
+def _read_vision(model: Any, places: Mapping[str, TensorPlace]) -> None:
+    """Reads what embeds pictures, whole: at most 0.6 B parameters."""
+    for name in [name for name, _ in (*model.named_parameters(), *model.named_buffers()) if name.startswith(_VISION)]:
+        if (in_file := _name_in_file(name, places)) in places:
+            _put(model, name, _float32(places, in_file))
+
+
+def _name_in_file(name: str, places: Mapping[str, TensorPlace]) -> str:
+    """The 12B's files name what embeds patches otherwise than its class does."""
+    if name in places:
+        return name
+    module, _, last = name.rpartition(".")
+    inside = name_in_files(module)
+    if inside != module:
+        return f"{inside}.{last}"
+    return f"model.vision_embedder.{name.removeprefix('model.embed_vision.')}"
+
+
+def _put(module: Any, name: str, value: Any) -> None:
+    import torch
+
+    parent_name, _, last = name.rpartition(".")
+    parent = module.get_submodule(parent_name) if parent_name else module
+    if last in parent._buffers:
+        parent._buffers[last] = value
+    else:
+        parent._parameters[last] = torch.nn.Parameter(value, requires_grad=False)
+
+
+def _float32(places: Mapping[str, TensorPlace], name: str) -> Any:
+    if name not in places:
+        raise CheckpointError(
+            f"transformers has {name}, which the checkpoint lacks; are its config.json and weights of one model?"
+        )
+    if places[name].held:
+        import torch
+
+        return torch.from_numpy(places[name].read().astype(np.float32))
+    return _mapped(places[name]).float().contiguous().clone()
+
+
+def _mapped(place: TensorPlace) -> Any:
+    import torch
+
+    kinds = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
+    # Copy on write, since torch warns of memory that it may not write to; nobody writes.
+    raw = np.memmap(place.file, np.uint8, mode="c", offset=place.begin, shape=(place.end - place.begin,))
+    return torch.from_numpy(np.asarray(raw)).view(kinds[place.dtype]).view(place.shape)
+
+
+def _keep_in_file(table: Any, place: TensorPlace) -> None:
+    """The rows that are looked up are read from the file, each time."""
+    weight = _mapped(place)
+    _put(table, "weight", weight)
+    table.forward = lambda ids: weight[ids].float() * table.scalar_embed_scale
+
+
+def _logits(hidden: Any, table: Any) -> Any:
+    import torch
+
+    return torch.cat(
+        [hidden @ table[first : first + _WORDS].float().T for first in range(0, len(table), _WORDS)], dim=-1
+    )
+
+
+def _fill_buffers(model: Any) -> None:
+    """Buffers that no checkpoint holds, such as the rotary frequencies, as transformers itself computes them."""
+    import torch
+
+    for module in model.modules():
+        if any(buffer is not None and buffer.is_meta for buffer in module._buffers.values()):
+            for name, buffer in module._buffers.items():
+                if buffer is not None:
+                    module._buffers[name] = torch.empty(buffer.shape, dtype=buffer.dtype)
+            model._init_weights(module)

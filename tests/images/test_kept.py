@@ -1,0 +1,29 @@
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from gemsmith.errors import MachineError
+from gemsmith.images.decode import drop_others, keep_bytes
+
+
+def test_bytes_are_kept_once_under_their_sha256(tmp_path):
+    one, again, other = (keep_bytes(tmp_path / "pictures", data) for data in (b"a", b"a", b"b"))
+    assert one == again != other and Path(one).read_bytes() == b"a"
+    assert Path(one).name == hashlib.sha256(b"a").hexdigest()
+
+
+def test_what_no_row_needs_is_deleted(tmp_path):
+    folder = tmp_path / "pictures"
+    one, other = (Path(keep_bytes(folder, data)) for data in (b"a", b"b"))
+    drop_others(folder, {one.name})
+    assert one.exists() and not other.exists()
+    drop_others(folder, set())
+    assert not folder.exists()
+    drop_others(folder, set())
+
+
+def test_a_place_that_cannot_be_written_is_one_line(tmp_path):
+    (tmp_path / "pictures").write_text("a file")
+    with pytest.raises(MachineError, match=r"pictures: a picture cannot be written there"):
+        keep_bytes(tmp_path / "pictures", b"a")

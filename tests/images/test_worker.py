@@ -1,0 +1,22 @@
+import pickle
+import subprocess
+import sys
+
+from gemsmith.images.decode import BadPicture
+from gemsmith.images.patches import Patching
+from gemsmith.images.worker import Check
+from support.images import picture_bytes
+
+PATCHING = Patching(budget=70)
+
+
+def test_each_request_is_answered_in_turn_until_there_are_no_more():
+    requests = b"".join(pickle.dumps(Check(data, PATCHING)) for data in (picture_bytes(), b"", picture_bytes(5, 5)))
+    command = [sys.executable, "-P", "-c", "from gemsmith.images.worker import main; main()"]
+    replies = subprocess.run(command, input=requests, capture_output=True, check=True).stdout
+    found = []
+    while replies:
+        found.append(pickle.loads(replies))
+        replies = replies[len(pickle.dumps(found[-1], pickle.HIGHEST_PROTOCOL)) :]
+    assert [getattr(reply, "width", None) for reply in found] == [12, None, 5]
+    assert isinstance(found[1], BadPicture) and found[1].reason == "empty"

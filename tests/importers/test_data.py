@@ -1,0 +1,69 @@
+"""Datasets of a source as data.train and data.eval."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from gemsmith.importers import port
+
+FOLDER = Path(__file__).parent / "settings"
+AXOLOTL = yaml.safe_load((FOLDER / "axolotl.yaml").read_text())
+FACTORY = yaml.safe_load((FOLDER / "llama_factory.yaml").read_text())
+
+
+def test_rows_that_must_be_changed_first_are_not_named_as_they_are(tmp_path, write, of):
+    held_out = port([write(tmp_path, AXOLOTL | {"val_set_size": 0.05})])
+    sharegpt = port([write(tmp_path, AXOLOTL | {"datasets": [{"path": "a.jsonl", "type": "sharegpt"}]})])
+    two = port([write(tmp_path, AXOLOTL | {"datasets": [{"path": "a.jsonl"}, {"path": "b.jsonl"}]})])
+    plain = port(
+        [write(tmp_path, AXOLOTL | {"datasets": [{"path": "json", "data_files": "a.jsonl", "type": "chat_template"}]})]
+    )
+    for ported in (held_out, sharegpt, two):
+        assert of(ported.rows, "datasets[0].path").status == "to do"
+    assert (plain.recipe.data.train, of(plain.rows, "datasets[0].path").status) == ("a.jsonl", "mapped")
+
+
+@pytest.mark.parametrize(
+    ("entry", "train", "form", "status"),
+    [
+        (
+            {
+                "file_name": "rows.jsonl", "formatting": "sharegpt", "columns": {"messages": "messages"},
+                "tags": {"role_tag": "role", "content_tag": "content", "user_tag": "user",
+                         "assistant_tag": "assistant"},
+            },
+            "{folder}/rows.jsonl", "messages", "mapped",
+        ),
+        ({"file_name": "rows.jsonl", "formatting": "sharegpt"}, "mine.jsonl", "messages", "to do"),
+        ({"file_name": "rows.json", "columns": {"prompt": "q", "response": "a"}}, "mine.jsonl", "prompt-response",
+         "to do"),
+        ({"file_name": "rows.json", "columns": {"prompt": "q", "history": "h"}}, "mine.jsonl", "messages", "to do"),
+    ],
+)  # fmt: skip
+def test_llama_factorys_description_of_a_dataset_decides_its_form(tmp_path, entry, train, form, status, write, of):
+    write(tmp_path, {"mine": entry}, "dataset_info.json")
+    settings = {key: value for key, value in FACTORY.items() if key != "max_samples"} | {
+        "dataset": "mine",
+        "dataset_dir": str(tmp_path),
+    }
+    ported = port([write(tmp_path, settings)])
+    assert (ported.recipe.data.train, ported.recipe.data.format) == (train.format(folder=tmp_path), form)
+    assert of(ported.rows, "dataset").status == status
+
+
+def test_a_number_of_rows_that_is_text_is_held_out(tmp_path, write, of):
+    ported = port([write(tmp_path, AXOLOTL | {"val_set_size": "500"})])
+    assert of(ported.rows, "val_set_size").why == "move 500 of the rows out of data.train into chats-eval.jsonl"
+
+
+def test_lists_where_a_name_is_usual_and_what_is_no_name_are_in_the_table(tmp_path, write):
+    held_out = FACTORY | {"dataset": ["one", "two"], "val_size": 0.1, "eval_dataset": []}
+    assert port([write(tmp_path, held_out)]).recipe.data.eval == "one-eval.jsonl"
+    assert [row.key for row in port([write(tmp_path, AXOLOTL | {"plugins": 3})]).differences] == ["plugins"]
+
+
+@pytest.mark.parametrize("share", ["many", True, [1]])
+def test_a_share_that_is_no_number_is_one_line(tmp_path, capsys, share, run, settings):
+    assert run(settings(tmp_path, val_set_size=share)) == 2
+    assert f"val_set_size is {share!r}; it must be a finite number" in capsys.readouterr().err

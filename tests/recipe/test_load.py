@@ -1,0 +1,184 @@
+import json
+import os
+
+import pytest
+
+from gemsmith.errors import RecipeError
+from gemsmith.recipe.load import build_recipe, dump_recipe, load_recipe, read_reasons
+from gemsmith.recipe.schema import Derived
+
+MINIMAL = {"checkpoint": "folder", "data": {"train": "rows.jsonl"}}
+
+
+def refused(values: object, *overrides: str) -> str:
+    with pytest.raises(RecipeError) as error:
+        build_recipe(values, overrides)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def with_value(key: str, value: object) -> dict:
+    values = json.loads(json.dumps(MINIMAL))
+    *parents, last = key.split(".")
+    place = values
+    for parent in parents:
+        place = place.setdefault(parent, {})
+    place[last] = value
+    return values
+
+
+@pytest.mark.parametrize(
+    ("key", "expected"),
+    [
+        ("data.pakcing", "data.pakcing (did you mean packing?)"),
+        ("lorra", "unknown key lorra (did you mean lora?)"),
+        ("train.mesh.fdsp", "train.mesh.fdsp (did you mean fsdp?)"),
+        ("nothing_like_it", "unknown key nothing_like_it; allowed there: model, checkpoint"),
+    ],
+)
+def test_an_unknown_key_is_refused_with_a_near_match(key, expected):
+    assert expected in refused(with_value(key, 1))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        ("lora.rank", "big", "lora.rank: 'big' was given"),
+        ("lora.rank", 0, "lora.rank: 0 was given"),
+        ("lora.rank", 1.5, "lora.rank: 1.5 was given"),
+        ("data.packing", "yes please", "data.packing: 'yes please' was given"),
+        ("lora.dropout", 1.0, "lora.dropout: 1.0 was given"),
+        ("train.backend", "torch", "train.backend: 'torch' was given"),
+        ("data.train", 3, "data.train: 3 was given"),
+        ("data.train", "", "data.train: '' was given"),
+        ("checkpoint", "", "checkpoint: '' was given"),
+        ("seed", -1, "seed: -1 was given, input should be greater than or equal to 0"),
+        ("seed", 2**32, "seed: 4294967296 was given, input should be less than 4294967296"),
+        ("data.train", {"task": "verilog", "rows": "many"}, "data.train.rows: 'many' was given"),
+        ("lora", 5, "lora: 5 was given, it must be a mapping of keys to values"),
+        ("hardware.machines", "v5p-8", "hardware.machines: 'v5p-8' was given, it must be a list"),
+        (
+            "optimizer.learning_rate",
+            float("inf"),
+            "optimizer.learning_rate: inf was given, input should be a finite number",
+        ),
+        ("lora.targets", ["q", "vv"], "lora.targets: 'vv' matches nothing (did you mean v?)"),
+        ("lora.targets", ["q_proj"], "lora.targets: 'q_proj' matches nothing (did you mean q?)"),
+        ("train.compiler_options", 5, "train.compiler_options: 5 was given, it must be a mapping of keys to values"),
+        (
+            "train.compiler_options",
+            {"a": [1]},
+            "compiler_options.a: [1] was given, it must be true or false, a number, a text or null",
+        ),
+        ("seed", -1, "seed: -1 was given"),
+        ("seed", 2**63, "seed: 9223372036854775808 was given"),
+        ("lora.rank", 10**21, "lora.rank: 1000000000000000000000 was given, input should be less than 2147483648"),
+        ("optimizer.warmup_steps", 10**21, "input should be less than 2147483648"),
+        ("bench.input_tokens", [], "bench.input_tokens: [] was given, it must name at least one"),
+        ("bench.request_rates", [], "bench.request_rates: [] was given, it must name at least one"),
+        ("hardware.machines", [], "hardware.machines: [] was given, it must name at least one"),
+        ("data.train", "a\0b", "was given, it must hold no NUL"),
+        ("serve.arguments", ["a", "b\0"], "was given, it must hold no NUL"),
+        ("model", "gemma4-31", "model: 'gemma4-31' is not known (did you mean gemma4-31b?)"),
+    ],
+)
+def test_a_wrong_value_is_refused_by_its_key(key, value, expected):
+    values = with_value(key, value)
+    if key == "lora.targets":
+        values["model"] = "tiny-31b"
+    assert expected in refused(values)
+
+
+def test_a_missing_key_is_named():
+    assert "checkpoint is missing" in refused({"data": {"train": "x"}})
+
+
+def test_a_model_that_contradicts_the_hub_id_is_refused():
+    assert "is gemma4-31b" in refused(MINIMAL | {"checkpoint": "google/gemma-4-31B-it", "model": "gemma4-12b"})
+
+
+@pytest.mark.parametrize("character", "\x1b\x7f\x80\x85\u2028\ufeff\ufffe\U000e0001\n\\")
+def test_whatever_characters_a_recipe_holds_come_back_from_its_file(tmp_path, character):
+    options = {f"a{character}": f"{character}b"}
+    recipe = build_recipe(with_value("data.train", f"a{character}b") | {"eval": {"options": options}})
+    (tmp_path / "recipe.yaml").write_text(dump_recipe(recipe))
+    assert load_recipe(tmp_path / "recipe.yaml") == recipe
+
+
+def test_a_pipe_a_device_and_a_huge_file_are_no_recipes(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "huge").touch()
+    os.truncate(tmp_path / "huge", 2**40)
+    for file, said in (
+        (tmp_path / "pipe", "not a regular file"),
+        ("/dev/zero", "not a regular file"),
+        (tmp_path / "huge", "more than"),
+    ):
+        with pytest.raises(RecipeError, match=f"^recipe .*: cannot be read .*{said}"):
+            load_recipe(file)
+
+
+@pytest.mark.parametrize("text", ["a: [1", "- 1\n- 2", "", "just text"])
+def test_a_file_that_is_no_recipe_is_refused(tmp_path, text):
+    file = tmp_path / "recipe.yaml"
+    file.write_text(text)
+    with pytest.raises(RecipeError, match="recipe"):
+        load_recipe(file)
+
+
+def test_a_file_that_is_not_utf8_is_refused(tmp_path):
+    file = tmp_path / "recipe.yaml"
+    file.write_bytes(b"checkpoint: \xff\xfe")
+    with pytest.raises(RecipeError, match="not UTF-8"):
+        load_recipe(file)
+
+
+@pytest.mark.parametrize("override", ["lora.rank", "=3", "lora.rank=[1", "lora.rank=x"])
+def test_a_bad_override_is_refused(override):
+    refused(MINIMAL, override)
+
+
+def test_overrides_reach_nested_keys_and_replace_made_rows():
+    values = with_value("data.train", {"task": "verilog", "rows": 5})
+    recipe = build_recipe(values, ["data.train=rows.jsonl", "lora.targets=[q, v]", "train.mesh.tp=2"])
+    assert (recipe.data.train, recipe.lora.targets, recipe.train.mesh.tp) == ("rows.jsonl", ("q", "v"), 2)
+
+
+def test_a_dumped_recipe_loads_to_itself_with_its_reasons(tmp_path):
+    values = with_value("data.train", {"task": "verilog", "rows": 5}) | {"model": "tiny-31b"}
+    recipe = build_recipe(values, ["checkpoint='a: b # c'", "train.mesh.fsdp=2"])
+    derived = [
+        Derived("model", "tiny-31b", "read from config.json"),
+        Derived("train.mesh.fsdp", 2, "two: because # so"),
+    ]
+    file = tmp_path / "recipe.yaml"
+    file.write_text(dump_recipe(recipe, derived[:1]))
+    assert load_recipe(file) == recipe
+    assert read_reasons(file.read_text()) == derived[:1]
+    hostile = "read from a\nlora: 3\x85lora: 3\u2028lora: 3"
+    recipe = build_recipe(values, ['serve.image="a\\x85b\\u2028c"'])
+    file.write_text(dump_recipe(recipe, [Derived("model", "tiny-31b", hostile)]))
+    assert load_recipe(file) == recipe and recipe.serve.image == "a\x85b\u2028c"
+
+
+@pytest.mark.parametrize("text", ["off", "'off'", "OFF"])
+def test_tuned_off_is_taken_from_yaml_and_from_set_and_dumped_so_that_it_loads_again(tmp_path, text):
+    """YAML 1.1 reads a bare off as false."""
+    file, again = tmp_path / "recipe.yaml", tmp_path / "again.yaml"
+    file.write_text(f"checkpoint: x\ndata: {{train: y}}\ntrain:\n  tuned: {text}\n")
+    recipe = load_recipe(file)
+    assert recipe.train.tuned == "off" and build_recipe(MINIMAL, [f"train.tuned={text}"]).train.tuned == "off"
+    again.write_text(dump_recipe(recipe))
+    assert 'tuned: "off"' in again.read_text() and load_recipe(again) == recipe
+
+
+@pytest.mark.parametrize("text", ["on", "none", "null", "0"])
+def test_tuned_is_auto_or_off_and_nothing_else(text):
+    assert "input should be 'auto' or 'off'" in refused(MINIMAL, f"train.tuned={text}")
+
+
+def test_a_compiler_flag_may_be_null_and_is_dumped_so_that_it_loads_again(tmp_path):
+    recipe = build_recipe(MINIMAL, ["train.compiler_options={a: null, b: 3}", "train.compiler_options.c=true"])
+    assert recipe.train.compiler_options == {"a": None, "b": 3, "c": True}
+    (tmp_path / "recipe.yaml").write_text(dump_recipe(recipe))
+    assert load_recipe(tmp_path / "recipe.yaml") == recipe

@@ -1,0 +1,73 @@
+"""Requests as browsers, other sites and floods send them."""
+
+import asyncio
+
+import pytest
+
+from gemsmith.serve.chat import gate
+from gemsmith.serve.chat.gate import Gate
+
+HERE = {"host": "127.0.0.1:7860"}
+
+
+def ask(headers, *parts, kind="http"):
+    """The status of the answer, and what the application behind the gate has read."""
+    sent, read = [], []
+    coming = [{"type": "http.request", "body": part, "more_body": part is not parts[-1]} for part in parts]
+
+    async def receive():
+        return coming.pop(0) if coming else {"type": "http.disconnect"}
+
+    async def send(message):
+        sent.append(message)
+
+    async def application(_scope, receive, send):
+        while (message := await receive())["type"] != "http.disconnect":
+            read.append(message["body"])
+        await send({"type": "http.response.start", "status": 200})
+
+    pairs = headers.items() if isinstance(headers, dict) else headers
+    scope = {"type": kind, "headers": [(name.encode(), value.encode()) for name, value in pairs]}
+    asyncio.run(Gate(application)(scope, receive, send))
+    return sent[0].get("status", sent[0]["type"]), b"".join(read)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        HERE,
+        {"host": "localhost:9000", "origin": "http://localhost:9000"},  # through a tunnel
+        {"host": "[::1]:7860"},
+        HERE | {"sec-fetch-site": "same-origin", "sec-fetch-mode": "cors"},
+        HERE | {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"},
+    ],
+)
+def test_the_page_itself_a_tunnel_to_it_and_a_link_to_it_are_let_in(headers):
+    assert ask(headers, b"a", b"b") == (200, b"ab")
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"host": "evil.example:7860"},  # its name points to this machine
+        {"host": "127.0.0.1.evil.example"},
+        {"host": "evil.example@127.0.0.1.nip.io"},
+        {"host": "[::1"},
+        [("host", "127.0.0.1:7860"), ("host", "evil.example")],
+        HERE | {"origin": "https://evil.example"},
+        HERE | {"origin": "null"},
+        HERE | {"origin": "http://127.0.0.1:3000"},  # another server of this machine
+        HERE | {"sec-fetch-site": "cross-site", "sec-fetch-mode": "no-cors"},
+    ],
+)
+def test_another_site_is_refused_whatever_it_sends(headers):
+    assert ask(headers, b"a") == (403, b"")
+    assert ask(headers, b"", kind="websocket")[0] == "websocket.close"
+
+
+def test_a_body_is_bounded_whether_its_length_is_said_or_not(monkeypatch):
+    monkeypatch.setattr(gate, "MOST_BYTES", 10)
+    assert ask(HERE, b"12345", b"67890") == (200, b"1234567890")
+    assert ask(HERE | {"content-length": "11"}, b"1") == (413, b"")
+    assert ask(HERE, b"12345", b"67890", b"1", b"2") == (413, b"")

@@ -1,0 +1,148 @@
+"""The page, in a headless Chromium where there is one."""
+
+import contextlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import gradio
+import httpx
+import pytest
+
+from gemsmith.serve.chat.terminal import Sight
+from gemsmith.serve.chat.web import _attach, draw_turns
+
+from .browser import CHROMIUM, open_browser
+
+PROMPT = "document.querySelector('textarea[data-testid=textbox]:not([disabled])')"
+ENTER = {"key": "Enter", "code": 13, "text": "\r"}
+browser = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on this machine")]
+
+
+@pytest.fixture
+def page(speaker):
+    command = [sys.executable, str(Path(__file__).with_name("page_process.py")), speaker.url]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        yield process.stdout.readline().strip()
+        process.stdin.close()
+        process.stdout.close()
+
+
+@pytest.fixture
+def tab(tmp_path):
+    with open_browser(tmp_path / "profile") as opened:
+        yield opened
+
+
+def open_page(tab, url, *, width=1280, height=900, dark=False):
+    tab.open(url, width=width, height=height, dark=dark)
+    tab.wait_for("document.activeElement && document.activeElement.tagName == 'TEXTAREA'")
+
+
+def send(tab, *, turns):
+    """Presses Enter until so many answers are there: the page takes no prompt while it ends the one before."""
+    tab.wait_for(f"{PROMPT}.value.startsWith('prompt')")
+    for _ in range(60):
+        tab.press(**ENTER)
+        with contextlib.suppress(AssertionError):
+            return tab.wait_for(f"document.querySelectorAll('.turns pre.assistant').length == {turns}", timeout_s=1)
+    raise AssertionError(f"no answer to what was sent; the page: {text_of(tab)[:500]}")
+
+
+def text_of(tab):
+    return tab.evaluate("document.body.innerText")
+
+
+def test_what_a_model_writes_is_never_a_tag(speaker):
+    drawn = draw_turns(speaker.voice(), [{"role": "assistant", "content": "<script>x</script> & more"}])
+    assert "&lt;script&gt;x&lt;/script&gt; &amp; more" in drawn
+
+
+def test_telemetry_is_off():
+    assert os.environ["GRADIO_ANALYTICS_ENABLED"] == "False"
+
+
+class TestInChromium:
+    pytestmark = browser
+
+    @pytest.mark.parametrize(("width", "dark"), [(1280, False), (390, True)])
+    def test_the_keyboard_alone_gets_an_answer_from_both_models(self, tab, page, speaker, width, dark):
+        speaker.pieces = ("module m;\n", "  // <b>x</b>\n", "endmodule")
+        open_page(tab, page, width=width, dark=dark)
+        tab.type("Write m.")
+        tab.press(**ENTER)
+        tab.wait_for("document.querySelectorAll('.turns pre.assistant').length == 2")
+        tab.wait_for("document.body.innerText.split('7 tokens in').length == 3")
+        shown = tab.evaluate("[...document.querySelectorAll('.turns pre.assistant')].map(one => one.innerText)")
+        assert shown == ["module m;\n  // <b>x</b>\nendmodule"] * 2
+        assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        assert not tab.errors
+        assert all("127.0.0.1" in url or url.startswith(("data:", "blob:", "about:")) for url in tab.requested)
+
+    def test_a_second_prompt_brings_what_was_said_before(self, tab, page, speaker):
+        open_page(tab, page)
+        for number in (1, 2):
+            tab.type(f"prompt {number}")
+            send(tab, turns=2 * number)
+            tab.wait_for("document.body.innerText.split('7 tokens in').length == 3")
+        assert [turn["content"] for turn in speaker.asked[-1]["messages"]] == ["prompt 1", "Hello", "prompt 2"]
+
+    def test_what_is_typed_during_an_answer_stays(self, tab, page, speaker):
+        speaker.pieces, speaker.wait_s = ("word ",) * 30, 0.05
+        open_page(tab, page)
+        tab.type("prompt 1")
+        send(tab, turns=2)
+        tab.type("prompt 2")
+        tab.wait_for("document.body.innerText.split('7 tokens in').length == 3")
+        assert tab.evaluate(f"{PROMPT}.value") == "prompt 2"
+
+    def test_a_held_out_row_fills_in_its_prompt_and_shows_its_answer(self, tab, page):
+        open_page(tab, page)
+        # Once more where the page was not ready to open its list yet.
+        tab.wait_for(
+            "(() => { const field = document.querySelector('input[role=listbox], input[aria-haspopup], .wrap input');"
+            " if (document.querySelector('[role=option]')) return true; field.blur(); field.focus(); return false; })()"
+        )
+        tab.press("ArrowDown", code=40)
+        tab.press("ArrowDown", code=40)
+        tab.press(**ENTER)
+        tab.wait_for("[...document.querySelectorAll('textarea')].some(one => one.value.startsWith('row '))")
+        assert tab.evaluate("[...document.querySelectorAll('textarea')].some(one => one.value.startsWith('answer '))")
+
+    def test_an_answer_can_be_stopped_and_the_request_ends(self, tab, page, speaker):
+        speaker.pieces, speaker.wait_s = ("word ",) * 5000, 0.02
+        open_page(tab, page)
+        tab.type("endless")
+        tab.press(**ENTER)
+        tab.wait_for("!!document.querySelector('.turns pre.assistant')")
+        tab.evaluate("[...document.querySelectorAll('button')].find(one => one.innerText == 'Stop').click()")
+        assert speaker.hung_up.wait(30)
+
+    def test_a_server_that_fails_is_said_in_its_column(self, tab, page, speaker):
+        speaker.status = 500
+        open_page(tab, page)
+        tab.type("hi")
+        tab.press(**ENTER)
+        tab.wait_for("document.querySelectorAll('.turns pre.failed').length == 2")
+        assert "demo-base" in text_of(tab) and "answered 500" in text_of(tab)
+
+
+def test_an_upload_is_deleted_once_it_has_been_looked_at(tmp_path):
+    (tmp_path / "a.png").write_text("no picture")
+    with pytest.raises(gradio.Error, match="is none of"):
+        _attach(str(tmp_path / "a.png"), [], Sight())
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_the_server_refuses_other_sites_and_floods_and_keeps_no_upload(page):
+    here = urlsplit(page).netloc
+    assert httpx.get(page).status_code == 200
+    assert httpx.get(page, headers={"Host": "evil.example"}).status_code == 403
+    upload = f"{page}gradio_api/upload"
+    assert httpx.post(upload, headers={"Origin": "https://evil.example"}, files={"files": b"x"}).status_code == 403
+    assert httpx.post(upload, content=(bytes(2**20) for _ in range(65))).status_code == 413
+    kept = httpx.post(upload, headers={"Origin": f"http://{here}"}, files={"files": ("a.png", b"x")})
+    assert kept.status_code == 200 and "gemsmith-chat-" in kept.json()[0]

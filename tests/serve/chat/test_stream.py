@@ -1,0 +1,83 @@
+"""An answer as it is streamed, whole and broken."""
+
+import pytest
+
+from gemsmith.errors import EngineError
+from gemsmith.serve.client.stream import Answer, Sampling, Voice, describe_speed, stream_answer
+
+ASKED = [{"role": "user", "content": "hi"}]
+
+
+def last(speaker, **sampling):
+    return list(stream_answer(speaker.voice(), ASKED, Sampling(**sampling)))[-1]
+
+
+def test_the_answer_grows_and_ends_with_the_servers_count_of_tokens(speaker):
+    answers = list(stream_answer(speaker.voice(), ASKED, Sampling()))
+    assert [answer.text for answer in answers] == ["Hel", "Hello", "Hello"]
+    assert [answer.ended for answer in answers] == [None, None, "stop"]
+    assert [answer.tokens for answer in answers] == [1, 2, 7]
+
+
+def test_what_is_asked_for_is_what_is_sent(speaker):
+    last(speaker, temperature=0.5, top_p=0.9, max_tokens=3, seed=4)
+    (asked,) = speaker.asked
+    assert {key: asked[key] for key in ("model", "messages", "temperature", "top_p", "max_tokens", "seed")} == {
+        "model": "demo-tuned",
+        "messages": ASKED,
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "max_tokens": 3,
+        "seed": 4,
+    }
+
+
+@pytest.mark.parametrize(("status", "asked"), [(400, 2), (422, 2), (404, 1), (500, 1)])
+def test_a_server_that_refuses_so_many_tokens_is_asked_once_more_for_what_it_has_room_for(speaker, status, asked):
+    speaker.status = status
+    with pytest.raises(EngineError, match=f"answered {status}"):
+        last(speaker)
+    assert [request.get("max_tokens") for request in speaker.asked] == [512, None][:asked]
+
+
+def test_the_first_token_and_the_rate_after_it_are_timed(speaker):
+    speaker.pieces, speaker.wait_s, speaker.ending = ("a",) * 5, 0.05, (*speaker.ending[:1], "data: [DONE]")
+    answer = last(speaker)
+    assert answer.ttft_s is not None and answer.tokens_per_s is not None
+    assert answer.ttft_s < 0.05 * 4 < answer.elapsed_s
+    assert 4 < answer.tokens_per_s < 21  # 4 tokens in at least 0.2 s
+
+
+def test_an_answer_that_is_cut_at_the_limit_says_so():
+    assert describe_speed(Answer(text="a", tokens=1, ttft_s=0.1, elapsed_s=0.1, ended="length")).endswith(
+        "1 token in 0.1 s · stopped at the limit of tokens"
+    )
+
+
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        ({"status": 404}, "demo-tuned at .* answered 404"),
+        ({"ending": ()}, "broke off after 2 tokens, without an end"),
+        ({"ending": ('data: {"error": {"message": "out of memory"}}',)}, "broke off: .*out of memory"),
+        ({"ending": ("data: {half",)}, "broke off: {half"),
+    ],
+)
+def test_an_answer_that_breaks_off_is_an_error(speaker, broken, message):
+    for name, value in broken.items():
+        setattr(speaker, name, value)
+    with pytest.raises(EngineError, match=message):
+        last(speaker)
+
+
+def test_a_server_that_is_not_there_is_an_error():
+    with pytest.raises(EngineError, match=r"demo at http://127\.0\.0\.1:9: ConnectError.*is the server up\?"):
+        list(stream_answer(Voice(label="x", url="http://127.0.0.1:9", model="demo"), ASKED, Sampling()))
+
+
+def test_closing_the_answer_ends_the_request(speaker):
+    speaker.pieces, speaker.wait_s = ("a" * 10_000,) * 1000, 0.01
+    answers = stream_answer(speaker.voice(), ASKED, Sampling())
+    next(answers)
+    answers.close()
+    assert speaker.hung_up.wait(10)

@@ -1,0 +1,125 @@
+"""One command starts as many processes as take part, and ends as they end."""
+
+import os
+import signal
+import sys
+import threading
+import time
+
+import pytest
+
+from gemsmith.errors import EngineError, InputError, Preempted, RecipeError
+from gemsmith.hardware.model.limits import trl_mesh
+from gemsmith.recipe.schema import Mesh
+from gemsmith.runs.run import Run
+from gemsmith.train.torch import distributed as trl_launch
+from gemsmith.train.torch.distributed import wanted_processes
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+ENDS = """
+import json, os, signal, sys, time
+recipe = json.load(sys.stdin)
+assert recipe["train"]["mesh"]["fsdp"] == 2 and os.environ["WORLD_SIZE"] == "2" and sys.argv[2:] == ["--fresh"]
+if os.environ["RANK"] == "1":
+    print("error: its own reason", file=sys.stderr)
+    sys.exit({code})
+time.sleep({others_s})
+os.kill(os.getpid(), signal.SIGTERM) if {code} == 143 else sys.exit(1)
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "others_s", "kind", "expected"),
+    [
+        (2, 0, InputError, "process 1 of 2 ended with 2; its reason is above"),
+        (1, 0, EngineError, "process 0 of 2 ended with 1"),
+        (143, 0, Preempted, "stopped by SIGTERM: no step is saved yet; continue with: gemsmith train"),
+        (130, 0, KeyboardInterrupt, "stopped by Ctrl-C: no step is saved yet; continue with: gemsmith train"),
+        (2, 600, InputError, "process 1 of 2 ended with 2"),  # the other waits for it for ever
+    ],
+)
+def test_what_a_process_ended_with_is_what_the_command_ends_with(
+    small_recipe, tmp_path, monkeypatch, code, others_s, kind, expected
+):
+    monkeypatch.setattr(trl_launch, "_WORKER", (sys.executable, "-c", ENDS.format(code=code, others_s=others_s)))
+    monkeypatch.setattr(trl_launch, "_PATIENCE_S", 0.2)
+    run = Run(path=tmp_path, recipe=small_recipe(train={"mesh": {"fsdp": 2}}))
+    with pytest.raises(kind, match=expected):
+        trl_launch.launch(run, 2, fresh=True)
+
+
+SAVES = """
+import os, sys, time
+sys.stdin.read()
+if os.environ["RANK"] == "0":
+    time.sleep(1)
+    open(os.path.join(sys.argv[1], "saved"), "w").close()
+sys.exit(143)
+"""
+
+
+def test_the_process_that_writes_the_checkpoint_has_all_the_time_it_needs(small_recipe, tmp_path, monkeypatch):
+    """After SIGTERM the others have ended long before."""
+    monkeypatch.setattr(trl_launch, "_WORKER", (sys.executable, "-c", SAVES))
+    monkeypatch.setattr(trl_launch, "_PATIENCE_S", 0.1)
+    run = Run(path=tmp_path, recipe=small_recipe(train={"mesh": {"fsdp": 2}}))
+    with pytest.raises(Preempted, match="stopped by SIGTERM: no step is saved yet; continue with"):
+        trl_launch.launch(run, 2, fresh=False)
+    assert (tmp_path / "saved").exists()
+
+
+STOPPED = """
+import os, signal, sys, time
+sys.stdin.read()
+run, rank = sys.argv[1], os.environ["RANK"]
+def save(number, _):
+    os.makedirs(os.path.join(run, "checkpoints", "7"), exist_ok=True)
+    open(os.path.join(run, "checkpoints", "7", "training.json"), "w").close()
+    if "{deaf}" != "deaf":
+        sys.exit(143)
+signal.signal(signal.SIGTERM, save)
+open(os.path.join(run, "started" + rank), "w").close()
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize(("times", "deaf"), [(1, ""), (2, "deaf")])
+def test_the_first_ctrl_c_lets_all_processes_save_and_the_second_ends_them(
+    small_recipe, tmp_path, monkeypatch, times, deaf
+):
+    monkeypatch.setattr(trl_launch, "_WORKER", (sys.executable, "-c", STOPPED.format(deaf=deaf)))
+    run = Run(path=tmp_path, recipe=small_recipe(train={"mesh": {"fsdp": 2}}))
+
+    def press():
+        for _ in range(times):
+            while not all((tmp_path / f"started{rank}").exists() for rank in range(2)):
+                time.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.3)
+
+    presses = threading.Thread(target=press)
+    presses.start()
+    with pytest.raises(KeyboardInterrupt, match="stopped by Ctrl-C: step 7 is saved; continue with: gemsmith train"):
+        trl_launch.launch(run, 2, fresh=False)
+    presses.join()
+
+
+@pytest.mark.parametrize(
+    ("gpus", "rows", "micro", "expected"),
+    [(0, 8, 1, 1), (1, 8, 1, 1), (8, 8, 1, 8), (8, 8, 2, 4), (8, 6, 1, 6), (4, 5, 1, 1)],
+)
+def test_as_many_gpus_take_part_as_share_the_rows_of_a_step(small_recipe, gpus, rows, micro, expected):
+    assert wanted_processes(small_recipe(train={"rows_per_step": rows, "micro_batches": micro}), gpus) == expected
+
+
+def test_a_mesh_decides_how_many_processes_there_are(small_recipe):
+    recipe = small_recipe(train={"rows_per_step": 8, "mesh": {"replica": 2, "fsdp": 2}})
+    assert wanted_processes(recipe, 4) == wanted_processes(recipe, 0) == 4
+    assert trl_mesh(recipe, 4) == Mesh(replica=2, fsdp=2)
+    assert trl_mesh(small_recipe(train={"rows_per_step": 8}), 8) == Mesh(fsdp=8)
+    with pytest.raises(RecipeError, match="this machine has 2 GPUs"):
+        wanted_processes(recipe, 2)
+    with pytest.raises(RecipeError, match="replica 2 × fsdp 2 is not the number of processes, 8"):
+        trl_mesh(recipe, 8)
