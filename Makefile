@@ -74,6 +74,7 @@ bench: env serve-env
 check: env docs
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(BIN)/lint-imports --no-cache
 	$(BIN)/mypy
 	$(BIN)/python scripts/bench.py --records
 	$(BIN)/hadolint docker/*.Dockerfile

@@ -55,7 +55,7 @@ EVERY = {
         what="GiB that training holds beside its base",
         number=lambda record: max(case["beside_gib"] for case in record["cases"]),
         most=3,
-        code=("sizing",),
+        code=("hardware/model",),
     ),
     "data_throughput": Benchmark(
         what="tokens/s over TRL's", number=lambda record: record["ours_over_theirs"], least=2.2, code=("data",)
@@ -82,13 +82,13 @@ EVERY = {
             / record["pictures_per_cpu_s"]["280"]["transformers"]["median"]
         ),
         least=1.5,
-        code=("pictures",),
+        code=("images",),
     ),
     "plan_accuracy": Benchmark(
         what="largest error of memory beside XLA's",
         number=lambda record: record["memory"]["largest_error"],
         most=0.08,
-        code=("plan", "sizing"),
+        code=("plan", "hardware/model"),
     ),
     "plan_calibration": Benchmark(
         what="least of predicted over measured",
@@ -113,7 +113,7 @@ EVERY = {
         what="real tokens/s of e4b-v6e, modelled",
         number=lambda record: record["real_tokens_per_s"]["as_scheduled"],
         least=1,
-        code=("models", "train/tunix", "aot"),
+        code=("models", "train/jax", "plan/aot"),
         record="tpu_compile/e4b-v6e.json",
         needs="libtpu",
     ),
@@ -121,7 +121,7 @@ EVERY = {
         what="transformers' seconds a step over ours",
         number=lambda record: 1 / record["threads"]["2"]["ours_over_theirs"]["cpu_s_ratio"],
         least=0.9,
-        code=("models", "train/tunix"),
+        code=("models", "train/jax"),
     ),
     "train_throughput": Benchmark(
         what="tokens a CPU-s over TRL's, JAX backend",

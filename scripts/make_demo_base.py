@@ -1,7 +1,7 @@
 """Makes recipes/demo_base, the tiny Gemma 4 that the demo starts from: seeded, on a CPU, in about half an hour.
 
     python scripts/make_demo_base.py            recipes/demo_base
-    python scripts/make_demo_base.py --tokenizer   src/gemsmith/checkpoints/tiny_tokenizer.json, which it is trained with
+    python scripts/make_demo_base.py --tokenizer   src/gemsmith/checkpoints/tiny_tokenizer.json, which it needs
 
 LoRA on a random model learns next to nothing, so the base must know something. It learns to repeat words, and to write
 C, Python, JSON and port lists for the specifications of gemsmith.tasks.verilog.demo's train split. It never sees a
@@ -27,7 +27,7 @@ from gemsmith.checkpoints.tiny import make_tokenizer, train_tokenizer, write_che
 from gemsmith.tasks.verilog.demo import PORTS, WORDS, Spec, describe, expression, make_rows, make_specs
 
 ROOT = Path(__file__).parents[1]
-TOKENIZER = ROOT / "src" / "gemsmith" / "testing" / "tiny_tokenizer.json"
+TOKENIZER = ROOT / "src" / "gemsmith" / "checkpoints" / "tiny_tokenizer.json"
 FOLDER = ROOT / "recipes" / "demo_base"
 VARIANT = find_variant("tiny-31b")
 IGNORED = -100

@@ -21,13 +21,13 @@ SOURCE = ROOT / "src" / "gemsmith"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
 # A part -> the extra that it needs; a part that is not here needs none.
-NEEDS = _EXTRAS | {"files": "data", "bucket": "data", "testing": "dev"}
+NEEDS = {"checkpoints.tiny": "dev"} | _EXTRAS | {"system.files": "data", "system.storage": "data"}
 # What a part imports only where something else has brought it, or says itself how to get.
 ELSEWHERE = {
     ("export", "orbax"),  # reads what the JAX backend has saved
     ("bench", "vllm"),  # runs in vLLM's own environment
     ("bench", "aiohttp"),  # as that does
-    ("train.trl", "bitsandbytes"),  # only for train.dtype nf4, whose error names it
+    ("train.torch", "bitsandbytes"),  # only for train.dtype nf4, whose error names it
 }
 
 

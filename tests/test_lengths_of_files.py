@@ -3,10 +3,10 @@
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-MOST_LINES = 400
+MOST_LINES = 450
 
 
-def test_no_file_has_more_than_400_lines():
+def test_no_file_has_more_than_450_lines():
     lines = {
         str(file.relative_to(ROOT)): file.read_bytes().count(b"\n")
         for folder in ("src", "tests")

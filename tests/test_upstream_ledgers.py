@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-LEDGERS = ("models/upstream.py", "train/tunix/upstream.py", "train/trl/upstream.py", "serve/upstream.py")
+LEDGERS = ("models/upstream.py", "train/jax/upstream.py", "train/torch/upstream.py", "serve/vllm_issues.py")
 FIELDS = ("here", "seen", "until")
 ENTRY = re.compile(
     "^(?P<what>\\S.*?)\n" + "".join(rf" {{4}}{name}: +(?P<{name}>.*?)\n" for name in FIELDS), re.M | re.S

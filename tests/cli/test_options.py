@@ -65,10 +65,10 @@ def test_a_folder_that_is_no_run_is_left_as_it_is(gemsmith, recipe, tmp_path):
 @pytest.mark.parametrize(
     ("module", "library", "extra"),
     [
-        ("data.pack", "numpy", "data"),
-        ("models.remat", "jax", "jax"),
-        ("train.trl.loss", "torch", "trl"),
-        ("evals.ask", "httpx", "serve"),
+        ("data.packing", "numpy", "data"),
+        ("models.layers", "jax", "jax"),
+        ("train.torch.images", "torch", "trl"),
+        ("serve.client.batch", "httpx", "serve"),
         ("verify.logits", "numpy", "verify"),
     ],
 )

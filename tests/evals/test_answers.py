@@ -8,7 +8,7 @@ from gemsmith.errors import MachineError
 from gemsmith.system.sandbox import find_sandbox
 from gemsmith.tasks.verilog.simulate import find_simulator
 
-from ..tasks.verilog_eval.conftest import PROMPT, REFERENCE, TESTBENCH
+from ..tasks.verilog.conftest import PROMPT, REFERENCE, TESTBENCH
 
 RIGHT = "```verilog\n" + REFERENCE.replace("RefModule", "TopModule") + "```"
 WRONG = RIGHT.replace("&", "|")

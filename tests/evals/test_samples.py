@@ -20,7 +20,7 @@ from gemsmith.system.sandbox import find_sandbox
 from gemsmith.tasks.verilog.simulate import find_simulator
 from support.hostile_server import chat
 
-from ..tasks.verilog_eval.conftest import PROMPT, REFERENCE, TESTBENCH
+from ..tasks.verilog.conftest import PROMPT, REFERENCE, TESTBENCH
 
 RIGHT = f"[BEGIN]{REFERENCE.replace('RefModule', 'TopModule')}[DONE]"
 WRONG = RIGHT.replace("&", "|")

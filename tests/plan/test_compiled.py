@@ -14,7 +14,7 @@ from gemsmith.plan.stage import plan_only
 from gemsmith.recipe.load import with_values
 from gemsmith.recipe.schema import Derived
 
-SCAN = Path(__file__).parents[1] / "aot" / "golden" / "scan_v5p.hlo"
+SCAN = Path(__file__).parent / "aot" / "golden" / "scan_v5p.hlo"
 V5P = load_catalogue().machines["v5p-8"]
 LIMITS = Limits(seconds=10, memory_bytes=1e9)
 GIB = 2**30

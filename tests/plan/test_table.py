@@ -1,8 +1,8 @@
 import io
 import re
 
-from gemsmith.plan import plan_only, print_plan
-from gemsmith.report.plan_table import BAR, bar_of, plan_lines, serving_lines
+from gemsmith.plan import plan_only
+from gemsmith.report.plan_table import BAR, bar_of, plan_lines, print_plan, serving_lines
 
 
 def test_the_table_has_a_line_for_every_machine(recipe):

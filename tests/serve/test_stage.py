@@ -354,7 +354,9 @@ def test_once_the_model_is_up_another_command_may_use_the_run_directory(
     fake_vllm()
     run = exported_run({"data": {"max_length": 512}})
     open_run(run.path, *resolve(run.recipe))
-    take = f"from pathlib import Path; from gemsmith.system.locks import locked; locked(Path({str(run.path)!r})).__enter__()"
+    take = (
+        f"import pathlib; from gemsmith.system.locks import locked; locked(pathlib.Path({str(run.path)!r})).__enter__()"
+    )
     taken = []
 
     def take_lock(server: Server) -> str:

@@ -12,7 +12,7 @@ from rich.text import Text
 from gemsmith.system.console import open_console, open_progress, track
 
 SOURCE = Path(__file__).parents[2] / "src" / "gemsmith"
-FILES = sorted(file for file in SOURCE.rglob("*.py") if file.name != "terminal.py")
+FILES = sorted(file for file in SOURCE.rglob("*.py") if file.name != "console.py")
 # What may be imported from Rich elsewhere: none of it reads markup on its own, or makes a console that does.
 HARMLESS = {"box", "Table", "Text", "BarColumn", "MofNCompleteColumn", "Progress", "TimeElapsedColumn", "Console"}
 EVIL = "[/a] [bold]b[/] :smile: \x1b[31mred \x9bK\r\u202ex"

@@ -104,7 +104,9 @@ def test_a_holder_that_does_not_say_who_it_is_keeps_others_out_all_the_same(hold
 
 
 def test_a_process_may_lock_a_folder_twice_and_keeps_it_until_the_first_block_ends(tmp_path):
-    second = f"from pathlib import Path; from gemsmith.system.locks import locked; locked(Path({str(tmp_path)!r})).__enter__()"
+    second = (
+        f"import pathlib; from gemsmith.system.locks import locked; locked(pathlib.Path({str(tmp_path)!r})).__enter__()"
+    )
     with locked(tmp_path):
         with locked(tmp_path / ".." / tmp_path.name):
             pass

@@ -29,7 +29,7 @@ from gemsmith.tasks import (
 from gemsmith.tasks.messages import text_message, text_of
 
 FOLDER = Path(gemsmith.tasks.__file__).parent
-NO_TASKS = {"__init__", "own", "registry", "task"}
+NO_TASKS = {"__init__", "base", "custom", "messages", "registry"}
 
 
 def recipe(**sections):
@@ -41,7 +41,7 @@ def parameters(function):
 
 
 def test_every_file_of_a_task_is_in_the_table_once():
-    assert sorted(task.module for task in TASKS) == sorted(
+    assert sorted(task.module for task in TASKS if "." not in task.module) == sorted(
         file.stem for file in FOLDER.glob("*.py") if file.stem not in NO_TASKS
     )
     assert len(set(MADE)) == len(MADE) and len({*SCORERS, *SOURCES}) == len(SCORERS) + len(SOURCES)

@@ -9,7 +9,7 @@ from gemsmith.tasks import Verdict
 from gemsmith.tasks.messages import text_of
 from gemsmith.tasks.verilog import task as verilog
 
-from .verilog_eval.conftest import PROMPT, REFERENCE, TESTBENCH, sandbox  # noqa: F401 - a fixture
+from .verilog.conftest import PROMPT, REFERENCE, TESTBENCH, sandbox  # noqa: F401 - a fixture
 
 RIGHT = REFERENCE.replace("RefModule", "TopModule")
 

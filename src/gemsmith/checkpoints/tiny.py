@@ -142,7 +142,7 @@ def make_tokenizer(folder: Path, *, chat_template: bool = True, vision: bool = F
 
     With `vision` some of its unused ids are those of images, and the template writes their places.
     """
-    files = resources.files("gemsmith.testing")
+    files = resources.files("gemsmith.checkpoints")
     folder.mkdir(parents=True, exist_ok=True)
     with resources.as_file(files / "tiny_tokenizer.json") as source:
         shutil.copyfile(source, folder / "tokenizer.json")
@@ -163,7 +163,7 @@ def make_tokenizer(folder: Path, *, chat_template: bool = True, vision: bool = F
         | ({key: token for key, (_, token) in IMAGE_TOKENS.items()} if vision else {}),
     )
     if chat_template:
-        text = (files / "chat_template.jinja").read_text(encoding="utf-8")
+        text = (files / "tiny_chat_template.jinja").read_text(encoding="utf-8")
         assert _TEXT_PART in text
         with_images = text.replace(_TEXT_PART, _ANY_PART) if vision else text
         (folder / "chat_template.jinja").write_text(with_images, encoding="utf-8")

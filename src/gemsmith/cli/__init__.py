@@ -3,28 +3,7 @@
 from collections.abc import Sequence
 from typing import NoReturn
 
-from gemsmith.cli import (
-    launch,
-    plan,
-)
-from gemsmith.cli import (
-    recipe as prepare,
-)
-from gemsmith.cli import (
-    recipe as recipes,
-)
-from gemsmith.cli import (
-    report as reports,
-)
-from gemsmith.cli import (
-    run as stages,
-)
-from gemsmith.cli import (
-    serve as chat,
-)
-from gemsmith.cli import (
-    serve as served,
-)
+from gemsmith.cli import launch, plan, recipe, report, run, serve  # noqa: F401 - their verbs join the group
 from gemsmith.cli.main import cli, run_program
 
 

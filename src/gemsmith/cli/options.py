@@ -29,24 +29,23 @@ class Number(click.FloatRange):
 
 
 _EXTRAS = {
-    "chat.page": "chat",
-    "chat": "serve",
+    "serve.chat.web": "chat",
     "report": "report",
-    "compare": "report",
+    "analysis": "report",
     "verify": "verify",
     "evals": "serve",
     "bench": "serve",
     "serve": "serve",
-    "train.trl": "trl",
+    "train.torch": "trl",
     "train": "jax",
-    "aot": "jax",
+    "plan.aot": "jax",
     "models": "jax",
     "export": "data",
     "launch": "data",
     "data": "data",
-    "pictures": "data",
-    "checkpoint": "data",
-    "patterns": "data",
+    "images": "data",
+    "checkpoints": "data",
+    "system.patterns": "data",
     "tasks.regex": "data",
 }
 """A part of Gemsmith -> the extra that brings what it imports. Of parts that import each other the upper one comes

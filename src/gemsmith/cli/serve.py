@@ -278,5 +278,11 @@ def chat(
         if unknown := [name for name in chosen if name not in OF_A_RUN]:
             raise InputError(f"--model: {unknown[0]} was given; allowed for a run: {', '.join(OF_A_RUN)}")
         command.chat_with_run(
-            source, overrides, models=list(dict.fromkeys(chosen)), sampling=sampling, unverified=unverified, **options
+            source,
+            overrides,
+            models=list(dict.fromkeys(chosen)),
+            read_questions=part("evals.tasks").read_questions,
+            sampling=sampling,
+            unverified=unverified,
+            **options,
         )

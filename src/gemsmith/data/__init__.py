@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from gemsmith.data.stage import prepare_data
 
 __all__ = ["Batches", "Rows", "load_batches", "prepare_data", "read_documents"]
-_MODULES = dict(zip(__all__, ("batches", "pack", "batches", "stage", "rows"), strict=True))
+_MODULES = dict(zip(__all__, ("batches", "packing", "batches", "stage", "dataset"), strict=True))
 
 
 def __getattr__(name: str) -> Any:

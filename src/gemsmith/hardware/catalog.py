@@ -19,7 +19,7 @@ from gemsmith.errors import RecipeError, nearest
 from gemsmith.system.files import regular_file
 from gemsmith.system.yaml import MOST_CHARACTERS, parse_yaml
 
-SHIPPED = Path(__file__).with_name("catalogue.yaml")
+SHIPPED = Path(__file__).with_name("catalog.yaml")
 KINDS = ("tpu", "gpu", "cpu")
 MEASURED = ("measured_low", "measured_high", "measured_source", "measured_date")
 """What a machine's row says of trainings that were measured on it: all of these, or none."""

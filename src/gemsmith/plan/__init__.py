@@ -1,6 +1,5 @@
 """Memory, time and cost of a recipe on each machine by formula, before anything is rented. No ML library is used."""
 
 from gemsmith.plan.stage import plan, plan_only, plan_recipe, plan_run
-from gemsmith.report.plan_table import print_plan
 
-__all__ = ["plan", "plan_only", "plan_recipe", "plan_run", "print_plan"]
+__all__ = ["plan", "plan_only", "plan_recipe", "plan_run"]

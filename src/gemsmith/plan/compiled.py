@@ -26,7 +26,7 @@ SLOWEST = 1.84
 """What the only published run on a TPU took over what its compiled step says (arXiv 2605.25645: 1.21 s a row of
 3072)."""
 COMPILERS = ("jax", "jaxlib", "libtpu", "flax", "qwix", "optax")
-SOURCES = ("models", "train/tunix", "aot", "zoo", "execution.py", "sizing", "pictures")
+SOURCES = ("models", "train/jax", "plan/aot", "arch", "recipe/backends.py", "hardware/model", "images")
 """What makes the program, or reads it: another version of any of it is compiled again."""
 _NOT_COMPILED = {
     *("start_adapter", "epochs", "optimizer_steps", "tokens_per_step", "compile", "checkpoint_every"),

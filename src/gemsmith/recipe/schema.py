@@ -193,8 +193,8 @@ class Train(Section):
     )
     compiler_options: dict[str, bool | int | float | str | None] = Field(
         {},
-        description="tunix: XLA's flags by name, over those that Gemsmith sets (gemsmith.train.jax.compile); null takes "
-        "one of Gemsmith's away.",
+        description="tunix: XLA's flags by name, over those that Gemsmith sets (gemsmith.train.jax.compile); null "
+        "takes one of Gemsmith's away.",
     )
     tuned: AutoOrOff = Field(
         "auto",

@@ -179,7 +179,7 @@ def _cost_lines(found: Spent) -> Iterator[str]:
             yield f"{numbers.price(tokens)} per million output tokens, {numbers.price(requests)} per thousand requests"
 
 
-_FOLDER = Path(__file__).parent
+_FOLDER = Path(__file__).parent / "templates"
 _FILTERS = (
     numbers.count,
     numbers.decimal,
@@ -209,7 +209,7 @@ def render_page(run: Run) -> str:
     findings = read_findings(run)
     environment.globals |= {"recipe": run.recipe, "found": findings}
     rendered = (
-        (section, environment.get_template(f"sections/{section.id}.html").render(section.make(run, findings)))
+        (section, environment.get_template(f"{section.id}.html").render(section.make(run, findings)))
         for section in SECTIONS
     )
     sections = [(section, html) for section, html in rendered if html.strip()]

@@ -2,8 +2,8 @@
 
 Whether a server applies the adapter that it has loaded, and to the tuned model alone.
 
-vLLM may load a Gemma 4 adapter and answer as the base does (gemsmith.serve.vllm_checks, ADAPTER_IGNORED), or apply it to
-the base, too, where a batch holds both (gemsmith.serve.vllm_issues, SPARE_ADAPTER_ON_CPU).
+vLLM may load a Gemma 4 adapter and answer as the base does (gemsmith.serve.vllm_checks, ADAPTER_IGNORED), or apply it
+to the base, too, where a batch holds both (gemsmith.serve.vllm_issues, SPARE_ADAPTER_ON_CPU).
 """
 
 import contextlib

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from gemsmith.errors import MachineError
 
-GUARD = Path(__file__).with_name("guard.py")
+GUARD = Path(__file__).with_name("supervisor.py")
 GRACE_S = 15.0
 _ROOM_TO_SAY_SO_BYTES = 16 * 1024
 
@@ -23,8 +23,8 @@ def guarded(
 ) -> Iterator[subprocess.Popen[bytes]]:
     """A running command with its output in `log`; it and all its children are gone when the block ends.
 
-    `grace_s`: how long they may take to end by themselves, by default GRACE_S. The process is that of guard.py, which
-    has a session of its own: Ctrl-C in a terminal reaches it through us alone.
+    `grace_s`: how long they may take to end by themselves, by default GRACE_S. The process is that of supervisor.py,
+    which has a session of its own: Ctrl-C in a terminal reaches it through us alone.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     log.unlink(missing_ok=True)  # a server that another command keeps up may still write the old one
@@ -47,7 +47,7 @@ def guarded(
 def stop(process: subprocess.Popen[bytes], *, grace_s: float) -> None:
     """Ends a guarded command, and kills what is left of it after the grace."""
     process.terminate()
-    # To guard.py, a second signal means the end of its patience.
+    # To supervisor.py, a second signal means the end of its patience.
     for insist in (process.terminate, process.kill):
         try:
             process.wait(grace_s)

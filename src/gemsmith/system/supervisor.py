@@ -1,6 +1,6 @@
 """Runs a command and leaves nothing of it behind, whoever is told to stop or is killed.
 
-A script of its own (`python guard.py PARENT_PID GRACE_S COMMAND…`), since a killed process can clean up nothing.
+A script of its own (`python supervisor.py PARENT_PID GRACE_S COMMAND…`), since a killed process can clean up nothing.
 Standard library only.
 """
 

@@ -32,16 +32,18 @@ TASKS = (
         scorer="multiple-choice",
         scores="compares the log-likelihoods of the row's choices",
     ),
-    Listing(module="labels", scorer="labels", scores="compares the label that is written with the expected one"),
     Listing(
-        module="verilog_demo",
+        module="classification", scorer="labels", scores="compares the label that is written with the expected one"
+    ),
+    Listing(
+        module="verilog.demo",
         rows="verilog",
         makes="makes specs of small modules with canonical answers",
         scorer="verilog-exact",
         scores="normalises white space and comments first",
     ),
     Listing(
-        module="verilog",
+        module="verilog.task",
         questions="verilog",
         asks="asks for the modules of a folder of verilog-eval's problems, and simulates the answers",
     ),

@@ -1,8 +1,9 @@
 """Bytes that one device needs at the peak of a training step, by formula.
 
-Of what XLA reserves for the steps of benchmarks/records/tpu_compile it gives 0.95 to 1.06 (tests/hardware/model/test_memory.py
-holds it to that). Without remat XLA's nearest build of the 31B on four chips of v5p, which saved every matmul's output,
-came to 102.4 GiB a chip; the formula, which saves all that the backward pass reads, to 130.3.
+Of what XLA reserves for the steps of benchmarks/records/tpu_compile it gives 0.95 to 1.06
+(tests/hardware/model/test_memory.py holds it to that). Without remat XLA's nearest build of the 31B on four
+chips of v5p, which saved every matmul's output, came to 102.4 GiB a chip; the formula, which saves all that the
+backward pass reads, to 130.3.
 
 What `train.remat: auto` saves for the backward pass: as much as fits, first what saves most for its bytes.
 """

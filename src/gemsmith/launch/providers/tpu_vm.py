@@ -102,7 +102,7 @@ def _startup(request: Request) -> str:
     )
     lines += [f"COMMAND=({command})", ""]
     own = "startup_python.sh" if request.python else "startup_container.sh"
-    parts = [resources.files("gemsmith.launch").joinpath(part) for part in ("startup.sh", own)]
+    parts = [resources.files("gemsmith.launch.providers").joinpath(part) for part in ("startup.sh", own)]
     return "\n".join(lines) + "".join(part.read_text(encoding="utf-8") for part in parts)
 
 

@@ -1,50 +1,17 @@
-"""The sections of the page, in order: a file of numbers and a template of the same name for each.
-
-A section of the page: its place, its template, and what that template shows.
-"""
+"""The sections of the page, in order: numbers from the records, and a template of the section's name."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from gemsmith.analysis.summary import Findings
-from gemsmith.report.sections import (
-    cost as plan,
-)
-from gemsmith.report.sections import (
-    cost as time,
-)
-from gemsmith.report.sections import (
-    evaluation as labels,
-)
-from gemsmith.report.sections import (
-    evaluation as scores,
-)
-from gemsmith.report.sections import (
-    provenance,
-    training,
-)
-from gemsmith.report.sections import (
-    provenance as export,
-)
-from gemsmith.report.sections import (
-    serving as bench,
-)
-from gemsmith.report.sections import (
-    serving as serve,
-)
-from gemsmith.report.sections import (
-    training as about,
-)
-from gemsmith.report.sections import (
-    training as data,
-)
+from gemsmith.report.sections import cost, evaluation, provenance, serving, training
 from gemsmith.runs.run import Run
 
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    """`make` gives the names that `sections/<id>.html` shows, beside `run`, `recipe`, `found` and the macros.
+    """`make` gives the names that `templates/<id>.html` shows, beside `run`, `recipe`, `found` and the macros.
 
     A section whose template shows nothing is left out.
     """
@@ -56,16 +23,16 @@ class Section:
 
 
 SECTIONS = (
-    Section(id="about", title="About", make=about.make),
-    Section(id="scores", title="Scores", make=scores.make),
-    Section(id="labels", title="Labels", make=labels.make),
-    Section(id="training", title="Training", make=training.make),
-    Section(id="data", title="Data", make=data.make),
-    Section(id="plan", title="Plan", make=plan.make),
-    Section(id="export", title="Export", make=export.make),
-    Section(id="serve", title="Server", make=serve.make),
-    Section(id="bench", title="Load test", make=bench.make),
-    Section(id="time", title="Time and cost", make=time.make),
-    Section(id="provenance", title="Provenance", make=provenance.make),
+    Section(id="about", title="About", make=training.make_about),
+    Section(id="scores", title="Scores", make=evaluation.make_scores),
+    Section(id="labels", title="Labels", make=evaluation.make_labels),
+    Section(id="training", title="Training", make=training.make_training),
+    Section(id="data", title="Data", make=training.make_data),
+    Section(id="plan", title="Plan", make=cost.make_plan),
+    Section(id="export", title="Export", make=provenance.make_export),
+    Section(id="serve", title="Server", make=serving.make_serve),
+    Section(id="bench", title="Load test", make=serving.make_bench),
+    Section(id="time", title="Time and cost", make=cost.make_time),
+    Section(id="provenance", title="Provenance", make=provenance.make_provenance),
 )
-"""To add one: its two files here, and a line in this table."""
+"""To add one: a function here, a template, and a line in this table."""

@@ -56,10 +56,10 @@ def memory_parts(machine: MachinePlan, used: int | None) -> list[Part]:
     limit = machine.hbm_limit_bytes_per_chip
     width = max(limit, most) if 10 * most > limit else 2 * most
     parts, start = [], 0
-    for name, size in machine.parts.items():
+    for name, part_bytes in machine.parts.items():
         colour = "line-strong" if name == _RUNTIME else "s1-soft"
-        parts.append(Part(name=name, bytes=size, start=start / width, share=size / width, colour=colour))
-        start += size
+        parts.append(Part(name=name, bytes=part_bytes, start=start / width, share=part_bytes / width, colour=colour))
+        start += part_bytes
     parts.append(Part(name="planned in all", bytes=planned, start=0, share=planned / width, colour="s1"))
     if used:
         colour = "s3" if used <= limit else "bad"

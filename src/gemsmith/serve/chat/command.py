@@ -11,7 +11,6 @@ from typing import Any
 from gemsmith.checkpoints import read_config
 from gemsmith.checkpoints.hub import fetch_folder
 from gemsmith.errors import MachineError
-from gemsmith.evals.tasks import read_questions
 from gemsmith.images.patches import read_patching
 from gemsmith.recipe.load import read_reasons, with_values
 from gemsmith.recipe.schema import Derived
@@ -36,6 +35,7 @@ def chat_with_run(
     overrides: Sequence[str],
     *,
     models: Sequence[str],
+    read_questions: Callable[[Run], Sequence[Question]],
     sampling: Sampling,
     system: str,
     web: bool,
@@ -44,7 +44,8 @@ def chat_with_run(
 ) -> None:
     """Talks to the tuned model of a run, its base, or both, which one server then holds.
 
-    `models`: of "base" and "tuned". Other commands may use the run directory meanwhile.
+    `models`: of "base" and "tuned". `read_questions` gives a run's held-out rows, to be asked. Other commands may use
+    the run directory meanwhile.
     """
     if len(models) > 1:
         overrides = ["serve.weights=adapter", *overrides]

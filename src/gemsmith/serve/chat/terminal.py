@@ -112,7 +112,7 @@ def talk(
     *,
     system: str = "",
     rows: Callable[[], Sequence[Question]] = lambda: (),
-    sight: Sight = Sight(),  # noqa: B008 - frozen
+    sight: Sight = Sight(),
 ) -> None:
     """Reads prompts until the end of stdin, and streams each voice's answer to stdout.
 
