@@ -190,7 +190,7 @@ def test_what_the_server_says_of_itself_is_in_the_cells(
     sweep: Callable[..., Measured], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     page = 'vllm:num_requests_running 3\nvllm:cache_config_info{enable_prefix_caching="True"} 1.0\n'
-    for module in ("sweep", "server_load"):
+    for module in ("sweep", "metrics"):
         monkeypatch.setattr(f"gemsmith.bench.{module}.fetch_metrics", lambda client: page)
     found = sweep()
     assert {cell.server.running_max for cell in found.cells if cell.server} == {3}

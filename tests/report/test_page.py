@@ -353,7 +353,7 @@ def contrast(one: str, other: str) -> float:
 
 
 def test_colours_stand_out_in_light_and_dark():
-    css = (Path(str(importlib.util.find_spec("gemsmith.report").origin)).parent / "page.css").read_text()
+    css = (Path(str(importlib.util.find_spec("gemsmith.report").origin)).parent / "templates" / "page.css").read_text()
     themes = [
         dict(re.findall(r"--([\w-]+): (#[0-9a-f]{3,6})\b", block))
         for block in re.findall(r":root \{(.*?)\}", css, re.DOTALL)

@@ -137,7 +137,9 @@ def test_a_server_for_conversations_has_room_for_them(short_run, told, monkeypat
     recipe = find_run(short_run.path)
 
     def room(*overrides):
-        command.chat_with_run(short_run.path, overrides, models=["tuned"], unverified=True, **NOTHING)
+        command.chat_with_run(
+            short_run.path, overrides, models=["tuned"], unverified=True, read_questions=list, **NOTHING
+        )
         return told["voices"][0].max_model_len
 
     assert room() == 352

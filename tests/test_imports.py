@@ -1,0 +1,30 @@
+"""The command line, planning and the training loop stay light. pyproject.toml holds who may import whom."""
+
+import subprocess
+import sys
+
+HEAVY = {
+    *("jax", "flax", "qwix", "tunix", "optax", "orbax", "grain", "PIL", "torch", "transformers", "peft", "accelerate"),
+    *("matplotlib", "gradio", "trl", "datasets"),
+}
+
+
+def loaded_by(code: str) -> set[str]:
+    script = f"import sys; {code}; print(' '.join({{name.split('.')[0] for name in sys.modules}}))"
+    return set(
+        subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
+    )
+
+
+def test_importing_the_command_line_loads_nothing_heavy():
+    assert not loaded_by("import gemsmith.cli") & (HEAVY | {"numpy", "pydantic", "rich", "yaml"})
+
+
+def test_planning_loads_nothing_heavy():
+    assert not loaded_by("import gemsmith.plan.stage, gemsmith.runs.resolve, gemsmith.runs.run") & (
+        HEAVY | {"numpy", "rich"}
+    )
+
+
+def test_a_training_session_loads_no_backend():
+    assert not loaded_by("import gemsmith.train.loop, gemsmith.train.inputs") & {"jax", "torch", "tunix", "trl"}
