@@ -26,7 +26,7 @@ import numpy as np
 from PIL import Image
 
 from gemsmith import __version__
-from gemsmith.images.check import Picture, check_picture, cut_picture
+from gemsmith.images.check import ImageInfo, check_picture, cut_picture
 from gemsmith.images.patches import BUDGETS, Patching
 from gemsmith.images.workers import decode_ahead
 from gemsmith.runs.provenance import this_machine
@@ -52,7 +52,7 @@ def write_photos(folder: Path, count: int) -> list[str]:
     return [str(file) for file in files]
 
 
-def sides(pictures: list[Picture], patching: Patching) -> dict[str, Callable[[], object]]:
+def sides(pictures: list[ImageInfo], patching: Patching) -> dict[str, Callable[[], object]]:
     from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
 
     processor = Gemma4ImageProcessorPil(max_soft_tokens=patching.budget)
@@ -78,7 +78,7 @@ def cpu_s() -> float:
     return sum(usage.ru_utime + usage.ru_stime for usage in used)
 
 
-def measure(pictures: list[Picture], budget: int, rounds: int) -> Iterator[tuple[str, dict[str, float]]]:
+def measure(pictures: list[ImageInfo], budget: int, rounds: int) -> Iterator[tuple[str, dict[str, float]]]:
     found: dict[str, list[float]] = {}
     for number in range(rounds + 1):
         for name, run in sides(pictures, Patching(budget=budget)).items():

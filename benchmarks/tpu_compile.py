@@ -26,7 +26,7 @@ from gemsmith import __version__
 from gemsmith.arch import find_variant
 from gemsmith.errors import GemsmithError, MachineError
 from gemsmith.hardware import Chip, load_catalogue
-from gemsmith.hardware.model import Pictures, pictures_of, work_of
+from gemsmith.hardware.model import ImageWork, pictures_of, work_of
 from gemsmith.plan.aot.compile import check_compiler, compile_in_child, model_flops
 from gemsmith.plan.aot.timeline import HOST_BYTES_PER_S, KERNEL_SHARE, KINDS, Costs, walk
 from gemsmith.recipe.load import build_recipe
@@ -66,7 +66,7 @@ class Case:
         return load_catalogue().chips[self.topology.partition(":")[0]]
 
     @property
-    def room(self) -> Pictures | None:
+    def room(self) -> ImageWork | None:
         """What every row has room for; None where rows are text alone."""
         return pictures_of(self.recipe, find_variant(self.variant), **self.pictures) if self.pictures else None
 

@@ -128,7 +128,7 @@ def test_many_rows_full_of_patches_are_not_looked_through_again():
 
 
 def test_the_pictures_of_a_row_are_those_of_its_documents_in_order():
-    a, b = (Picture(path=name, sha256="", width=1, height=1, soft_tokens=1) for name in "ab")
+    a, b = (ImageInfo(path=name, sha256="", width=1, height=1, soft_tokens=1) for name in "ab")
     documents = [replace(rendered([2, 7], [0, 1]), pictures=pictures) for pictures in ((a, b), (), (b,))]
     [rows] = pack_rows(documents, [[2, 0], [1]], 4)
     assert rows.pictures == ((b, a, b), ())

@@ -15,7 +15,7 @@ from gemsmith.recipe.schema import Data, Lora
 from gemsmith.train.inputs import check_patching
 
 TINY = with_vision(find_variant("tiny-31b"))
-WIDE = Picture(path="wide.png", sha256="", width=60, height=12, soft_tokens=50)
+WIDE = ImageInfo(path="wide.png", sha256="", width=60, height=12, soft_tokens=50)
 DATA = Data(train="rows.jsonl", image_tokens=70)
 
 

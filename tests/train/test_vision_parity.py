@@ -10,6 +10,7 @@ import pytest
 import torch
 import transformers
 from flax import nnx
+from gemsmith.batch.patches import Patches, make_patches, read_patching
 
 from gemsmith.arch import LORA_KINDS, VISION, VisionTower, find_variant, lora_targets, text_tensors, vision_tensors
 from gemsmith.checkpoints import open_checkpoint
@@ -18,7 +19,6 @@ from gemsmith.checkpoints.tiny import IMAGE_TOKENS, make_tokenizer, with_vision,
 from gemsmith.data import load_batches, prepare_data
 from gemsmith.export.adapters import read_run_adapter
 from gemsmith.images.decode import make_rgb
-from gemsmith.images.patches import Patches, make_patches, read_patching
 from gemsmith.models import hf_names_of
 from gemsmith.recipe.load import build_recipe
 from gemsmith.runs.resolve import resolve
@@ -109,15 +109,15 @@ class Pair:
         """Runs the update of that number, from 0, in both: the two losses and the two gradient norms."""
         tokens, mask, pictures = make_rows(self.variant.vision, number)
         shape = image_shape(self.variant.vision, [[columns * rows for columns, rows in sizes] for sizes in SIZES])
-        images = batch_images(tokens, pictures, image_token=IMAGE, shape=shape)
+        batch = batch_images(tokens, pictures, image_token=IMAGE, shape=shape)
         values = {
             "tokens": tokens,
             "segments": np.ones_like(tokens),
             "positions": np.tile(np.arange(LENGTH), (ROWS, 1)),
             "loss_mask": mask,
-            "patches": images.patches,
-            "patch_positions": images.positions,
-            "places": images.places,
+            "patches": batch.patches,
+            "patch_positions": batch.positions,
+            "places": batch.places,
             "learning_rate": learning_rate(self.recipe.optimizer, update=number, updates=UPDATES),
             "step": number + 1,
             "loss_limit": np.inf,

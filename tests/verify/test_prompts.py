@@ -9,7 +9,7 @@ from gemsmith.arch import find_variant
 from gemsmith.checkpoints import open_checkpoint
 from gemsmith.checkpoints.tiny import IMAGE_TOKENS, make_checkpoint, with_vision
 from gemsmith.data.packing import Rows
-from gemsmith.images.check import Picture, check_picture, cut_picture
+from gemsmith.images.check import ImageInfo, check_picture, cut_picture
 from gemsmith.images.patches import read_patching, scale
 from gemsmith.verify.prompts import picture_prompt, text_prompts
 from support.images import picture_bytes
@@ -40,13 +40,13 @@ def test_without_rows_prompts_are_random_tokens_that_are_not_special():
 
 
 def test_rows_with_pictures_are_no_prompts_of_text():
-    picture = Picture(path="a.png", sha256="", width=12, height=12, soft_tokens=1)
+    picture = ImageInfo(path="a.png", sha256="", width=12, height=12, soft_tokens=1)
     rows = make_rows([[5, BEGIN, IMAGE, END], [6, 7, 8, 9]], [[1] * 4] * 2, pictures=((picture,), ()))
     assert [prompt.tokens.tolist() for prompt in text_prompts(rows, 1024, 0)] == [[6, 7, 8, 9]]
 
 
 def test_a_prompt_with_a_picture_is_the_document_around_the_first_and_has_its_shape(base):
-    small = Picture(path="gone.png", sha256="", width=24, height=12, soft_tokens=2)
+    small = ImageInfo(path="gone.png", sha256="", width=24, height=12, soft_tokens=2)
     first = [20, BEGIN, *[IMAGE] * 55, END, 21]
     row = [*first, 22, BEGIN, *[IMAGE] * 2, END, 23, 30, 31]
     wide = replace(small, width=300, height=150, soft_tokens=55)

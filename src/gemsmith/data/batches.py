@@ -144,11 +144,11 @@ class StoredPictures:
     def __len__(self) -> int:
         return len(self.lines)
 
-    def __iter__(self) -> Iterator[tuple[Picture, ...]]:
+    def __iter__(self) -> Iterator[tuple[ImageInfo, ...]]:
         return (self[row] for row in range(len(self)))
 
-    def __getitem__(self, row: int) -> tuple[Picture, ...]:
-        pictures = (Picture(**values) for values in json.loads(self.lines[row]))
+    def __getitem__(self, row: int) -> tuple[ImageInfo, ...]:
+        pictures = (ImageInfo(**values) for values in json.loads(self.lines[row]))
         return tuple(replace(picture, path=str(self.base / picture.path)) for picture in pictures)
 
 

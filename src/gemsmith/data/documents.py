@@ -20,7 +20,7 @@ class Document:
     form: str = "messages"
     columns: Mapping[str, Any] = field(default_factory=dict)
     """Other columns of the row, where they were asked for."""
-    pictures: tuple[Picture, ...] = ()
+    pictures: tuple[ImageInfo, ...] = ()
     """What was found of its pictures, in the order of its image parts, once they have been looked at."""
 
     def name(self, index: int) -> str:

@@ -47,7 +47,7 @@ def look_at_pictures(documents: Sequence[Document], patching: Patching, *, bad: 
         seen = [pictures[_source(part)] for part in images_of(document.messages)]
         fault = next((one for one in seen if isinstance(one, BadPicture)), None)
         if fault is None:
-            kept.append(replace(document, pictures=tuple(one for one in seen if isinstance(one, Picture))))
+            kept.append(replace(document, pictures=tuple(one for one in seen if isinstance(one, ImageInfo))))
             continue
         if bad == "error":
             raise DataError(_describe(document, seen.index(fault), fault, key))
@@ -62,7 +62,7 @@ def look_at_pictures(documents: Sequence[Document], patching: Patching, *, bad: 
     return Seen(documents=kept, dropped=dict(dropped), notices=_notices(kept, faults, patching, key))
 
 
-def write_pictures(file: Path, rows: Iterable[tuple[Picture, ...]], base: Path) -> None:
+def write_pictures(file: Path, rows: Iterable[tuple[ImageInfo, ...]], base: Path) -> None:
     """Appends a line for each row; paths below `base` are written as seen from there."""
     with file.open("a", encoding="utf-8") as lines:
         for pictures in rows:

@@ -128,7 +128,7 @@ class Rendered:
     ids: np.ndarray
     trained: np.ndarray
     origin: str
-    pictures: tuple[Picture, ...] = ()
+    pictures: tuple[ImageInfo, ...] = ()
     """In the order of their soft tokens."""
 
     @property

@@ -39,7 +39,7 @@ class Packed(NamedTuple):
     trained: np.ndarray
     lengths: list[int]
     origins: list[str]
-    pictures: list[tuple[Picture, ...]]
+    pictures: list[tuple[ImageInfo, ...]]
 
 
 class Prompts(NamedTuple):

@@ -11,7 +11,7 @@ from gemsmith.images.patches import Patching, count_soft_tokens, cut, longest_li
 
 
 @dataclass(frozen=True, kw_only=True)
-class Picture:
+class ImageInfo:
     """A file that holds a picture, and what was found when it was looked at."""
 
     path: str
@@ -24,14 +24,14 @@ class Picture:
     """Whether it has further frames, which are not read."""
 
 
-def check_picture(source: str | bytes, patching: Patching) -> Picture:
+def check_picture(source: str | bytes, patching: Patching) -> ImageInfo:
     """The picture of a file, by its path, or of bytes, once it was decoded. Raises BadPicture."""
     data = read_bytes(source) if isinstance(source, str) else source
     rgb = make_rgb(data)
     line = longest_line(*rgb.size, patching)
     if patching.positions is not None and line > patching.positions:
         raise BadPicture("too thin", f"has {line} patches in a line, and the model positions for {patching.positions}")
-    return Picture(
+    return ImageInfo(
         path=source if isinstance(source, str) else "",
         sha256=hashlib.sha256(data).hexdigest(),
         width=rgb.width,
@@ -41,7 +41,7 @@ def check_picture(source: str | bytes, patching: Patching) -> Picture:
     )
 
 
-def cut_picture(picture: Picture, patching: Patching) -> np.ndarray:
+def cut_picture(picture: ImageInfo, patching: Patching) -> np.ndarray:
     """What `patches.cut` makes of the picture's file.
 
     Raises DataError where the file is gone, or holds other bytes than it did when it was looked at.

@@ -46,7 +46,7 @@ def keeps_size(width: int, height: int, patching: Patching) -> bool:
     return fitted_size(*size, patching) == size
 
 
-def count_resized_again(pictures: Iterable[Picture], patching: Patching) -> int:
+def count_resized_again(pictures: Iterable[ImageInfo], patching: Patching) -> int:
     """How many of the pictures a server resizes itself, so that its pixels differ a little from the trained ones."""
     return sum(not keeps_size(picture.width, picture.height, patching) for picture in pictures)
 

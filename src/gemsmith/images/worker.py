@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gemsmith.errors import GemsmithError
-from gemsmith.images.check import Picture, check_picture, cut_picture
+from gemsmith.images.check import ImageInfo, check_picture, cut_picture
 from gemsmith.images.decode import BadPicture
 from gemsmith.images.patches import Patching
 from gemsmith.system.workers import answer_requests
@@ -33,7 +33,7 @@ def main() -> None:
     answer_requests(answer, errors=(GemsmithError, BadPicture))
 
 
-def answer(request: Check | Cut) -> Picture | np.ndarray | Exception:
+def answer(request: Check | Cut) -> ImageInfo | np.ndarray | Exception:
     """What comes of a request."""
     if isinstance(request, Check):
         return check_picture(*request)

@@ -31,7 +31,7 @@ def count_processes(pictures: int) -> int:
 
 def check_pictures(
     sources: Sequence[str | bytes], patching: Patching, *, processes: int
-) -> Iterator[Picture | BadPicture]:
+) -> Iterator[ImageInfo | BadPicture]:
     """What each of the pictures is, in order, or what is wrong with it."""
     with open_workers(processes) as ask:
         waiting: deque[Future[Any]] = deque()
@@ -44,7 +44,7 @@ def check_pictures(
 
 
 def decode_ahead(
-    steps: Iterable[tuple[Item, Sequence[Picture]]], patching: Patching, *, processes: int, ahead: int = 2
+    steps: Iterable[tuple[Item, Sequence[ImageInfo]]], patching: Patching, *, processes: int, ahead: int = 2
 ) -> Iterator[tuple[Item, list[Patches]]]:
     """Each step's item, with the patches of its pictures, which are decoded while `ahead` earlier steps run.
 
@@ -114,7 +114,7 @@ def _why_it_ended(code: int, request: Check | Cut) -> Exception:
     return RuntimeError(f"{' '.join(_COMMAND)} ended with {code}; its traceback is above")
 
 
-def _found(answer: Future[Any]) -> Picture | BadPicture:
+def _found(answer: Future[Any]) -> ImageInfo | BadPicture:
     try:
         picture: Picture = answer.result()
         return picture

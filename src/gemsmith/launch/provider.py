@@ -136,7 +136,7 @@ class Request:
     recipe_text: str
     inputs: Mapping[str, str]
     """A local file or folder -> where it goes, below the run's folder in the bucket."""
-    pictures: tuple[Pictures, ...] = ()
+    pictures: tuple[ImageShards, ...] = ()
     """Those that rows name, which are packed for the way."""
     stages: tuple[str, ...]
     machine: Machine

@@ -17,7 +17,7 @@ from gemsmith.errors import InputError, RecipeError, nearest
 from gemsmith.hardware import Catalogue, Machine, find_machine, load_catalogue
 from gemsmith.launch.cost import default_region, find_price, make_bill, price_of_hour
 from gemsmith.launch.provider import MOUNT, Bill, Chosen, Request, Target, check_wheel
-from gemsmith.launch.shards import Pictures, find_pictures
+from gemsmith.launch.shards import ImageShards, find_pictures
 from gemsmith.plan import plan_only
 from gemsmith.recipe.backends import BACKENDS
 from gemsmith.recipe.load import dump_recipe, with_values
@@ -41,7 +41,7 @@ class Inputs:
     """Keys of the recipe that name another place there."""
     copies: Mapping[str, str]
     """A local file or folder -> where it goes."""
-    pictures: tuple[Pictures, ...] = ()
+    pictures: tuple[ImageShards, ...] = ()
     weights_bucket: str | None = None
     """The bucket of the base, where it is mounted."""
 
@@ -81,7 +81,7 @@ def find_inputs(recipe: Recipe, root: str, *, mount: str | None) -> Inputs:
     return Inputs(placed=tuple(placed), copies=copies, pictures=tuple(pictures), weights_bucket=weights)
 
 
-def _pictures(recipe: Recipe, key: str, path: Path) -> Pictures | None:
+def _pictures(recipe: Recipe, key: str, path: Path) -> ImageShards | None:
     if not path.exists():
         raise RecipeError(f"{key}: {path} is not there")
     return find_pictures(recipe.data, key, path) if key in _ROWS else None

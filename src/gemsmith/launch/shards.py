@@ -27,7 +27,7 @@ SHARD_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pictures:
+class ImageShards:
     """The files below `folder` that the rows of `key` name."""
 
     key: str
@@ -47,7 +47,7 @@ class Pictures:
         return "".join(f"{digest}  {name}\n" for name, digest in self.sums.items())
 
 
-def find_pictures(data: Data, key: str, source: Path) -> Pictures | None:
+def find_pictures(data: Data, key: str, source: Path) -> ImageShards | None:
     """The pictures that the rows of `key`, at `source`, name by their paths; None where they name none.
 
     Of a folder that holds rows they are checked and not returned: it is copied with all that is in it. Raises DataError
@@ -69,7 +69,7 @@ def find_pictures(data: Data, key: str, source: Path) -> Pictures | None:
         _refuse(name, folder, f"{key}, {origin}")
     if not names or folder == source:
         return None
-    return Pictures(
+    return ImageShards(
         key=key,
         folder=folder,
         sums={name: sha256_file(folder / name) for name in sorted(names)},

@@ -27,7 +27,7 @@ def _copy(local: str, remote: str) -> Command:
     return ("gcloud", "storage", "cp", "--recursive", local, remote.rpartition("/")[0] + "/")
 
 
-def _picture_steps(pictures: Pictures, launched: str) -> list[tuple[str, Command]]:
+def _picture_steps(pictures: ImageShards, launched: str) -> list[tuple[str, Command]]:
     packed = f"{PACKED}/{pictures.place}"
     # Of what an upload that was cut short left there, only the missing files are sent again.
     exactly = ("--recursive", "--checksums-only", "--delete-unmatched-destination-objects")
@@ -44,7 +44,7 @@ def _picture_steps(pictures: Pictures, launched: str) -> list[tuple[str, Command
     ]
 
 
-def list_name(pictures: Pictures) -> str:
+def list_name(pictures: ImageShards) -> str:
     """The rendered file that lists them."""
     return f"{pictures.place}.sha256"
 
@@ -60,7 +60,7 @@ def upload_lines(request: Request) -> list[str]:
     return [f"uploads {what}" for what in (*files, *map(_describe, request.pictures))]
 
 
-def _describe(pictures: Pictures) -> str:
+def _describe(pictures: ImageShards) -> str:
     count = len(pictures.sums)
     return (
         f"{count:,} picture{'s' * (count > 1)} ({say_bytes(pictures.total_bytes)}) that {pictures.key} names, of "

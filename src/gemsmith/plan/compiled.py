@@ -43,7 +43,7 @@ class Limits:
     memory_bytes: float
 
 
-Compile = Callable[[Recipe, Machine, Pictures | None], CompiledStep | None]
+Compile = Callable[[Recipe, Machine, ImageWork | None], CompiledStep | None]
 """What the compiler says of the recipe, its mesh chosen, on a machine, with rows that have room for such pictures; None
 where nothing is compiled for that."""
 
@@ -59,7 +59,7 @@ def compiler(limits: Limits) -> Compile:
 
     check_compiler()
 
-    def compiled(recipe: Recipe, machine: Machine, pictures: Pictures | None) -> CompiledStep | None:
+    def compiled(recipe: Recipe, machine: Machine, pictures: ImageWork | None) -> CompiledStep | None:
         return _compiled(recipe, machine, pictures, limits) if compiles_for(recipe, machine) else None
 
     return compiled
@@ -97,7 +97,7 @@ def compiled_note(step: CompiledStep) -> str:
 
 
 def compile_chosen(
-    compile_step: Compile, recipe: Recipe, choice: Choice, machine: Machine, pictures: Pictures | None
+    compile_step: Compile, recipe: Recipe, choice: Choice, machine: Machine, pictures: ImageWork | None
 ) -> CompiledStep | None:
     """The recipe compiled with the mesh that was chosen, beside what the formula said of it."""
     if any(not problem.startswith("needs ") for problem in choice.problems):
@@ -115,7 +115,7 @@ def cache_folder() -> Path:
     return Path(folder) / "gemsmith" / "compiled"
 
 
-def cache_key(recipe: Recipe, machine: Machine, pictures: Pictures | None = None) -> str:
+def cache_key(recipe: Recipe, machine: Machine, pictures: ImageWork | None = None) -> str:
     """The SHA-256 of all that a compiled step's numbers depend on: recipe, chip, versions, Gemsmith's own code."""
     values = recipe.model_dump(mode="json")
     chip = machine.chip
@@ -132,7 +132,7 @@ def cache_key(recipe: Recipe, machine: Machine, pictures: Pictures | None = None
     return hashlib.sha256(json.dumps(depends, sort_keys=True).encode()).hexdigest()
 
 
-def _compiled(recipe: Recipe, machine: Machine, pictures: Pictures | None, limits: Limits) -> CompiledStep:
+def _compiled(recipe: Recipe, machine: Machine, pictures: ImageWork | None, limits: Limits) -> CompiledStep:
     file = cache_folder() / f"{cache_key(recipe, machine, pictures)}.json"
     try:
         return CompiledStep.model_validate_json(file.read_bytes()).model_copy(update={"cached": True})
@@ -151,7 +151,7 @@ def _compiled(recipe: Recipe, machine: Machine, pictures: Pictures | None, limit
     return step
 
 
-def _compile(recipe: Recipe, machine: Machine, pictures: Pictures | None, limits: Limits) -> CompiledStep:
+def _compile(recipe: Recipe, machine: Machine, pictures: ImageWork | None, limits: Limits) -> CompiledStep:
     from gemsmith.plan.aot.compile import compile_in_child
     from gemsmith.plan.aot.timeline import walk
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gemsmith.arch import Variant
-from gemsmith.hardware.model import Pictures, pictures_of
+from gemsmith.hardware.model import ImageWork, pictures_of
 from gemsmith.recipe.backends import bucket_of
 from gemsmith.recipe.schema import Made, Recipe
 from gemsmith.runs.records import DataRecord
@@ -146,7 +146,7 @@ _TEXT_TOKENS = 40
 class PictureCount(NamedTuple):
     """What the rows have room for, None where they are text alone; and sentences that say why."""
 
-    pictures: Pictures | None
+    pictures: ImageWork | None
     reasons: tuple[str, ...] = ()
     in_prompt: int = 0
     """Those of one document, before documents are packed."""
@@ -163,15 +163,15 @@ def count_pictures(recipe: Recipe, variant: Variant, data: DataRecord | None = N
         most = data.most_pictures or -(
             -data.most_patches // (recipe.data.image_tokens * variant.vision.patches_per_token)
         )
-        images, how = (most if data.pictures else 0), "counted by the data stage"
+        count, how = (most if data.pictures else 0), "counted by the data stage"
         in_prompt = -(-data.pictures // max(1, data.rows))
     else:
         in_prompt, how = _in_prompt(recipe)
-        images = _room(recipe, variant.vision.patches_per_token, in_prompt) if in_prompt else 0
-    if not images:
+        count = _room(recipe, variant.vision.patches_per_token, in_prompt) if in_prompt else 0
+    if not count:
         return PictureCount(None, () if data is not None or not how else (how,))
     soft_tokens = bucket_of(recipe.data.image_tokens)
-    pictures = pictures_of(recipe, variant, images=images, soft_tokens=soft_tokens)
+    pictures = pictures_of(recipe, variant, images=count, soft_tokens=soft_tokens)
     return PictureCount(pictures, _reasons(recipe, variant, pictures, how), in_prompt)
 
 
@@ -227,11 +227,11 @@ def _pictures(row: dict[str, Any]) -> int:
     return max(of_columns, sum(isinstance(part, dict) and part.get("type") == "image" for part in parts))
 
 
-def _reasons(recipe: Recipe, variant: Variant, pictures: Pictures, how: str) -> tuple[str, ...]:
+def _reasons(recipe: Recipe, variant: Variant, pictures: ImageWork, how: str) -> tuple[str, ...]:
     walked = "forward and back" if pictures.adapters else "forward"
-    images = "a picture" if pictures.images == 1 else f"{pictures.images:,} pictures"
+    several = "a picture" if pictures.images == 1 else f"{pictures.images:,} pictures"
     sentences = [
-        f"Every row has room for {images} of {pictures.soft_tokens:,} soft tokens ({pictures.patches:,} patches), "
+        f"Every row has room for {several} of {pictures.soft_tokens:,} soft tokens ({pictures.patches:,} patches), "
         f"{how}; what a row leaves empty costs as much. They are embedded {walked}."
     ]
     if variant.bidirectional_images and recipe.train.backend == "tunix":

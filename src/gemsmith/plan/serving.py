@@ -10,7 +10,7 @@ from pathlib import Path
 from gemsmith.arch import Variant
 from gemsmith.errors import MachineError, RunError
 from gemsmith.hardware import Machine
-from gemsmith.hardware.model import Pictures, pictures_of
+from gemsmith.hardware.model import ImageWork, pictures_of
 from gemsmith.hardware.model.serving import Roofline, Served, decode_step, kv_bytes, prefill
 from gemsmith.hardware.model.step_time import MEASURED_WITHIN
 from gemsmith.plan.cost import on_demand, rounded
@@ -118,7 +118,7 @@ def plan_lengths(
 
 
 def output_tokens_per_s(
-    served: Served, *, requests: float, input_tokens: int, output_tokens: int, pictures: Pictures | None = None
+    served: Served, *, requests: float, input_tokens: int, output_tokens: int, pictures: ImageWork | None = None
 ) -> Range:
     """Of one copy whose batch stays full: while a request is answered, every other's prompt is once prefilled.
 
@@ -142,7 +142,7 @@ def decode_s(served: Served, *, requests: float, context: float) -> Range:
     return max(least, roofline.interconnect_s) / high, (least + roofline.interconnect_s) / low
 
 
-def prefill_s(served: Served, tokens: int, pictures: Pictures | None = None) -> Range:
+def prefill_s(served: Served, tokens: int, pictures: ImageWork | None = None) -> Range:
     """A prompt alone with its pictures, matmuls as training's and up to PREFILL_SHARE, or as load tests measured."""
     roofline, machine, chip = prefill(served, tokens, pictures), served.machine, served.machine.chip
     if machine.served_prefill_low is not None and machine.served_prefill_high is not None:
@@ -167,7 +167,7 @@ def _measured(roofline: Roofline, low: float, high: float) -> Range:
     return least_s(roofline) / high / MEASURED_WITHIN, least_s(roofline) / low * MEASURED_WITHIN
 
 
-def _seen(recipe: Recipe, variant: Variant, images: int) -> Pictures:
+def _seen(recipe: Recipe, variant: Variant, images: int) -> ImageWork:
     """A prompt's pictures, which are only walked forward."""
     return replace(pictures_of(recipe, variant, images=images, soft_tokens=recipe.data.image_tokens), adapters=0)
 

@@ -13,7 +13,7 @@ from typing import Literal
 from gemsmith.arch import Variant
 from gemsmith.errors import InputError
 from gemsmith.hardware import Catalogue, Machine, find_machine, load_catalogue, own_catalogue, own_files
-from gemsmith.hardware.model import Pictures, Work, work_of
+from gemsmith.hardware.model import ImageWork, Work, work_of
 from gemsmith.hardware.model import step_time as time
 from gemsmith.plan.compiled import Compile, Limits, compiler, compiles_for
 from gemsmith.plan.cost import LOAD_BYTES_PER_S, PREEMPTION_HOURS
@@ -159,7 +159,7 @@ def plan_recipe(
     )
 
 
-def _works(recipe: Recipe, variant: Variant, pictures: Pictures | None) -> Callable[[str], Work]:
+def _works(recipe: Recipe, variant: Variant, pictures: ImageWork | None) -> Callable[[str], Work]:
     """The work of a step with the base in a dtype, reckoned once for each."""
 
     @functools.cache

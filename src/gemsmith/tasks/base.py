@@ -23,7 +23,7 @@ class Question:
     expected: str
     origin: str
     columns: Mapping[str, Any] = field(default_factory=dict)
-    pictures: "tuple[Picture, ...]" = ()
+    pictures: "tuple[ImageInfo, ...]" = ()
     """What was found of the messages' pictures, in order."""
 
 

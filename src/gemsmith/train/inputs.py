@@ -103,7 +103,7 @@ def check_patching(checkpoint: Checkpoint, batches: Batches, data: Data, lora: L
     return patching
 
 
-def _check_positions(checkpoint: Checkpoint, pictures: Iterable[Picture], patching: Patching, vision: Vision) -> None:
+def _check_positions(checkpoint: Checkpoint, pictures: Iterable[ImageInfo], patching: Patching, vision: Vision) -> None:
     for picture in pictures:
         longest = longest_line(picture.width, picture.height, patching)
         if longest > vision.positions:

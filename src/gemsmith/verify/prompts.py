@@ -74,22 +74,22 @@ def picture_prompt(base: Checkpoint, rows: Rows | None, image_tokens: int, seed:
     `image_tokens`: data.image_tokens of the run.
     """
     config, random = read_config(base.folder), np.random.default_rng(seed)
-    patching, image = read_patching(config, image_tokens), int(config["image_token_id"])
+    patching, image_token = read_patching(config, image_tokens), int(config["image_token_id"])
     row = next((row for row, pictures in enumerate(rows.pictures) if pictures), None) if rows else None
     if rows is None or row is None:
         before, after = (_random_tokens(random, base.variant.vocabulary, _AROUND) for _ in range(2))
-        soft_tokens = [config["boi_token_id"], *[image] * _SIDE**2, config["eoi_token_id"]]
+        soft_tokens = [config["boi_token_id"], *[image_token] * _SIDE**2, config["eoi_token_id"]]
         tokens, sides = np.concatenate([before, soft_tokens, after]).astype(np.int64), (_SIDE, _SIDE)
     else:
         picture = rows.pictures[row][0]
         wide, tall = fitted_size(picture.width, picture.height, patching)
         side = patching.patch * patching.pooling
-        tokens, places = _around_the_first(np.asarray(rows.tokens[row]), rows, row, image)
+        tokens, places = _around_the_first(np.asarray(rows.tokens[row]), rows, row, image_token)
         sides = wide // side, tall // side
         with contextlib.suppress(DataError):
             real, targets = scale(cut_picture(picture, patching), patching), np.asarray(rows.loss_mask[row])[places]
-            return Prompt(tokens=tokens, targets=targets, picture=real, image_token=image)
-    return Prompt(tokens=tokens, picture=_random_picture(random, patching, *sides), image_token=image)
+            return Prompt(tokens=tokens, targets=targets, picture=real, image_token=image_token)
+    return Prompt(tokens=tokens, picture=_random_picture(random, patching, *sides), image_token=image_token)
 
 
 def trained_rows(run: Run) -> Rows | None:
@@ -108,12 +108,12 @@ def _documents(rows: Rows) -> Iterator[Prompt]:
             yield Prompt(tokens=rows.tokens[row][chosen].astype(np.int64), targets=rows.loss_mask[row][chosen])
 
 
-def _around_the_first(tokens: np.ndarray, rows: Rows, row: int, image: int) -> tuple[np.ndarray, slice]:
+def _around_the_first(tokens: np.ndarray, rows: Rows, row: int, image_token: int) -> tuple[np.ndarray, slice]:
     """The document's tokens around its first picture, up to the next, and their places."""
-    begin = int(np.flatnonzero(tokens == image)[0])
+    begin = int(np.flatnonzero(tokens == image_token)[0])
     document = next(places for places in rows.documents(row) if places.start <= begin < places.stop)
     end = begin + rows.pictures[row][0].soft_tokens
-    later = np.flatnonzero(tokens[end : document.stop] == image)
+    later = np.flatnonzero(tokens[end : document.stop] == image_token)
     # What stands before a picture is its own, too.
     last = end + int(later[0]) - 1 if len(later) else document.stop
     places = slice(max(document.start, begin - PROMPT_TOKENS), min(last, end + PROMPT_TOKENS))

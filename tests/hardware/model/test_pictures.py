@@ -19,8 +19,8 @@ def make_recipe(**lora):
 
 def make_work(name="gemma4-31b", *, images=3, chips="tpu", **lora):
     recipe, variant = make_recipe(**lora), find_variant(name)
-    pictures = pictures_of(recipe, variant, images=images, soft_tokens=288) if images else None
-    return on_chips(work_of(recipe, variant, pictures=pictures), chips, recipe)
+    load = pictures_of(recipe, variant, images=images, soft_tokens=288) if images else None
+    return on_chips(work_of(recipe, variant, pictures=load), chips, recipe)
 
 
 def test_the_large_tower_is_counted_from_its_tensors():

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
+from gemsmith.batch.patches import Patches
 
 from gemsmith.arch import find_variant
-from gemsmith.images.patches import Patches
 from gemsmith.train.jax.images import ImageShape, batch_images, image_shape
 
 SHAPE = ImageShape(images=2, soft_tokens=3, patches=4, patch_dim=2)
@@ -16,18 +16,18 @@ def make_picture(value, *, patches, soft_tokens):
 def test_pictures_have_the_places_of_their_soft_tokens_in_order():
     tokens = np.array([[2, 9, 9, 3, 9], [2, 3, 4, 5, 6]])
     pictures = [make_picture(0.25, patches=4, soft_tokens=2), make_picture(0.75, patches=1, soft_tokens=1)]
-    images = batch_images(tokens, [pictures, []], image_token=9, shape=SHAPE)
-    assert images.places.tolist() == [[[1, 2, 5], [4, 5, 5]], [[5] * 3] * 2]
-    assert images.patches[0, :, :, 0].tolist() == [[0.25] * 4, [0.75, 0, 0, 0]]
-    assert images.positions[0, 1].tolist() == [[0, 0], [-1, -1], [-1, -1], [-1, -1]]
-    assert (images.positions[1] == -1).all()
+    batch = batch_images(tokens, [pictures, []], image_token=9, shape=SHAPE)
+    assert batch.places.tolist() == [[[1, 2, 5], [4, 5, 5]], [[5] * 3] * 2]
+    assert batch.patches[0, :, :, 0].tolist() == [[0.25] * 4, [0.75, 0, 0, 0]]
+    assert batch.positions[0, 1].tolist() == [[0, 0], [-1, -1], [-1, -1], [-1, -1]]
+    assert (batch.positions[1] == -1).all()
 
 
 def test_padding_that_a_processor_has_added_is_left_out():
     picture = make_picture(0.5, patches=6, soft_tokens=1)
     picture.positions[2:] = -1
-    images = batch_images(np.array([[9]]), [[picture]], image_token=9, shape=SHAPE)
-    assert images.patches[0, 0, :, 0].tolist() == [0.5, 0.5, 0, 0]
+    batch = batch_images(np.array([[9]]), [[picture]], image_token=9, shape=SHAPE)
+    assert batch.patches[0, 0, :, 0].tolist() == [0.5, 0.5, 0, 0]
 
 
 def test_a_row_whose_soft_tokens_are_not_its_pictures_is_our_own_mistake():

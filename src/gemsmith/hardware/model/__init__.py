@@ -11,7 +11,7 @@ from gemsmith.hardware.model.memory import (
     tokens_per_device,
     weight_shards,
 )
-from gemsmith.hardware.model.work import Pictures, Work, attended_pairs, on_chips, pictures_of, work_of
+from gemsmith.hardware.model.work import ImageWork, Work, attended_pairs, on_chips, pictures_of, work_of
 
 __all__ = [
     "Memory",

@@ -244,11 +244,11 @@ def _tower_workspace(work: Work, mesh: Mesh) -> Workspace:
     """One layer of the tower, with the scores of a block of queries."""
     if work.pictures is None:
         return Workspace()
-    pictures, images = work.pictures, images_per_device(work, mesh)
-    scores = min(work.query_block, pictures.patches) * pictures.patches * pictures.scores_width
+    tower, count = work.pictures, images_per_device(work, mesh)
+    scores = min(work.query_block, tower.patches) * tower.patches * tower.scores_width
     return Workspace(
-        activations=float(images * pictures.patches * pictures.width * work.dtype_bytes),
-        attention=float(4 * images * scores),
+        activations=float(count * tower.patches * tower.width * work.dtype_bytes),
+        attention=float(4 * count * scores),
     )
 
 

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 
 from gemsmith.arch import Tensor, Variant, text_tensors
 from gemsmith.hardware import Machine
-from gemsmith.hardware.model.work import Pictures, attended_pairs
+from gemsmith.hardware.model.work import ImageWork, attended_pairs
 
 LOGIT_ROWS = 1024
 """Sequences that vLLM samples for at once at most (vllm/engine/arg_utils.py, get_batch_defaults, 0.32.0)."""
@@ -157,7 +157,7 @@ def decode_step(served: Served, *, requests: float, context: float) -> Roofline:
     )
 
 
-def prefill(served: Served, tokens: int, pictures: Pictures | None = None) -> Roofline:
+def prefill(served: Served, tokens: int, pictures: ImageWork | None = None) -> Roofline:
     """A prompt of so many tokens, alone, soft tokens among them; its weights are read once.
 
     vLLM does not split the tower (gemma4_mm.py, 0.32.0): every device embeds all of the prompt's pictures, before the

@@ -41,7 +41,7 @@ _POSITION_BYTES, _PLACE_BYTES, _VALUE_BYTES = 8, 4, 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pictures:
+class ImageWork:
     """The pictures of every row, padded to one shape."""
 
     vision: Vision
@@ -121,13 +121,13 @@ class Pictures:
         return first + vision.layers * vision.embed_dim * (4 * vision.heads * vision.head_dim + 3 * vision.ffn)
 
 
-def pictures_of(recipe: Recipe, variant: Variant, *, images: int, soft_tokens: int) -> Pictures:
+def pictures_of(recipe: Recipe, variant: Variant, *, images: int, soft_tokens: int) -> ImageWork:
     """The pictures of rows that have room for so many, each of so many soft tokens."""
     assert variant.vision is not None, f"{variant.name} takes no pictures"
     tensors = vision_tensors(variant)
     own = {tensor.name for tensor in tensors}
     targets = [target for target in lora_targets(variant, recipe.lora.targets) if target.name in own]
-    return Pictures(
+    return ImageWork(
         vision=variant.vision,
         images=images,
         soft_tokens=soft_tokens,
@@ -194,7 +194,7 @@ class Work:
     """What the backward passes of all layers read, which without remat is saved."""
     named_widths: Mapping[str, Widths]
     """The results that train.remat can name, each summed over all layers."""
-    pictures: Pictures | None = None
+    pictures: ImageWork | None = None
     """None where rows are text alone."""
 
     @property
@@ -295,7 +295,7 @@ def on_chips(work: Work, kind: str, recipe: Recipe) -> Work:
 
 
 def work_of(
-    recipe: Recipe, variant: Variant, *, attention: Attention = "blocked", pictures: Pictures | None = None
+    recipe: Recipe, variant: Variant, *, attention: Attention = "blocked", pictures: ImageWork | None = None
 ) -> Work:
     """The work of one step of the recipe, whole layers recomputed where train.remat is auto.
 

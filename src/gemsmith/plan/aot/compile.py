@@ -26,7 +26,7 @@ from typing import Any
 from gemsmith.arch import find_variant
 from gemsmith.errors import GemsmithError, MachineError, first_line
 from gemsmith.hardware import load_catalogue
-from gemsmith.hardware.model import Pictures, Work, attended_pairs, pictures_of
+from gemsmith.hardware.model import ImageWork, Work, attended_pairs, pictures_of
 from gemsmith.recipe.load import build_recipe
 from gemsmith.recipe.schema import Recipe
 
@@ -96,7 +96,7 @@ def open_topology(name: str) -> Any:
 
 
 def compile_step(
-    recipe: Recipe, *, topology: str, options: Mapping[str, Any], pictures: Pictures | None = None
+    recipe: Recipe, *, topology: str, options: Mapping[str, Any], pictures: ImageWork | None = None
 ) -> CompiledStep:
     """The step that `gemsmith train` runs for a recipe, its rows with room for so many pictures, compiled for a slice.
 
@@ -111,7 +111,7 @@ def compile_step(
 
 
 def lower_step(
-    recipe: Recipe, devices: Any, *, device_bytes: float | None = None, pictures: Pictures | None = None
+    recipe: Recipe, devices: Any, *, device_bytes: float | None = None, pictures: ImageWork | None = None
 ) -> tuple[Any, Any]:
     """The recipe's step on arrays with shapes and places but no values, and how it runs (gemsmith.models.Execution)."""
     from functools import partial
@@ -137,8 +137,8 @@ def lower_step(
     nnx.update(optimizer, place_moments(nnx.state(optimizer), model))
     micro_batches = micro_batches_on(recipe, variant, mesh)
     step = make_step(model, optimizer, lora=recipe.lora, seed=recipe.seed, micro_batches=micro_batches)
-    images = None if pictures is None else ImageShape.of(pictures)
-    inputs = input_shapes(mesh, rows=recipe.train.rows_per_step, length=recipe.data.max_length, images=images)
+    shape = None if pictures is None else ImageShape.of(pictures)
+    inputs = input_shapes(mesh, rows=recipe.train.rows_per_step, length=recipe.data.max_length, images=shape)
     return step.update.lower(step.trained, step.moments, step.frozen, inputs), how
 
 
@@ -215,7 +215,7 @@ def compile_in_child(
     *,
     topology: str,
     options: Mapping[str, Any] | None = None,
-    pictures: Pictures | None = None,
+    pictures: ImageWork | None = None,
     limit_s: float | None = None,
     limit_bytes: float | None = None,
 ) -> dict[str, Any]:

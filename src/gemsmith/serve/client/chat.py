@@ -96,7 +96,7 @@ def _shown(body: bytes) -> str:
 
 
 def api_messages(
-    messages: Sequence[Message], pictures: Sequence[Picture] = (), patching: Patching | None = None
+    messages: Sequence[Message], pictures: Sequence[ImageInfo] = (), patching: Patching | None = None
 ) -> list[dict[str, Any]]:
     """The messages of a request; content that is text alone is a string.
 

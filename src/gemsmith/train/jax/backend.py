@@ -26,7 +26,7 @@ from gemsmith.checkpoints.steps import is_peft_step
 from gemsmith.data import Batches, load_batches
 from gemsmith.data.batches import Bucket
 from gemsmith.errors import DamageError, MachineError, RunError, first_line
-from gemsmith.hardware.model import Pictures, pictures_of
+from gemsmith.hardware.model import ImageWork, pictures_of
 from gemsmith.models import Execution, Gemma4, base_kinds, load_model
 from gemsmith.recipe.schema import Recipe
 from gemsmith.runs.provenance import start_clock
@@ -118,7 +118,7 @@ def train_with_tunix(run: Run, *, fresh: bool = False) -> TrainRecord:
 
 
 def adapted_model(
-    recipe: Recipe, checkpoint: Checkpoint, mesh: Mesh, *, vision: bool = False, pictures: Pictures | None = None
+    recipe: Recipe, checkpoint: Checkpoint, mesh: Mesh, *, vision: bool = False, pictures: ImageWork | None = None
 ) -> Gemma4:
     """The checkpoint's model on the mesh, with adapters at their start: the recipe's, or one that is new.
 

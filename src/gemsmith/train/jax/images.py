@@ -36,7 +36,7 @@ class ImageShape:
     patch_dim: int
 
     @classmethod
-    def of(cls, pictures: Pictures) -> "ImageShape":
+    def of(cls, pictures: ImageWork) -> "ImageShape":
         """That of the pictures that a plan reckons with."""
         return cls(
             images=pictures.images,
@@ -166,7 +166,7 @@ class PictureFeed:
     def _fill(self, count: int) -> None:
         while len(self._ready) < count:
             try:
-                batch, pictures = next(self._decoded)
+                batch, decoded = next(self._decoded)
             except StopIteration:
                 return
             except InputError as error:
@@ -174,7 +174,7 @@ class PictureFeed:
                 return
             how, shape = self._how, self._how.shape(self.step)
             self.step += 1
-            images = batch_images(batch.tokens, pictures, image_token=how.image_token, shape=shape)
+            images = batch_images(batch.tokens, decoded, image_token=how.image_token, shape=shape)
             self._ready.append(
                 {
                     **batch.arrays(),

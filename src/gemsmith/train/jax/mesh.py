@@ -15,7 +15,7 @@ from jax.sharding import AxisType, Mesh
 
 from gemsmith.arch import Variant
 from gemsmith.errors import MachineError, RecipeError, last_line
-from gemsmith.hardware.model import Pictures, Work, choose_remat, micro_batches, on_chips, work_of
+from gemsmith.hardware.model import ImageWork, Work, choose_remat, micro_batches, on_chips, work_of
 from gemsmith.hardware.model.limits import check_mesh, check_splash, name_mesh
 from gemsmith.models import Execution
 from gemsmith.models.sharding import AXES
@@ -88,7 +88,7 @@ def make_execution(
     mesh: Mesh,
     *,
     device_bytes: float | None = None,
-    pictures: Pictures | None = None,
+    pictures: ImageWork | None = None,
 ) -> Execution:
     """How this recipe's forward pass runs on the mesh, whose devices have so much memory; default: what they say.
 
@@ -119,7 +119,7 @@ def micro_batches_on(recipe: Recipe, variant: Variant, mesh: Mesh) -> int:
 
 
 def _remat(
-    recipe: Recipe, variant: Variant, mesh: Mesh, device_bytes: float | None, pictures: Pictures | None
+    recipe: Recipe, variant: Variant, mesh: Mesh, device_bytes: float | None, pictures: ImageWork | None
 ) -> Remat:
     if recipe.train.remat != "auto":
         return recipe.train.remat
@@ -127,7 +127,7 @@ def _remat(
     return choose_remat(work, sizes, device_bytes=device_bytes or memory_bytes(mesh))
 
 
-def _work_on(recipe: Recipe, variant: Variant, mesh: Mesh, pictures: Pictures | None = None) -> tuple[Work, MeshSizes]:
+def _work_on(recipe: Recipe, variant: Variant, mesh: Mesh, pictures: ImageWork | None = None) -> tuple[Work, MeshSizes]:
     work = on_chips(work_of(recipe, variant, pictures=pictures), mesh.devices.flat[0].platform, recipe)
     return work, MeshSizes(**{axis: mesh.shape[axis] for axis in AXES})
 

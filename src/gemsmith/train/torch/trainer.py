@@ -199,7 +199,7 @@ class Trainer(SFTTrainer):
         for step in range(self._done + 1, self.batches.steps + 1):
             batch = self.batches.batch(step)
             own = self._group.rows(self.batches.rows_per_step)
-            seen = [picture for pictures in batch.pictures for picture in pictures]
+            seen = [picture for row in batch.pictures for picture in row]
             counts = {
                 "targets": int(np.count_nonzero(batch.loss_mask[:, 1:])),
                 "real_tokens": int(np.count_nonzero(batch.segments)),
