@@ -7,7 +7,7 @@ import pytest
 
 from gemsmith.data.packing import ARRAYS, assign_rows, drawn_order, pack_rows
 from gemsmith.data.tokenize import Rendered
-from gemsmith.images.check import Picture
+from gemsmith.images.check import ImageInfo
 
 
 def rendered(ids: list[int], trained: list[int]) -> Rendered:

@@ -9,7 +9,7 @@ from gemsmith.arch import find_variant
 from gemsmith.checkpoints import Checkpoint
 from gemsmith.checkpoints.tiny import make_config, with_vision
 from gemsmith.errors import CheckpointError, RecipeError
-from gemsmith.images.check import Picture
+from gemsmith.images.check import ImageInfo
 from gemsmith.images.patches import Patching
 from gemsmith.recipe.schema import Data, Lora
 from gemsmith.train.inputs import check_patching

@@ -20,7 +20,7 @@ import numpy as np
 
 from gemsmith.data.packing import ARRAYS, Rows
 from gemsmith.errors import DataError, RunError
-from gemsmith.images.check import Picture
+from gemsmith.images.check import ImageInfo
 from gemsmith.recipe.backends import bucket_of
 from gemsmith.recipe.schema import Train
 from gemsmith.runs.records import DataRecord

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from gemsmith.images.check import Picture
+from gemsmith.images.check import ImageInfo
 from gemsmith.tasks.messages import Message
 
 FORMS = {"messages": ("messages",), "prompt-response": ("prompt", "response")}

@@ -10,7 +10,7 @@ from gemsmith.data.batches import Batches
 from gemsmith.data.documents import Document
 from gemsmith.data.packing import Rows
 from gemsmith.errors import DataError
-from gemsmith.images.check import Picture
+from gemsmith.images.check import ImageInfo
 from gemsmith.images.decode import BadPicture
 from gemsmith.images.patches import Patches, Patching
 from gemsmith.images.workers import check_pictures, count_processes, decode_ahead

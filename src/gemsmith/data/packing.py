@@ -10,7 +10,7 @@ from typing import Protocol
 import numpy as np
 
 from gemsmith.data.tokenize import Rendered
-from gemsmith.images.check import Picture
+from gemsmith.images.check import ImageInfo
 
 ARRAYS: dict[str, np.dtype] = {
     "tokens": np.dtype(np.int32),

@@ -38,7 +38,7 @@ from gemsmith.data.chat_template import (
 )
 from gemsmith.data.documents import Document
 from gemsmith.errors import CheckpointError, DataError
-from gemsmith.images.check import Picture
+from gemsmith.images.check import ImageInfo
 from gemsmith.system.workers import Limits, OutOfTime, limited
 from gemsmith.tasks.messages import images_of, plain_messages, text_of
 

@@ -19,7 +19,7 @@ from gemsmith.data.chat_template import TemplateText
 from gemsmith.data.documents import Document
 from gemsmith.data.tokenize import Renderer, check_prompts, open_renderer, render_documents
 from gemsmith.errors import GemsmithError
-from gemsmith.images.check import Picture
+from gemsmith.images.check import ImageInfo
 from gemsmith.system.workers import Limits, answer_requests
 
 

@@ -13,7 +13,7 @@ from io import BytesIO
 from PIL import Image
 
 from gemsmith.errors import DataError
-from gemsmith.images.check import Picture
+from gemsmith.images.check import ImageInfo
 from gemsmith.images.decode import BadPicture, make_rgb, png_bytes, read_bytes
 from gemsmith.images.patches import Patching, fitted_size, resize
 

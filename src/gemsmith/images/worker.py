@@ -24,7 +24,7 @@ class Check(NamedTuple):
 class Cut(NamedTuple):
     """A picture to be cut into patches."""
 
-    picture: Picture
+    picture: ImageInfo
     patching: Patching
 
 

@@ -11,7 +11,7 @@ from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from gemsmith.errors import DataError, MachineError
-from gemsmith.images.check import Picture
+from gemsmith.images.check import ImageInfo
 from gemsmith.images.decode import BadPicture
 from gemsmith.images.patches import Patches, Patching, scale
 from gemsmith.images.worker import Check, Cut
@@ -116,7 +116,7 @@ def _why_it_ended(code: int, request: Check | Cut) -> Exception:
 
 def _found(answer: Future[Any]) -> ImageInfo | BadPicture:
     try:
-        picture: Picture = answer.result()
+        picture: ImageInfo = answer.result()
         return picture
     except BadPicture as bad:
         return bad

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from gemsmith.arch import Variant
 from gemsmith.errors import InputError, nearest
 from gemsmith.hardware import Machine
-from gemsmith.launch.shards import Pictures
+from gemsmith.launch.shards import ImageShards
 from gemsmith.recipe.schema import Recipe
 from gemsmith.runs.plan_records import MachinePlan
 from gemsmith.runs.records import SCHEMA_VERSION, Part

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from gemsmith.launch.provider import Command, Request, upload_wheel
-from gemsmith.launch.shards import PACKED, Pictures
+from gemsmith.launch.shards import PACKED, ImageShards
 
 
 def upload_steps(request: Request) -> list[tuple[str, Command]]:

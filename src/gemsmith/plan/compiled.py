@@ -13,7 +13,7 @@ from typing import Any
 
 from gemsmith.errors import GemsmithError, MachineError
 from gemsmith.hardware import Machine
-from gemsmith.hardware.model import Pictures
+from gemsmith.hardware.model import ImageWork
 from gemsmith.plan.cost import rounded
 from gemsmith.plan.mesh import GIB, Choice
 from gemsmith.recipe.load import with_values

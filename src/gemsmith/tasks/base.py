@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from gemsmith.tasks.messages import Message
 
 if TYPE_CHECKING:  # it loads Pillow, which a recipe does not need
-    from gemsmith.images.check import Picture
+    from gemsmith.images.check import ImageInfo
 
 
 @dataclass(frozen=True, kw_only=True)

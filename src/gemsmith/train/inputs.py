@@ -17,7 +17,7 @@ from gemsmith.checkpoints import Checkpoint
 from gemsmith.checkpoints.peft import WEIGHTS, Adapter, LowRank, check_finite, check_fit, read_peft_adapter
 from gemsmith.data import Batches
 from gemsmith.errors import CheckpointError, RecipeError
-from gemsmith.images.check import Picture
+from gemsmith.images.check import ImageInfo
 from gemsmith.images.patches import Patching, longest_line, read_patching
 from gemsmith.recipe.schema import Data, Lora, Recipe
 from gemsmith.system.files import sha256_file

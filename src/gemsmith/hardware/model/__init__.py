@@ -14,8 +14,8 @@ from gemsmith.hardware.model.memory import (
 from gemsmith.hardware.model.work import ImageWork, Work, attended_pairs, on_chips, pictures_of, work_of
 
 __all__ = [
+    "ImageWork",
     "Memory",
-    "Pictures",
     "Work",
     "attended_pairs",
     "choose_remat",

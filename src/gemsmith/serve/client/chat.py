@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gemsmith.images.check import Picture
+from gemsmith.images.check import ImageInfo
 from gemsmith.images.data_url import picture_url
 from gemsmith.images.patches import Patching
 from gemsmith.tasks.messages import ImagePart, Message, images_of, text_of

@@ -17,7 +17,7 @@ from gemsmith.data import Batches
 from gemsmith.data.batches import Bucket, Buckets, find_buckets, join, room_for
 from gemsmith.data.images import decode_batches
 from gemsmith.errors import InputError
-from gemsmith.hardware.model import Pictures
+from gemsmith.hardware.model import ImageWork
 from gemsmith.images.patches import Patches, Patching
 from gemsmith.images.workers import count_processes
 from gemsmith.models.vision import Images, patches_of
