@@ -1,4 +1,4 @@
-# make demo, make demo-pictures, make test, make check: each makes what it needs.
+# make demo, make demo-images, make test, make check: each makes what it needs.
 SHELL := bash
 PYTHON ?= python3
 export PYTHON
@@ -6,11 +6,11 @@ BIN := .venv/bin
 RUN ?= runs/demo
 FASHION_MNIST ?= /usr/share/datasets/fashion-mnist
 
-.PHONY: help env serve-env build/python demo demo-pictures demo-launch test test-slow test-install test-vllm bench check docs clean
+.PHONY: help env serve-env build/python demo demo-images demo-launch test test-slow test-install test-vllm bench check docs clean
 
 help:
 	@echo "make demo       the whole pipeline on a tiny Gemma 4, into $(RUN)"
-	@echo "make demo-pictures  the same with a tiny Gemma 4 that sees, and photos of clothing, into runs/demo_pictures"
+	@echo "make demo-images  the same with a tiny Gemma 4 that sees, and images of clothing, into runs/demo_images"
 	@echo "make demo-launch    a launch whose machine is lost, on a Cloud Run of this machine; costs nothing"
 	@echo "make test       the quick tests;  make test-slow: those of whole runs;  make test-vllm: those that need vLLM"
 	@echo "make test-install   the extras, installed by pip from its index into fresh environments"
@@ -38,14 +38,14 @@ demo: env serve-env
 	$(BIN)/gemsmith run recipes/demo.yaml --run $(RUN)
 
 $(FASHION_MNIST):
-	@scripts/install_debian.sh "$@ is not there" dataset-fashion-mnist
+	@scripts/install_debian.sh "$@ does not exist" dataset-fashion-mnist
 
 build/fashion_mnist: | .venv/.gemsmith $(FASHION_MNIST)
 	@$(BIN)/gemsmith prepare fashion-mnist $(FASHION_MNIST) --out $@
 
-demo-pictures: RUN = runs/demo_pictures
-demo-pictures: env serve-env build/fashion_mnist
-	$(BIN)/gemsmith run recipes/demo_pictures.yaml --run $(RUN)
+demo-images: RUN = runs/demo_images
+demo-images: env serve-env build/fashion_mnist
+	$(BIN)/gemsmith run recipes/demo_images.yaml --run $(RUN)
 
 build/python: env
 	@rm -rf $@ build/lib && mkdir -p $@

@@ -21,7 +21,7 @@ from typing import Any
 
 from gemsmith import __version__
 from gemsmith.checkpoints.tiny import make_checkpoint
-from gemsmith.hardware import load_catalogue
+from gemsmith.hardware import load_catalog
 from gemsmith.hardware.model import choose_remat, memory_of, on_chips, work_of
 from gemsmith.recipe.load import load_recipe
 from gemsmith.recipe.schema import Mesh
@@ -59,7 +59,7 @@ def measure(model: str, backend: str, rows: int, length: int, dtype: str) -> dic
             "checkpoint": str(base),
             "data": {"train": {"task": "verilog", "rows": 600}, "max_length": length, "packing": True},
             "lora": {"rank": 16, "alpha": 32, "dropout": 0.0},
-            "train": {"rows_per_step": rows, "optimizer_steps": STEPS, "dtype": dtype, "backend": backend},
+            "train": {"global_batch_size": rows, "max_steps": STEPS, "dtype": dtype, "backend": backend},
             "hardware": {"machines": ["cpu"]},
         }
         file, run = folder / "recipe.yaml", folder / "run"
@@ -84,7 +84,7 @@ def counted(run: Path, backend: str) -> dict[str, Any]:
     """What the formula has of the run's step, as the plan chooses remat for this machine."""
     recipe = load_recipe(run / "recipe.yaml")
     work = on_chips(work_of(recipe, recipe_variant(recipe)), "cpu", recipe)
-    chip = load_catalogue().machines["cpu"].chip
+    chip = load_catalog().machines["cpu"].chip
     remat = "layer" if backend == "trl" else choose_remat(work, Mesh(), device_bytes=chip.hbm_bytes)
     memory = memory_of(replace(work, remat=remat), Mesh())
     return {

@@ -65,8 +65,8 @@ def prepare_ours(checkpoint: Path, rows: Path, folder: Path) -> dict[str, Any]:
     recipe = build_recipe(
         {
             "checkpoint": str(checkpoint),
-            "data": {"train": str(rows), "max_length": LENGTH, "too_long": "drop"},
-            "train": {"rows_per_step": 1},
+            "data": {"train": str(rows), "max_length": LENGTH, "on_too_long": "drop"},
+            "train": {"global_batch_size": 1},
         }
     )
     run = open_run(folder / "run", recipe)

@@ -35,7 +35,7 @@ STAGES, STEPS = "plan,data,train,export", 6 if SHORT else 24
 RECIPE = f"""\
 checkpoint: {ROOT / "recipes" / "demo_base"}
 data: {{train: {{task: verilog, rows: 200}}, max_length: 256}}
-train: {{optimizer_steps: {STEPS}, rows_per_step: 2, checkpoint_every: 2, keep_checkpoints: 2, dtype: float32}}
+train: {{max_steps: {STEPS}, global_batch_size: 2, save_steps: 2, save_total_limit: 2, dtype: float32}}
 """
 SEED, FAULT_SHARE = 7, 0.2
 # Saved steps go to the bucket at once, and what has failed is asked again soon: the drill is about what happens, not

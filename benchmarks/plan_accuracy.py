@@ -26,8 +26,8 @@ from rich.table import Table
 import short
 from gemsmith import __version__
 from gemsmith.arch import Variant, find_variant
-from gemsmith.hardware import Machine, load_catalogue
-from gemsmith.hardware.model import Work, memory, memory_of, on_chips, pictures_of, work_of
+from gemsmith.hardware import Machine, load_catalog
+from gemsmith.hardware.model import Work, images_of, memory, memory_of, on_chips, work_of
 from gemsmith.hardware.model.serving import Served
 from gemsmith.hardware.model.step_time import share_reached, step_time
 from gemsmith.plan.serving import decode_s, output_tokens_per_s, plan_lengths, prefill_s
@@ -38,7 +38,7 @@ RECORDS = Path(__file__).parent / "records"
 GIB = 2**30
 MEMORY_AIM, TIME_AIM = 0.05, 0.15
 TOPOLOGIES = {"v5p:2x2x1": "v5p-8", "v5p:2x2x4": "v5p-32", "v6e:2x4": "v6e-8"}
-MACHINES = load_catalogue().machines
+MACHINES = load_catalog().machines
 GEMMA = find_variant("gemma4-31b")
 QWEN = replace(  # config.json of Qwen/Qwen2.5-32B-Instruct
     GEMMA,
@@ -78,7 +78,9 @@ class Published:
 
     @property
     def work(self) -> Work:
-        recipe = _recipe(self.length, {"rows_per_step": self.rows, **self.train}, {"rank": self.rank, "dropout": 0.0})
+        recipe = _recipe(
+            self.length, {"global_batch_size": self.rows, **self.train}, {"rank": self.rank, "dropout": 0.0}
+        )
         work = work_of(recipe, self.variant, attention="flash")
         return replace(work, attention=self.attention)  # type: ignore[arg-type]
 
@@ -197,11 +199,11 @@ def compiled_records() -> Iterator[tuple[str, dict[str, Any], Work, Mesh]]:
         if "error" in record:
             continue
         settings = record["settings"]
-        train = {"rows_per_step": settings["rows"], **settings["train"], "remat": record["remat"]}
+        train = {"global_batch_size": settings["rows"], **settings["train"], "remat": record["remat"]}
         recipe = _recipe(settings["length"], train, settings["lora"])
-        variant, seen = find_variant(settings["variant"]), settings.get("pictures")
-        pictures = pictures_of(recipe, variant, **seen) if seen else None
-        work = on_chips(work_of(recipe, variant, pictures=pictures), "tpu", recipe)
+        variant, seen = find_variant(settings["variant"]), settings.get("images")
+        images = images_of(recipe, variant, **seen) if seen else None
+        work = on_chips(work_of(recipe, variant, images=images), "tpu", recipe)
         assert isinstance(recipe.train.mesh, Mesh)
         yield file.stem, record, work, recipe.train.mesh
 
@@ -245,7 +247,7 @@ def _best_without(left_out: str, errors: Mapping[tuple[int, int], dict[str, floa
 
 
 def published_runs() -> dict[str, dict[str, Any]]:
-    """Each run beside the catalogue's range, and predicted from the others' shares of the peak."""
+    """Each run beside the catalog's range, and predicted from the others' shares of the peak."""
     shares = {
         name: share_reached(run.work, _plain(run.machine), run.mesh, run.step_s) or 0 for name, run in PUBLISHED.items()
     }
@@ -283,7 +285,7 @@ def _plain(machine: str) -> Machine:
 
 
 def qlora() -> dict[str, Any]:
-    recipe = _recipe(2048, {"rows_per_step": 1, "dtype": "nf4", "backend": "trl", "remat": "layer"}, {"rank": 16})
+    recipe = _recipe(2048, {"global_batch_size": 1, "dtype": "nf4", "backend": "trl", "remat": "layer"}, {"rank": 16})
     work = on_chips(work_of(recipe, find_variant("gemma4-31b")), "gpu", recipe)
     held = memory_of(work, Mesh()).total / GIB
     return {

@@ -3,7 +3,7 @@ benchmarks/records/plan_calibration.json.
 
     python benchmarks/plan_calibration.py [rounds, default 3]
 
-The catalogue's bytes a second of a CPU are set from other models than these, FITTED_ON: what their steps say of it is
+The catalog's bytes a second of a CPU are set from other models than these, FITTED_ON: what their steps say of it is
 in the record. Models take turns, each in a process of its own on one core, so that what else the machine does meets all
 alike. What counts is CPU-seconds a step: on one core that nobody else uses these are the seconds.
 """
@@ -27,7 +27,7 @@ import numpy as np
 from gemsmith import __version__
 from gemsmith.arch import Variant
 from gemsmith.checkpoints.tiny import make_checkpoint
-from gemsmith.hardware import Machine, load_catalogue
+from gemsmith.hardware import Machine, load_catalog
 from gemsmith.hardware.model import Work, choose_remat, on_chips, work_of
 from gemsmith.hardware.model.step_time import MEASURED_WITHIN, share_reached, step_time
 from gemsmith.recipe.schema import Mesh
@@ -66,8 +66,8 @@ EVERY = VARIANTS | FITTED_ON
 
 
 def one_core() -> Machine:
-    """The catalogue's `cpu` with one core."""
-    machine = load_catalogue().machines["cpu"]
+    """The catalog's `cpu` with one core."""
+    machine = load_catalog().machines["cpu"]
     cores = os.cpu_count() or 1
     chip = replace(
         machine.chip,
@@ -127,7 +127,7 @@ def fitted(cpu_s: Mapping[str, float]) -> dict[str, Any]:
         },
         "share_of_peak": round(1 / best[0], 4),
         "hbm_bytes_per_s": float(f"{machine.chip.hbm_bytes_per_s / best[1]:.3g}"),
-        "catalogue_hbm_bytes_per_s": machine.chip.hbm_bytes_per_s,
+        "catalog_hbm_bytes_per_s": machine.chip.hbm_bytes_per_s,
     }
 
 
@@ -168,7 +168,7 @@ def main() -> None:
         "python": platform.python_version(),
         "machine": this_machine().model_dump(),
         "how": "CPU-seconds a step on one core, median of all steps of all rounds; models took turns; the machine was "
-        "shared with others. The catalogue's bytes a second of cpu are of the models under fitted alone.",
+        "shared with others. The catalog's bytes a second of cpu are of the models under fitted alone.",
         "steps_each": len(cpu_s[CALIBRATED_ON]),
         "load_average": os.getloadavg(),
         "step": {"rows": ROWS, "length": LENGTH, "rank": RANK, "remat": "auto"},

@@ -22,7 +22,7 @@ from gemsmith import __version__
 from gemsmith.arch import Variant
 from gemsmith.bench.sweep import run_sweep
 from gemsmith.checkpoints.tiny import make_checkpoint
-from gemsmith.hardware import Machine, load_catalogue
+from gemsmith.hardware import Machine, load_catalog
 from gemsmith.hardware.model.serving import Served
 from gemsmith.plan.serving import Shares, output_tokens_per_s, shares_reached, under_way
 from gemsmith.recipe.schema import Bench
@@ -117,7 +117,7 @@ def main() -> None:
     for name in MODELS:
         with tempfile.TemporaryDirectory() as folder:
             cells[name] = measure(name, Path(folder))
-    machine = load_catalogue().machines["cpu"]
+    machine = load_catalog().machines["cpu"]
     found = list(predictions(machine, cells))
     record = {
         "schema_version": 1,

@@ -38,7 +38,7 @@ RECIPE = """\
 checkpoint: {folder}/base
 data: {{train: {{task: verilog, rows: 24}}, eval: {{task: verilog, rows: 3, split: held-out}}, max_length: 256}}
 lora: {{rank: 4, alpha: 8, dropout: 0.1}}
-train: {{backend: {backend}, optimizer_steps: 12, rows_per_step: 2, checkpoint_every: 3, dtype: float32}}
+train: {{backend: {backend}, max_steps: 12, global_batch_size: 2, save_steps: 3, dtype: float32}}
 bench: {{input_tokens: [16], output_tokens: 16, request_rates: [20], prompts: 12}}
 eval: {{scorer: verilog-exact, max_tokens: 16}}
 hardware: {{machines: [cpu]}}

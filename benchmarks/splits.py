@@ -68,8 +68,13 @@ def recipe_of(checkpoint: Path, micro_batches: int, mesh: Any = "auto") -> Recip
             "checkpoint": str(checkpoint),
             "data": {"train": "not read", "max_length": LENGTH},
             "lora": {"rank": RANK, "alpha": ALPHA, "dropout": 0.0},
-            "optimizer": {"clip_norm": None},
-            "train": {"rows_per_step": ROWS, "micro_batches": micro_batches, "mesh": mesh, "dtype": "float32"},
+            "optimizer": {"max_grad_norm": None},
+            "train": {
+                "global_batch_size": ROWS,
+                "gradient_accumulation_steps": micro_batches,
+                "mesh": mesh,
+                "dtype": "float32",
+            },
         }
     )
 

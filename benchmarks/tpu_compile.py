@@ -1,4 +1,4 @@
-"""Compiles the step that `gemsmith train` runs for TPUs that are not there, and reads from the compiled program what it
+"""Compiles the step that `gemsmith train` runs for TPUs that do not exist, and reads from the compiled program what it
 costs.
 
     python benchmarks/tpu_compile.py [--case NAME ...] [--json] [--dump-hlo DIR]
@@ -25,8 +25,8 @@ import short
 from gemsmith import __version__
 from gemsmith.arch import find_variant
 from gemsmith.errors import GemsmithError, MachineError
-from gemsmith.hardware import Chip, load_catalogue
-from gemsmith.hardware.model import ImageWork, pictures_of, work_of
+from gemsmith.hardware import Chip, load_catalog
+from gemsmith.hardware.model import ImageWork, images_of, work_of
 from gemsmith.plan.aot.compile import check_compiler, compile_in_child, model_flops
 from gemsmith.plan.aot.timeline import HOST_BYTES_PER_S, KERNEL_SHARE, KINDS, Costs, walk
 from gemsmith.recipe.load import build_recipe
@@ -38,7 +38,7 @@ ROOT = Path(__file__).parents[1]
 RECORDS = short.RECORDS / "tpu_compile"
 GIB = 2**30
 ASYNC = compiler_options("tpu", Train())  # as `gemsmith train` compiles
-PLAIN = compiler_options("tpu", Train(tuned="off"))
+PLAIN = compiler_options("tpu", Train(optimizations="off"))
 FUSED = FUSED_GATHERS | WHOLE_MATMULS  # without the sparse cores
 SYNC = WHOLE_MATMULS  # nothing beside anything
 PAPER_SHARE = 0.3  # of the positions in the paper's padded rows, arXiv 2605.25645, are real tokens
@@ -58,22 +58,22 @@ class Case:
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
     real_share: float = 1.0
     """Of the positions: packed rows are full."""
-    pictures: dict[str, int] = dataclasses.field(default_factory=dict)
-    """Of rows with pictures, how many `images` of how many `soft_tokens` every row has room for."""
+    images: dict[str, int] = dataclasses.field(default_factory=dict)
+    """Of rows with images, how many `images` of how many `soft_tokens` every row has room for."""
 
     @property
     def chip(self) -> Chip:
-        return load_catalogue().chips[self.topology.partition(":")[0]]
+        return load_catalog().chips[self.topology.partition(":")[0]]
 
     @property
     def room(self) -> ImageWork | None:
         """What every row has room for; None where rows are text alone."""
-        return pictures_of(self.recipe, find_variant(self.variant), **self.pictures) if self.pictures else None
+        return images_of(self.recipe, find_variant(self.variant), **self.images) if self.images else None
 
     @property
     def recipe(self) -> Recipe:
         data = {"train": "absent", "max_length": self.length}
-        train = {"rows_per_step": self.rows, **self.train}
+        train = {"global_batch_size": self.rows, **self.train}
         return build_recipe(
             {"checkpoint": "absent", "model": self.variant, "data": data, "lora": self.lora, "train": train}
         )
@@ -94,14 +94,14 @@ EXPERTS = Case(
     note="experts", variant="gemma4-26b-a4b", topology="v6e:2x4", rows=8, train=_fsdp(8, remat="auto"), options=ASYNC
 )
 PETS = Case(
-    note="recipes/pets_31b.yaml: a picture in every row",
+    note="recipes/pets_31b.yaml: a image in every row",
     topology="v6e:2x4",
     rows=16,
     length=512,
     lora={"rank": 64, "dropout": 0.05},
     train=_fsdp(8, remat="auto"),
     options=ASYNC,
-    pictures={"images": 1, "soft_tokens": 288},
+    images={"images": 1, "soft_tokens": 288},
 )
 ALL_BUT_UP = ["lora", "down", "o", "attended", "v", "k", "q", "gate"]  # what auto comes to with rows of 640
 CASES = {
@@ -110,7 +110,7 @@ CASES = {
         note="the same, gathers in the matmuls' programs", rows=4, train=_fsdp(4, remat="auto"), options=FUSED
     ),
     "31b-v5p-plain": Case(
-        note="the same, train.tuned off", rows=4, train=_fsdp(4, remat="auto", tuned="off"), options=PLAIN
+        note="the same, train.optimizations off", rows=4, train=_fsdp(4, remat="auto", tuned="off"), options=PLAIN
     ),
     "31b-v6e": BEST_ON_V6E,
     "31b-v6e-48mib": dataclasses.replace(
@@ -158,14 +158,14 @@ CASES = {
         train=_fsdp(8, remat="auto"),
         options=ASYNC,
     ),
-    "31b-v6e-pictures": PETS,
-    "31b-v6e-pictures-640": dataclasses.replace(
+    "31b-v6e-images": PETS,
+    "31b-v6e-images-640": dataclasses.replace(
         PETS, note="rows of 640, which blocks of 512 pad", length=640, train=_fsdp(8, remat=ALL_BUT_UP)
     ),
-    "31b-v6e-pictures-640-text": dataclasses.replace(
-        PETS, note="rows as long, text alone", length=640, train=_fsdp(8, remat=ALL_BUT_UP), pictures={}
+    "31b-v6e-images-640-text": dataclasses.replace(
+        PETS, note="rows as long, text alone", length=640, train=_fsdp(8, remat=ALL_BUT_UP), images={}
     ),
-    "e4b-v6e-pictures-640": dataclasses.replace(PETS, note="E4B, rows of 640", variant="gemma4-e4b", length=640),
+    "e4b-v6e-images-640": dataclasses.replace(PETS, note="E4B, rows of 640", variant="gemma4-e4b", length=640),
     "31b-32k": Case(
         note="one row of 32 K, its positions over the chips",
         rows=1,
@@ -225,7 +225,7 @@ def _times(case: Case, costs: Costs, *, chips: int) -> dict[str, Any]:
         "as_scheduled": costs.step_high_s,
         "collectives_exposed": costs.step_serial_s,
     }
-    work = work_of(case.recipe, find_variant(case.variant), pictures=case.room)
+    work = work_of(case.recipe, find_variant(case.variant), images=case.room)
     flops, tokens = model_flops(work), case.rows * case.length
     peak = chips * case.chip.flops_per_s
     return {
@@ -290,7 +290,7 @@ def run_case(name: str, *, keep: Path | None, err: Console) -> dict[str, Any]:
         err.print(f"{name}: {case.note} ...")
         try:
             built = compile_in_child(
-                case.recipe, folder, topology=case.topology, options=case.options, pictures=case.room
+                case.recipe, folder, topology=case.topology, options=case.options, images=case.room
             )
             record = record_of(name, folder, built)
         except MachineError as error:
@@ -400,7 +400,7 @@ def _run(options: argparse.Namespace) -> None:
         beside = options.walk.with_suffix(".json")
         coordinates = [tuple(each) for each in json.loads(beside.read_text())["coordinates"]] if beside.exists() else []
         print_costs(
-            walk(options.walk.read_text(), load_catalogue().chips[options.chip], coordinates=coordinates),
+            walk(options.walk.read_text(), load_catalog().chips[options.chip], coordinates=coordinates),
             rows=options.top,
         )
         return

@@ -56,7 +56,7 @@ OURS, THEIRS = "gemsmith", ("peft-sdpa",) if SHORT else ("peft-sdpa", "peft-eage
 PACKAGES = {OURS: ("jax", "jaxlib", "flax", "qwix", "optax"), "peft": ("torch", "transformers", "peft")}
 
 
-def make_rows(step: int, variant: Variant = VARIANT) -> dict[str, np.ndarray]:
+def generate_rows(step: int, variant: Variant = VARIANT) -> dict[str, np.ndarray]:
     """The packed rows of a step: documents of about MEAN_DOCUMENT tokens, the last one of a row cut; only first tokens
     are no targets.
     """
@@ -75,7 +75,7 @@ def time_steps(update: Callable[[dict[str, np.ndarray], int], float], variant: V
     """The first loss, and CPU-seconds and seconds of each step after the warm-up."""
     losses, cpu_s, wall_s = [], [], []
     for step in range(WARM_UP + STEPS):
-        rows = make_rows(step, variant)
+        rows = generate_rows(step, variant)
         cpu, wall = time.process_time(), time.perf_counter()
         losses.append(update(rows, step))
         cpu_s.append(time.process_time() - cpu)
@@ -97,7 +97,7 @@ def recipe_of(folder: Path) -> Recipe:
             "data": {"train": "not read", "max_length": LENGTH},
             "lora": {"rank": RANK, "alpha": ALPHA, "dropout": 0.0},
             "optimizer": {"learning_rate": RATE},
-            "train": {"rows_per_step": ROWS, "dtype": "float32"},
+            "train": {"global_batch_size": ROWS, "dtype": "float32"},
         }
     )
 

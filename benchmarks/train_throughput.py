@@ -33,7 +33,7 @@ from gemsmith import __version__
 from gemsmith.arch import Variant, find_variant, lora_targets, text_tensors
 from gemsmith.checkpoints.peft import target_pattern
 from gemsmith.checkpoints.tiny import make_config, make_tokenizer
-from gemsmith.hardware import load_catalogue
+from gemsmith.hardware import load_catalog
 from gemsmith.runs.provenance import this_machine
 from short import RECORDS, SHORT
 from train_cpu import VARIANT
@@ -112,17 +112,17 @@ def recipe_of(case: Case, backend: str, checkpoint: Path, rows: Path) -> Any:
     return build_recipe(
         {
             "checkpoint": str(checkpoint),
-            "data": {"train": str(rows), "max_length": case.length, "too_long": "drop"},
+            "data": {"train": str(rows), "max_length": case.length, "on_too_long": "drop"},
             "lora": {"rank": case.rank, "alpha": 2.0 * case.rank, "dropout": 0.0},
             "optimizer": {"warmup_steps": 0},
             "train": {
                 "backend": backend,
-                "optimizer_steps": case.steps,
-                "rows_per_step": case.rows,
-                "micro_batches": case.micro_batches,
+                "max_steps": case.steps,
+                "global_batch_size": case.rows,
+                "gradient_accumulation_steps": case.micro_batches,
                 "dtype": case.dtype,
                 "remat": case.remat,
-                "checkpoint_every": case.steps,
+                "save_steps": case.steps,
             },
         }
     )
@@ -284,11 +284,11 @@ def device() -> tuple[str, str, float | None]:
         return "cpu", "cpu", None
     name = torch.cuda.get_device_name().lower()
     words = set(name.split())
-    # The boards called PCIe and NVL are slower than the catalogue's, and GH200 is no H200.
+    # The boards called PCIe and NVL are slower than the catalog's, and GH200 is no H200.
     chip = (
         None
         if words & {"pcie", "nvl"}
-        else next((chip for chip in load_catalogue().chips.values() if chip.name in words), None)
+        else next((chip for chip in load_catalog().chips.values() if chip.name in words), None)
     )
     return "gpu", chip.name if chip else name.replace(" ", "-"), chip.flops_per_s if chip else None
 

@@ -19,7 +19,7 @@ from gemsmith.tasks import Verdict
 COLUMNS = ("tolerance",)  # what score reads beside prompt and response: of the row, or else of eval.options
 
 
-def make_rows(rows, split, seed):
+def generate_rows(rows, split, seed):
     """`rows` different rows; the splits share none: the one has the even temperatures, the other the odd ones."""
     first = 0 if split == "train" else 1
     for celsius in random.Random(seed).sample(range(first, 10_000, 2), rows):

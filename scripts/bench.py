@@ -75,11 +75,11 @@ EVERY = {
         least=3,
         code=("export",),
     ),
-    "picture_throughput": Benchmark(
-        what="pictures a CPU-s over transformers', 280 soft tokens",
+    "image_throughput": Benchmark(
+        what="images a CPU-s over transformers', 280 soft tokens",
         number=lambda record: (
-            record["pictures_per_cpu_s"]["280"]["cut"]["median"]
-            / record["pictures_per_cpu_s"]["280"]["transformers"]["median"]
+            record["images_per_cpu_s"]["280"]["cut"]["median"]
+            / record["images_per_cpu_s"]["280"]["transformers"]["median"]
         ),
         least=1.5,
         code=("images",),
@@ -110,7 +110,7 @@ EVERY = {
     ),
     "splits": Benchmark(what="a gradient's worst error", number=_worst_gradient, most=2e-4, code=("models", "train")),
     "tpu_compile": Benchmark(
-        what="real tokens/s of e4b-v6e, modelled",
+        what="real tokens/s of e4b-v6e, estimated",
         number=lambda record: record["real_tokens_per_s"]["as_scheduled"],
         least=1,
         code=("models", "train/jax", "plan/aot"),

@@ -5,7 +5,7 @@
 The recipe is launched by `gemsmith launch --on cloud-run --submit` to a gcloud of this machine
 (fake_cloud.gcloud) and a bucket of this machine. The first attempt loses its machine once a saved step is in the
 bucket; the second goes on from there, scores base and tuned model, and `gemsmith launch fetch` brings records, adapter
-and report home. Ends with an error where anything was done twice or is not there. Costs nothing, needs no account.
+and report home. Ends with an error where anything was done twice or does not exist. Costs nothing, needs no account.
 """
 
 import argparse
@@ -25,7 +25,7 @@ STAGES = "plan,data,train,export,verify,eval"
 OPTIONS = (
     *("--on", "cloud-run", "--project", PROJECT, "--bucket", BUCKET, "--image", "local/gemsmith"),
     # Few steps and rows: it is shown that a launch comes home, not how well the model learns.
-    *("--set", "train.optimizer_steps=60", "--set", "train.checkpoint_every=5", "--set", "eval.limit=50"),
+    *("--set", "train.max_steps=60", "--set", "train.save_steps=5", "--set", "eval.limit=50"),
     *("--retries", "1", "--timeout-hours", "1"),
     *("--max-usd", "10", "--yes", "--submit"),
 )
@@ -87,7 +87,7 @@ def main() -> None:
     folder = (ROOT / given.folder).resolve()
     tools = folder / "tools"
     if folder.exists() and not tools.exists():
-        sys.exit(f"error: {folder} holds something else; name a folder that is not there")
+        sys.exit(f"error: {folder} holds something else; name a folder that does not exist")
     shutil.rmtree(folder, ignore_errors=True)
     tools.mkdir(parents=True)
     (tools / "gcloud").write_text(f'#!/bin/sh\nexec {sys.executable} {Path(__file__).parent / "fake_cloud"} "$@"\n')

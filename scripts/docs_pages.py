@@ -107,7 +107,7 @@ def stage_table() -> str:
 
 
 def performance_table() -> str:
-    """What was measured and modelled: each number read from its record, with the command that makes it."""
+    """What was measured and estimated: each number read from its record, with the command that makes it."""
     lines = ["| what | number | how known | command, and its record |", "|---|--:|---|---|"]
     for what, number, known, file, command in _performance():
         lines.append(f"| {what} | {number} | {known} | [`{command}`](../benchmarks/records/{file}) |")
@@ -152,7 +152,7 @@ def _performance() -> Iterator[tuple[str, str, str, str, str]]:
         compiled = _record(f"tpu_compile/{case}.json")
         rate = f"{compiled['real_tokens_per_s']['as_scheduled']:,} real tokens/s"
         command = f"python benchmarks/tpu_compile.py --case {case}"
-        yield what, rate, "modelled", f"tpu_compile/{case}.json", command
+        yield what, rate, "estimated", f"tpu_compile/{case}.json", command
 
 
 def _spread(median: float, low: float, high: float, *, unit: str, digits: int = 2) -> str:
@@ -194,9 +194,9 @@ def demo_table() -> str:
     return make_table(RECORDS / "demo").replace("](benchmarks/", "](../benchmarks/")
 
 
-def demo_pictures_table() -> str:
-    """The same of the demo with pictures, for a page one folder down."""
-    return make_table(RECORDS / "demo_pictures").replace("](benchmarks/", "](../../benchmarks/")
+def demo_images_table() -> str:
+    """The same of the demo with images, for a page one folder down."""
+    return make_table(RECORDS / "demo_images").replace("](benchmarks/", "](../../benchmarks/")
 
 
 def paper_comparison() -> str:
@@ -288,7 +288,7 @@ def serving_calibration_table() -> str:
 
 TABLES: dict[str, Callable[[], str]] = {
     "demo": demo_table,
-    "demo_pictures": demo_pictures_table,
+    "demo_images": demo_images_table,
     "paper": paper_comparison,
     "plan_calibration": plan_calibration_table,
     "cpu_memory": cpu_memory_table,
@@ -303,7 +303,7 @@ TABLES: dict[str, Callable[[], str]] = {
 
 
 def fill_in(text: str) -> str:
-    """A page with its tables. Raises KeyError for a table that is not there."""
+    """A page with its tables. Raises KeyError for a table that does not exist."""
     return re.sub(r"<!-- made: (\w+) -->", lambda found: TABLES[found[1]](), text)
 
 

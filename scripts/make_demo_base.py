@@ -24,7 +24,7 @@ from transformers import Gemma4ForCausalLM, Gemma4TextConfig
 from gemsmith.arch import find_variant
 from gemsmith.arch.tensors import PREFIX
 from gemsmith.checkpoints.tiny import make_tokenizer, train_tokenizer, write_checkpoint
-from gemsmith.tasks.verilog.demo import PORTS, WORDS, Spec, describe, expression, make_rows, make_specs
+from gemsmith.tasks.verilog.demo import PORTS, WORDS, Spec, describe, expression, generate_rows, make_specs
 
 ROOT = Path(__file__).parents[1]
 TOKENIZER = ROOT / "src" / "gemsmith" / "checkpoints" / "tiny_tokenizer.json"
@@ -89,7 +89,7 @@ def repeat_row(source: random.Random, longest: int) -> tuple[str, str]:
 def make_shipped_tokenizer() -> None:
     rows = [
         *itertools.islice(spec_rows(0), 8000),
-        *((row["prompt"], row["response"]) for row in make_rows(4000, "train", 0)),
+        *((row["prompt"], row["response"]) for row in generate_rows(4000, "train", 0)),
     ]
     train_tokenizer([f"{prompt}\n{answer}\nuser\nmodel\nsystem\n" for prompt, answer in rows], TOKENIZER)
 

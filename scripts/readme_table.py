@@ -10,7 +10,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 RECORDS = ROOT / "benchmarks" / "records"
-DEMO, DEMOS = "demo", ("demo", "demo_pictures")
+DEMO, DEMOS = "demo", ("demo", "demo_images")
 _RIGHT = {"verilog-exact": "exact matches", "labels": "right labels"}
 README = ROOT / "README.md"
 BEGIN, END = "<!-- table: scripts/readme_table.py -->\n", "<!-- end of table -->"
@@ -29,7 +29,7 @@ def make_table(folder: Path) -> str:
     cores, memory_gib = origin["machine"]["cores"], origin["machine"]["memory_bytes"] / 2**30
     lines.append("")
     lines.append(
-        f"Measured on {cores} CPU cores with {memory_gib:.0f} GiB on {origin['started'][:10]}; the plan is modelled."
+        f"Measured on {cores} CPU cores with {memory_gib:.0f} GiB on {origin['started'][:10]}; the plan is estimated."
     )
     return "\n".join(lines) + "\n"
 
@@ -44,7 +44,7 @@ def _findings(records: dict[str, Any]) -> dict[str, str]:
         "plan": f"{plan['trained_parameters'] / 1e6:.2f} M of {plan['parameters'] / 1e6:.2f} M parameters trained; "
         f"fits {', '.join(fitting)}",
         "data": f"{data['rows']:,} rows in {data['packed_rows']:,} packed ones, {data['packing_efficiency']:.1%} full, "
-        f"{data['supervised_tokens']:,} of {data['tokens']:,} tokens in the loss{_pictures(data)}",
+        f"{data['supervised_tokens']:,} of {data['tokens']:,} tokens in the loss{_images(data)}",
         "train": f"{last['step']} steps, loss {first['loss']:.3f} → {last['loss']:.3f}, "
         f"{train['real_tokens_per_s']:,.0f} real tokens/s",
         "export": f"{export['merged_tensors']} tensors merged, {export['copied_tensors']} copied as bytes, and the "
@@ -66,8 +66,8 @@ def _cell(cell: dict[str, Any]) -> str:
     )
 
 
-def _pictures(data: dict[str, Any]) -> str:
-    return f"; {data['pictures']:,} pictures in {data['soft_tokens']:,} soft tokens" if data.get("pictures") else ""
+def _images(data: dict[str, Any]) -> str:
+    return f"; {data['images']:,} images in {data['soft_tokens']:,} soft tokens" if data.get("images") else ""
 
 
 def _score(score: dict[str, Any]) -> str:

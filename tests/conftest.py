@@ -21,7 +21,7 @@ from gemsmith.runs.provenance import start_clock
 from gemsmith.runs.records import Check, ExportRecord, FileSum, VerifyRecord
 from gemsmith.runs.run import Run, make_origin, open_run, write_record
 from gemsmith.system.files import sha256_file
-from support.images import picture_bytes
+from support.images import image_bytes
 
 # Suites about code that must not get out, and the scores that stand on it: what they need is in .ci/packages.
 NEVER_SKIPPED_IN_CI = (
@@ -56,7 +56,7 @@ def own_signals() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def no_own_catalogue(tmp_path_factory: pytest.TempPathFactory) -> None:
+def no_own_catalog(tmp_path_factory: pytest.TempPathFactory) -> None:
     """What the developer measured on machines stays out of the tests' plans."""
     os.environ["XDG_CONFIG_HOME"] = str(tmp_path_factory.mktemp("config"))
 
@@ -140,24 +140,24 @@ def exported_run(tmp_path: Path, tiny_checkpoint: Callable[..., Path]) -> Callab
 
 @pytest.fixture(scope="session")
 def seeing_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random tiny E2B that takes pictures, in float32. Tests must not write into it."""
+    """A random tiny E2B that takes images, in float32. Tests must not write into it."""
     folder = tmp_path_factory.mktemp("checkpoints") / "tiny-e2b-vision"
     return make_checkpoint(with_vision(find_variant("tiny-e2b")), folder, dtype="float32")
 
 
 @pytest.fixture
 def photo_run(tmp_path: Path, seeing_checkpoint: Path, exported_run: Callable[..., Run]) -> Callable[..., Run]:
-    """Returns a run over a folder of photos, two classes of six of which three each are held out, as verify left it.
+    """Returns a run over a folder of images, two classes of six of which three each are held out, as verify left it.
 
     `photo_run({"eval": {"limit": 3}})`; its merged weights are those of the base.
     """
 
     def make(sections: dict[str, Any] | None = None) -> Run:
         for number, name in enumerate(("great_dane", "sphynx")):
-            for photo in range(6):
-                file = tmp_path / "pets" / name / f"{photo}.png"
+            for image in range(6):
+                file = tmp_path / "pets" / name / f"{image}.png"
                 file.parent.mkdir(parents=True, exist_ok=True)
-                file.write_bytes(picture_bytes(96, 96 - 12 * (photo % 3), seed=10 * number + photo))
+                file.write_bytes(image_bytes(96, 96 - 12 * (image % 3), seed=10 * number + image))
         data = {"train": str(tmp_path / "pets"), "eval": str(tmp_path / "pets"), "format": "image-folder"}
         data |= {"prompt": "Which is it: {labels}?", "held_out": 0.5, "image_tokens": 70}
         given = sections or {}

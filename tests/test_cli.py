@@ -26,7 +26,7 @@ def test_every_verb_is_there_and_has_help(gemsmith):
         (["plan", "my.yaml", "--set", "checkpoint=no/such/folder"], "is neither a folder"),
         (["plan", "my.yaml", "--set", "data.max_length=1000000"], "reads at most 2048 tokens"),
         (["data", "my.yaml", "--set", "data.train=missing.jsonl"], "missing.jsonl"),
-        (["export", "my.yaml"], "train.json: is not there; run first: gemsmith train runs/my"),
+        (["export", "my.yaml"], "train.json: does not exist; run first: gemsmith train runs/my"),
         (["report", "."], "holds no recipe.yaml"),
         (["frobnicate"], "No such command 'frobnicate'"),
     ],

@@ -67,12 +67,12 @@ def test_numbers_of_performance_have_a_record_and_a_command_that_is_there(pages)
     for row in rows:
         command, record = re.search(r"\[`python (\S+)[^`]*`\]\(\.\./(\S+)\)", row).groups()
         assert (ROOT / command).is_file() and (ROOT / record).is_file(), row
-        assert ("modelled" in row) == ("tpu_compile" in record)
+        assert ("estimated" in row) == ("tpu_compile" in record)
 
 
 def test_a_page_that_fetches_from_elsewhere_stops_the_build(pages):
     page = SimpleNamespace(file=SimpleNamespace(src_uri="index.md"))
-    assert pages.on_post_page('<img src="pictures/report.png">', page=page)
+    assert pages.on_post_page('<img src="images/report.png">', page=page)
     with pytest.raises(ValueError, match=r"index\.md: fetches https://x\.org/a\.js"):
         pages.on_post_page('<script async src="https://x.org/a.js">', page=page)
 
@@ -118,7 +118,7 @@ def test_every_page_is_in_the_navigation_once():
     assert sorted(listed) == sorted({*(str(file.relative_to(ROOT / "docs")) for file in DOCS), *made})
 
 
-def test_the_picture_is_small_enough_to_load():
-    picture = (ROOT / "docs" / "pictures" / "report.png").read_bytes()
-    assert picture.startswith(b"\x89PNG") and len(picture) < 300_000
-    assert int.from_bytes(picture[16:20]) == 1280
+def test_the_image_is_small_enough_to_load():
+    image = (ROOT / "docs" / "images" / "report.png").read_bytes()
+    assert image.startswith(b"\x89PNG") and len(image) < 300_000
+    assert int.from_bytes(image[16:20]) == 1280

@@ -31,7 +31,7 @@ ELSEWHERE = {
 }
 
 
-def normalised(requirement: str) -> str:
+def normalized(requirement: str) -> str:
     return re.sub(r"[-_.]+", "-", re.match(r"[\w.-]+", requirement).group()).lower()
 
 
@@ -39,7 +39,7 @@ def distributions(extra: str | None) -> set[str]:
     """All that is declared for an extra, its own extras of Gemsmith included, and for Gemsmith without any."""
     declared = set()
     for requirement in PROJECT["dependencies"] + (PROJECT["optional-dependencies"][extra] if extra else []):
-        name = normalised(requirement)
+        name = normalized(requirement)
         if name == "gemsmith":
             for inner in requirement.partition("[")[2].partition("]")[0].split(","):
                 declared |= distributions(inner)
@@ -68,7 +68,7 @@ def third_party_imports(file: Path) -> set[str]:
 
 @functools.cache
 def distributions_of(library: str) -> set[str]:
-    return {normalised(name) for name in metadata.packages_distributions().get(library, [library])}
+    return {normalized(name) for name in metadata.packages_distributions().get(library, [library])}
 
 
 FILES = sorted(SOURCE.rglob("*.py"))
@@ -92,11 +92,11 @@ def packages_of(file: Path) -> set[str]:
 
 
 def test_a_record_holds_versions_of_what_its_stages_extra_brings():
-    """A version that is not there would end the stage after its work."""
+    """A version that does not exist would end the stage after its work."""
     recorded = {module_of(file): packages_of(file) for file in FILES}
     assert {"data.stage", "export.stage", "verify.stage"} <= {module for module, names in recorded.items() if names}
     for module, names in recorded.items():
-        lacking = {name for name in names if normalised(name) not in distributions(extra_of(module))}
+        lacking = {name for name in names if normalized(name) not in distributions(extra_of(module))}
         assert not lacking, f"{module}: add {', '.join(lacking)} to {extra_of(module)}, or leave the version out"
 
 
@@ -125,16 +125,16 @@ def read_lock(name: str) -> list[str]:
 
 
 def test_locks_of_one_environment_name_each_package_once():
-    pinned = [normalised(line) for line in read_lock("train") + read_lock("dev")]
+    pinned = [normalized(line) for line in read_lock("train") + read_lock("dev")]
     assert len(pinned) == len(set(pinned))
 
 
 def test_the_locks_have_what_the_extras_ask_for():
-    pinned = {normalised(line): line.partition("==")[2] for line in read_lock("train") + read_lock("dev")}
+    pinned = {normalized(line): line.partition("==")[2] for line in read_lock("train") + read_lock("dev")}
     asked = [Requirement(item) for extra in PROJECT["optional-dependencies"].values() for item in extra]
-    checked = [item for item in asked if normalised(item.name) in pinned]
+    checked = [item for item in asked if normalized(item.name) in pinned]
     assert len(checked) > 30
-    wrong = [str(item) for item in checked if pinned[normalised(item.name)] not in item.specifier]
+    wrong = [str(item) for item in checked if pinned[normalized(item.name)] not in item.specifier]
     assert not wrong
 
 
@@ -179,7 +179,7 @@ import gemsmith.data.stage, gemsmith.export.stage, gemsmith.plan.stage
 assert "transformers" not in sys.modules and "torch" not in sys.modules
 """
 
-FEW = ("train.optimizer_steps=2", "optimizer.warmup_steps=1", "data.train.rows=40", "data.eval=null")
+FEW = ("train.max_steps=2", "optimizer.warmup_steps=1", "data.train.rows=40", "data.eval=null")
 FEW_STEPS = [word for setting in FEW for word in ("--set", setting)]
 
 
@@ -216,7 +216,7 @@ def resolve(fresh, tmp_path):
         quiet = [fresh, "-m", "pip", "-q", "--disable-pip-version-check"]
         subprocess.run([*quiet, "install", "--dry-run", "--report", str(report), requirement], check=True)
         found = json.loads(report.read_text(encoding="utf-8"))["install"]
-        return {normalised(item["metadata"]["name"]) for item in found}
+        return {normalized(item["metadata"]["name"]) for item in found}
 
     return names
 

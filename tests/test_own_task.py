@@ -131,7 +131,7 @@ def test_choices_are_scored_by_the_likelihoods_that_the_server_gives(
     served = Model(role="tuned", digest=lambda _tokens: "d", start=_Served, stop=_refuse)
     answers = answer_all(run, task, served).all()
     assert [answer.right for answer in answers] == [False, True, False]
-    assert [answer.others["length-normalised"] for answer in answers] == [True, False, True]
+    assert [answer.others["length-normalized"] for answer in answers] == [True, False, True]
     again = answer_all(run, task, replace(served, start=_refuse)).all()
     assert again == answers, "they are kept, choices and all"
 

@@ -28,7 +28,7 @@ checkpoint: {checkpoint}
 data: {{train: rows.jsonl, eval: {{task: verilog, rows: 3, split: held-out}}, max_length: 64}}
 lora: {{rank: 4, alpha: 8, dropout: 0.1}}
 optimizer: {{learning_rate: 1e-2, warmup_steps: 1}}
-train: {{optimizer_steps: {steps}, rows_per_step: 2, checkpoint_every: 2, dtype: float32}}
+train: {{max_steps: {steps}, global_batch_size: 2, save_steps: 2, dtype: float32}}
 bench: {{input_tokens: [16], output_tokens: 16, request_rates: [20], prompts: 12}}
 eval: {{scorer: verilog-exact, max_tokens: 16}}
 hardware: {{machines: [cpu]}}
@@ -85,7 +85,7 @@ def test_a_run_plans_again_once_its_steps_are_counted(recipe):
 
     file = recipe("tiny-31b")
     pyarrow.parquet.write_table(pyarrow.json.read_json("rows.jsonl"), "rows.parquet")
-    text = file.read_text().replace("rows.jsonl", "rows.parquet").replace("optimizer_steps: 3, ", "")
+    text = file.read_text().replace("rows.jsonl", "rows.parquet").replace("max_steps: 3, ", "")
     file.write_text(text)
     run = open_source(file, claim=lambda path: None)
     first = pipeline.run_stage(run, "plan")
@@ -192,15 +192,15 @@ def test_a_run_that_is_told_to_stop_says_so_and_goes_on_later(recipe, number, co
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        (["data.train=gone.jsonl"], "gone.jsonl: is not there"),
+        (["data.train=gone.jsonl"], "gone.jsonl: does not exist"),
         (["data.train=logs"], "logs: holds no .jsonl, .parquet or saved Hugging Face dataset"),
         (["data.train=my.yaml"], "my.yaml: is a .yaml file; allowed: .jsonl, .parquet"),
-        (["data.eval=gone.jsonl"], "gone.jsonl: is not there"),
+        (["data.eval=gone.jsonl"], "gone.jsonl: does not exist"),
         (["data.eval=odd.jsonl"], "odd.jsonl line 1: has the columns question"),
         (["data.template=gone.jinja"], "data.template: gone.jinja cannot be read"),
         (["data.template=logs"], "data.template: "),
         (["data.template=odd.jinja"], "odd.jinja line 1: is not Jinja"),
-        (["train.start_adapter=gone"], "adapter gone: has no adapter_config.json"),
+        (["train.init_adapter=gone"], "adapter gone: has no adapter_config.json"),
         (["export.step=9"], "export.step: 9 was given; at the end of 3 steps"),
         (["model=gemma4-12b", "checkpoint=/no/such/folder"], "checkpoint '/no/such/folder': is not a folder"),
     ],
@@ -308,7 +308,7 @@ def test_a_run_whose_rows_have_gone_is_served_and_reported(gemsmith, recipe, mon
 
 
 def test_notices_of_a_stage_are_printed_as_they_are_the_grave_ones_first(capsys):
-    told = {"notices": ("3 rows of [/a] are also trained on.",), "grave_notices": ("Do not use [b].",)}
+    told = {"notices": ("3 rows of [/a] are also trained on.",), "critical_warnings": ("Do not use [b].",)}
     pipeline.print_notices(STAGES["data"].record.model_construct(**told))
     assert (
         capsys.readouterr().err == "data: warning: Do not use [b].\ndata: notice: 3 rows of [/a] are also trained on.\n"

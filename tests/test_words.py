@@ -7,7 +7,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 RETIRED = {
     "words' table": "embedding matrix",
-    "made plain": "dequantised",
+    "made plain": "dequantized",
     "towers carried": "encoders copied",
     "computed again": "recomputed",
     "is no number": "is NaN or infinite, or: is not a number",

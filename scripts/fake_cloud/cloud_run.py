@@ -103,7 +103,7 @@ def run_task(
     """The attempts, each once it has ended; the last has code 0, or no retry is left.
 
     `mounted` gives a folder with a bucket's objects. Where `interrupt` is true, the machine of the first attempt is
-    taken away. Raises InputError for a secret that is not there, MachineError without bubblewrap.
+    taken away. Raises InputError for a secret that does not exist, MachineError without bubblewrap.
     """
     variables = {**environment, **task.environment, **_secret_values(task, secrets)}
     binds = {path: mounted(bucket) for path, bucket in task.mounts.items()}
@@ -134,7 +134,7 @@ def run_task(
 def _secret_values(task: Task, secrets: Mapping[str, str]) -> dict[str, str]:
     for name in task.secrets.values():
         if name not in secrets:
-            raise InputError(f"secret {name}: is not there; the job cannot start")
+            raise InputError(f"secret {name}: does not exist; the job cannot start")
     return {variable: secrets[name] for variable, name in task.secrets.items()}
 
 

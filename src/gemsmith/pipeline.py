@@ -159,9 +159,9 @@ def _call(run: Run, stage: str, servers: "Servers | None", **options: bool) -> R
 
 
 def print_notices(record: Record) -> None:
-    """Prints a record's notices on stderr, the grave ones first."""
+    """Prints a record's notices on stderr, the critical ones first."""
     console = open_console()
-    for notice in record.grave_notices:
+    for notice in record.critical_warnings:
         console.print(Text.assemble((f"{record.stage}: warning: ", "bold red"), notice))
     for notice in record.notices:
         console.print(Text.assemble((f"{record.stage}: notice: ", "yellow"), notice))

@@ -5,7 +5,7 @@ from gemsmith.analysis.sides import SideScore
 
 
 def test_padding_is_what_tokens_leave_of_the_positions(plain_side, demo_side, demo_records):
-    side = plain_side(real_tokens_per_s=763, train_hours=3.34, steps=1244, rows_per_step=8, row_tokens=3072)
+    side = plain_side(real_tokens_per_s=763, train_hours=3.34, steps=1244, global_batch_size=8, row_tokens=3072)
     assert padding_share(side) == pytest.approx(0.70, abs=0.005)
     assert "padding took 70%" in next(check_side(side))
     # Two epochs of the demo, whose last step of each may lack rows.
@@ -17,7 +17,7 @@ def test_padding_is_what_tokens_leave_of_the_positions(plain_side, demo_side, de
 def test_more_rows_than_were_kept_are_other_rows(plain_side):
     how = {
         "steps": 1250,
-        "rows_per_step": 8,
+        "global_batch_size": 8,
         "rows": 9959,
         "conditions": {"data.packing": "false", "train.epochs": "1"},
     }

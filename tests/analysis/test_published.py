@@ -76,7 +76,7 @@ def test_what_it_says_is_not_called_unsaid(redrawn):
     """Rates, engines, KV caches, clipping, recomputation and weights stood as not recorded, or as one of two."""
     tpu, gpu = redrawn.comparison.sides
     said = {each.condition: each.values for each in redrawn.comparison.differences}
-    assert said["optimizer.clip_norm"] == ("null", "1.0")
+    assert said["optimizer.max_grad_norm"] == ("null", "1.0")
     assert said["bench:vllm"] == ("vllm-tpu 0.19.0", "vllm 0.20.2")
     assert said["bench:kv_cache_dtype"] == ("fp8_e5m2", "bfloat16")
     alike = {"train.remat": "layer", "train:base_dtype": "bfloat16", "bench:dtype": "bfloat16", "data:seed": "42"}
@@ -106,7 +106,9 @@ def test_values_of_the_paper_are_written_as_a_recipe_writes_them(redrawn):
     """64 and 64.0 would be a difference that is none."""
     ours = dict(flatten(load_recipe(ROOT / "recipes/verilog_31b.yaml").model_dump(mode="json")))
     keys = [f"lora.{key}" for key in ("rank", "alpha", "dropout")] + ["train.dtype", "train.epochs"]
-    keys += [f"optimizer.{key}" for key in ("learning_rate", "schedule", "warmup_steps", "weight_decay", "clip_norm")]
+    keys += [
+        f"optimizer.{key}" for key in ("learning_rate", "schedule", "warmup_steps", "weight_decay", "max_grad_norm")
+    ]
     assert {key: redrawn.comparison.sides[1].conditions[key] for key in keys} == {key: _text(ours[key]) for key in keys}
 
 
@@ -142,7 +144,7 @@ def test_scores_are_not_told_apart(redrawn):
 
 def test_at_the_price_of_its_zone_it_costs_more_within_a_day(redrawn):
     assert not verdict(redrawn, "v6e-8 for 21.52").holds
-    assert [(curve.way, curve.break_even_hours) for curve in redrawn.at_catalogue] == [
+    assert [(curve.way, curve.break_even_hours) for curve in redrawn.at_catalog] == [
         ("on demand", pytest.approx(15.72, abs=0.01)),
         ("spot", pytest.approx(6.24, abs=0.01)),
     ]

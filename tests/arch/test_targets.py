@@ -79,7 +79,7 @@ def test_all_linear_has_all_that_multiplies_but_experts_embeddings_and_the_outpu
     assert not any(role.startswith(("expert", "embed", "norm")) for counts in kinds.values() for role in counts)
 
 
-def test_the_tower_and_what_is_behind_it_are_adapted_for_pictures():
+def test_the_tower_and_what_is_behind_it_are_adapted_for_images():
     seeing = with_vision(find_variant("tiny-31b"))
     assert vision_targets(seeing, ("q", "down")) == set()
     found = vision_targets(seeing, ("q", VISION))

@@ -46,7 +46,7 @@ def test_one_client_is_handed_cell_after_cell(
 def test_the_client_may_import_torchvision_beside_a_pytorch_for_cpus(
     fake_vllm: Callable[..., Path], endpoint: Endpoint, tmp_path: Path
 ) -> None:
-    """vLLM imports it where it is, whether or not a cell has pictures."""
+    """vLLM imports it where it is, whether or not a cell has images."""
     with running_client(fake_vllm(), endpoint, tmp_path) as client:
         environment = Path(f"/proc/{client.process.pid}/environ").read_bytes().split(b"\0")
     assert f"PYTHONPATH={ON_CPU}".encode() in environment

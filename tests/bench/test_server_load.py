@@ -9,7 +9,7 @@ from gemsmith.bench.metrics import (
     read_prefix_caching,
     read_sample,
     sampling,
-    summarise,
+    summarize,
 )
 from support.hostile_server import hostile_server
 
@@ -49,17 +49,17 @@ def test_prefix_caching_is_read_from_the_server() -> None:
 
 
 def test_a_cells_load_is_that_between_its_first_and_last_request() -> None:
-    load = summarise([sample(0), sample(0), sample(4, 2, 1), sample(0, 0, 1), sample(2, 0, 3), sample(0, 0, 3)])
+    load = summarize([sample(0), sample(0), sample(4, 2, 1), sample(0, 0, 1), sample(2, 0, 3), sample(0, 0, 3)])
     assert load is not None
     assert (load.samples, load.running_mean, load.running_max, load.waiting_max) == (3, 2, 4, 2)
     assert (load.kv_use_max, load.preemptions) == (0.04, 3)
 
 
 def test_what_the_server_does_not_tell_is_null() -> None:
-    load = summarise([sample(None, 1, None)])
+    load = summarize([sample(None, 1, None)])
     assert load is not None
     assert (load.running_max, load.kv_use_mean, load.preemptions, load.waiting_max) == (None, None, None, 1)
-    assert summarise([]) is None
+    assert summarize([]) is None
 
 
 def test_a_server_without_metrics_leaves_no_sample_and_says_why() -> None:

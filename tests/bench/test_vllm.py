@@ -14,7 +14,7 @@ import pytest
 
 from gemsmith.bench.cell import Ask, Count, read_cell
 from gemsmith.bench.driver import measure, running_client
-from gemsmith.bench.metrics import sampling, summarise
+from gemsmith.bench.metrics import sampling, summarize
 from gemsmith.bench.requests import make_prompts
 from gemsmith.errors import MachineError
 from gemsmith.recipe.load_grids import Load
@@ -84,7 +84,7 @@ def test_medians_are_those_of_an_independent_client(server: Server, engine: Engi
     times = list(zip(result["ttfts"], result["latencies"], strict=True))[2:]
     ours = medians_ms([(ttft_s, (latency_s - ttft_s) / (ANSWER - 1)) for ttft_s, latency_s in times])
     assert cell.ttft_ms.p50 == pytest.approx(ours[0], abs=0.01)
-    seen = summarise(samples.found)
+    seen = summarize(samples.found)
     assert seen is not None and (seen.running_max or 0) >= 1 and seen.preemptions == 0
     print(f"TTFT, TPOT p50: {ours} ms, and {theirs} ms to the independent client")
     assert ours == pytest.approx(theirs, rel=0.15)

@@ -10,7 +10,7 @@ WHERE = ("--on", "cloud-run", "--project", "p", "--bucket", "gs://runs")
 
 @pytest.fixture
 def gpu_recipe(recipe):
-    recipe.write_text(recipe.read_text() + "train: {backend: trl, optimizer_steps: 10}\n")
+    recipe.write_text(recipe.read_text() + "train: {backend: trl, max_steps: 10}\n")
     return recipe
 
 
@@ -52,7 +52,7 @@ def test_a_launch_of_another_folder_is_one_line(gemsmith, tmp_path, monkeypatch)
     monkeypatch.chdir(tmp_path)
     for verb in ("status", "logs", "fetch", "stop", "clean"):
         code, _, err = gemsmith("launch", verb, "gone")
-        assert code == 2 and err.startswith("error: launch gone: launches/gone/launch.json is not there"), err
+        assert code == 2 and err.startswith("error: launch gone: launches/gone/launch.json does not exist"), err
     assert not Path("runs").exists()
 
 

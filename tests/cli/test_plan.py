@@ -33,7 +33,7 @@ def test_a_fix_is_written_for_one_machine_and_never_over_a_file(gemsmith, recipe
     assert gemsmith("plan", recipe, *options)[0] == 0
     before = (tmp_path / "fixed.yaml").read_bytes()
     code, _, err = gemsmith("plan", recipe, *options)
-    assert code == 2 and "--fix fixed.yaml: is there already" in err
+    assert code == 2 and "--fix fixed.yaml: already exists" in err
     assert (tmp_path / "fixed.yaml").read_bytes() == before
     assert gemsmith("plan", "fixed.yaml", "--json")[0] == 0
 
@@ -43,7 +43,7 @@ def test_calibration_takes_runs_and_nothing_else(gemsmith, recipe, tmp_path):
         (("runs/none", "--calibrate", "--on", "cpu"), "--on: does not go with --calibrate"),
         (("runs/none", "--calibrate"), "runs/none"),
         ((recipe, recipe), "SOURCE: 2 were given; plan takes one"),
-        ((recipe, "--catalogue", "own.yaml"), "--catalogue: goes with --calibrate"),
+        ((recipe, "--catalog", "own.yaml"), "--catalog: goes with --calibrate"),
     ):
         code, _, err = gemsmith("plan", *options)
         assert code == 2 and message in err and "Traceback" not in err

@@ -23,8 +23,8 @@ def test_a_folder_without_problems_is_one_line(gemsmith, tmp_path):
     assert code == 2 and "holds no problem" in err and not (tmp_path / "b.jsonl").exists()
 
 
-def test_data_sets_of_pictures_that_are_not_there_are_one_line(gemsmith, tmp_path):
+def test_data_sets_of_images_that_are_not_there_are_one_line(gemsmith, tmp_path):
     code, _, err = gemsmith("prepare", "oxford-pets", tmp_path, "--split", "test", "--out", tmp_path / "rows.jsonl")
-    assert code == 2 and "trainval.txt: is not there" in err and err.count("\n") == 1
+    assert code == 2 and "trainval.txt: does not exist" in err and err.count("\n") == 1
     code, _, err = gemsmith("prepare", "fashion-mnist", tmp_path, "--out", tmp_path / "new")
-    assert code == 2 and "idx3-ubyte.gz: is not there" in err and not (tmp_path / "new").exists()
+    assert code == 2 and "idx3-ubyte.gz: does not exist" in err and not (tmp_path / "new").exists()

@@ -90,7 +90,7 @@ def test_a_report_of_a_run_with_quotes_in_its_name_is_json(gemsmith, recipe):
 ODD = "[/a]\x1b[31m\x9b\u202e"
 
 
-def test_a_run_named_like_markup_or_colours_is_shown_as_it_is_called(gemsmith, recipe):
+def test_a_run_named_like_markup_or_colors_is_shown_as_it_is_called(gemsmith, recipe):
     for _ in range(2):
         code, out, err = gemsmith("data", recipe.name, "--run", ODD, "--show", 1)
         assert code == 0, err

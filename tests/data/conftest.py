@@ -58,20 +58,20 @@ def checkpoint(tmp_path_factory, tiny_checkpoint) -> Path:
 
 
 IMAGE, BEGIN, END = 10, 11, 12
-"""The tokens of pictures in `picture_checkpoint`."""
+"""The tokens of images in `image_checkpoint`."""
 
 
 @pytest.fixture(scope="session")
-def picture_checkpoint(tmp_path_factory, checkpoint) -> Path:
-    """The same checkpoint, which takes pictures: patches of 4 pixels, 3 by 3 of them to a soft token."""
-    folder = tmp_path_factory.mktemp("data") / "pictures"
+def image_checkpoint(tmp_path_factory, checkpoint) -> Path:
+    """The same checkpoint, which takes images: patches of 4 pixels, 3 by 3 of them to a soft token."""
+    folder = tmp_path_factory.mktemp("data") / "images"
     shutil.copytree(checkpoint, folder)
-    add_pictures(folder)
+    add_images(folder)
     return folder
 
 
-def add_pictures(folder: Path) -> None:
-    """Gives a checkpoint's folder the tokens, the template and the config of one that takes pictures."""
+def add_images(folder: Path) -> None:
+    """Gives a checkpoint's folder the tokens, the template and the config of one that takes images."""
     config, tokenizer = (json.loads((folder / name).read_text()) for name in ("config.json", "tokenizer.json"))
     config["vision_config"] = {"patch_size": 4, "pooling_kernel_size": 3}
     config |= {"image_token_id": IMAGE, "boi_token_id": BEGIN, "eoi_token_id": END}

@@ -35,7 +35,7 @@ def row_hashes(batches: Batches) -> list[str]:
 
 
 def test_each_epoch_has_every_row_once_in_an_order_of_its_own(prepared):
-    run = prepared({"epochs": 3, "rows_per_step": 8})
+    run = prepared({"epochs": 3, "global_batch_size": 8})
     batches = load_batches(run)
     assert batches.steps == 8  # ceil(3 * 21 / 8)
     seen = row_hashes(batches)
@@ -47,7 +47,7 @@ def test_each_epoch_has_every_row_once_in_an_order_of_its_own(prepared):
 
 
 def test_the_last_step_is_filled_up_with_rows_of_padding(prepared):
-    batches = load_batches(prepared({"epochs": 1, "rows_per_step": 8}))
+    batches = load_batches(prepared({"epochs": 1, "global_batch_size": 8}))
     last = batches.batch(3)
     assert last.tokens.shape == (8, 48)
     assert last.segments.any(axis=1).tolist() == [True] * 5 + [False] * 3
@@ -56,7 +56,7 @@ def test_the_last_step_is_filled_up_with_rows_of_padding(prepared):
 
 
 def test_a_batch_is_a_function_of_the_step_alone(prepared):
-    run = prepared({"epochs": 2, "rows_per_step": 4})
+    run = prepared({"epochs": 2, "global_batch_size": 4})
     first, again = load_batches(run), load_batches(run)
     forward = [first.batch(step) for step in range(1, first.steps + 1)]
     for step in reversed(range(1, first.steps + 1)):
@@ -67,14 +67,14 @@ def test_a_batch_is_a_function_of_the_step_alone(prepared):
 def test_the_order_follows_the_seed_and_neighbouring_seeds_share_no_epoch(prepared):
     orders = []
     for seed in (0, 1):
-        batches = load_batches(prepared({"epochs": 2, "rows_per_step": 21}, seed=seed, name=f"run{seed}"))
+        batches = load_batches(prepared({"epochs": 2, "global_batch_size": 21}, seed=seed, name=f"run{seed}"))
         seen = row_hashes(batches)
         orders += [tuple(seen[:21]), tuple(seen[21:])]
     assert len(set(orders)) == 4
 
 
 def test_steps_of_the_recipe_go_on_into_further_epochs(prepared):
-    batches = load_batches(prepared({"optimizer_steps": 11, "rows_per_step": 4}))
+    batches = load_batches(prepared({"max_steps": 11, "global_batch_size": 4}))
     assert batches.steps == 11
     seen = row_hashes(batches)
     assert len(seen) == 44
@@ -82,7 +82,7 @@ def test_steps_of_the_recipe_go_on_into_further_epochs(prepared):
 
 
 def test_a_step_of_all_rows_has_each_once_however_many_steps(prepared):
-    batches = load_batches(prepared({"optimizer_steps": 3, "rows_per_step": 21}))
+    batches = load_batches(prepared({"max_steps": 3, "global_batch_size": 21}))
     seen = row_hashes(batches)
     assert batches.steps == 3
     assert len(seen) == 63
@@ -90,27 +90,28 @@ def test_a_step_of_all_rows_has_each_once_however_many_steps(prepared):
 
 
 def test_a_single_row_makes_a_batch(prepared):
-    batches = load_batches(prepared({"rows_per_step": 1}, rows=ROWS[:1]))
+    batches = load_batches(prepared({"global_batch_size": 1}, rows=ROWS[:1]))
     assert batches.steps == 1
     assert batches.batch(1).segments.any(axis=1).tolist() == [True]
 
 
 def test_too_few_rows_for_one_step_are_refused(prepared):
     with pytest.raises(
-        DataError, match=r"train.rows_per_step: 22 is more than all data makes, 21 packed rows of 48; set 21 or less"
+        DataError,
+        match=r"train.global_batch_size: 22 is more than all data makes, 21 packed rows of 48; set 21 or less",
     ):
-        load_batches(prepared({"rows_per_step": 22}))
+        load_batches(prepared({"global_batch_size": 22}))
 
 
 def test_some_rows_of_a_batch_are_those_of_the_whole(prepared):
-    batches = load_batches(prepared({"epochs": 1, "rows_per_step": 8}))
+    batches = load_batches(prepared({"epochs": 1, "global_batch_size": 8}))
     for step in (1, 3):  # 3 ends with padding
         whole, some = batches.batch(step), batches.batch(step, rows=[6, 1, 2])
         assert all(np.array_equal(getattr(some, name), getattr(whole, name)[[6, 1, 2]]) for name in ARRAYS)
 
 
 def test_a_batch_does_not_change_the_stored_rows(prepared):
-    run = prepared({"rows_per_step": 4})
+    run = prepared({"global_batch_size": 4})
     batches = load_batches(run)
     batches.batch(1).tokens[:] = 7
     assert not (batches.batch(1).tokens == 7).all()

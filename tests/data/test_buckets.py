@@ -8,14 +8,14 @@ from gemsmith.data.batches import Bucket, choose_buckets, find_buckets, join, ro
 def test_a_step_takes_the_smallest_bucket_that_has_room_for_its_fullest_row():
     rows = [[64], [64, 64], [], [64] * 4, [64]]
     order = [0, 2, 1, 0, 3, 4, 4]
-    found = find_buckets(rows, order, total_rows=7, rows_per_step=2)
+    found = find_buckets(rows, order, total_rows=7, global_batch_size=2)
     assert found.buckets == (Bucket(1, 64), Bucket(2, 64), Bucket(4, 64))
     assert [found.of(step) for step in (1, 2, 3, 4)] == [Bucket(1, 64), Bucket(2, 64), Bucket(4, 64), Bucket(1, 64)]
     assert found.count_steps() == {Bucket(1, 64): 2, Bucket(2, 64): 1, Bucket(4, 64): 1}
 
 
 def test_rows_that_are_alike_have_one_bucket_and_are_not_looked_up():
-    found = find_buckets([[250], [256], [230]], [], total_rows=7, rows_per_step=2)
+    found = find_buckets([[250], [256], [230]], [], total_rows=7, global_batch_size=2)
     assert found.buckets == (Bucket(1, 256),) and found.of_step == (0,) * 4
 
 
@@ -28,7 +28,7 @@ def test_a_bucket_that_saves_less_than_a_twentieth_is_not_worth_a_program():
 def test_there_are_few_buckets_and_no_step_lacks_room(seed, monkeypatch):
     random = np.random.default_rng(seed)
     rows = [random.integers(1, 281, random.integers(0, 7)).tolist() for _ in range(200)]
-    order, places = random.permutation(200).tolist(), {"total_rows": 200, "rows_per_step": 3}
+    order, places = random.permutation(200).tolist(), {"total_rows": 200, "global_batch_size": 3}
     found = find_buckets(rows, order, **places)
     assert 1 <= len(found.buckets) <= 3 and len(found.of_step) == 67
     for step in range(1, 68):

@@ -142,6 +142,6 @@ def test_rows_of_another_file_are_refused_by_name_and_nothing_is_written(
         prepare_codev(source(row("no")), out)
     with pytest.raises(DataError, match=r"^--out .*: is what the rows are read from; name another file"):
         prepare_codev(file, file)
-    with pytest.raises(DataError, match=r"nowhere\.jsonl: is not there; give codev_r1_sft\.jsonl"):
+    with pytest.raises(DataError, match=r"nowhere\.jsonl: does not exist; give codev_r1_sft\.jsonl"):
         prepare_codev(tmp_path / "nowhere.jsonl", out)
     assert out.read_text() == "before\n" and not list(tmp_path.glob(".*"))

@@ -101,10 +101,10 @@ def test_a_token_that_only_normalised_text_holds_is_refused(text, tokenizer_fold
     renderer = with_tokens(tokenizer_folder, AddedToken("<end>", special=True, normalized=True))
     rows = [document("user=a", "assistant=b"), document("user=a", f"assistant={text}")]
     if "end" in text:
-        assert "messages[1] is tokenised to <end>, a control token" in refused(renderer, rows[1])
-        with pytest.raises(DataError, match=r"is tokenised to <end>"):
+        assert "messages[1] is tokenized to <end>, a control token" in refused(renderer, rows[1])
+        with pytest.raises(DataError, match=r"is tokenized to <end>"):
             list(render_documents(renderer, rows))
-    else:  # Gemma's own are looked for before text is normalised.
+    else:  # Gemma's own are looked for before text is normalized.
         assert control_ids(renderer, rows[1]) == [2, 105, 106, 105, 106]
 
 

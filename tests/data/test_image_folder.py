@@ -47,7 +47,7 @@ def test_the_held_out_share_of_each_class_is_the_same_each_time_and_stated(pets)
     assert names[0] | names[1] == {document.origin for document in read(pets).documents}
     assert not names[0] & names[1] and names[1] == {"great_dane/0.JPG", "great_dane/4.JPG", "sphynx/0.JPG"}
     assert train.notices == (
-        "data.held_out: of 14 pictures in 2 classes 3 are not trained on but held out, by a hash of their names",
+        "data.held_out: of 14 images in 2 classes 3 are not trained on but held out, by a hash of their names",
     )
 
 
@@ -58,7 +58,7 @@ def test_a_class_of_one_is_trained_on(pets):
     assert sum(origin.startswith("lone/") for origin, _ in rows) == 1
 
 
-def test_files_that_are_no_pictures_are_counted_by_name(pets):
+def test_files_that_are_no_images_are_counted_by_name(pets):
     for name in ("readme.txt", "sphynx/list.csv", ".DS_Store", "sphynx/.hidden.jpg"):
         (pets / name).write_text("a")
     [notice] = folder_notices(str(pets), Classes(prompt="a"))
@@ -69,7 +69,7 @@ def test_files_that_are_no_pictures_are_counted_by_name(pets):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda pets: (pets / "empty").mkdir(), "empty: holds no picture"),
+        (lambda pets: (pets / "empty").mkdir(), "empty: holds no image"),
         (lambda pets: (pets / "sphynx" / "more").mkdir(), "more: is a folder in a class's folder"),
         (lambda pets: pets.rename(pets.with_name("gone")), "is not a folder"),
         (lambda pets: (pets / "sphynx" / os.fsdecode(b"a\xff.png")).write_bytes(b"a"), "its name is not in UTF-8"),

@@ -5,7 +5,7 @@ import pytest
 from PIL import Image
 
 from gemsmith.data.dataset import read_documents
-from gemsmith.data.images import look_at_pictures
+from gemsmith.data.images import validate_images
 from gemsmith.data.prepare.oxford_pets import SPLITS, prepare_oxford_pets
 from gemsmith.errors import DataError
 from gemsmith.images.patches import Patching
@@ -25,13 +25,13 @@ def save(mode, kind):
 
 @pytest.fixture
 def pets(tmp_path):
-    """The data set's folders with pictures as some of it are: grey, CMYK, PNG and GIF by another name, cut off."""
+    """The data set's folders with images as some of it are: grey, CMYK, PNG and GIF by another name, cut off."""
     folder = tmp_path / "pets"
     for name in ("images", "annotations"):
         (folder / name).mkdir(parents=True)
     for split, lines in LISTS.items():
         (folder / "annotations" / f"{split}.txt").write_text(lines)
-    pictures = {
+    images = {
         "Abyssinian_1": save("L", "JPEG"),
         "Abyssinian_34": save("RGB", "PNG"),
         "american_bulldog_2": save("CMYK", "JPEG"),
@@ -39,13 +39,13 @@ def pets(tmp_path):
         "Abyssinian_5": save("P", "GIF"),
         "saint_bernard_10": save("RGB", "JPEG"),
     }
-    for name, data in pictures.items():
+    for name, data in images.items():
         (folder / "images" / f"{name}.jpg").write_bytes(data)
     (folder / "images" / "Abyssinian_100.mat").write_bytes(b"MATLAB 5.0 MAT-file")
     return folder
 
 
-def test_each_picture_of_a_split_is_a_row_with_all_breeds_in_its_prompt(pets):
+def test_each_image_of_a_split_is_a_row_with_all_breeds_in_its_prompt(pets):
     for split in SPLITS:
         record = prepare_oxford_pets(pets, pets / f"{split}.jsonl", split=split)
     rows = [json.loads(line) for line in (pets / "test.jsonl").read_text().splitlines()]
@@ -61,35 +61,35 @@ def test_each_picture_of_a_split_is_a_row_with_all_breeds_in_its_prompt(pets):
     assert train.count(breeds) == 4 and "labels" not in train
 
 
-def test_rows_elsewhere_find_the_pictures(pets, tmp_path):
+def test_rows_elsewhere_find_the_images(pets, tmp_path):
     out = tmp_path / "rows" / "train.jsonl"
     out.parent.mkdir()
     prepare_oxford_pets(pets, out, split="trainval")
     documents = read_documents(str(out))
-    seen = look_at_pictures(documents, Patching(budget=70), bad="drop", key="data.train")
+    seen = validate_images(documents, Patching(budget=70), bad="drop", key="data.train")
     assert [text_of(document.messages[-1]) for document in seen.documents] == [
         "Abyssinian",
         "Abyssinian",
         "American Bulldog",
     ]
-    assert seen.dropped == {"picture damaged": 1}
+    assert seen.dropped == {"image damaged": 1}
     with pytest.raises(DataError, match=r"Siamese_9\.jpg cannot be decoded"):
-        look_at_pictures(documents, Patching(budget=70), bad="error", key="data.train")
+        validate_images(documents, Patching(budget=70), bad="error", key="data.train")
     assert [len(images_of(document.messages)) for document in documents] == [1] * 4
 
 
 @pytest.mark.parametrize(
     ("name", "text", "expected"),
     [
-        ("test.txt", None, "test.txt: is not there; give the folder that"),
-        ("test.txt", "# comment\n", "test.txt: names no picture"),
+        ("test.txt", None, "test.txt: does not exist; give the folder that"),
+        ("test.txt", "# comment\n", "test.txt: names no image"),
         ("trainval.txt", "Abyssinian 1 1 1\n", "trainval.txt line 1: is 'Abyssinian 1 1 1'; must be NAME CLASS"),
         ("trainval.txt", "../../Abyssinian_1 1 1 1\n", "trainval.txt line 1: is '../../Abyssinian_1"),
         ("trainval.txt", "Abyssinian_1 1 1\n", "trainval.txt line 1: is"),
         ("trainval.txt", "Bengal_1 1 1 1\n", "class 1 is that of Bengal_1 and of Abyssinian_5"),
-        ("trainval.txt", "Abyssinian_7 1 1 1\nAbyssinian_1 1 1 1\n", "1 of 2 pictures are not there (Abyssinian_7"),
+        ("trainval.txt", "Abyssinian_7 1 1 1\nAbyssinian_1 1 1 1\n", "1 of 2 images do not exist (Abyssinian_7"),
     ],
-    ids=["gone", "empty", "no number", "path", "short", "two breeds", "no picture"],
+    ids=["gone", "empty", "no number", "path", "short", "two breeds", "no image"],
 )
 def test_lists_that_cannot_be_used_are_one_line(pets, name, text, expected):
     file = pets / "annotations" / name

@@ -31,7 +31,7 @@ def test_best_fit_decreasing_fills_the_row_with_the_least_room():
 
 
 def test_documents_of_one_length_share_rows_as_the_order_has_them():
-    """Class by class, as a folder of photos is read, rows would be of one class."""
+    """Class by class, as a folder of images is read, rows would be of one class."""
     assert assign_rows([3] * 6, 9) == [[0, 1, 2], [3, 4, 5]]
     assert assign_rows([3] * 6, 9, order=[5, 0, 3, 1, 4, 2]) == [[5, 0, 3], [1, 4, 2]]
 
@@ -97,7 +97,7 @@ def test_rows_are_taken_in_any_order_with_padding_between():
 
 
 def test_rows_of_text_alone_are_packed_into_the_same_bytes_as_ever():
-    """The hash is version 0.1.0's, before rows could hold pictures."""
+    """The hash is version 0.1.0's, before rows could hold images."""
     random = np.random.default_rng(3)
     lengths = random.integers(1, 257, 2000).tolist()
     documents = [rendered(random.integers(0, 999, length), random.integers(0, 2, length)) for length in lengths]
@@ -127,11 +127,11 @@ def test_many_rows_full_of_patches_are_not_looked_through_again():
     assert len(rows) == 10_000 and time.process_time() - begin_s < 5
 
 
-def test_the_pictures_of_a_row_are_those_of_its_documents_in_order():
+def test_the_images_of_a_row_are_those_of_its_documents_in_order():
     a, b = (ImageInfo(path=name, sha256="", width=1, height=1, soft_tokens=1) for name in "ab")
-    documents = [replace(rendered([2, 7], [0, 1]), pictures=pictures) for pictures in ((a, b), (), (b,))]
+    documents = [replace(rendered([2, 7], [0, 1]), images=images) for images in ((a, b), (), (b,))]
     [rows] = pack_rows(documents, [[2, 0], [1]], 4)
-    assert rows.pictures == ((b, a, b), ())
-    assert rows.take([1, None, 0]).pictures == ((), (), (b, a, b))
+    assert rows.images == ((b, a, b), ())
+    assert rows.take([1, None, 0]).images == ((), (), (b, a, b))
     [plain] = pack_rows(documents[1:2], [[0]], 4)
-    assert plain.pictures == () == plain.take([0, None]).pictures
+    assert plain.images == () == plain.take([0, None]).images

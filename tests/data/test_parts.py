@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from gemsmith.data.dataset import Document, read_documents, read_held_out
-from gemsmith.data.reader import PictureSource, read_image
+from gemsmith.data.reader import ImageSource, read_image
 from gemsmith.errors import DataError
 from gemsmith.recipe.load import build_recipe
 from gemsmith.tasks.messages import ImagePart, TextPart, images_of
@@ -26,7 +26,7 @@ def parts_of(document: Document) -> tuple:
     return document.messages[0].parts
 
 
-def test_pictures_stand_where_their_parts_stand(write_rows, tmp_path):
+def test_images_stand_where_their_parts_stand(write_rows, tmp_path):
     row = user({"type": "image", "path": "a.png"}, text("or"), {"type": "image", "url": "file:///b/c%20d.png"})
     [document] = read_documents(str(write_rows(row)))
     a, b = ImagePart(path=str(tmp_path / "a.png")), ImagePart(path="/b/c d.png")
@@ -51,12 +51,12 @@ def test_a_path_may_begin_with_the_sign_of_a_home(write_rows, tmp_path):
 
 
 @pytest.mark.parametrize("column", [{"image": "a.png"}, {"images": ["a.png"]}])
-def test_the_pictures_of_a_prompt_come_before_its_text(column, write_rows, tmp_path):
+def test_the_images_of_a_prompt_come_before_its_text(column, write_rows, tmp_path):
     [document] = read_documents(str(write_rows({"prompt": "what?", "response": "a"} | column)))
     assert parts_of(document) == (ImagePart(path=str(tmp_path / "a.png")), TextPart(text="what?"))
 
 
-def test_bare_parts_take_the_columns_pictures_in_order(write_rows):
+def test_bare_parts_take_the_columns_images_in_order(write_rows):
     row = user({"type": "image"}, text("and"), {"type": "image", "text": None}) | {"images": ["/a", "/b"]}
     [document] = read_documents(str(write_rows(row)))
     assert parts_of(document) == (ImagePart(path="/a"), TextPart(text="and"), ImagePart(path="/b"))
@@ -72,9 +72,9 @@ def test_bare_parts_take_the_columns_pictures_in_order(write_rows):
     ],
 )
 def test_bytes_are_kept_in_a_file_where_there_is_room_for_it(value):
-    assert read_image(value, "row 1", PictureSource()) == ImagePart(data=BYTES)
+    assert read_image(value, "row 1", ImageSource()) == ImagePart(data=BYTES)
     kept: list[bytes] = []
-    source = PictureSource(keep=lambda data: kept.append(data) or "/kept")
+    source = ImageSource(keep=lambda data: kept.append(data) or "/kept")
     assert read_image(value, "row 1", source) == ImagePart(path="/kept") and kept == [BYTES]
 
 
@@ -100,17 +100,17 @@ def test_a_datasets_image_column_and_parquet_with_bytes_are_read(tmp_path):
     [
         (
             user({"type": "image", "url": "https://a.org/b.png"}),
-            "a picture at 'https://a.org/b.png'; only file:// URLs",
+            "a image at 'https://a.org/b.png'; only file:// URLs",
         ),
-        (user({"type": "image", "path": "s3://a/b.png"}), "a picture at 's3://a/b.png'; only file:// URLs"),
+        (user({"type": "image", "path": "s3://a/b.png"}), "a image at 's3://a/b.png'; only file:// URLs"),
         (user({"type": "image", "path": "a\udcff.png"}), "png', a name that is not in UTF-8"),
         (user({"type": "image", "url": "data:image/png;base64,AA=="}), "only file:// URLs are read"),
-        (user({"type": "image", "path": "a", "url": "file:///b"}), "a picture with path and url; keep one of them"),
-        (user({"type": "image", "path": ["a"]}), "has a picture that is a list; give a path"),
+        (user({"type": "image", "path": "a", "url": "file:///b"}), "a image with path and url; keep one of them"),
+        (user({"type": "image", "path": ["a"]}), "has a image that is a list; give a path"),
         (user({"type": "image", "bytes": "a kitten"}), "whose bytes are not base64"),
-        (user({"type": "image"}), "has more pictures than the row's column images"),
-        (user({"type": "image"}) | {"images": ["a", "b"]}, "1 of the 2 pictures in its column have no place"),
-        (user(text("a")) | {"image": "a"}, "1 of the 1 pictures in its column have no place"),
+        (user({"type": "image"}), "has more images than the row's column images"),
+        (user({"type": "image"}) | {"images": ["a", "b"]}, "1 of the 2 images in its column have no place"),
+        (user(text("a")) | {"image": "a"}, "1 of the 1 images in its column have no place"),
         (user({"type": "video", "path": "a"}), 'has a part that is video; a part must be {"type": "text"'),
         ({"prompt": "a", "response": "b", "image": "a", "images": ["b"]}, "has image and images; keep one of them"),
         (
@@ -124,17 +124,17 @@ def test_a_datasets_image_column_and_parquet_with_bytes_are_read(tmp_path):
                     *user(text("a"))["messages"],
                 ]
             },
-            "messages[0] is of the role system and has a picture; only user turns may",
+            "messages[0] is of the role system and has a image; only user turns may",
         ),
     ],
 )
-def test_a_picture_that_cannot_be_read_from_its_row_is_refused_with_the_line(row, message, write_rows):
+def test_a_image_that_cannot_be_read_from_its_row_is_refused_with_the_line(row, message, write_rows):
     with pytest.raises(DataError) as error:
         read_documents(str(write_rows(row)))
     assert str(error.value).startswith("rows.jsonl line 1: ") and message in str(error.value)
 
 
-def test_held_out_rows_have_their_pictures(write_rows):
+def test_held_out_rows_have_their_images(write_rows):
     file = write_rows(user({"type": "image", "path": "/a"}))
     recipe = build_recipe({"checkpoint": "x", "data": {"train": "x", "eval": str(file)}})
     (document,) = read_held_out(recipe).documents

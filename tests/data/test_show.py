@@ -9,8 +9,8 @@ ROWS = [{"prompt": f"add {number}", "response": f"wire {number}"} for number in 
 
 def printed(run, count, *, terminal):
     out = io.StringIO()
-    colours = "standard" if terminal else None
-    show(run, count, console=open_console(file=out, force_terminal=terminal, color_system=colours, width=200))
+    colors = "standard" if terminal else None
+    show(run, count, console=open_console(file=out, force_terminal=terminal, color_system=colors, width=200))
     return out.getvalue()
 
 

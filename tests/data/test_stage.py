@@ -20,7 +20,7 @@ ROWS = [{"prompt": f"add {number}", "response": "wire " * (number + 1)} for numb
 
 @pytest.fixture
 def run(make_run, write_rows):
-    return make_run(write_rows(*ROWS), {"max_length": 64}, {"epochs": 2, "rows_per_step": 2})
+    return make_run(write_rows(*ROWS), {"max_length": 64}, {"epochs": 2, "global_batch_size": 2})
 
 
 def test_the_record_counts_what_the_arrays_hold(run):
@@ -80,8 +80,10 @@ def test_a_row_of_exactly_max_length_is_kept(make_run, write_rows):
 
 
 def test_too_long_rows_are_an_error_where_the_recipe_says_so(make_run, write_rows):
-    with pytest.raises(DataError, match=r"rows.jsonl line 30: has 47 tokens, data.max_length is 32; .* data.too_long"):
-        prepare_data(make_run(write_rows(*ROWS), {"max_length": 32, "too_long": "error"}))
+    with pytest.raises(
+        DataError, match=r"rows.jsonl line 30: has 47 tokens, data.max_length is 32; .* data.on_too_long"
+    ):
+        prepare_data(make_run(write_rows(*ROWS), {"max_length": 32, "on_too_long": "error"}))
 
 
 def test_no_row_left_is_an_error_and_leaves_no_record(make_run, write_rows):
@@ -107,9 +109,9 @@ def test_rows_that_are_made_need_no_file(make_run):
 
 
 def test_fewer_rows_than_a_step_are_said(make_run, write_rows, capsys):
-    prepare_data(make_run(write_rows(ROWS[0]), train={"rows_per_step": 4}))
+    prepare_data(make_run(write_rows(ROWS[0]), train={"global_batch_size": 4}))
     out = capsys.readouterr()
-    assert "too few for one step of train.rows_per_step = 4, so training will ask to lower that" in out.err
+    assert "too few for one step of train.global_batch_size = 4, so training will ask to lower that" in out.err
     assert out.out == ""
 
 

@@ -6,13 +6,13 @@ import pytest
 from gemsmith.evals.labels import MOST_CONFUSED, MOST_OF_ONE_KIND, UNKNOWN, Answered, label_scores, macro_f1
 from gemsmith.tasks import Question, find_scorer
 from gemsmith.tasks.messages import ImagePart, Message, TextPart, text_message
-from support.images import picture_bytes
+from support.images import image_bytes
 
 NAMES = ["a", "b", "c"]
 
 
-def asked(*expected: str, picture: bytes | None = None) -> list[Question]:
-    parts = (*([ImagePart(data=picture)] if picture else []), TextPart(text="which?"))
+def asked(*expected: str, image: bytes | None = None) -> list[Question]:
+    parts = (*([ImagePart(data=image)] if image else []), TextPart(text="which?"))
     return [
         Question(
             messages=(Message(role="user", parts=parts),),
@@ -75,17 +75,17 @@ def test_the_difference_is_paired_so_that_equal_models_have_none():
     assert better.tuned.macro_f1.low == better.tuned.macro_f1.high == 1.0
 
 
-def test_the_commonest_confusions_come_first_with_their_pictures_and_a_few_of_each():
-    questions = asked(*"abbbbbc", picture=picture_bytes(300, 200))
+def test_the_commonest_confusions_come_first_with_their_images_and_a_few_of_each():
+    questions = asked(*"abbbbbc", image=image_bytes(300, 200))
     base = answered(questions, *"bbbbbbc")
     found = scores(questions, base, answered(questions, "no", *"ccccc", "c")).most_confused
     assert [row.row for row in found] == [2, 3, 4, 1]
     assert found[0].expected == "b" and found[0].tuned == "c" and found[0].base_right and not found[0].tuned_right
     assert len(found) == MOST_OF_ONE_KIND + 1
-    assert all(url.startswith("data:image/jpeg;base64,") for row in found for url in row.pictures)
+    assert all(url.startswith("data:image/jpeg;base64,") for row in found for url in row.images)
 
 
-def test_their_number_is_limited_and_a_picture_that_is_gone_is_left_out():
+def test_their_number_is_limited_and_a_image_that_is_gone_is_left_out():
     questions = [
         Question(
             messages=(Message(role="user", parts=(ImagePart(path="/nowhere/a.png"),)),),
@@ -97,10 +97,10 @@ def test_their_number_is_limited_and_a_picture_that_is_gone_is_left_out():
     wrong = Answered(["x" * 1000] * 40, [False] * 40)
     found = scores(questions, wrong, wrong).most_confused
     assert len(found) == MOST_CONFUSED
-    assert found[0].pictures == () and len(found[0].tuned) == 200
+    assert found[0].images == () and len(found[0].tuned) == 200
 
 
 def test_text_rows_have_no_thumbnail():
     question = Question(messages=(text_message("user", "a"),), expected="a", origin="here")
     (row,) = scores([question], Answered(["b"], [False]), Answered(["b"], [False])).most_confused
-    assert row.pictures == ()
+    assert row.images == ()

@@ -101,7 +101,7 @@ def server(tiny_checkpoint: Callable[..., Path], tmp_path: Path) -> Iterator[Ser
 def logprob_of(model: Any, tokenizer: Any, user: str, choice: str) -> tuple[float, int]:
     """A choice's log-probability after the chat's prompt by transformers, and its tokens.
 
-    Tokenised as one text, as training does: the border is where it was.
+    Tokenized as one text, as training does: the border is where it was.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""Whether the server reads what was trained; with the real one: tests/serve/test_vllm_pictures.py."""
+"""Whether the server reads what was trained; with the real one: tests/serve/test_vllm_images.py."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -16,11 +16,11 @@ from gemsmith.serve.stage import Servers
 BOI, IMAGE, EOI = (IMAGE_TOKENS[f"{name}_token"][0] for name in ("boi", "image", "eoi"))
 
 
-def test_the_ids_of_a_prompt_have_the_soft_tokens_of_its_pictures_and_no_answer(photo_run: Callable[..., Run]) -> None:
+def test_the_ids_of_a_prompt_have_the_soft_tokens_of_its_images_and_no_answer(photo_run: Callable[..., Run]) -> None:
     (task,), _ = open_tasks(photo_run())
     for question, ids in zip(task.questions, task.prompts, strict=True):
-        (picture,) = question.pictures
-        count = count_soft_tokens(picture.width, picture.height, Patching(budget=70, patch=4))
+        (image,) = question.images
+        count = count_soft_tokens(image.width, image.height, Patching(budget=70, patch=4))
         begin = ids.tolist().index(BOI)
         assert ids[begin : begin + count + 2].tolist() == [BOI, *[IMAGE] * count, EOI]
         assert ids.tolist().count(IMAGE) == count and ids[0] == 2 and ids[-1] == 107, "ends where the answer begins"

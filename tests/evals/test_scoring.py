@@ -33,6 +33,6 @@ def test_a_score_counts() -> None:
 
 
 def test_other_measures_of_the_same_answers_have_shares_and_intervals_of_their_own() -> None:
-    found = score([True, False, False, False], others={"length-normalised": 3})
-    assert (found.score, found.others["length-normalised"].score) == (0.25, 0.75)
-    assert found.others["length-normalised"].low < 0.75 < found.others["length-normalised"].high
+    found = score([True, False, False, False], others={"length-normalized": 3})
+    assert (found.score, found.others["length-normalized"].score) == (0.25, 0.75)
+    assert found.others["length-normalized"].low < 0.75 < found.others["length-normalized"].high

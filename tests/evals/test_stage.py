@@ -47,7 +47,7 @@ def test_a_score_that_rose_needs_no_notice(fake_vllm: Callable[..., Path], expor
     with Servers(run) as servers:
         record = evaluate(run, servers)
     assert (record.rows_better, record.held_out_also_trained) == (8, 0)
-    assert record.notices == record.grave_notices == ()
+    assert record.notices == record.critical_warnings == ()
 
 
 def test_a_score_that_fell_is_a_grave_notice(
@@ -61,7 +61,7 @@ def test_a_score_that_fell_is_a_grave_notice(
         monkeypatch.setattr(servers, "tuned", worse)
         record = evaluate(run, servers)
     assert record == read_record(run, EvalRecord)
-    assert record.grave_notices[0].startswith(
+    assert record.critical_warnings[0].startswith(
         "The tuned model scores lower than the base: base 8 of 8 right, tuned 0 of 8"
     )
 

@@ -133,7 +133,7 @@ def test_an_existing_target_is_refused_and_replaced_only_when_asked(base, adapte
     out = tmp_path / "out"
     export_peft(str(base), adapter, out)
     before = contents(out)
-    with pytest.raises(RunError, match="is there already; name another, or add --overwrite"):
+    with pytest.raises(RunError, match="already exists; name another, or add --overwrite"):
         export_peft(str(base), adapter, out)
     assert contents(out) == before
     write_peft_adapter(adapter_of("tiny-31b", seed=3), adapter, "base")
@@ -146,7 +146,7 @@ def test_an_export_that_a_killed_one_left_aside_is_put_back_and_refused(base, ad
     export_peft(str(base), adapter, tmp_path / "out")
     before = contents(tmp_path / "out")
     (tmp_path / "out").rename(tmp_path / ".out.old")
-    with pytest.raises(RunError, match="is there already; name another, or add --overwrite"):
+    with pytest.raises(RunError, match="already exists; name another, or add --overwrite"):
         export_peft(str(base), adapter, tmp_path / "out")
     assert contents(tmp_path / "out") == before
     assert sorted(path.name for path in tmp_path.iterdir()) == ["adapter", "base", "out"]
@@ -154,7 +154,7 @@ def test_an_export_that_a_killed_one_left_aside_is_put_back_and_refused(base, ad
 
 @pytest.mark.parametrize("moment", ["check_space", "write_merged"])
 @pytest.mark.parametrize(
-    ("overwrite", "message"), [(False, "is there already"), (True, "was not written by gemsmith export")]
+    ("overwrite", "message"), [(False, "already exists"), (True, "was not written by gemsmith export")]
 )
 def test_what_appears_at_the_target_meanwhile_is_never_replaced(
     base, adapter, tmp_path, monkeypatch, moment, overwrite, message, contents

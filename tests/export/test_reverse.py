@@ -14,14 +14,14 @@ def test_an_imported_adapter_is_a_recipe_that_starts_from_it(gemsmith, base, ada
     code, out, _ = gemsmith("import", adapter, "--base", base, "--out", tmp_path / "on.yaml")
     assert (code, out) == (0, "")
     recipe = load_recipe(tmp_path / "on.yaml")
-    assert (recipe.lora.rank, recipe.lora.alpha, recipe.train.start_adapter, recipe.checkpoint) == (
+    assert (recipe.lora.rank, recipe.lora.alpha, recipe.train.init_adapter, recipe.checkpoint) == (
         4,
         8.0,
         str(adapter),
         str(base),
     )
     code, _, err = gemsmith("import", adapter, "--base", base, "--out", tmp_path / "on.yaml")
-    assert code == 2 and "is there already" in err
+    assert code == 2 and "already exists" in err
 
 
 def test_importing_keeps_the_other_keys_of_a_recipe(base, adapter, tmp_path):

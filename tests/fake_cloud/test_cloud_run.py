@@ -139,5 +139,5 @@ def test_a_secret_arrives_as_a_variable(run):
 
 
 def test_a_secret_that_is_missing_starts_nothing(run):
-    with pytest.raises(InputError, match="secret hf-token: is not there"):
+    with pytest.raises(InputError, match="secret hf-token: does not exist"):
         run(job("echo", env=SECRET))

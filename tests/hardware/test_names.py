@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from gemsmith.errors import RecipeError
-from gemsmith.hardware import find_machine, load_catalogue
+from gemsmith.hardware import find_machine, load_catalog
 from gemsmith.hardware.lookup import machines_with, match_machine
 
 MEANT = {
@@ -58,25 +58,25 @@ UNKNOWN = (
 
 @pytest.mark.parametrize(("name", "machine"), MEANT.items())
 def test_a_near_form_means_a_machine(name, machine):
-    assert find_machine(load_catalogue(), name).name == machine
+    assert find_machine(load_catalog(), name).name == machine
 
 
 @pytest.mark.parametrize("name", UNKNOWN)
 def test_what_means_no_machine_is_not_guessed(name):
     """a100 may be one of 40 or of 80 GB; and some names of TPUs count cores, others chips."""
-    assert match_machine(load_catalogue(), name) is None
+    assert match_machine(load_catalog(), name) is None
 
 
 def test_every_machine_is_found_by_its_own_and_its_other_names():
-    catalogue = load_catalogue()
-    others = [name for machine in catalogue.machines.values() for name in (machine.name, *machine.also)]
+    catalog = load_catalog()
+    others = [name for machine in catalog.machines.values() for name in (machine.name, *machine.also)]
     assert len(others) > 40 and len(set(others)) == len(others)
-    for machine in catalogue.machines.values():
-        assert all(find_machine(catalogue, name) is machine for name in (machine.name, *machine.also)), machine.name
+    for machine in catalog.machines.values():
+        assert all(find_machine(catalog, name) is machine for name in (machine.name, *machine.also)), machine.name
 
 
 def test_several_slices_have_the_chips_the_hosts_and_the_prices_of_all():
-    one, two = (find_machine(load_catalogue(), name) for name in ("v6e-16", "2xv6e-16"))
+    one, two = (find_machine(load_catalog(), name) for name in ("v6e-16", "2xv6e-16"))
     assert (two.slices, two.chips, two.hosts, two.devices) == (2, 2 * one.chips, 2 * one.hosts, 2 * one.devices)
     assert two.interconnect_bytes_per_s == one.interconnect_bytes_per_s and two.topology == ""
     assert two.prices[0].usd_per_hour == 2 * one.prices[0].usd_per_hour == 86.40
@@ -88,7 +88,7 @@ def test_several_slices_have_the_chips_the_hosts_and_the_prices_of_all():
 
 def test_only_tpus_have_several_slices():
     with pytest.raises(RecipeError, match=r"^--on: '2x8xh100' was given; only TPUs have several slices, name one"):
-        find_machine(load_catalogue(), "2x8xh100", "--on")
+        find_machine(load_catalog(), "2x8xh100", "--on")
 
 
 def test_slices_need_the_speed_of_what_joins_them(tmp_path):
@@ -99,18 +99,18 @@ def test_slices_need_the_speed_of_what_joins_them(tmp_path):
         f"chips: {{t1: {{{row}, efficiency_source: me, {dated}}}}}\nmachines: {{t1-1: {{chip: t1, chips: 1, {dated}}}}}"
     )
     with pytest.raises(RecipeError, match=r"chips\.t1\.dcn_bytes_per_s is missing; '2xt1-1' needs it"):
-        find_machine(load_catalogue(own), "2xt1-1")
+        find_machine(load_catalog(own), "2xt1-1")
 
 
 def test_an_unknown_machine_names_the_key_and_near_ones_in_one_line():
     with pytest.raises(RecipeError, match=r"^--on: 'v5p-9' .*\(did you mean v5p-8 or .*\); allowed: .*v6e-8") as error:
-        find_machine(load_catalogue(), "v5p-9", "--on")
+        find_machine(load_catalog(), "v5p-9", "--on")
     assert "\n" not in str(error.value)
 
 
 def test_a_machine_is_known_by_what_drivers_call_its_devices():
-    catalogue = load_catalogue()
-    names = lambda *devices: [machine.name for machine in machines_with(catalogue, devices)]  # noqa: E731
+    catalog = load_catalog()
+    names = lambda *devices: [machine.name for machine in machines_with(catalog, devices)]  # noqa: E731
     assert names("NVIDIA H200") == ["1xh200"] and names(*["TPU v5"] * 4) == ["v5p-8"]
     assert names(*["TPU7x"] * 8) == ["tpu7x-4"], "a chip is two devices"
     assert names() == ["cpu"] and names("NVIDIA H100 PCIe") == []

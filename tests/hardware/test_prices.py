@@ -2,7 +2,7 @@ from datetime import date
 
 import pytest
 
-from gemsmith.hardware import Price, billed_hours, doubts_of, load_catalogue
+from gemsmith.hardware import Price, billed_hours, doubts_of, load_catalog
 
 TODAY = date(2026, 11, 23)
 
@@ -42,13 +42,13 @@ def test_what_is_billed_by_the_minute_is_rounded_up_to_it():
 
 def test_cloud_run_costs_its_gpu_its_cores_and_its_memory_by_the_minute():
     for vcpus, gib in ((20, 80), (30, 120), (44, 176)):
-        row = load_catalogue().machines[f"cloud-run-{vcpus}"].prices[0]
+        row = load_catalog().machines[f"cloud-run-{vcpus}"].prices[0]
         assert row.billed_s == 60
         assert row.usd_per_hour == pytest.approx(3600 * (0.00036522 + 0.000018 * vcpus + 0.000002 * gib), abs=0.005)
 
 
 def test_prices_by_the_chip_agree_with_the_row_they_are_from():
-    machines = load_catalogue().machines
+    machines = load_catalog().machines
     for name, other in (("v5p-16", "v5p-8"), ("v5p-32", "v5p-8"), ("v6e-1", "v6e-8"), ("v6e-16", "v6e-8")):
         ours, theirs = machines[name], machines[other]
         assert ours.prices[0].usd_per_hour / ours.chips == pytest.approx(theirs.prices[0].usd_per_hour / theirs.chips)

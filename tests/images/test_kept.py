@@ -8,13 +8,13 @@ from gemsmith.images.decode import drop_others, keep_bytes
 
 
 def test_bytes_are_kept_once_under_their_sha256(tmp_path):
-    one, again, other = (keep_bytes(tmp_path / "pictures", data) for data in (b"a", b"a", b"b"))
+    one, again, other = (keep_bytes(tmp_path / "images", data) for data in (b"a", b"a", b"b"))
     assert one == again != other and Path(one).read_bytes() == b"a"
     assert Path(one).name == hashlib.sha256(b"a").hexdigest()
 
 
 def test_what_no_row_needs_is_deleted(tmp_path):
-    folder = tmp_path / "pictures"
+    folder = tmp_path / "images"
     one, other = (Path(keep_bytes(folder, data)) for data in (b"a", b"b"))
     drop_others(folder, {one.name})
     assert one.exists() and not other.exists()
@@ -24,6 +24,6 @@ def test_what_no_row_needs_is_deleted(tmp_path):
 
 
 def test_a_place_that_cannot_be_written_is_one_line(tmp_path):
-    (tmp_path / "pictures").write_text("a file")
-    with pytest.raises(MachineError, match=r"pictures: a picture cannot be written there"):
-        keep_bytes(tmp_path / "pictures", b"a")
+    (tmp_path / "images").write_text("a file")
+    with pytest.raises(MachineError, match=r"images: a image cannot be written there"):
+        keep_bytes(tmp_path / "images", b"a")

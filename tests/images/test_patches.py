@@ -11,14 +11,14 @@ import pytest
 from PIL import Image
 
 from gemsmith.images.patches import BUDGETS, Patching, count_soft_tokens, cut, fitted_size, make_patches, read_patching
-from support.images import picture_values
+from support.images import image_values
 
 GOLDEN = Path(__file__).parent / "golden" / "unified.json"
 SIZES = [(640, 480), (7, 9), (768, 768), (33, 1200), (2, 1500), (1500, 3)]
 
 
 def image_of(width: int, height: int) -> Image.Image:
-    return Image.fromarray(picture_values(width, height))
+    return Image.fromarray(image_values(width, height))
 
 
 @pytest.mark.parametrize("budget", BUDGETS)
@@ -62,12 +62,12 @@ def unified_functions() -> dict:
 
 @pytest.mark.parametrize("size", [(384, 384), (480, 288)], ids=str)
 def test_merged_patches_are_those_of_the_unified_processor_bit_for_bit(size):
-    """Of pictures that are not resized: there it uses torchvision."""
+    """Of images that are not resized: there it uses torchvision."""
     import torch
 
     theirs, patching = unified_functions(), Patching(budget=70, merged=True)
     assert fitted_size(*size, patching) == size
-    pixels = torch.from_numpy(picture_values(*size)).permute(2, 0, 1) * (1 / 255)
+    pixels = torch.from_numpy(image_values(*size)).permute(2, 0, 1) * (1 / 255)
     patches = theirs["convert_image_to_patches"](pixels, 16)
     columns, rows = size[0] // 16, size[1] // 16
     y, x = torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij")

@@ -8,10 +8,10 @@ import pytest
 from PIL import Image
 
 from gemsmith.images import decode as rgb
-from gemsmith.images.decode import BadPicture, is_animated, make_rgb, png_bytes, read_bytes
-from support.images import picture_bytes, picture_values, unusable_pictures, usable_pictures
+from gemsmith.images.decode import InvalidImageError, is_animated, make_rgb, png_bytes, read_bytes
+from support.images import image_bytes, image_values, unusable_images, usable_images
 
-USABLE, UNUSABLE = usable_pictures(), unusable_pictures()
+USABLE, UNUSABLE = usable_images(), unusable_images()
 
 
 @pytest.mark.parametrize("name", USABLE)
@@ -24,7 +24,7 @@ def test_every_kind_becomes_rgb_by_the_rule(name):
 @pytest.mark.parametrize("name", UNUSABLE)
 def test_every_fault_has_its_reason_and_one_line(name):
     data, reason = UNUSABLE[name]
-    with pytest.raises(BadPicture) as error:
+    with pytest.raises(InvalidImageError) as error:
         make_rgb(data)
     assert error.value.reason == reason
     assert error.value.line and "\n" not in error.value.line
@@ -34,8 +34,8 @@ def test_every_fault_has_its_reason_and_one_line(name):
 def test_each_orientation_of_exif_is_undone(orientation):
     exif = Image.Exif()
     exif[0x0112] = orientation
-    made = np.asarray(make_rgb(picture_bytes(3, 2, exif=exif)))
-    plain = picture_values(3, 2)
+    made = np.asarray(make_rgb(image_bytes(3, 2, exif=exif)))
+    plain = image_values(3, 2)
     undone = {
         2: plain[:, ::-1],
         3: plain[::-1, ::-1],
@@ -70,7 +70,7 @@ def test_more_than_one_frame_is_told():
 
 def test_a_file_that_is_not_there_or_is_a_folder_is_missing(tmp_path):
     for path in (tmp_path / "none.png", tmp_path):
-        with pytest.raises(BadPicture) as error:
+        with pytest.raises(InvalidImageError) as error:
             read_bytes(str(path))
         assert error.value.reason == "missing"
 
@@ -78,12 +78,12 @@ def test_a_file_that_is_not_there_or_is_a_folder_is_missing(tmp_path):
 def test_a_huge_file_is_not_read(tmp_path, monkeypatch):
     monkeypatch.setattr(rgb, "MAX_FILE_BYTES", 10)
     (tmp_path / "a.png").write_bytes(bytes(11))
-    with pytest.raises(BadPicture, match="too large"):
+    with pytest.raises(InvalidImageError, match="too large"):
         read_bytes(str(tmp_path / "a.png"))
 
 
 def test_a_fault_survives_the_way_from_another_process():
-    fault = pickle.loads(pickle.dumps(BadPicture("damaged", "cannot be decoded")))
+    fault = pickle.loads(pickle.dumps(InvalidImageError("damaged", "cannot be decoded")))
     assert (fault.reason, fault.line) == ("damaged", "cannot be decoded")
 
 

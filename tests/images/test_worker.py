@@ -2,16 +2,16 @@ import pickle
 import subprocess
 import sys
 
-from gemsmith.images.decode import BadPicture
+from gemsmith.images.decode import InvalidImageError
 from gemsmith.images.patches import Patching
 from gemsmith.images.worker import Check
-from support.images import picture_bytes
+from support.images import image_bytes
 
 PATCHING = Patching(budget=70)
 
 
 def test_each_request_is_answered_in_turn_until_there_are_no_more():
-    requests = b"".join(pickle.dumps(Check(data, PATCHING)) for data in (picture_bytes(), b"", picture_bytes(5, 5)))
+    requests = b"".join(pickle.dumps(Check(data, PATCHING)) for data in (image_bytes(), b"", image_bytes(5, 5)))
     command = [sys.executable, "-P", "-c", "from gemsmith.images.worker import main; main()"]
     replies = subprocess.run(command, input=requests, capture_output=True, check=True).stdout
     found = []
@@ -19,4 +19,4 @@ def test_each_request_is_answered_in_turn_until_there_are_no_more():
         found.append(pickle.loads(replies))
         replies = replies[len(pickle.dumps(found[-1], pickle.HIGHEST_PROTOCOL)) :]
     assert [getattr(reply, "width", None) for reply in found] == [12, None, 5]
-    assert isinstance(found[1], BadPicture) and found[1].reason == "empty"
+    assert isinstance(found[1], InvalidImageError) and found[1].reason == "empty"

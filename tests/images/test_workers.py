@@ -9,46 +9,46 @@ import pytest
 
 from gemsmith.errors import DataError, MachineError
 from gemsmith.images import workers
-from gemsmith.images.check import check_picture
-from gemsmith.images.decode import BadPicture, make_rgb
+from gemsmith.images.check import validate_image
+from gemsmith.images.decode import InvalidImageError, make_rgb
 from gemsmith.images.patches import Patching, make_patches
-from gemsmith.images.workers import check_pictures, decode_ahead
-from support.images import picture_bytes
+from gemsmith.images.workers import check_images, decode_ahead
+from support.images import image_bytes
 
 PATCHING = Patching(budget=70, patch=4)
 
 
 @pytest.fixture
-def pictures(tmp_path):
+def images(tmp_path):
     for seed in range(6):
-        (tmp_path / f"{seed}.png").write_bytes(picture_bytes(10 + seed, 8, seed=seed))
-    return [check_picture(str(tmp_path / f"{seed}.png"), PATCHING) for seed in range(6)]
+        (tmp_path / f"{seed}.png").write_bytes(image_bytes(10 + seed, 8, seed=seed))
+    return [validate_image(str(tmp_path / f"{seed}.png"), PATCHING) for seed in range(6)]
 
 
-def test_pictures_are_looked_at_in_order_and_faults_are_among_them(tmp_path, pictures):
-    sources = [pictures[0].path, b"no picture", picture_bytes(3, 3), str(tmp_path / "none"), pictures[5].path]
-    found = list(check_pictures(sources, PATCHING, processes=2))
-    assert found[0] == pictures[0] and found[4] == pictures[5] and found[2].width == 3
-    assert [fault.reason for fault in found if isinstance(fault, BadPicture)] == ["not a picture", "missing"]
+def test_images_are_looked_at_in_order_and_faults_are_among_them(tmp_path, images):
+    sources = [images[0].path, b"no image", image_bytes(3, 3), str(tmp_path / "none"), images[5].path]
+    found = list(check_images(sources, PATCHING, processes=2))
+    assert found[0] == images[0] and found[4] == images[5] and found[2].width == 3
+    assert [fault.reason for fault in found if isinstance(fault, InvalidImageError)] == ["not a image", "missing"]
 
 
-def test_patches_come_with_their_step_in_order(pictures):
-    steps = [("a", pictures[:2]), ("b", []), ("c", pictures[2:])]
+def test_patches_come_with_their_step_in_order(images):
+    steps = [("a", images[:2]), ("b", []), ("c", images[2:])]
     found = list(decode_ahead(steps, PATCHING, processes=2))
     assert [(item, len(patches)) for item, patches in found] == [("a", 2), ("b", 0), ("c", 4)]
-    for picture, patches in zip(pictures, found[0][1] + found[2][1], strict=True):
-        plain = make_patches(make_rgb(Path(picture.path).read_bytes()), PATCHING)
+    for image, patches in zip(images, found[0][1] + found[2][1], strict=True):
+        plain = make_patches(make_rgb(Path(image.path).read_bytes()), PATCHING)
         assert np.array_equal(patches.values, plain.values) and np.array_equal(patches.positions, plain.positions)
-        assert patches.soft_tokens == picture.soft_tokens
+        assert patches.soft_tokens == image.soft_tokens
 
 
-def test_no_more_steps_are_decoded_than_asked_for(pictures):
+def test_no_more_steps_are_decoded_than_asked_for(images):
     asked = []
 
     def steps():
         for step in range(50):
             asked.append(step)
-            yield step, pictures[:1]
+            yield step, images[:1]
 
     decoded = decode_ahead(steps(), PATCHING, processes=1, ahead=3)
     for step in range(4):
@@ -57,9 +57,9 @@ def test_no_more_steps_are_decoded_than_asked_for(pictures):
     decoded.close()
 
 
-def test_a_file_that_changed_ends_the_step_that_needs_it(pictures):
-    Path(pictures[1].path).write_bytes(picture_bytes(seed=9))
-    steps = decode_ahead([(step, [pictures[step]]) for step in range(2)], PATCHING, processes=1)
+def test_a_file_that_changed_ends_the_step_that_needs_it(images):
+    Path(images[1].path).write_bytes(image_bytes(seed=9))
+    steps = decode_ahead([(step, [images[step]]) for step in range(2)], PATCHING, processes=1)
     assert next(steps)[0] == 0
     with pytest.raises(DataError, match=r"1.png: has changed"):
         next(steps)
@@ -70,33 +70,33 @@ def killing(monkeypatch, code: str) -> None:
     monkeypatch.setattr(workers, "_COMMAND", command)
 
 
-def test_a_decoder_that_crashes_is_a_fault_of_its_picture_and_of_no_other(monkeypatch, pictures):
+def test_a_decoder_that_crashes_is_a_fault_of_its_image_and_of_no_other(monkeypatch, images):
     killing(
         monkeypatch,
-        "import os, signal, gemsmith.images.worker as worker; kept = worker.check_picture; "
-        "worker.check_picture = lambda source, patching: kept(source, patching) if source != b'crash' "
+        "import os, signal, gemsmith.images.worker as worker; kept = worker.validate_image; "
+        "worker.validate_image = lambda source, patching: kept(source, patching) if source != b'crash' "
         "else os.kill(os.getpid(), signal.SIGSEGV)",
     )
-    found = list(check_pictures([pictures[0].path, b"crash", pictures[1].path], PATCHING, processes=1))
-    assert found[0] == pictures[0] and found[2] == pictures[1]
+    found = list(check_images([images[0].path, b"crash", images[1].path], PATCHING, processes=1))
+    assert found[0] == images[0] and found[2] == images[1]
     assert (found[1].reason, found[1].line) == ("damaged", "crashes its decoder (SIGSEGV)")
 
 
-def test_a_decoder_that_crashes_in_training_is_one_line(monkeypatch, pictures):
+def test_a_decoder_that_crashes_in_training_is_one_line(monkeypatch, images):
     killing(monkeypatch, f"import os; os.kill(os.getpid(), {int(signal.SIGABRT)})")
     with pytest.raises(DataError, match=r"0.png: crashes its decoder \(SIGABRT\); take it out"):
-        list(decode_ahead([("a", pictures[:1])], PATCHING, processes=1))
+        list(decode_ahead([("a", images[:1])], PATCHING, processes=1))
 
 
-def test_a_process_that_is_killed_for_memory_is_no_fault_of_the_picture(monkeypatch, pictures):
+def test_a_process_that_is_killed_for_memory_is_no_fault_of_the_image(monkeypatch, images):
     killing(monkeypatch, f"import os; os.kill(os.getpid(), {int(signal.SIGKILL)})")
     with pytest.raises(MachineError, match=r"0.png: the process that decoded it was killed; where memory ran out"):
-        list(check_pictures([pictures[0].path], PATCHING, processes=1))
+        list(check_images([images[0].path], PATCHING, processes=1))
 
 
-def test_no_process_or_thread_is_left(pictures):
+def test_no_process_or_thread_is_left(images):
     before = threading.active_count()
-    decoded = decode_ahead([(step, pictures) for step in range(9)], PATCHING, processes=2)
+    decoded = decode_ahead([(step, images) for step in range(9)], PATCHING, processes=2)
     next(decoded)
     decoded.close()
     children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children")

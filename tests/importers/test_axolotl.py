@@ -29,7 +29,7 @@ def test_axolotls_nulls_are_axolotls_defaults(tmp_path, write):
     absent = port([write(tmp_path, {key: value for key, value in AXOLOTL.items() if key not in NOT_SET})]).recipe
     assert recipe == absent
     assert (recipe.lora.dropout, recipe.optimizer.weight_decay, recipe.seed) == (0.0, 0.0, 42)
-    assert (recipe.optimizer.clip_norm, recipe.optimizer.warmup_ratio, recipe.optimizer.schedule) == (
+    assert (recipe.optimizer.max_grad_norm, recipe.optimizer.warmup_ratio, recipe.optimizer.schedule) == (
         1.0,
         0.03,
         "cosine",

@@ -54,16 +54,16 @@ def test_all_linear_layers_are_adapted_where_the_backend_can(tmp_path, write):
     assert "per_layer_gate" in row.why and row.why.endswith("--set train.backend=trl adapts them all")
 
 
-def test_rows_with_pictures_are_ported_and_not_refused(tmp_path, write):
+def test_rows_with_images_are_ported_and_not_refused(tmp_path, write):
     pattern = r"model.language_model.layers.[\d]+.(mlp|self_attn).(up|down|gate|q|k|v|o)_proj"
-    pictures = {"processor_type": "AutoProcessor", "freeze_mm_modules": True, "lora_target_modules": pattern}
-    sees = AXOLOTL | pictures | {"base_model": "google/gemma-4-E2B-it", "lora_target_linear": False}
+    images = {"processor_type": "AutoProcessor", "freeze_mm_modules": True, "lora_target_modules": pattern}
+    sees = AXOLOTL | images | {"base_model": "google/gemma-4-E2B-it", "lora_target_linear": False}
     for backend in ("tunix", "trl"):
         differs, recipe = differing(tmp_path, write, sees, f"train.backend={backend}")
         assert (differs, recipe.lora.targets) == ([], LORA_KINDS)
     tower = sees | {"lora_target_modules": pattern + r"|.*(vision_tower|embed_vision).*"}
     assert differing(tmp_path, write, tower)[1].lora.targets == (*LORA_KINDS, "vision")
-    # With pictures all linear layers are also those that embed them.
+    # With images all linear layers are also those that embed them.
     whole = sees | {"base_model": "google/gemma-4-31B-it", "lora_target_linear": True}
     assert differing(tmp_path, write, whole)[0] == ["lora_target_linear"]
     assert differing(tmp_path, write, whole, "train.backend=trl")[0] == []
@@ -72,10 +72,10 @@ def test_rows_with_pictures_are_ported_and_not_refused(tmp_path, write):
 
 
 def test_quantised_experts_are_what_the_backend_does(tmp_path, write):
-    for backend, quantised in (("tunix", True), ("trl", False)):
-        settings = AXOLOTL | {"base_model": "google/gemma-4-26B-A4B-it", "quantize_moe_experts": quantised}
+    for backend, quantized in (("tunix", True), ("trl", False)):
+        settings = AXOLOTL | {"base_model": "google/gemma-4-26B-A4B-it", "quantize_moe_experts": quantized}
         assert differing(tmp_path, write, settings, f"train.backend={backend}")[0] == []
-        settings["quantize_moe_experts"] = not quantised
+        settings["quantize_moe_experts"] = not quantized
         assert differing(tmp_path, write, settings, f"train.backend={backend}")[0] == ["quantize_moe_experts"]
 
 

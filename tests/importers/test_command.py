@@ -37,7 +37,7 @@ ADAPTER = {
         ("a.yaml", "a: !!python/object/apply:os.system [ls]", "line 1: is not YAML"),
         ("a.yaml", "learning_rate: 1e-4\nlearning_rate: 2e-4", "learning_rate is given twice"),
         ("a.json", '{"r": 8, "r": 16}', "r is given twice"),
-        ("a.yaml", "colour: blue\nsize: 3", "its keys (colour, size) are not of"),
+        ("a.yaml", "color: blue\nsize: 3", "its keys (color, size) are not of"),
         ("a.json", '{"architectures": ["Gemma4"], "hidden_size": 8}', "a model's config.json"),
         ("a.yaml", "checkpoint: x\ndata: {train: y}", "recipe of Gemsmith's already"),
         ("a.yaml", "distributed_type: FSDP\nnum_processes: 8", "--devices"),
@@ -86,7 +86,7 @@ def test_a_difference_stops_the_recipe_unless_it_is_allowed(tmp_path, capsys, ru
     assert "differently from its source in optimizer, train_on_inputs;" in captured.err.replace("\n", " ")
     assert "train_on_inputs" in captured.out and not out.exists()
     assert run(source, "--out", out, "--allow-differences") == 0
-    assert load_recipe(out).train.rows_per_step == 4
+    assert load_recipe(out).train.global_batch_size == 4
 
 
 def test_the_recipe_goes_to_stdout_and_the_table_to_stderr(tmp_path, capsys, run, settings):
@@ -100,7 +100,7 @@ def test_the_recipe_goes_to_stdout_and_the_table_to_stderr(tmp_path, capsys, run
 def test_a_file_that_is_there_is_not_written_over(tmp_path, capsys, run, settings):
     source = settings(tmp_path)
     assert run(source, "--out", source) == 2
-    assert "is there already" in capsys.readouterr().err
+    assert "already exists" in capsys.readouterr().err
     assert yaml.safe_load(source.read_text()) == SETTINGS
 
 

@@ -25,4 +25,4 @@ def test_a_missing_file_a_folder_of_nothing_and_a_pickle_in_one_are_one_line_eac
     (tmp_path / "training_args.bin").write_bytes(b"PK")
     assert run(tmp_path) == 2
     missing, empty, pickled = capsys.readouterr().err.splitlines()
-    assert "is not there" in missing and "is a folder without adapter_config.json" in empty and "runs code" in pickled
+    assert "does not exist" in missing and "is a folder without adapter_config.json" in empty and "runs code" in pickled

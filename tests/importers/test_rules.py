@@ -15,9 +15,10 @@ AXOLOTL = yaml.safe_load((FOLDER / "axolotl.yaml").read_text())
 
 def test_devices_that_share_a_row_are_not_counted_twice(tmp_path, write):
     shared = AXOLOTL | {"tensor_parallel_size": 2, "context_parallel_size": 2}
-    assert port([write(tmp_path, shared)], devices=8).recipe.train.rows_per_step == 8
+    assert port([write(tmp_path, shared)], devices=8).recipe.train.global_batch_size == 8
     assert (
-        port([write(tmp_path, AXOLOTL | {"dp_shard_size": 4, "dp_replicate_size": 2})]).recipe.train.rows_per_step == 32
+        port([write(tmp_path, AXOLOTL | {"dp_shard_size": 4, "dp_replicate_size": 2})]).recipe.train.global_batch_size
+        == 32
     )
 
 

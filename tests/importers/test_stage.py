@@ -42,22 +42,23 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], set[str]]
                             {"target_modules"}),
     "SFTConfig": (
         SFT, {"overrides": ["checkpoint=google/gemma-4-31B-it"], "devices": 4},
-        {"train.rows_per_step": 64, "train.epochs": 3, "optimizer.learning_rate": 2e-4, "optimizer.warmup_steps": 50,
-         "optimizer.weight_decay": 0.01, "optimizer.beta2": 0.95, "optimizer.epsilon": 1e-6, "optimizer.clip_norm": 0.3,
+        {"train.global_batch_size": 64, "train.epochs": 3, "optimizer.learning_rate": 2e-4, 
+         "optimizer.warmup_steps": 50, "optimizer.weight_decay": 0.01, "optimizer.beta2": 0.95,
+         "optimizer.epsilon": 1e-6, "optimizer.max_grad_norm": 0.3,
          "train.dtype": "bfloat16", "train.remat": "layer", "data.max_length": 4096, "data.packing": True,
-         "data.too_long": "error",
-         "seed": 7, "train.checkpoint_every": 200, "train.keep_checkpoints": 2, "optimizer.schedule": "cosine"}, set()),
+         "data.on_too_long": "error",
+         "seed": 7, "train.save_steps": 200, "train.save_total_limit": 2, "optimizer.schedule": "cosine"}, set()),
     "SFTConfig of few keys takes TRL's defaults": (
         {"per_device_train_batch_size": 1, "max_length": 512, "completion_only_loss": True},
         {"overrides": ["checkpoint=google/gemma-4-31B-it"]},
         {"optimizer.learning_rate": 2e-5, "optimizer.schedule": "linear", "optimizer.warmup_steps": 0,
          "optimizer.weight_decay": 0.0,
-         "train.epochs": 3, "seed": 42, "data.packing": False, "train.checkpoint_every": 500}, set()),
+         "train.epochs": 3, "seed": 42, "data.packing": False, "train.save_steps": 500}, set()),
     "TrainingArguments take their own": (
         {"output_dir": "o", "num_train_epochs": 1, "bf16": True, "max_grad_norm": 0},
         {"overrides": ["checkpoint=google/gemma-4-31B-it"]},
-        {"optimizer.learning_rate": 5e-5, "train.rows_per_step": 8, "train.remat": "none",
-         "optimizer.clip_norm": None}, set()),
+        {"optimizer.learning_rate": 5e-5, "train.global_batch_size": 8, "train.remat": "none",
+         "optimizer.max_grad_norm": None}, set()),
     "messages of which all is trained": (
         SFT | {"assistant_only_loss": False}, {"overrides": ["checkpoint=google/gemma-4-31B-it"]}, {},
         {"assistant_only_loss"}),
@@ -72,7 +73,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], set[str]]
          "label_smoothing_factor",
          "group_by_length", "packing_strategy", "loss_type", "load_best_model_at_end", "fp16"}),
     "TRL's command line": (
-        TRL_YAML, {}, {"data.train": "train.jsonl", "train.optimizer_steps": 500, "optimizer.warmup_ratio":
+        TRL_YAML, {}, {"data.train": "train.jsonl", "train.max_steps": 500, "optimizer.warmup_ratio":
         0.1, "lora.rank": 8,
                        "lora.dropout": 0.05, "lora.targets": ["q", "k", "v", "o"], "train.dtype": "bfloat16"}, set()),
     "TRL's command line without an adapter": (
@@ -87,9 +88,9 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], set[str]]
     "Axolotl": (
         AXOLOTL, {}, {"data.train": "chats.jsonl", "data.format": "messages", "data.max_length": 2048,
         "data.packing": True,
-                      "data.too_long": "drop", "lora.targets": list(LORA_KINDS), "train.rows_per_step": 4,
+                      "data.on_too_long": "drop", "lora.targets": list(LORA_KINDS), "train.global_batch_size": 4,
                       "optimizer.warmup_steps": 10,
-                      "train.dtype": "bfloat16", "optimizer.clip_norm": 1.0, "lora.dropout": 0.0,
+                      "train.dtype": "bfloat16", "optimizer.max_grad_norm": 1.0, "lora.dropout": 0.0,
                       "train.remat": "layer"}, set()),
     "Axolotl, QLoRA on rows of the hub": (
         AXOLOTL | {"base_model": "google/gemma-4-31B", "adapter": "qlora", "load_in_4bit": True,
@@ -102,12 +103,12 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], set[str]]
                    "warmup_ratio": 0.1, "max_grad_norm": 0.1}, {"steps": 305},
         {"train.dtype": "nf4", "optimizer.warmup_steps": 30, "data.train": "chats.jsonl",
          "data.eval": "chats-eval.jsonl",
-         "optimizer.clip_norm": 0.1}, {"optimizer"}),
+         "optimizer.max_grad_norm": 0.1}, {"optimizer"}),
     "Axolotl, all weights, on eight devices whose number it does not say": (
         {key: value for key, value in AXOLOTL.items() if not key.startswith(("lora", "adapter"))}
         | {"fsdp_version": 2, "fsdp_config": {"offload_params": False, "reshard_after_forward": True},
            "train_on_inputs": True}, {},
-        {"train.rows_per_step": 4}, {"adapter", "fsdp_config.reshard_after_forward", "train_on_inputs"}),
+        {"train.global_batch_size": 4}, {"adapter", "fsdp_config.reshard_after_forward", "train_on_inputs"}),
     "Axolotl with Alpaca's prompts, experts and a ratio of unknown steps": (
         AXOLOTL | {"base_model": "google/gemma-4-26B-A4B", "datasets": [{"path": "tatsu/alpaca", "type": "alpaca"}],
                    "lora_target_parameters": ["experts.gate_up_proj"], "warmup_steps": None, "warmup_ratio": 0.1,
@@ -117,9 +118,9 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], set[str]]
     "LLaMA-Factory": (
         FACTORY, {}, {"lora.rank": 8, "lora.alpha": 16.0, "lora.dropout": 0.0, "lora.targets":
         list(LORA_KINDS), "data.train": "rows.jsonl",
-                      "data.max_length": 2048, "data.too_long": "error", "train.rows_per_step": 8,
+                      "data.max_length": 2048, "data.on_too_long": "error", "train.global_batch_size": 8,
                       "optimizer.warmup_steps": 20,
-                      "train.checkpoint_every": 500, "train.remat": "layer", "data.packing": False}, set()),
+                      "train.save_steps": 500, "train.remat": "layer", "data.packing": False}, set()),
     "LLaMA-Factory, QLoRA, packed so that rows mix": (
         FACTORY | {"quantization_bit": 4, "double_quantization": False, "packing": True, "mask_history": True,
                    "use_dora": True,
@@ -129,7 +130,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], set[str]]
     "LLaMA-Factory with several devices and all weights": (
         FACTORY | {"finetuning_type": "full", "deepspeed": "ds_z3.json", "neat_packing": True, "template": "llama3",
                    "val_size": 0.1},
-        {"devices": 8}, {"train.rows_per_step": 64, "data.packing": True, "data.eval": "identity-eval.jsonl"},
+        {"devices": 8}, {"train.global_batch_size": 64, "data.packing": True, "data.eval": "identity-eval.jsonl"},
         {"finetuning_type", "template"}),
     "a base that is a copy": (
         ADAPTER | {"base_model_name_or_path": "me/mine"}, {"overrides": ["model=gemma4-12b"]},
@@ -191,7 +192,7 @@ def test_there_are_more_than_twenty_cases():
 
 def test_two_files_of_a_run_make_one_recipe(tmp_path, write):
     ported = port([write(tmp_path, ADAPTER, "adapter_config.json"), write(tmp_path, SFT, "sft.json")], devices=2)
-    assert (ported.recipe.lora.rank, ported.recipe.train.rows_per_step, ported.differences) == (16, 32, [])
+    assert (ported.recipe.lora.rank, ported.recipe.train.global_batch_size, ported.differences) == (16, 32, [])
     assert {row.file for row in ported.rows if row.given} == {"adapter_config.json", "sft.json"}
     assert not [row for row in ported.rows if row.key.startswith("lora.rank")]
 

@@ -15,7 +15,7 @@ model: gemma4-31b
 checkpoint: gs://weights/gemma-4-31B-it
 data:
   train: {task: verilog, rows: 2400}
-train: {backend: trl, dtype: nf4, optimizer_steps: 300, rows_per_step: 4}
+train: {backend: trl, dtype: nf4, max_steps: 300, global_batch_size: 4}
 """
 # A stand-in says one of its answers; its words are kept with the ASCII unit separator between them. In sh, since a
 # Python takes fifty times as long to start.
@@ -49,19 +49,19 @@ def launched(tmp_path, monkeypatch):
 RECIPES = Path(__file__).parents[2] / "recipes"
 MADE = ("data.train={task: verilog, rows: 2400}", "data.eval={task: verilog, rows: 20, split: held-out}")
 SHIPPED = {
-    "demo": (f"checkpoint={RECIPES}/demo_base", "train.optimizer_steps=600"),
-    "demo_pictures": (f"checkpoint={RECIPES}/demo_pictures_base", "train.optimizer_steps=250"),
-    "own": (*MADE, "train.optimizer_steps=600"),
-    "pets_31b": ("train.optimizer_steps=690",),
-    "verilog_31b": (*MADE, "train.optimizer_steps=300", "data.format=auto"),
+    "demo": (f"checkpoint={RECIPES}/demo_base", "train.max_steps=600"),
+    "demo_images": (f"checkpoint={RECIPES}/demo_images_base", "train.max_steps=250"),
+    "own": (*MADE, "train.max_steps=600"),
+    "pets_31b": ("train.max_steps=690",),
+    "verilog_31b": (*MADE, "train.max_steps=300", "data.format=auto"),
 }
 """Recipe -> what stands in for files that a user brings, and a number of steps, which the data stage counts."""
 FOR_GPU = ("train.backend=trl",)
 IN_BUCKET = ("checkpoint=gs://weights/gemma-4-31B-it",)
 
 
-def write_pictures(folder: Path) -> None:
-    """What demo_pictures and pets_31b read, two pictures a part: made by `gemsmith prepare` for those who use them."""
+def write_images(folder: Path) -> None:
+    """What demo_images and pets_31b read, two images a part: made by `gemsmith prepare` for those who use them."""
     for part in ("build/fashion_mnist/train", "build/fashion_mnist/held_out", "pets/images"):
         for name in ("bag", "coat"):
             file = folder / part / name / "0.png" if part != "pets/images" else folder / part / f"{name}.jpg"
@@ -75,12 +75,12 @@ def write_pictures(folder: Path) -> None:
 @pytest.fixture
 def shipped(launched, tmp_path):
     """Returns the request of a recipe in the folder recipes: `shipped("gke", "demo")`."""
-    write_pictures(tmp_path)
+    write_images(tmp_path)
 
     def make(on: str, recipe: str, **options):
         overrides = SHIPPED[recipe] + (FOR_GPU if on == "cloud-run" else ())
         if (on, recipe) == ("cloud-run", "verilog_31b"):
-            overrides += ("train.dtype=nf4", "train.rows_per_step=4", *IN_BUCKET)
+            overrides += ("train.dtype=nf4", "train.global_batch_size=4", *IN_BUCKET)
         if (on, recipe) == ("cloud-run", "pets_31b"):
             overrides += IN_BUCKET
         cluster = {"cluster": "c1"} if on == "gke" else {}

@@ -1,11 +1,11 @@
 import pytest
 
 from gemsmith.errors import InputError
-from gemsmith.hardware import load_catalogue
+from gemsmith.hardware import load_catalog
 from gemsmith.launch.cost import default_region, find_price, make_bill
 from gemsmith.runs.plan_records import MachinePlan
 
-MACHINES = load_catalogue().machines
+MACHINES = load_catalog().machines
 PLAN = MachinePlan(
     name="v5p-8",
     chips=4,
@@ -37,13 +37,13 @@ def test_spot_is_paid_at_spot_prices():
 
 
 def test_without_a_number_of_steps_a_timeout_must_be_given():
-    with pytest.raises(InputError, match=r"^--timeout-hours: is missing, .*train\.optimizer_steps$"):
+    with pytest.raises(InputError, match=r"^--timeout-hours: is missing, .*train\.max_steps$"):
         bill_of(steps=None)
     assert bill_of(steps=None, timeout_hours=3).usd is None
 
 
 def test_a_price_that_is_not_known_is_an_error_with_those_that_are():
-    with pytest.raises(InputError, match=r"^--region asia-east1: .*us-central1 \(16\.80 USD/h\).*hardware\.catalogue"):
+    with pytest.raises(InputError, match=r"^--region asia-east1: .*us-central1 \(16\.80 USD/h\).*hardware\.catalog"):
         find_price(MACHINES["v5p-8"], "asia-east1", spot=False)
     with pytest.raises(InputError, match="has no spot price of it at Google"):
         find_price(MACHINES["cloud-run-20"], "us-central1", spot=True)
@@ -55,5 +55,5 @@ def test_the_price_of_an_area_is_that_of_its_regions_and_names_none_to_go_to():
     assert default_region(machine, spot=False) is None
     with pytest.raises(InputError, match=r"^--region: is missing; .* price of g4-standard-48 is of us \(4\.50 USD/h\)"):
         find_price(machine, "", spot=False)
-    with pytest.raises(InputError, match=r"^--region europe-west4: the catalogue has no on-demand price"):
+    with pytest.raises(InputError, match=r"^--region europe-west4: the catalog has no on-demand price"):
         find_price(machine, "europe-west4", spot=False)

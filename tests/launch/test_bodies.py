@@ -17,7 +17,7 @@ from gemsmith.launch.providers import TARGETS
 from gemsmith.launch.submit import print_files
 
 GOLDEN = Path(__file__).parent / "golden" / "bodies"
-RECIPES = ("demo", "demo_pictures", "own", "pets_31b", "verilog_31b", "options")
+RECIPES = ("demo", "demo_images", "own", "pets_31b", "verilog_31b", "options")
 CASES = [(on, recipe) for on in ("cloud-run", "tpu-vm") for recipe in RECIPES]
 OPTIONS = {
     "cloud-run": {

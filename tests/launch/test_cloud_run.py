@@ -132,7 +132,7 @@ def test_an_image_that_cloud_run_cannot_pull_is_refused(launched):
     ):
         launched(image="ghcr.io/me/gemsmith:1")
     with pytest.raises(InputError, match=r"^serve\.image quay\.io/me/vllm:v1: Cloud Run pulls"):
-        launched(overrides=("serve.image=quay.io/me/vllm:v1",))
+        launched(overrides=("serve.container_image=quay.io/me/vllm:v1",))
 
 
 def test_an_argument_with_a_line_s_end_stays_one_argument(launched):

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 STAGES = "plan,data,train,export"
 KILLS = 4
-EXTRA = "train: {optimizer_steps: 12, rows_per_step: 2, checkpoint_every: 1, dtype: float32}\n"
+EXTRA = "train: {max_steps: 12, global_batch_size: 2, save_steps: 1, dtype: float32}\n"
 RUNNER = """
 import sys
 import gemsmith.launch.sync as mirror
@@ -84,15 +84,15 @@ def test_a_launch_that_loses_its_machine_comes_home(tmp_path):
 NAMES = {"a red one": (200, 30, 30), "a blue one": (30, 30, 200)}
 
 
-def write_pictures(folder: Path) -> None:
-    """Rows that name pictures beside them, 48 to train on and 4 to score."""
+def write_images(folder: Path) -> None:
+    """Rows that name images beside them, 48 to train on and 4 to score."""
     for part, count in (("train", 48), ("held_out", 4)):
         rows = []
         for number in range(count):
-            name, colour = [*NAMES.items()][number % 2]
-            file = folder / "pictures" / part / f"{number}.ppm"
+            name, color = [*NAMES.items()][number % 2]
+            file = folder / "images" / part / f"{number}.ppm"
             file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_bytes(b"P6 28 28 255\n" + bytes((*colour[:2], (colour[2] + number) % 256)) * 28 * 28)
+            file.write_bytes(b"P6 28 28 255\n" + bytes((*color[:2], (color[2] + number) % 256)) * 28 * 28)
             answers = {"response": name, "labels": [*NAMES]}
             rows.append({"image": str(file.relative_to(folder)), "prompt": "Which is it?"} | answers)
         (folder / f"{part}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -100,18 +100,18 @@ def write_pictures(folder: Path) -> None:
 
 @pytest.mark.timeout(900)
 @pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
-def test_a_launch_with_pictures_trains_on_the_same_rows_as_here_and_its_scores_come_home(tmp_path, gemsmith):
-    write_pictures(tmp_path / "rows")
+def test_a_launch_with_images_trains_on_the_same_rows_as_here_and_its_scores_come_home(tmp_path, gemsmith):
+    write_images(tmp_path / "rows")
     rows = {part: tmp_path / "rows" / f"{name}.jsonl" for part, name in (("train", "train"), ("eval", "held_out"))}
     keys = [*(f"data.{part}={file}" for part, file in rows.items()), "data.format=auto", "data.prompt=null"]
     keys += [
-        "train.optimizer_steps=192",
-        "train.rows_per_step=4",
-        "train.checkpoint_every=8",
-        f"checkpoint={ROOT / 'recipes' / 'demo_pictures_base'}",
+        "train.max_steps=192",
+        "train.global_batch_size=4",
+        "train.save_steps=8",
+        f"checkpoint={ROOT / 'recipes' / 'demo_images_base'}",
     ]
     changes = [word for key in keys for word in ("--set", key)]
-    recipe, stages = ROOT / "recipes" / "demo_pictures.yaml", "plan,data,train,export"
+    recipe, stages = ROOT / "recipes" / "demo_images.yaml", "plan,data,train,export"
     stages += ",verify,eval" if engine_python().exists() else ""
     options = ("--folder", str(tmp_path / "demo"), "--stages", stages, "--recipe", str(recipe), "--", *changes)
     done = subprocess.run(
@@ -121,11 +121,11 @@ def test_a_launch_with_pictures_trains_on_the_same_rows_as_here_and_its_scores_c
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "uploads 48 pictures (114 KB) that data.train names" in done.stderr
+    assert "uploads 48 images (114 KB) that data.train names" in done.stderr
     assert gemsmith("data", str(recipe), "--run", str(tmp_path / "here"), *changes)[0] == 0
-    home = tmp_path / "demo" / "runs" / "demo-pictures"
+    home = tmp_path / "demo" / "runs" / "demo-images"
     here, there = (json.loads((run / "data.json").read_text()) for run in (tmp_path / "here", home))
-    assert here["rows_sha256"] == there["rows_sha256"] and here["pictures"] == there["pictures"] == 48
+    assert here["rows_sha256"] == there["rows_sha256"] and here["images"] == there["images"] == 48
     # The recipe's own hash has the path of the rows in it.
     sources = [{**record["origin"]["made_from"], "recipe": ""} for record in (here, there)]
     assert sources[0] == sources[1] and len(sources[0]) == 5

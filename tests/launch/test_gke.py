@@ -50,7 +50,7 @@ machines:
 
 def test_several_hosts_are_pods_that_start_again_together(launched, tmp_path):
     (tmp_path / "own.yaml").write_text(TWO_HOSTS)
-    own = ("hardware.catalogue=own.yaml", "train.rows_per_step=8")
+    own = ("hardware.catalog=own.yaml", "train.global_batch_size=8")
     found = job_set(launched("gke", machine="v5p-16", overrides=own, **CLUSTER))
     job = found["spec"]["replicatedJobs"][0]["template"]["spec"]
     assert (job["parallelism"], job["completions"], job["backoffLimit"]) == (2, 2, 0)
@@ -63,10 +63,10 @@ def names(request):
 
 
 def test_only_pods_of_several_hosts_are_on_the_hosts_network_and_run_as_the_nodes_account(launched):
-    one = launched("gke", machine="v6e-8", overrides=("train.rows_per_step=8",), cluster="c1")
+    one = launched("gke", machine="v6e-8", overrides=("train.global_batch_size=8",), cluster="c1")
     pod = pod_of(job_set(one))
     assert "hostNetwork" not in pod and "dnsPolicy" not in pod and pod["serviceAccountName"] == "gemsmith"
-    several = launched("gke", machine="v6e-16", overrides=("train.rows_per_step=16",), cluster="c1")
+    several = launched("gke", machine="v6e-16", overrides=("train.global_batch_size=16",), cluster="c1")
     text = gke.render(several)["jobset.yaml"]
     assert (
         "hostNetwork: true  # hosts talk over it; so pods are their nodes' account, to be gemsmith@demo-project" in text
@@ -100,7 +100,7 @@ def test_both_halves_of_workload_identity_and_the_role_on_the_bucket_are_checked
 
 
 def test_several_slices_are_jobs_of_one_job_set(launched):
-    rows = ("train.rows_per_step=32",)
+    rows = ("train.global_batch_size=32",)
     one, two = (launched("gke", machine=name, overrides=rows, cluster="c1") for name in ("v6e-16", "2xv6e-16"))
     (alone,), (both,) = (job_set(request)["spec"]["replicatedJobs"] for request in (one, two))
     assert (alone["replicas"], both["replicas"]) == (1, 2)
@@ -117,7 +117,7 @@ def test_several_slices_are_jobs_of_one_job_set(launched):
 
 
 def test_slices_of_the_recipe_are_taken_without_an_option(launched):
-    own = ("train.rows_per_step=32", "hardware.machines=[2xv6e-16]")
+    own = ("train.global_batch_size=32", "hardware.machines=[2xv6e-16]")
     assert launched("gke", overrides=own, cluster="c1").machine.name == "2xv6e-16"
 
 

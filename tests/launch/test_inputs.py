@@ -15,7 +15,7 @@ def test_local_files_go_below_the_launched_recipe(tmp_path):
     rows = tmp_path / "rows.jsonl"
     rows.write_text("{}")
     found = find_inputs(recipe_with(train=str(rows)), "gs://b/n", mount=None)
-    assert found.copies == {str(rows): "gs://b/n/launched/inputs/data-train/rows.jsonl"} and not found.pictures
+    assert found.copies == {str(rows): "gs://b/n/launched/inputs/data-train/rows.jsonl"} and not found.images
     assert [(item.key, item.value) for item in found.placed] == [("data.train", "inputs/data-train/rows.jsonl")]
 
 
@@ -27,35 +27,35 @@ def test_a_base_in_a_bucket_is_read_through_the_mount(tmp_path):
 
 
 def test_a_file_that_is_not_there_is_named_with_its_key():
-    with pytest.raises(RecipeError, match=r"^data\.train: x is not there"):
+    with pytest.raises(RecipeError, match=r"^data\.train: x does not exist"):
         find_inputs(recipe_with(), "gs://b/n", mount=None)
-    with pytest.raises(RecipeError, match=r"^data\.train: /gone/x is not there"):
+    with pytest.raises(RecipeError, match=r"^data\.train: /gone/x does not exist"):
         find_inputs(recipe_with(train=str(Path("/gone/x"))), "gs://b/n", mount=None)
 
 
 @pytest.fixture
-def photos(tmp_path):
+def images(tmp_path):
     for name in ("sphynx/1.png", "sphynx/2.png", "pug/1.png", "pug/2.png"):
         (tmp_path / "pets" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "pets" / name).write_bytes(name.encode())
     return tmp_path / "pets"
 
 
-def test_rows_go_as_they_are_and_their_pictures_beside_them(photos):
-    rows = photos / "rows.jsonl"
+def test_rows_go_as_they_are_and_their_images_beside_them(images):
+    rows = images / "rows.jsonl"
     rows.write_text('{"image": "pug/1.png", "prompt": "p", "response": "r"}\n')
     found = find_inputs(recipe_with(train=str(rows)), "gs://b/n", mount=None)
     assert found.copies == {str(rows): "gs://b/n/launched/inputs/data-train/rows.jsonl"}
-    (pictures,) = found.pictures
-    assert (pictures.place, pictures.folder, [*pictures.sums]) == ("data-train", photos, ["pug/1.png"])
+    (images,) = found.images
+    assert (images.place, images.folder, [*images.sums]) == ("data-train", images, ["pug/1.png"])
 
 
-def test_a_folder_of_photos_that_is_split_is_carried_once_and_stays_one_folder(photos):
-    """At two places its held-out photos would be trained on."""
-    data = {"train": str(photos), "eval": str(photos), "format": "image-folder", "prompt": "?", "held_out": 0.5}
+def test_a_folder_of_photos_that_is_split_is_carried_once_and_stays_one_folder(images):
+    """At two places its held-out images would be trained on."""
+    data = {"train": str(images), "eval": str(images), "format": "image-folder", "prompt": "?", "held_out": 0.5}
     found = find_inputs(recipe_with(**data), "gs://b/n", mount=None)
     assert {item.key: item.value for item in found.placed} == dict.fromkeys(
         ("data.train", "data.eval"), "inputs/data-train/pets"
     )
     assert not found.copies
-    assert [*found.pictures[0].sums] == ["pets/pug/1.png", "pets/pug/2.png", "pets/sphynx/1.png", "pets/sphynx/2.png"]
+    assert [*found.images[0].sums] == ["pets/pug/1.png", "pets/pug/2.png", "pets/sphynx/1.png", "pets/sphynx/2.png"]

@@ -56,7 +56,7 @@ def of_record(record, on: str) -> Iterator[list[str]]:
 
 
 def of_files() -> Iterator[list[str]]:
-    scripts = [*GOLDEN.rglob("*.sh"), ROOT / "docs" / "how-to" / "launch.md", ROOT / "docs" / "how-to" / "pictures.md"]
+    scripts = [*GOLDEN.rglob("*.sh"), ROOT / "docs" / "how-to" / "launch.md", ROOT / "docs" / "how-to" / "images.md"]
     scripts += [path for path in GOLDEN.rglob("*.yaml") if "gcloud" in path.read_text()]
     for script in scripts:
         yield from in_text(script.read_text())
@@ -72,7 +72,7 @@ def everything(launched, launch_record):
         larger = {"machine": "cloud-run-44"} if on == "cloud-run" else {}
         requests = [launched(on, **stages), launched(on, overrides=HUB, secret="hf-token", **stages, **larger)]
         if on == "gke":
-            requests.append(launched(on, machine="v6e-16", overrides=("train.rows_per_step=16",), **stages))
+            requests.append(launched(on, machine="v6e-16", overrides=("train.global_batch_size=16",), **stages))
         there = launch_record.model_copy(update={"project": "demo-project", "zone": "us-east5-a", "cluster": "c1"})
         found += [*of_preflight(requests, on), *of_record(there, on)]
     # What stands for a project in the documentation cannot be one.

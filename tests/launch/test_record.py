@@ -12,7 +12,7 @@ def test_a_record_is_read_as_it_was_written(tmp_path, monkeypatch, launch_record
 
 def test_a_launch_that_is_not_there_or_damaged_is_one_line(tmp_path, monkeypatch, launch_record):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(InputError, match=r"^launch big: .*is not there; there are none in this folder$"):
+    with pytest.raises(InputError, match=r"^launch big: .*does not exist; there are none in this folder$"):
         read_launch("big")
     write_launch(launch_record)
     with pytest.raises(InputError, match=r"^launch bug: .*\(did you mean big\?\); there are: big$"):

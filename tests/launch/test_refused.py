@@ -79,14 +79,14 @@ def test_a_token_that_is_missing_is_named_with_what_to_do(refused):
     [
         (
             ("--region", "us-east1"),
-            "--region us-east1: the catalogue has no on-demand price of cloud-run-20 there; it has",
+            "--region us-east1: the catalog has no on-demand price of cloud-run-20 there; it has",
         ),
         (("--machine", "v5p-8"), "--machine v5p-8: --on cloud-run does not have it; it has cloud-run-20, cloud-run-30"),
         (("--name", "a" * 29), f"--name {'a' * 29}: must be 1 to 28 of a-z, 0-9 and -"),
         (("--max-usd", "1"), "--max-usd 1: this launch can cost"),
         (
-            ("--set", "hardware.catalogue=unpriced.yaml", "--machine", "cloud-run-20", "--stages", "plan,data,train"),
-            "--machine cloud-run-20: the catalogue has no on-demand price of it at Google, so its greatest bill",
+            ("--set", "hardware.catalog=unpriced.yaml", "--machine", "cloud-run-20", "--stages", "plan,data,train"),
+            "--machine cloud-run-20: the catalog has no on-demand price of it at Google, so its greatest bill",
         ),
     ],
 )

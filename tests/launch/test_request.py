@@ -64,10 +64,10 @@ machines:
 @pytest.mark.parametrize(
     ("on", "name"), [("cloud-run", "cloud-run-30"), ("tpu-vm", "v5p-8"), ("gke", "v5p-8"), ("sky", "v5p-8")]
 )
-def test_what_a_catalogue_says_never_leaves_its_comment(launched, tmp_path, on, name):
+def test_what_a_catalog_says_never_leaves_its_comment(launched, tmp_path, on, name):
     region = "us-east5" if on == "tpu-vm" else "us-central1"
     (tmp_path / "own.yaml").write_text(TALL.format(name=name, region=region))
-    request = launched(on, overrides=("hardware.catalogue=own.yaml",), machine=name, cluster="c1")
+    request = launched(on, overrides=("hardware.catalog=own.yaml",), machine=name, cluster="c1")
     for file, text in TARGETS[on].render(request).items():
         lines = [line for line in text.splitlines() if "touch hacked" in line]
         assert all("#" in line.partition("touch hacked")[0] for line in lines), file
@@ -92,8 +92,8 @@ machines:
 
 def test_several_hosts_save_to_the_bucket(launched, tmp_path):
     (tmp_path / "own.yaml").write_text(TWO_HOSTS)
-    own = "hardware.catalogue=own.yaml"
-    request = launched("tpu-vm", machine="v5p-16", overrides=(own, "train.rows_per_step=8"))
+    own = "hardware.catalog=own.yaml"
+    request = launched("tpu-vm", machine="v5p-16", overrides=(own, "train.global_batch_size=8"))
     assert request.recipe.train.checkpoint_folder == "gs://runs/team/big/checkpoints"
     assert launched("tpu-vm").recipe.train.checkpoint_folder is None
 
@@ -111,11 +111,11 @@ def test_several_hosts_save_to_the_bucket(launched, tmp_path):
         ({"stages": "train,data"}, "--stages train,data: must name stages in their order"),
         ({"stages": "serve"}, "--stages serve: needs vLLM.*--image"),
         ({"machine": "v5p-8"}, "--machine v5p-8: --on cloud-run does not have it; it has cloud-run-20"),
-        ({"machine": "v5q-8"}, "'v5q-8' is not in the catalogue"),
+        ({"machine": "v5q-8"}, "'v5q-8' is not in the catalog"),
         ({"machine": "cloud-run-20"}, "--machine cloud-run-20: 80 GiB of memory do not hold 103 GB: merged weights 63"),
         ({"overrides": ("train.backend=tunix",)}, r"train\.backend: tunix was given.*trains with trl"),
         ({"overrides": ("train.dtype=float32",)}, r"does not fit by the plan: needs .* GiB a chip"),
-        ({"region": "us-east1"}, "--region us-east1: the catalogue has no on-demand price of cloud-run"),
+        ({"region": "us-east1"}, "--region us-east1: the catalog has no on-demand price of cloud-run"),
         ({"spot": True}, "no spot price"),
         ({"timeout_hours": 200}, "--timeout-hours 200: a Cloud Run task takes 168 h at most"),
         ({"network": "n"}, "--network and --subnet: go together"),

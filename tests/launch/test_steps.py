@@ -11,7 +11,7 @@ def test_the_recipe_is_uploaded_after_what_it_reads(launched, tmp_path):
 def test_the_greatest_bill_is_told_with_how_it_comes_about(launched):
     request = launched(timeout_hours=2, retries=1)
     assert "At most 16.48 USD for the machine: 2 h x 2 attempts" in cost_lines(request)[-1]
-    assert "Modelled: " in cost_lines(request)[1]
+    assert "Estimated: " in cost_lines(request)[1]
 
 
 def test_the_machine_gets_its_stages(launched):

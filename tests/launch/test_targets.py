@@ -11,7 +11,7 @@ from gemsmith.launch.upload import rendered_lists
 
 GOLDEN = Path(__file__).parent / "golden"
 RECIPES = Path(__file__).parents[2] / "recipes"
-SHIPPED = ("demo", "demo_pictures", "own", "pets_31b", "verilog_31b")
+SHIPPED = ("demo", "demo_images", "own", "pets_31b", "verilog_31b")
 
 
 def rendered(shipped, on: str, recipe: str, **options) -> dict[str, str]:
@@ -24,7 +24,7 @@ def rendered(shipped, on: str, recipe: str, **options) -> dict[str, str]:
 def without_versions(text: str) -> str:
     """Without what changes with a version, a test's folder or the plan's formulas."""
     text = text.replace(str(RECIPES), "RECIPES").replace(__version__, "VERSION").replace(str(Path.cwd()), "HERE")
-    return re.sub(r"(# Modelled: ).*", r"\1HOURS", text)
+    return re.sub(r"(# Estimated: ).*", r"\1HOURS", text)
 
 
 def test_all_recipes_that_are_shipped_are_rendered():

@@ -73,18 +73,18 @@ def storage(tmp_path):
 def test_a_real_gcloud_puts_every_file_where_the_machine_looks_for_it(shipped, storage, tmp_path):
     environment, written = storage
     folder = tmp_path / "out"
-    print_files(shipped("cloud-run", "demo_pictures"), TARGETS["cloud-run"], folder)
+    print_files(shipped("cloud-run", "demo_images"), TARGETS["cloud-run"], folder)
     for line in (folder / "submit.sh").read_text().splitlines():
         words = shlex.split(line, comments=True)
         if words[:1] == ["gemsmith"]:
             subprocess.run([sys.executable, "-m", *words], cwd=folder, check=True)
         if words[:2] == ["gcloud", "storage"]:
             subprocess.run(words, cwd=folder, env=os.environ | environment, check=False, timeout=120)
-    root = "gs://runs/team/demo-pictures/launched"
-    base = [path.relative_to(RECIPES) for path in (RECIPES / "demo_pictures_base").iterdir() if path.is_file()]
+    root = "gs://runs/team/demo-images/launched"
+    base = [path.relative_to(RECIPES) for path in (RECIPES / "demo_images_base").iterdir() if path.is_file()]
     packed = [f"{key}/{name}" for key in ("data-train", "data-eval") for name in ("00000.tar", "files.sha256")]
     assert {*written} == {
         f"{root}/recipe.yaml",
         *(f"{root}/inputs/checkpoint/{path}" for path in base),
-        *(f"{root}/pictures/{path}" for path in packed),
+        *(f"{root}/images/{path}" for path in packed),
     }

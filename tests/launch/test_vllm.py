@@ -25,8 +25,8 @@ def test_a_template_of_this_machine_is_read_where_the_launch_put_it(launched, tm
     assert "--chat-template=/mnt/weights/team/big/launched/inputs/data-template/my.jinja" in found
 
 
-def test_a_model_of_pictures_is_served_with_as_many_soft_tokens_as_it_was_trained_with(launched):
-    found = words(launched(overrides=("serve.pictures=true", "data.image_tokens=140")))
+def test_a_model_of_images_is_served_with_as_many_soft_tokens_as_it_was_trained_with(launched):
+    found = words(launched(overrides=("serve.images=true", "data.image_tokens=140")))
     assert '--mm-processor-kwargs={"max_soft_tokens": 140}' in found and "--language-model-only" not in found
     assert "--chat-template-content-format=openai" in found and "--allowed-media-domains=none.invalid" in found
 
@@ -50,7 +50,7 @@ print(parsed.model_tag, parsed.mm_processor_kwargs, parsed.limit_mm_per_prompt)
 
 @pytest.mark.vllm
 def test_vllm_reads_every_argument(launched):
-    found = words(launched(overrides=("serve.pictures=true",)))
+    found = words(launched(overrides=("serve.images=true",)))
     engine = find_engine()
     command = [str(engine.python), "-c", PARSE, json.dumps(found)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=server_environment(engine))

@@ -23,7 +23,7 @@ def make_inputs(dtype=np.float32):
 
 
 def make_spans():
-    """In the first row a picture of 13 tokens, and another with the same number in the next document; in the second two
+    """In the first row a image of 13 tokens, and another with the same number in the next document; in the second two
     side by side."""
     spans = np.zeros((2, LENGTH), int)
     spans[0, 4:17], spans[0, 20:24] = 1, 1
@@ -36,11 +36,11 @@ def plain_mask(positions, segments, window, spans=None):
     seen = np.zeros((2, LENGTH, LENGTH), bool)
     for row, here, there in np.ndindex(seen.shape):
         gap = positions[row, here] - positions[row, there]
-        of_one_picture = spans is not None and spans[row, here] == spans[row, there] != 0
+        of_one_image = spans is not None and spans[row, here] == spans[row, there] != 0
         seen[row, here, there] = (
             segments[row, here] == segments[row, there]
             and gap < (window or LENGTH)
-            and (gap >= 0 or bool(of_one_picture))
+            and (gap >= 0 or bool(of_one_image))
         )
     return seen
 
@@ -88,7 +88,7 @@ def test_attention_and_its_gradients_are_those_of_the_plain_sum(monkeypatch, blo
         assert np.abs(reference).max() > 0.1
 
 
-def test_a_picture_of_the_most_tokens_is_seen_whole_by_its_first_token_and_by_its_last_as_far_as_the_window():
+def test_a_image_of_the_most_tokens_is_seen_whole_by_its_first_token_and_by_its_last_as_far_as_the_window():
     length, place = 3000, 700
     random = np.random.default_rng(0)
     query, key, value = (jnp.asarray(random.standard_normal((1, length, 1, 4)), jnp.float32) for _ in range(3))
@@ -101,8 +101,8 @@ def test_a_picture_of_the_most_tokens_is_seen_whole_by_its_first_token_and_by_it
         "image_blocks": spans,
     }
     attended = jax.jit(partial(attention, **inputs))(query, key, value)
-    picture = np.arange(place, place + module.MAX_IMAGE_TOKENS)
-    for here, seen in ((place, np.r_[place - 15 : place, picture]), (picture[-1], picture[-16:])):
+    image = np.arange(place, place + module.MAX_IMAGE_TOKENS)
+    for here, seen in ((place, np.r_[place - 15 : place, image]), (image[-1], image[-16:])):
         weights = jax.nn.softmax(key[0, seen, 0] @ query[0, here, 0])
         assert np.abs(attended[0, here, 0] - weights @ value[0, seen, 0]).max() < 1e-5
 

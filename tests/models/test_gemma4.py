@@ -93,8 +93,8 @@ def test_each_token_gets_its_own_experts_answers():
     np.testing.assert_allclose(experts(x[None], shares[None], chosen[None], mesh=None)[0], expected, atol=1e-5)
 
 
-def make_pictures(embeddings, spans=None):
-    """A picture of three tokens at 4 to 6 of the first row; the second row has one of two at 0 and 1, and an unused
+def make_images(embeddings, spans=None):
+    """A image of three tokens at 4 to 6 of the first row; the second row has one of two at 0 and 1, and an unused
     place."""
     spans = np.zeros((2, 12), int) if spans is None else spans
     return ImageTokens(
@@ -102,23 +102,23 @@ def make_pictures(embeddings, spans=None):
     )
 
 
-def test_a_picture_that_is_embedded_as_words_are_reads_as_those_words():
-    """Without per-layer inputs, nothing else tells a word from a picture."""
+def test_a_image_that_is_embedded_as_words_are_reads_as_those_words():
+    """Without per-layer inputs, nothing else tells a word from a image."""
     model = make_model(replace(VARIANT, per_layer_input=0))
     table = np.asarray(model.embed_tokens.embedding[...])
     words = np.array([[7, 8, 9], [10, 11, 12]])
     there = TOKENS.copy()
     there[0, 4:7], there[1, :2] = words[0], words[1, :2]
-    seen = run(model, *INPUTS, make_pictures(table[words] * 4.0))  # sqrt(16)
+    seen = run(model, *INPUTS, make_images(table[words] * 4.0))  # sqrt(16)
     np.testing.assert_allclose(seen, run(model, there, *INPUTS[1:]), atol=1e-5)
     assert np.abs(seen - run(model, *INPUTS)).max() > 1e-2
 
 
-def test_per_layer_inputs_of_a_picture_are_those_of_token_0_and_of_its_own_embedding():
+def test_per_layer_inputs_of_a_image_are_those_of_token_0_and_of_its_own_embedding():
     model = make_model()
     table, width = np.asarray(model.embed_tokens.embedding[...]), VARIANT.per_layer_input
     embeddings = np.random.default_rng(1).standard_normal((2, 3, 16)).astype(np.float32)
-    embedded, identities = model._embed(jnp.asarray(TOKENS), make_pictures(embeddings))
+    embedded, identities = model._embed(jnp.asarray(TOKENS), make_images(embeddings))
     per_layer = model._per_layer_inputs(identities, embedded)
     expected_tokens, expected_embedded = TOKENS.copy(), table[TOKENS] * 4.0
     expected_tokens[0, 4:7] = expected_tokens[1, :2] = 0
@@ -135,14 +135,14 @@ def test_per_layer_inputs_of_a_picture_are_those_of_token_0_and_of_its_own_embed
 
 
 @pytest.mark.parametrize("both_ways", [True, False])
-def test_tokens_of_a_picture_see_each_other_where_the_variant_says_so(both_ways):
+def test_tokens_of_a_image_see_each_other_where_the_variant_says_so(both_ways):
     model = make_model(replace(VARIANT, bidirectional_images=both_ways))
     embeddings = np.random.default_rng(1).standard_normal((2, 3, 16)).astype(np.float32)
     changed = embeddings.copy()
     changed[0, 2] += 1
     spans = np.zeros((2, 12), int)
     spans[0, 4:7], spans[1, :2] = 1, 1
-    before, after = (run(model, *INPUTS, make_pictures(e, spans)) for e in (embeddings, changed))
+    before, after = (run(model, *INPUTS, make_images(e, spans)) for e in (embeddings, changed))
     moved = np.abs(np.asarray(before) - np.asarray(after)).max(axis=2) > 1e-6
     assert moved[0].tolist() == [False] * 4 + [both_ways] * 2 + [True] * 6
     assert not moved[1].any()

@@ -4,12 +4,12 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from gemsmith.models.gemma4 import rematerialised
+from gemsmith.models.gemma4 import rematerialized
 
 
 def program(*, in_turn: bool) -> str:
     """The program of the gradient of two layers, each of which is computed again."""
-    layer = rematerialised(jnp.cos, "layer", in_turn=in_turn)
+    layer = rematerialized(jnp.cos, "layer", in_turn=in_turn)
     x = jnp.ones(4)
     return jax.jit(jax.grad(lambda x, scale: (scale * layer(layer(x))).sum())).lower(x, x).as_text()
 
@@ -26,5 +26,5 @@ def test_without_turns_nothing_orders_the_layers():
 
 @pytest.mark.parametrize("in_turn", [True, False])
 def test_turns_change_no_gradient(in_turn):
-    layer = rematerialised(jnp.cos, "layer", in_turn=in_turn)
+    layer = rematerialized(jnp.cos, "layer", in_turn=in_turn)
     assert jax.grad(lambda x: layer(layer(x)))(0.5) == jax.grad(lambda x: jnp.cos(jnp.cos(x)))(0.5)

@@ -22,7 +22,7 @@ def test_jax_gives_a_uint4_a_byte_on_cpu():
 
 
 def test_jax_refuses_uint4_on_a_mesh_once_compiled(mesh):
-    """Once it takes them, quantised values can be a QArray of Qwix."""
+    """Once it takes them, quantized values can be a QArray of Qwix."""
     values = jax.device_put(jnp.zeros((64, 8), jnp.uint4), NamedSharding(mesh, PartitionSpec()))
     compiled = jax.jit(lambda x: x.astype(jnp.float32)).lower(values).compile()
     with pytest.raises(ValueError, match="layouts"):
@@ -30,7 +30,7 @@ def test_jax_refuses_uint4_on_a_mesh_once_compiled(mesh):
 
 
 def test_qwix_looks_nf4_up_in_a_table():
-    """Once it does not, `dequantise` can be Qwix's own."""
+    """Once it does not, `dequantize` can be Qwix's own."""
     array = qwix.quantize(jnp.ones((128, 8)), "nf4", tiled_axes={0: 64})
     assert "gather" in str(jax.make_jaxpr(qwix.dequantize)(array))
 

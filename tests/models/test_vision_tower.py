@@ -65,14 +65,14 @@ def test_a_patch_counts_where_its_position_is_and_not_where_it_stands(image):
 
 def test_standardised_features_are_shifted_and_then_scaled(image):
     plain, tower = replace(TOWER, clips=False), replace(TOWER, clips=False, standardizes=True)
-    standardised = make_tower(tower)
-    bias, scale = (x[...] for x in (standardised.std_bias, standardised.std_scale))
+    standardized = make_tower(tower)
+    bias, scale = (x[...] for x in (standardized.std_bias, standardized.std_scale))
     same = nnx.merge(
         nnx.split(nnx.eval_shape(lambda: Tower(plain, dtype=jnp.float32)))[0],
-        nnx.from_flat_state([x for x in nnx.to_flat_state(nnx.state(standardised)) if "std" not in x[0][0]]),
+        nnx.from_flat_state([x for x in nnx.to_flat_state(nnx.state(standardized)) if "std" not in x[0][0]]),
     )
     np.testing.assert_allclose(
-        features(standardised, *image), (features(same, *image) - bias) * scale, rtol=1e-5, atol=1e-5
+        features(standardized, *image), (features(same, *image) - bias) * scale, rtol=1e-5, atol=1e-5
     )
 
 

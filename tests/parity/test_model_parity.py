@@ -20,7 +20,7 @@ LENGTH, SHORT = 168, 40
 
 @pytest.fixture(autouse=True, scope="module")
 def quick_compiles():
-    """Compiling is most of these tests' time; without optimisations it takes half as long, and the numbers are as
+    """Compiling is most of these tests' time; without optimizations it takes half as long, and the numbers are as
     exact."""
     jax.config.update("jax_disable_most_optimizations", True)
     yield

@@ -20,7 +20,7 @@ BOI, IMAGE, EOI = (IMAGE_TOKENS[name][0] for name in ("boi_token", "image_token"
 
 @pytest.fixture(autouse=True, scope="module")
 def quick_compiles():
-    """Compiling is most of these tests' time; without optimisations it takes half as long, and the numbers are as
+    """Compiling is most of these tests' time; without optimizations it takes half as long, and the numbers are as
     exact."""
     jax.config.update("jax_disable_most_optimizations", True)
     yield
@@ -48,29 +48,29 @@ class Pair:
     def load_reference(self, dtype):
         return AutoModelForImageTextToText.from_pretrained(self.folder, attn_implementation="eager", dtype=dtype).eval()
 
-    def make_pictures(self, sizes):
-        """One picture of columns by rows soft tokens for each size."""
+    def make_images(self, sizes):
+        """One image of columns by rows soft tokens for each size."""
         random, side = np.random.default_rng(3), self.vision.pooling if isinstance(self.vision, VisionTower) else 1
-        pictures = []
+        images = []
         for columns, rows in sizes:
             grid = np.stack(np.meshgrid(np.arange(columns * side), np.arange(rows * side)), axis=-1).reshape(-1, 2)
             patches = random.random((len(grid), self.vision.patch_dim)).astype(np.float32)
-            pictures.append(Patches(values=patches, positions=grid, soft_tokens=columns * rows))
-        return pictures
+            images.append(Patches(values=patches, positions=grid, soft_tokens=columns * rows))
+        return images
 
     def reference_images(self, sizes):
         """The same as transformers takes them, padded to the largest."""
-        pictures = self.make_pictures(sizes)
-        most = max(len(picture.values) for picture in pictures)
-        pad = [(0, most - len(picture.values)) for picture in pictures]
-        each = zip(pictures, pad, strict=True)
+        images = self.make_images(sizes)
+        most = max(len(image.values) for image in images)
+        pad = [(0, most - len(image.values)) for image in images]
+        each = zip(images, pad, strict=True)
         return {
             "pixel_values": torch.tensor(np.stack([np.pad(one.values, (end, (0, 0))) for one, end in each])),
             "image_position_ids": torch.tensor(
                 np.stack(
                     [
                         np.pad(one.positions, (end, (0, 0)), constant_values=-1)
-                        for one, end in zip(pictures, pad, strict=True)
+                        for one, end in zip(images, pad, strict=True)
                     ]
                 )
             ),
@@ -122,9 +122,9 @@ class Pair:
             packed = np.concatenate(columns, axis=1)
             arrays[:, row, : packed.shape[1]] = packed
         sizes = [[size for _, sizes in documents for size in sizes] for documents in rows]
-        pictures = [[one for _, sizes in documents for one in self.make_pictures(sizes)] for documents in rows]
+        images = [[one for _, sizes in documents for one in self.make_images(sizes)] for documents in rows]
         shape = image_shape(self.vision, [[columns * high for columns, high in each] for each in sizes])
-        return *arrays, batch_images(arrays[0], pictures, image_token=IMAGE, shape=shape)
+        return *arrays, batch_images(arrays[0], images, image_token=IMAGE, shape=shape)
 
 
 @nnx.jit

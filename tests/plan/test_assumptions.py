@@ -8,12 +8,12 @@ def sentences(recipe, model="gemma4-31b"):
 
 
 def test_what_the_start_and_spot_were_taken_to_be_is_said(recipe):
-    text = sentences(recipe(checkpoint_every=40))
+    text = sentences(recipe(save_steps=40))
     assert "the checkpoint read at 0.2 to 1 GB/s (assumed)" in text
     assert "once in 6 hours (assumed)" in text and "half of the 40 steps between checkpoints" in text
 
 
 def test_what_only_some_recipes_have_is_said_of_those(recipe):
-    assert "dequantised a layer at a time" in sentences(recipe(dtype="nf4"))
+    assert "dequantized a layer at a time" in sentences(recipe(dtype="nf4"))
     assert "Experts compute" in sentences(recipe("gemma4-26b-a4b"), "gemma4-26b-a4b")
-    assert "dequantised" not in sentences(recipe()) and "Experts" not in sentences(recipe())
+    assert "dequantized" not in sentences(recipe()) and "Experts" not in sentences(recipe())

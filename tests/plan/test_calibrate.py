@@ -1,11 +1,11 @@
-"""What runs measured becomes rows of a catalogue, and plans of their machine say it again."""
+"""What runs measured becomes rows of a catalog, and plans of their machine say it again."""
 
 from pathlib import Path
 
 import pytest
 
 from gemsmith.errors import RunError
-from gemsmith.hardware import find_machine, load_catalogue
+from gemsmith.hardware import find_machine, load_catalog
 from gemsmith.plan.calibrate import calibrate
 from gemsmith.plan.stage import plan_only
 from gemsmith.recipe.schema import Mesh
@@ -59,7 +59,7 @@ def test_a_plan_says_again_what_a_run_on_the_machine_measured(trained, recipe, t
     file = tmp_path / "own.yaml"
     (found,) = calibrate([trained("a", 2.5)], file)
     assert found.machine == "1xh200" and "median of 11 steps of a (gemma4-e2b): 2.5" in found.source
-    asked = recipe("gemma4-e2b", machines=("1xh200", "8xh200"), catalogue=str(file), remat="layer")
+    asked = recipe("gemma4-e2b", machines=("1xh200", "8xh200"), catalog=str(file), remat="layer")
     one, eight = plan_only(asked).machines
     assert one.step_s == pytest.approx((2.475 / 1.15, 2.525 * 1.15), rel=0.001)
     assert one.measured and "measured there" in one.notes[-1]
@@ -74,7 +74,7 @@ def test_two_runs_give_a_range_and_a_later_calibration_replaces_it(trained, tmp_
     low, high = both.shares["matmuls"]
     assert low < high and both.source.count("median") == 2
     calibrate([trained("c", 2.0)], file)
-    machine = find_machine(load_catalogue(file), "1xh200")
+    machine = find_machine(load_catalog(file), "1xh200")
     assert machine.measured_high > machine.measured_low > high
     assert machine.measured_high / machine.measured_low == pytest.approx(1.01 / 0.99, rel=0.01)
 
@@ -93,16 +93,16 @@ def test_rows_that_were_there_stay(trained, tmp_path):
         "machines: {1xh200: {prices: [{provider: me, region: here, usd_per_hour: 2, source: bill, date: '2026'}]}}"
     )
     calibrate([trained("a", 2.5)], file)
-    machine = find_machine(load_catalogue(file), "1xh200")
+    machine = find_machine(load_catalog(file), "1xh200")
     assert machine.prices[0].usd_per_hour == 2 and machine.measured_low
-    assert machine.source == find_machine(load_catalogue(), "1xh200").source
+    assert machine.source == find_machine(load_catalog(), "1xh200").source
 
 
 @pytest.mark.parametrize(
     ("run", "message"),
     [
         ({"steps": 8}, "has 7 steps beside the first of each start; train at least 10"),
-        ({"devices": ("NVIDIA X1",) * 2}, "was trained on 2 x NVIDIA X1, which no machine of the catalogue is"),
+        ({"devices": ("NVIDIA X1",) * 2}, "was trained on 2 x NVIDIA X1, which no machine of the catalog is"),
         ({"devices": (), "processor": "Another"}, "was trained on another computer (Another"),
         ({"step_s": 0.001}, "shorter than 1xh200 can be by its row"),
         ({"spread": (1, 2, 3, 4, 5, 6, 7.3)}, "5.5 to 40.1 s, 5.5 to 33 without"),

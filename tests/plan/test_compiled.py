@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from gemsmith.errors import InputError, MachineError
-from gemsmith.hardware import load_catalogue
+from gemsmith.hardware import load_catalog
 from gemsmith.plan import compiled as plan_compiled
 from gemsmith.plan.aot import compile as child
 from gemsmith.plan.aot import compile as compiled
@@ -15,7 +15,7 @@ from gemsmith.recipe.load import with_values
 from gemsmith.recipe.schema import Derived
 
 SCAN = Path(__file__).parent / "aot" / "golden" / "scan_v5p.hlo"
-V5P = load_catalogue().machines["v5p-8"]
+V5P = load_catalog().machines["v5p-8"]
 LIMITS = Limits(seconds=10, memory_bytes=1e9)
 GIB = 2**30
 
@@ -31,8 +31,8 @@ def compiler(monkeypatch, tmp_path):
     def make(*, peak_gib: float = 20.0, error: str | None = None) -> list[str]:
         asked: list[str] = []
 
-        def compile_in_child(recipe, folder, *, topology, pictures, limit_s, limit_bytes):
-            asked.append(topology if pictures is None else f"{topology} {pictures.images} x {pictures.soft_tokens}")
+        def compile_in_child(recipe, folder, *, topology, images, limit_s, limit_bytes):
+            asked.append(topology if images is None else f"{topology} {images.images} x {images.soft_tokens}")
             assert recipe.train.mesh != "auto" and (limit_s, limit_bytes) == (10, 1e9)
             if error:
                 raise MachineError(error)
@@ -71,18 +71,18 @@ def test_a_step_is_compiled_once_and_again_when_it_changes(compiler, recipe):
     asked = compiler()
     first, second = (plan_only(recipe(machines=("v5p-8",)), limits=LIMITS).machines[0] for _ in range(2))
     assert len(asked) == 1 and second.compiled == first.compiled.model_copy(update={"cached": True})
-    plan_only(recipe(machines=("v5p-8",), checkpoint_every=7), limits=LIMITS)
+    plan_only(recipe(machines=("v5p-8",), save_steps=7), limits=LIMITS)
     assert len(asked) == 1, "how often is saved changes no program"
-    plan_only(recipe(machines=("v5p-8",), rows_per_step=4), limits=LIMITS)
+    plan_only(recipe(machines=("v5p-8",), global_batch_size=4), limits=LIMITS)
     assert len(asked) == 2
 
 
-def test_a_step_with_pictures_is_compiled_with_them(compiler, recipe):
+def test_a_step_with_images_is_compiled_with_them(compiler, recipe):
     asked, rows = compiler(), recipe(machines=("v5p-8",))
-    rows = with_values(rows, [Derived("bench.pictures", True, ""), Derived("data.packing", False, "")])
-    with_pictures = plan_only(rows, limits=LIMITS).machines[0]
-    assert asked == ["v5p:2x2x1 1 x 288"] and with_pictures.compiled.peak_bytes == 20 * GIB
-    plan_only(with_values(rows, [Derived("bench.pictures", False, "")]), limits=LIMITS)
+    rows = with_values(rows, [Derived("bench.images", True, ""), Derived("data.packing", False, "")])
+    with_images = plan_only(rows, limits=LIMITS).machines[0]
+    assert asked == ["v5p:2x2x1 1 x 288"] and with_images.compiled.peak_bytes == 20 * GIB
+    plan_only(with_values(rows, [Derived("bench.images", False, "")]), limits=LIMITS)
     assert asked[1:] == ["v5p:2x2x1"], "another program"
 
 

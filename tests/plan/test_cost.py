@@ -1,12 +1,12 @@
 import pytest
 
-from gemsmith.hardware import load_catalogue
+from gemsmith.hardware import load_catalog
 from gemsmith.hardware.model.step_time import StepTime
 from gemsmith.plan.cost import COMPILE_S, PREEMPTION_HOURS, cheapest_spot, cost_of, on_demand, plan_price, startup_s
 from gemsmith.recipe.schema import Train
 
 TIME = StepTime(flops=1e15, low_s=1.0, high_s=2.0, ideal_s=0.7, hbm_s=0.1, interconnect_s=0.1)
-MACHINES = load_catalogue().machines
+MACHINES = load_catalog().machines
 
 
 def cost(machine="v5p-8", *, steps=3600, tokens=1000.0, checkpoint_bytes=60e9, time=TIME, **train):
@@ -43,17 +43,17 @@ def test_what_is_billed_by_the_minute_is_paid_to_its_end():
 def test_spot_pays_again_for_what_was_lost():
     """Half of 100 steps of 2 s, and a start of 780 s, of every 6 hours."""
     lost = (100 + 780) / 3600
-    high = cost(checkpoint_every=100).hours[1] * PREEMPTION_HOURS / (PREEMPTION_HOURS - lost)
-    assert cost(checkpoint_every=100).usd_spot == pytest.approx((3.34 * cost().hours[0], 3.34 * high), rel=1e-3)
-    assert cost(checkpoint_every=1000).usd_spot[1] > cost(checkpoint_every=10).usd_spot[1]
+    high = cost(save_steps=100).hours[1] * PREEMPTION_HOURS / (PREEMPTION_HOURS - lost)
+    assert cost(save_steps=100).usd_spot == pytest.approx((3.34 * cost().hours[0], 3.34 * high), rel=1e-3)
+    assert cost(save_steps=1000).usd_spot[1] > cost(save_steps=10).usd_spot[1]
 
 
 def test_spot_that_would_never_get_on_has_no_dollars():
-    assert cost(checkpoint_every=100_000).usd_spot is None
+    assert cost(save_steps=100_000).usd_spot is None
     assert cost("1xh200").usd is None and cost("1xh200").usd_spot is None
 
 
-def test_a_plans_price_is_the_catalogues_row():
+def test_a_plans_price_is_the_catalogs_row():
     price, spot = on_demand(MACHINES["v6e-8"]), cheapest_spot(MACHINES["v6e-8"])
     kept, kept_spot = plan_price(price), plan_price(spot, spot=True)
     assert (kept.usd_per_hour, kept.date) == (price.usd_per_hour, price.date)

@@ -3,14 +3,14 @@ import json
 import pytest
 
 from gemsmith.arch import find_variant
-from gemsmith.hardware import find_machine, load_catalogue
+from gemsmith.hardware import find_machine, load_catalog
 from gemsmith.hardware.model import work_of
 from gemsmith.plan import plan_only
 from gemsmith.plan.fix import find_fix
 from gemsmith.recipe.load import build_recipe, with_values
 from gemsmith.recipe.schema import Derived
 
-CATALOGUE = load_catalogue()
+CATALOG = load_catalog()
 
 
 def fix(recipe, machine, model="gemma4-31b"):
@@ -18,7 +18,7 @@ def fix(recipe, machine, model="gemma4-31b"):
     return find_fix(
         recipe,
         variant,
-        find_machine(CATALOGUE, machine),
+        find_machine(CATALOG, machine),
         lambda dtype: work_of(with_values(recipe, [Derived("train.dtype", dtype, "")]), variant),
     )
 
@@ -28,10 +28,10 @@ def fix(recipe, machine, model="gemma4-31b"):
     [
         ("v5p-8", {"remat": "none"}, {"train.remat": "auto"}),
         ("v6e-8", {"mesh": {"fsdp": 1, "tp": 4}}, {"train.mesh": "auto"}),
-        ("h100", {}, {"train.micro_batches": 8}),
-        ("rtx-pro-6000", {}, {"train.micro_batches": 2}),
-        ("h100", {"dtype": "float32"}, {"train.micro_batches": 8, "train.dtype": "bfloat16"}),
-        ("h100", {"backend": "trl"}, {"train.micro_batches": 8}),
+        ("h100", {}, {"train.gradient_accumulation_steps": 8}),
+        ("rtx-pro-6000", {}, {"train.gradient_accumulation_steps": 2}),
+        ("h100", {"dtype": "float32"}, {"train.gradient_accumulation_steps": 8, "train.dtype": "bfloat16"}),
+        ("h100", {"backend": "trl"}, {"train.gradient_accumulation_steps": 8}),
     ],
 )
 def test_the_smallest_change_is_found(recipe, machine, train, changes):
@@ -57,7 +57,7 @@ def test_no_change_of_a_fix_can_be_left_out(recipe, machine):
 
 
 def test_a_mesh_that_training_would_not_choose_is_part_of_the_fix(recipe):
-    found = fix(recipe(rows_per_step=1), "v5e-4")
+    found = fix(recipe(global_batch_size=1), "v5e-4")
     assert found.choice.mesh.tp > 1 and found.changes["train.mesh"] == found.choice.mesh.model_dump()
 
 

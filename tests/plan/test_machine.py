@@ -33,7 +33,7 @@ def test_the_fix_is_planned_with_hours_and_dollars(recipe):
 
 def test_what_the_start_takes_is_named(recipe):
     (machine,) = plan_only(recipe(), "v5p-8").machines
-    assert "start, modelled: load 61 to 307 s, compile 180 to 480 s" in machine.notes
+    assert "start, estimated: load 61 to 307 s, compile 180 to 480 s" in machine.notes
 
 
 def test_an_old_price_is_marked_in_the_plan(recipe):
@@ -57,12 +57,14 @@ def test_a_plan_of_an_earlier_version_still_opens():
 
 
 def test_changes_read_as_they_are_written():
-    changes = {"train.micro_batches": 4, "train.mesh": {"replica": 1, "fsdp": 1, "sequence": 2, "tp": 2}}
-    assert describe_changes(changes) == "train.micro_batches: 4, train.mesh: {fsdp: 1, sequence: 2, tp: 2}"
+    changes = {"train.gradient_accumulation_steps": 4, "train.mesh": {"replica": 1, "fsdp": 1, "sequence": 2, "tp": 2}}
+    assert (
+        describe_changes(changes) == "train.gradient_accumulation_steps: 4, train.mesh: {fsdp: 1, sequence: 2, tp: 2}"
+    )
 
 
 def test_the_parts_of_a_cpu_add_up_with_python_among_them(recipe):
-    (machine,) = plan_only(recipe("gemma4-e2b", machines=("cpu",), rows_per_step=1)).machines
+    (machine,) = plan_only(recipe("gemma4-e2b", machines=("cpu",), global_batch_size=1)).machines
     held = sum(size for name, size in machine.parts.items() if name != "runtime")
     assert held == pytest.approx(machine.hbm_bytes_per_chip) and machine.parts["process"] > 1.1 * 2**30
     assert "Python, libraries and compilation in it" in machine.notes[-1]

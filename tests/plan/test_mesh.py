@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from gemsmith.arch import find_variant
-from gemsmith.hardware import find_machine, load_catalogue
+from gemsmith.hardware import find_machine, load_catalog
 from gemsmith.hardware.model import held_on_cpu, work_of
 from gemsmith.plan.mesh import allowed_tp, choose_mesh
 from gemsmith.recipe.load import build_recipe
@@ -13,10 +13,10 @@ from gemsmith.recipe.schema import Mesh
 
 
 def choose(machine, *, model="gemma4-31b", mesh="auto", rows=8, **train):
-    recipe = build_recipe({"checkpoint": "x", "data": {"train": "x"}, "train": {"rows_per_step": rows, **train}})
+    recipe = build_recipe({"checkpoint": "x", "data": {"train": "x"}, "train": {"global_batch_size": rows, **train}})
     work = work_of(recipe, find_variant(model))
     return choose_mesh(
-        work, find_machine(load_catalogue(), machine), mesh, remat=recipe.train.remat, backend=recipe.train.backend
+        work, find_machine(load_catalog(), machine), mesh, remat=recipe.train.remat, backend=recipe.train.backend
     )
 
 
@@ -32,21 +32,23 @@ def test_tp_divides_the_heads_and_kv_heads_divide_it_or_it_them(model, allowed):
 def test_the_31b_fits_where_it_should_on_all_devices(machine):
     choice = choose(machine)
     assert not choice.problems
-    assert choice.mesh.fsdp * choice.mesh.tp == find_machine(load_catalogue(), machine).devices
+    assert choice.mesh.fsdp * choice.mesh.tp == find_machine(load_catalog(), machine).devices
 
 
 @pytest.mark.parametrize("machine", ["v5e-4", "1xh100", "g4-standard-48"])
 def test_the_31b_does_not_fit_and_says_what_it_needs(machine):
     assert "GiB a chip of" in choose(machine).problems[0]
-    assert choose(machine).problems[0].endswith("; fewer train.rows_per_step or a larger machine need less")
-    assert "; fewer train.rows_per_step, train.remat: layer or a larger" in choose(machine, remat="none").problems[0]
+    assert choose(machine).problems[0].endswith("; fewer train.global_batch_size or a larger machine need less")
+    assert (
+        "; fewer train.global_batch_size, train.remat: layer or a larger" in choose(machine, remat="none").problems[0]
+    )
 
 
 @pytest.mark.parametrize(
     ("machine", "train", "expected"),
     [
         ("v5p-8", {}, "train.backend trl runs on GPU and CPU"),
-        ("2xh100", {"dtype": "nf4"}, "train.dtype: with train.backend trl a quantised base trains on one device"),
+        ("2xh100", {"dtype": "nf4"}, "train.dtype: with train.backend trl a quantized base trains on one device"),
         ("8xh100", {"mesh": Mesh(fsdp=4, tp=2)}, "train.mesh: train.backend trl splits by replica and fsdp only"),
     ],
 )
@@ -61,7 +63,7 @@ def test_trl_splits_by_fsdp_alone_and_computes_whole_layers_again(machine, dtype
     choice = choose(machine, backend="trl", dtype=dtype)
     assert not choice.problems
     assert (choice.mesh.fsdp, choice.mesh.sequence, choice.mesh.tp) == (
-        find_machine(load_catalogue(), machine).devices,
+        find_machine(load_catalog(), machine).devices,
         1,
         1,
     )
@@ -83,7 +85,7 @@ def test_devices_that_rows_do_not_fill_split_their_positions_or_heads():
     mesh = choose("v6e-8", rows=2).mesh
     assert mesh.fsdp == 2 and mesh.sequence * mesh.tp == 4
     assert (
-        "train.rows_per_step is 2; replica x fsdp = 8 needs a multiple of it"
+        "train.global_batch_size is 2; replica x fsdp = 8 needs a multiple of it"
         in choose("v6e-8", rows=2, mesh=Mesh(fsdp=8)).problems
     )
     problems = choose("v6e-8", mesh=Mesh(fsdp=2, sequence=3)).problems

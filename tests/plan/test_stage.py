@@ -7,7 +7,7 @@ import pytest
 
 from gemsmith.arch import VARIANTS
 from gemsmith.errors import InputError, RecipeError
-from gemsmith.hardware import load_catalogue
+from gemsmith.hardware import load_catalog
 from gemsmith.plan import plan, plan_only
 from gemsmith.plan.stage import write_fix
 from gemsmith.recipe.load import load_recipe
@@ -20,7 +20,7 @@ RECIPES = Path(__file__).parents[2] / "recipes"
 
 def test_every_shipped_recipe_is_planned():
     files = sorted(RECIPES.glob("*.yaml"))
-    names = {"demo.yaml", "demo_pictures.yaml", "pets_31b.yaml", "verilog_31b.yaml"}
+    names = {"demo.yaml", "demo_images.yaml", "pets_31b.yaml", "verilog_31b.yaml"}
     assert names <= {file.name for file in files}
     for file in files:
         loaded = load_recipe(file)
@@ -48,7 +48,7 @@ def test_every_variant_is_planned_on_this_machine_too(name, recipe):
 
 
 def test_hours_and_dollars_follow_from_steps_and_price(recipe):
-    record = plan_only(recipe(optimizer_steps=360))
+    record = plan_only(recipe(max_steps=360))
     machine = record.machines[0]
     assert (record.steps, record.priced_steps) == (360, 360)
     starts = [sum(ends) for ends in zip(*machine.startup_s.values(), strict=True)]
@@ -92,7 +92,7 @@ def test_what_training_keeps_by_itself_is_said_for_each_machine(recipe):
 
 def test_nothing_is_called_measured(recipe):
     record = plan_only(recipe(dtype="float32"))
-    assert any("modelled by formula; nothing was measured" in assumption for assumption in record.assumptions)
+    assert any("estimated by formula; nothing was measured" in assumption for assumption in record.assumptions)
     assert any("float32" in assumption for assumption in record.assumptions)
 
 
@@ -107,9 +107,9 @@ def test_a_users_prices_are_used_and_their_file_is_in_the_record(tmp_path, recip
         "machines: {v5p-8: {prices: [{provider: gcp, region: r, usd_per_hour: 10, source: contract, date: "
         "'2026-11-01'}]}}"
     )
-    record = plan_only(recipe(optimizer_steps=360, catalogue=str(own)))
+    record = plan_only(recipe(max_steps=360, catalog=str(own)))
     assert record.machines[0].usd == pytest.approx([10 * hours for hours in record.machines[0].hours], rel=1e-3)
-    assert len(record.origin.made_from["catalogue"]) == 64
+    assert len(record.origin.made_from["catalog"]) == 64
 
 
 def test_the_stage_writes_its_record_and_is_complete(tmp_path, recipe):
@@ -128,9 +128,9 @@ def test_planning_imports_no_numerics():
     assert done.stdout.strip() == "[]"
 
 
-def test_all_is_every_machine_of_the_catalogue_ranked_by_dollars(recipe):
+def test_all_is_every_machine_of_the_catalog_ranked_by_dollars(recipe):
     machines = plan_only(recipe(), "all", "usd").machines
-    assert {machine.name for machine in machines} == set(load_catalogue().machines) and len(machines) >= 24
+    assert {machine.name for machine in machines} == set(load_catalog().machines) and len(machines) >= 24
     groups = [
         (not machine.fits, (machine if machine.fits else machine.fix or machine).usd is None) for machine in machines
     ]
@@ -173,14 +173,14 @@ def test_a_fix_is_refused_where_there_is_nothing_to_write(tmp_path, recipe):
         ("v5p-8", file, "fits v5p-8 as it is"),
         ("v5p-8,h100", file, "2 machines are planned; name one with --on"),
         ("l4", file, "no change was found"),
-        ("h100", there, "is there already"),
+        ("h100", there, "already exists"),
     ):
         with pytest.raises(InputError, match=message):
             write_fix(recipe(), plan_only(recipe(), on), path)
     assert there.read_text() == "mine" and not file.parent.exists()
 
 
-def test_the_whole_catalogue_takes_little_time(recipe):
+def test_the_whole_catalog_takes_little_time(recipe):
     """About 0.1 CPU-seconds; the command's imports take 0.3 more."""
     before = time.process_time()
     plan_only(recipe(), "all", "usd")

@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 
 def recipe(train="rows.jsonl", *, packing=False, max_length=100, **train_section):
     values = {"checkpoint": "x", "data": {"train": train, "packing": packing, "max_length": max_length}}
-    return build_recipe(values | {"train": {"rows_per_step": 4, **train_section}})
+    return build_recipe(values | {"train": {"global_batch_size": 4, **train_section}})
 
 
 def data_record(steps):
@@ -29,7 +29,7 @@ def data_record(steps):
 
 
 def test_the_recipes_own_number_comes_first():
-    assert count_steps(recipe(optimizer_steps=17), data_record(5)).steps == 17
+    assert count_steps(recipe(max_steps=17), data_record(5)).steps == 17
 
 
 def test_then_what_the_data_stage_counted():
@@ -48,14 +48,14 @@ def test_then_the_lines_of_a_file_whose_rows_stay_apart(tmp_path):
 def test_packed_rows_are_judged_by_bytes_and_never_more_than_documents(tmp_path):
     file = tmp_path / "rows.jsonl"
     file.write_text("x" * 34 + "\n" + "y" * 34 + "\n" * 20)
-    short = count_steps(recipe(str(file), packing=True, rows_per_step=1))
+    short = count_steps(recipe(str(file), packing=True, global_batch_size=1))
     assert short.steps == 1 and "3.5 bytes a token" in short.reason
     file.write_text(("z" * 349 + "\n") * 95)
-    assert count_steps(recipe(str(file), packing=True, rows_per_step=1)).steps == 95, (
+    assert count_steps(recipe(str(file), packing=True, global_batch_size=1)).steps == 95, (
         "95 documents of 100 tokens need 100 rows of 95 tokens"
     )
     file.write_text(("z" * 34 + "\n") * 950)
-    assert count_steps(recipe(str(file), packing=True, rows_per_step=1)).steps == 100
+    assert count_steps(recipe(str(file), packing=True, global_batch_size=1)).steps == 100
 
 
 def test_a_large_file_is_judged_by_its_beginning(tmp_path, monkeypatch):

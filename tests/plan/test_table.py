@@ -16,12 +16,12 @@ def test_the_table_has_a_line_for_every_machine(recipe):
 
 def test_the_table_shows_every_axis_that_is_used(recipe):
     page = io.StringIO()
-    print_plan(plan_only(recipe(machines=("v6e-8",), rows_per_step=1)), page)
+    print_plan(plan_only(recipe(machines=("v6e-8",), global_batch_size=1)), page)
     assert "mesh is fsdp x sequence x tp" in page.getvalue() and "\nv6e-8    1x2x4" in page.getvalue()
 
 
 def test_the_table_is_no_wider_than_a_terminal(recipe):
-    lines = plan_lines(plan_only(recipe(optimizer_steps=90_000), "all", "usd"))
+    lines = plan_lines(plan_only(recipe(max_steps=90_000), "all", "usd"))
     table = lines[: lines.index("", 3)]
     assert len(table) > 24 and max(map(len, table)) <= 80
 
@@ -56,7 +56,10 @@ def test_spot_is_listed_below_the_table(recipe):
 def test_what_does_not_fit_says_why_and_what_would(recipe):
     lines = plan_lines(plan_only(recipe(), "all", "usd"))
     told = {line.split(":")[0]: line for line in lines if "exceed the memory" in line}
-    assert "saved activations exceed the memory; fits with train.micro_batches: 8: 70.0 GiB" in told["1xh100"]
+    assert (
+        "saved activations exceed the memory; fits with train.gradient_accumulation_steps: 8: 70.0 GiB"
+        in told["1xh100"]
+    )
     assert told["1xa100-80"].endswith("no price")
     assert "frozen weights exceed the memory; no change of train.remat" in told["1xl4"]
 

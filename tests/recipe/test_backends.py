@@ -42,8 +42,8 @@ def test_splash_runs_on_a_tpu_where_its_kernel_takes_the_heads_and_is_wanted():
 
 def test_layers_are_chained_where_o_and_down_are_saved_and_nothing_else_adds_matmuls():
     dense = find_variant("gemma4-31b")
-    assert chains_layers(TUNED, dense, ("o", "down", "q"), dequantises=False)
-    for levers, variant, remat, dequantises in (
+    assert chains_layers(TUNED, dense, ("o", "down", "q"), dequantizes=False)
+    for levers, variant, remat, dequantizes in (
         (PLAIN, dense, ("o", "down"), False),
         (TUNED, dense, ("o",), False),
         (TUNED, dense, "layer", False),
@@ -51,7 +51,7 @@ def test_layers_are_chained_where_o_and_down_are_saved_and_nothing_else_adds_mat
         (TUNED, replace(dense, per_layer_input=256), ("o", "down"), False),
         (TUNED, find_variant("gemma4-26b-a4b"), ("o", "down"), False),
     ):
-        assert not chains_layers(levers, variant, remat, dequantises=dequantises)
+        assert not chains_layers(levers, variant, remat, dequantizes=dequantizes)
 
 
 @pytest.mark.parametrize("kind", ["cpu", "gpu", "tpu"])

@@ -66,9 +66,9 @@ def test_an_adapter_of_the_tower_that_vllm_would_leave_out_is_refused_before_it_
 @pytest.mark.parametrize(
     ("overrides", "expected"),
     [
-        ([], r"^bench\.pictures: true was given, and data\.eval names no rows with pictures; "),
-        (["data.eval={task: verilog, rows: 3}"], r"^bench\.pictures: true was given, and data\.eval names no rows"),
-        (["data.eval=rows.jsonl", "bench.grid=short"], r"^bench\.pictures: .* bench\.grid short sends random text"),
+        ([], r"^bench\.images: true was given, and data\.eval names no rows with images; "),
+        (["data.eval={task: verilog, rows: 3}"], r"^bench\.images: true was given, and data\.eval names no rows"),
+        (["data.eval=rows.jsonl", "bench.grid=short"], r"^bench\.images: .* bench\.grid short sends random text"),
         (
             ["data.eval=rows.jsonl", "bench.input_tokens=[64, 128]"],
             r"^bench\.input_tokens: 64, 128 was given, and ",
@@ -79,7 +79,7 @@ def test_an_adapter_of_the_tower_that_vllm_would_leave_out_is_refused_before_it_
         ),
     ],
 )
-def test_requests_with_pictures_are_rows_and_nothing_else(overrides, expected):
+def test_requests_with_images_are_rows_and_nothing_else(overrides, expected):
     with pytest.raises(RecipeError, match=expected):
-        build_recipe(MINIMAL, ["bench.pictures=true", *overrides])
-    assert build_recipe(MINIMAL, ["bench.pictures=true", "data.eval=rows.jsonl"]).bench.pictures
+        build_recipe(MINIMAL, ["bench.images=true", *overrides])
+    assert build_recipe(MINIMAL, ["bench.images=true", "data.eval=rows.jsonl"]).bench.images

@@ -156,9 +156,9 @@ def test_a_dumped_recipe_loads_to_itself_with_its_reasons(tmp_path):
     assert load_recipe(file) == recipe
     assert read_reasons(file.read_text()) == derived[:1]
     hostile = "read from a\nlora: 3\x85lora: 3\u2028lora: 3"
-    recipe = build_recipe(values, ['serve.image="a\\x85b\\u2028c"'])
+    recipe = build_recipe(values, ['serve.container_image="a\\x85b\\u2028c"'])
     file.write_text(dump_recipe(recipe, [Derived("model", "tiny-31b", hostile)]))
-    assert load_recipe(file) == recipe and recipe.serve.image == "a\x85b\u2028c"
+    assert load_recipe(file) == recipe and recipe.serve.container_image == "a\x85b\u2028c"
 
 
 @pytest.mark.parametrize("text", ["off", "'off'", "OFF"])
@@ -167,14 +167,17 @@ def test_tuned_off_is_taken_from_yaml_and_from_set_and_dumped_so_that_it_loads_a
     file, again = tmp_path / "recipe.yaml", tmp_path / "again.yaml"
     file.write_text(f"checkpoint: x\ndata: {{train: y}}\ntrain:\n  tuned: {text}\n")
     recipe = load_recipe(file)
-    assert recipe.train.tuned == "off" and build_recipe(MINIMAL, [f"train.tuned={text}"]).train.tuned == "off"
+    assert (
+        recipe.train.optimizations == "off"
+        and build_recipe(MINIMAL, [f"train.optimizations={text}"]).train.optimizations == "off"
+    )
     again.write_text(dump_recipe(recipe))
     assert 'tuned: "off"' in again.read_text() and load_recipe(again) == recipe
 
 
 @pytest.mark.parametrize("text", ["on", "none", "null", "0"])
 def test_tuned_is_auto_or_off_and_nothing_else(text):
-    assert "input should be 'auto' or 'off'" in refused(MINIMAL, f"train.tuned={text}")
+    assert "input should be 'auto' or 'off'" in refused(MINIMAL, f"train.optimizations={text}")
 
 
 def test_a_compiler_flag_may_be_null_and_is_dumped_so_that_it_loads_again(tmp_path):

@@ -106,7 +106,7 @@ def plan_record(run: Run, model: str) -> PlanRecord:
                 mesh={"fsdp": chips, "tp": 1},
                 notes=()
                 if fits
-                else ("does not fit: lower data.max_length or train.rows_per_step, or take a larger slice",),
+                else ("does not fit: lower data.max_length or train.global_batch_size, or take a larger slice",),
             )
         )
     return PlanRecord(

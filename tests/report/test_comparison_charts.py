@@ -61,10 +61,10 @@ def test_without_a_common_load_there_are_no_bars(make_run):
     assert charts.speed_chart(compared, compared.pairs[0]) is None
 
 
-def test_the_third_side_keeps_its_colour(make_run):
+def test_the_third_side_keeps_its_color(make_run):
     compared = compare_sides(read_sides([make_run(name).path for name in "abc"]))
-    assert [colour for colour, *_ in charts.speed_chart(compared, compared.pairs[1]).legend] == ["s1", "s3"]
-    assert [colour for colour, *_ in charts.loss_chart(compared).legend] == ["s1", "s2", "s3"]
+    assert [color for color, *_ in charts.speed_chart(compared, compared.pairs[1]).legend] == ["s1", "s3"]
+    assert [color for color, *_ in charts.loss_chart(compared).legend] == ["s1", "s2", "s3"]
 
 
 def test_a_break_even_is_drawn_where_it_is_within_a_month():

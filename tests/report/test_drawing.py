@@ -1,4 +1,4 @@
-"""Charts as SVG: well-formed, in the page's colours, the same bytes whatever the user has set."""
+"""Charts as SVG: well-formed, in the page's colors, the same bytes whatever the user has set."""
 
 import re
 from xml.etree import ElementTree
@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 from gemsmith.report.page import render_page
 
 
-def test_charts_are_well_formed_and_take_their_colours_from_the_page(make_run):
+def test_charts_are_well_formed_and_take_their_colors_from_the_page(make_run):
     html = render_page(make_run(steps=40))
     drawn = re.findall(r"<svg.*?</svg>", html, re.DOTALL)
     assert len(drawn) == 10

@@ -62,12 +62,12 @@ def test_a_records_notices_are_shown_before_the_numbers(make_run, told):
     assert [notice.text for notice in notices if "held-out" in notice.text] == ["3 held-out rows are also trained on."]
 
 
-def test_grave_notices_come_first(make_run, told):
+def test_critical_warnings_come_first(make_run, told):
     run = make_run(steps=2)
     told(run, "data", notices=("mild",))
-    notices = told(run, "eval", grave_notices=("The tuned model scores lower.",))
-    assert [notice.grave for notice in notices] == sorted((notice.grave for notice in notices), reverse=True)
-    assert notices[0] == findings.Notice(grave=True, text="The tuned model scores lower.")
+    notices = told(run, "eval", critical_warnings=("The tuned model scores lower.",))
+    assert [notice.critical for notice in notices] == sorted((notice.critical for notice in notices), reverse=True)
+    assert notices[0] == findings.Notice(critical=True, text="The tuned model scores lower.")
 
 
 def test_what_eval_says_of_held_out_rows_stands_for_what_the_data_stage_said(make_run, told):

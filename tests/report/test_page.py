@@ -93,11 +93,11 @@ def test_the_page_needs_nothing_from_outside(make_run):
     assert [name for name, times in Counter(ids).items() if times > 1] == []
 
 
-def test_every_picture_and_table_can_be_read_without_seeing_it(page):
+def test_every_image_and_table_can_be_read_without_seeing_it(page):
     outline = page(steps=40)
-    pictures = [attributes for _, attributes in outline.tags if attributes.get("role") == "img"]
-    assert len(pictures) == 10
-    assert all(len(attributes["aria-label"] or "") > 40 for attributes in pictures)
+    images = [attributes for _, attributes in outline.tags if attributes.get("role") == "img"]
+    assert len(images) == 10
+    assert all(len(attributes["aria-label"] or "") > 40 for attributes in images)
     assert all(attributes.get("aria-hidden") for tag, attributes in outline.tags if tag == "svg")
     assert all(attributes.get("scope") for tag, attributes in outline.tags if tag == "th")
     tables = sum(tag == "table" for tag, _ in outline.tags)
@@ -125,7 +125,7 @@ def test_the_headline_is_what_the_records_say(page):
         "200 held-out rows",
         "52.2 ms",
         "512 tokens in, 256 out, 4 requests/s",
-        "What did it cost? modelled $4.50–7.20 planned: 311 steps on v5p-8, the cheapest that fits",
+        "What did it cost? estimated $4.50–7.20 planned: 311 steps on v5p-8, the cheapest that fits",
     ):
         assert words in text, words
     assert re.search(r"loss 1\.66 → 0\.\d+ in 311 steps", text)
@@ -338,10 +338,10 @@ def test_a_missing_library_is_one_sentence_that_names_the_command(make_run, monk
         render_page(make_run(without=tuple(STAGES)))
 
 
-def luminance(colour: str) -> float:
-    if len(colour) == 4:
-        colour = "#" + "".join(2 * digit for digit in colour[1:])
-    parts = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+def luminance(color: str) -> float:
+    if len(color) == 4:
+        color = "#" + "".join(2 * digit for digit in color[1:])
+    parts = [int(color[place : place + 2], 16) / 255 for place in (1, 3, 5)]
     red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
@@ -352,7 +352,7 @@ def contrast(one: str, other: str) -> float:
     return (high + 0.05) / (low + 0.05)
 
 
-def test_colours_stand_out_in_light_and_dark():
+def test_colors_stand_out_in_light_and_dark():
     css = (Path(str(importlib.util.find_spec("gemsmith.report").origin)).parent / "templates" / "page.css").read_text()
     themes = [
         dict(re.findall(r"--([\w-]+): (#[0-9a-f]{3,6})\b", block))

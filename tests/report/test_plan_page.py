@@ -14,7 +14,7 @@ from gemsmith.report.plan_page import LEGEND, bar_of, render_plan, write_plan
 
 @pytest.fixture(scope="module")
 def record():
-    values = {"checkpoint": "x/y", "model": "gemma4-31b", "data": {"train": "x"}, "train": {"optimizer_steps": 100}}
+    values = {"checkpoint": "x/y", "model": "gemma4-31b", "data": {"train": "x"}, "train": {"max_steps": 100}}
     return plan_only(build_recipe(values), "v5p-8,v6e-8,1xh100,1xh200,cpu", "usd")
 
 
@@ -51,7 +51,7 @@ def test_bars_add_up_to_what_is_held_and_show_where_the_chip_ends(record):
     fits, small = bar_of(machines["v5p-8"]), bar_of(machines["1xh100"])
     assert fits.limit == 1 and sum(share for *_, share in fits.parts) < 1
     assert sum(share for *_, share in small.parts) == pytest.approx(1) and small.limit < 1
-    assert {(words, colour) for words, colour, _ in fits.parts} <= set(LEGEND)
+    assert {(words, color) for words, color, _ in fits.parts} <= set(LEGEND)
     machine = machines["v5p-8"]
     assert fits.parts[0][2] == pytest.approx(machine.parts["frozen weights"] / machine.hbm_limit_bytes_per_chip)
 

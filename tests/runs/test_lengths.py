@@ -59,7 +59,7 @@ def test_defaults_become_what_there_is_room_for(overrides, inputs, output, serve
     [(["data.max_length=640"], (640,), 640 + 512), ([], (1792,), 2048), (["data.max_length=64"], (64,), 64 + 512)],
 )
 def test_requests_that_are_rows_are_no_longer_than_a_row(overrides, inputs, served):
-    recipe, keys = fitted("bench.pictures=true", "data.eval=rows.jsonl", *overrides)
+    recipe, keys = fitted("bench.images=true", "data.eval=rows.jsonl", *overrides)
     assert (recipe.bench.input_tokens, recipe.serve.max_model_len) == (inputs, served)
     assert "bench.input_tokens" in keys and derive_lengths(recipe, TINY) == []
     check_all(recipe)

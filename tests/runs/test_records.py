@@ -48,7 +48,7 @@ def test_a_record_that_does_not_fit_is_refused_by_its_field_with_what_to_do(tmp_
 
 
 def test_a_file_that_is_missing_or_half_written_says_so(tmp_path):
-    with pytest.raises(RunError, match=r"serve\.json: is not there; make it$"):
+    with pytest.raises(RunError, match=r"serve\.json: does not exist; make it$"):
         read(tmp_path / "serve.json")
     (tmp_path / "serve.json").write_text(RECORD.model_dump_json()[:-9])
     with pytest.raises(RunError, match="is not a record of this version"):

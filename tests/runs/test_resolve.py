@@ -68,11 +68,11 @@ def test_the_server_takes_what_eval_and_bench_send(tiny_checkpoint):
 def test_a_step_may_be_told_in_tokens(tiny_checkpoint):
     folder = tiny_checkpoint("tiny-31b")
     resolved, _ = resolve(recipe(folder, "train.tokens_per_step=512"))
-    assert resolved.train.rows_per_step == 4
+    assert resolved.train.global_batch_size == 4
     assert resolve(resolved)[0] == resolved
     for overrides in (
         ["train.tokens_per_step=500"],
-        ["train.tokens_per_step=512", "train.rows_per_step=3"],
+        ["train.tokens_per_step=512", "train.global_batch_size=3"],
         ["train.tokens_per_step=64"],
     ):
         with pytest.raises(RecipeError, match=r"train\.tokens_per_step"):
@@ -159,8 +159,8 @@ def test_a_derived_length_makes_way_for_what_is_set_unless_it_was_used(wide_chec
     ):
         check_settings(kept)
     again, derived = open_lengths(wide_checkpoint, "data.max_length=64", "train.tokens_per_step=256")
-    assert again.train.rows_per_step == 4
-    assert reopened(tmp_path, again, derived, "train.tokens_per_step=512")[0].train.rows_per_step == 8
+    assert again.train.global_batch_size == 4
+    assert reopened(tmp_path, again, derived, "train.tokens_per_step=512")[0].train.global_batch_size == 8
 
 
 def test_defaults_that_an_earlier_version_left_too_long_are_mended_when_a_run_is_opened(tiny_checkpoint, tmp_path):
@@ -173,9 +173,11 @@ def test_defaults_that_an_earlier_version_left_too_long_are_mended_when_a_run_is
 
 
 def test_only_the_stages_that_are_asked_for_are_checked(tiny_checkpoint):
-    impossible, _ = open_lengths(tiny_checkpoint("tiny-31b"), "bench.output_tokens=4000", "train.micro_batches=3")
+    impossible, _ = open_lengths(
+        tiny_checkpoint("tiny-31b"), "bench.output_tokens=4000", "train.gradient_accumulation_steps=3"
+    )
     check_settings(impossible, ["plan", "data", "export", "serve", "eval"])
-    for stage, key in (("bench", "bench.output_tokens"), ("train", "train.rows_per_step")):
+    for stage, key in (("bench", "bench.output_tokens"), ("train", "train.global_batch_size")):
         with pytest.raises(RecipeError, match=f"^{key}"):
             check_settings(impossible, [stage])
 

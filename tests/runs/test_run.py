@@ -338,7 +338,7 @@ def test_keys_added_later_leave_what_stages_were_made_from_as_it_was(tmp_path, s
     """The hashes are those that version 0.1.0 wrote for this recipe, before it had any of ADDED_LATER."""
     values = {"checkpoint": "folder", "data": {"train": "rows.jsonl"}, "model": "gemma4-31b"}
     assert made_from(Run(path=tmp_path, recipe=build_recipe(values)), stage)["recipe"] == sha256
-    changed = Run(path=tmp_path, recipe=build_recipe(values, ["train.tuned=off"]))
+    changed = Run(path=tmp_path, recipe=build_recipe(values, ["train.optimizations=off"]))
     assert (made_from(changed, stage)["recipe"] == sha256) == (stage == "data")
 
 
@@ -347,8 +347,8 @@ def test_every_key_added_later_is_one_of_the_recipe():
 
 
 def test_training_does_not_go_on_with_another_value_of_a_key_added_later():
-    auto, off = (stage_keys(recipe(f"train.tuned={tuned}"), "train") for tuned in ("auto", "off"))
-    assert "train.tuned" not in auto
-    assert refused_changes(auto, off) == {"train.tuned": ("auto", "off")}
-    assert refused_changes(off, auto) == {"train.tuned": ("off", "auto")}
+    auto, off = (stage_keys(recipe(f"train.optimizations={tuned}"), "train") for tuned in ("auto", "off"))
+    assert "train.optimizations" not in auto
+    assert refused_changes(auto, off) == {"train.optimizations": ("auto", "off")}
+    assert refused_changes(off, auto) == {"train.optimizations": ("off", "auto")}
     assert refused_changes(auto, auto) == refused_changes(off, off) == {}

@@ -26,7 +26,7 @@ def test_the_tuned_models_name_is_the_adapters_where_there_is_one() -> None:
 @pytest.mark.parametrize(
     "module", ["model.vision_tower.encoder.layers.0.self_attn.q_proj.linear", "model.embed_vision.embedding_projection"]
 )
-def test_an_adapter_on_what_encodes_pictures_is_refused_since_vllm_leaves_that_out(module: str) -> None:
+def test_an_adapter_on_what_encodes_images_is_refused_since_vllm_leaves_that_out(module: str) -> None:
     def config(*modules: str) -> PeftConfig:
         values = {"target_modules": target_pattern(modules)}
         return PeftConfig(rank=4, alpha=8.0, rslora=False, dropout=0.0, values=values)

@@ -27,9 +27,9 @@ CASES = {
     "verilog_31b_g4-standard-48": ("recipes/verilog_31b.yaml", "g4-standard-48"),
     "demo_cpu": ("recipes/demo.yaml", "cpu"),
     "hub_2xh100": ("google/gemma-4-26B-A4B-it", "2xh100"),
-    "pictures_2xh100": ("google/gemma-4-26B-A4B-it", "2xh100", "--set", "serve.pictures=true"),
-    "pictures_v6e-8": ("google/gemma-4-31B-it", "v6e-8", "--set", "serve.pictures=true"),
-    "pictures_cpu": ("google/gemma-4-E2B-it", "cpu", "--set", "serve.pictures=true"),
+    "images_2xh100": ("google/gemma-4-26B-A4B-it", "2xh100", "--set", "serve.images=true"),
+    "images_v6e-8": ("google/gemma-4-31B-it", "v6e-8", "--set", "serve.images=true"),
+    "images_cpu": ("google/gemma-4-E2B-it", "cpu", "--set", "serve.images=true"),
 }
 
 
@@ -99,7 +99,7 @@ def test_a_wide_host_without_a_key_is_refused_in_one_line(
     [
         (
             ["google/gemma-4-E2B-it", "--on", "2xh10", "--print"],
-            "--on 2xh10: is not in the catalogue (did you mean 2xh100",
+            "--on 2xh10: is not in the catalog (did you mean 2xh100",
         ),
         (["google/gemma-4-E2B-it", "--on", "8xb200"], "this host has 0 of its 8 b200"),
         (

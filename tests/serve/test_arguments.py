@@ -41,9 +41,9 @@ def test_with_an_adapter_the_weights_are_the_bases_name_and_the_adapter_has_the_
     assert command[place:] == ["--enable-lora", *rest]
 
 
-def test_pictures_keep_what_encodes_them(model: Path) -> None:
+def test_images_keep_what_encodes_them(model: Path) -> None:
     (model / "config.json").write_text(
         json.dumps({"architectures": ["Gemma4ForConditionalGeneration"], "vision_config": {"depth": 27}})
     )
-    command = server_command(engine("vllm"), model, "m", 8000, ServeSettings(pictures=True))
+    command = server_command(engine("vllm"), model, "m", 8000, ServeSettings(images=True))
     assert "--language-model-only" not in command and "--hf-overrides" not in command

@@ -17,10 +17,10 @@ def test_a_missing_serving_environment_names_the_command_that_makes_it(
     monkeypatch.delenv("GEMSMITH_SERVE_PYTHON", raising=False)
     monkeypatch.setattr(sys, "prefix", str(tmp_path / ".venv"))
     with pytest.raises(
-        MachineError, match=r"default of serve.python.*\.venv-serve/bin/python is not there.*make serve-env"
+        MachineError, match=r"default of serve.python.*\.venv-serve/bin/python does not exist.*make serve-env"
     ):
         find_engine()
-    with pytest.raises(InputError, match=r"^serve.python: /nowhere is not there"):
+    with pytest.raises(InputError, match=r"^serve.python: /nowhere does not exist"):
         find_engine("/nowhere")
 
 

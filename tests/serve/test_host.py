@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 
 from gemsmith.errors import MachineError, RecipeError
-from gemsmith.hardware import load_catalogue
+from gemsmith.hardware import load_catalog
 from gemsmith.serve import container as host
 from gemsmith.serve.container import docker_answers, machine_named, refuse_other_host
 
-MACHINES = load_catalogue().machines
+MACHINES = load_catalog().machines
 H100 = "NVIDIA H100 80GB HBM3"
 
 

@@ -6,14 +6,14 @@ import pytest
 
 from gemsmith.arch import find_variant
 from gemsmith.errors import MachineError, RecipeError
-from gemsmith.hardware import load_catalogue
+from gemsmith.hardware import load_catalog
 from gemsmith.serve import vllm_checks as known
 from gemsmith.serve.settings import Engine, ServeSettings
 from gemsmith.serve.vllm_checks import (
     Known,
     adapter_choice,
     attention_choice,
-    picture_budget,
+    image_budget,
     refuse_engine,
     refuse_image,
     tpu_warnings,
@@ -49,29 +49,29 @@ def test_an_environment_that_dies_at_start_is_refused(version: str, transformers
 
 
 def test_an_image_that_dies_at_start_is_refused() -> None:
-    with pytest.raises(RecipeError, match=r"^serve.image: vllm/vllm-openai:v0.27.1 .*51744"):
+    with pytest.raises(RecipeError, match=r"^serve.container_image: vllm/vllm-openai:v0.27.1 .*51744"):
         refuse_image("vllm/vllm-openai:v0.27.1")
     for image in ("vllm/vllm-openai:v0.32.0", "vllm/vllm-openai:latest", "registry:5000/vllm"):
         refuse_image(image)
 
 
-def budget(version: tuple[int, ...] | None, *arguments: str, model: str = "gemma4-31b", pictures: bool = True):
+def budget(version: tuple[int, ...] | None, *arguments: str, model: str = "gemma4-31b", images: bool = True):
     settings = ServeSettings(arguments=arguments)
-    return picture_budget(find_variant(model), settings, takes_pictures=pictures, version=version)[0]
+    return image_budget(find_variant(model), settings, takes_images=images, version=version)[0]
 
 
-def test_a_picture_gets_room_in_a_batch_where_vllm_may_not_give_it() -> None:
+def test_a_image_gets_room_in_a_batch_where_vllm_may_not_give_it() -> None:
     assert budget((0, 20)) == budget(None) == ("--max-num-batched-tokens", "4096")
     assert budget((0, 32)) == (), "it raises its default itself"
-    assert budget((0, 20), pictures=False) == budget((0, 20), model="gemma4-e2b") == ()
+    assert budget((0, 20), images=False) == budget((0, 20), model="gemma4-e2b") == ()
     assert budget((0, 20), "--max-num-batched-tokens", "2496") == (), "the user's own"
 
 
 @pytest.mark.parametrize("words", [("--max-num-batched-tokens", "2048"), ("--max_num_batched_tokens=2495",)])
-def test_less_than_a_picture_is_refused_in_every_version(words: tuple[str, ...]) -> None:
+def test_less_than_a_image_is_refused_in_every_version(words: tuple[str, ...]) -> None:
     with pytest.raises(RecipeError, match=r"^serve.arguments: .*2496 tokens.*42687\); set 4096"):
         budget((0, 32), *words)
-    assert budget((0, 32), *words, pictures=False) == ()
+    assert budget((0, 32), *words, images=False) == ()
 
 
 def test_an_adapter_is_refused_on_a_tpu_and_comes_with_its_doubt_elsewhere() -> None:
@@ -100,7 +100,7 @@ def test_slow_attention_is_said_of_the_versions_that_have_it() -> None:
     ],
 )
 def test_a_tpu_is_warned_of_what_was_seen_there(machine, model, weight_dtype, settings, told) -> None:
-    variant, where = find_variant(model), load_catalogue().machines[machine]
+    variant, where = find_variant(model), load_catalog().machines[machine]
     found = tpu_warnings(where, variant, ServeSettings(**settings), weight_dtype, in_image=True, is_folder=True)
     assert len(found) == len(told)
     for choice, word in zip(found, told, strict=True):
@@ -108,6 +108,6 @@ def test_a_tpu_is_warned_of_what_was_seen_there(machine, model, weight_dtype, se
 
 
 def test_a_hub_id_in_a_python_of_ones_own_is_warned_of_no_image_and_no_folder() -> None:
-    machine, settings = load_catalogue().machines["v6e-8"], ServeSettings(kv_cache_dtype="fp8")
+    machine, settings = load_catalog().machines["v6e-8"], ServeSettings(kv_cache_dtype="fp8")
     variant = find_variant("gemma4-31b")
     assert tpu_warnings(machine, variant, settings, "bfloat16", in_image=False, is_folder=False) == ()

@@ -8,13 +8,13 @@ import pytest
 
 from gemsmith.arch import find_variant
 from gemsmith.errors import RecipeError
-from gemsmith.hardware import load_catalogue
+from gemsmith.hardware import load_catalog
 from gemsmith.serve.command import GPU_IMAGE, Weights, deploy, deployed_command, image_engine, server_command
 from gemsmith.serve.container import Deployment, as_command
 from gemsmith.serve.settings import Engine, ServedAdapter, ServeSettings
 from gemsmith.serve.vllm_issues import SERVER_MODULE
 
-MACHINES = load_catalogue().machines
+MACHINES = load_catalog().machines
 PUBLISHED = {"architectures": ["Gemma4ForConditionalGeneration"], "vision_config": {"depth": 27}}
 
 
@@ -26,10 +26,10 @@ def on(machine: str, *, served: Weights | None = None, **settings) -> Deployment
     return deploy(MACHINES[machine], served or weights(), ServeSettings(**settings), name="m")
 
 
-def test_pictures_keep_the_encoder_and_get_room_in_a_batch() -> None:
-    found = on("2xh100", pictures=True, image="vllm/vllm-openai:v0.20.0").arguments
+def test_images_keep_the_encoder_and_get_room_in_a_batch() -> None:
+    found = on("2xh100", images=True, image="vllm/vllm-openai:v0.20.0").arguments
     assert "--language-model-only" not in found and "--max-num-batched-tokens" in found
-    assert "--max-num-batched-tokens" not in on("2xh100", pictures=True).arguments
+    assert "--max-num-batched-tokens" not in on("2xh100", images=True).arguments
 
 
 def test_the_kv_cache_dtype_is_that_of_the_chip() -> None:
@@ -43,7 +43,7 @@ def test_the_kv_cache_dtype_is_that_of_the_chip() -> None:
 @pytest.mark.parametrize(
     ("settings", "line"),
     [
-        ({"pictures": True}, "serve: gemma4-31b with pictures was to be served on a CPU, where vLLM does not let"),
+        ({"images": True}, "serve: gemma4-31b with images was to be served on a CPU, where vLLM does not let"),
         ({"kv_cache_dtype": "fp8"}, "serve.kv_cache"),
     ],
 )

@@ -3,14 +3,14 @@
 import pytest
 
 from gemsmith.errors import DataError
-from gemsmith.images.check import check_picture
-from gemsmith.images.data_url import picture_url
+from gemsmith.images.check import validate_image
+from gemsmith.images.data_url import to_data_url
 from gemsmith.images.patches import Patching
 from gemsmith.serve.client.chat import api_messages
 from gemsmith.tasks.messages import ImagePart, Message, TextPart, plain_messages, text_message
-from support.images import picture_bytes
+from support.images import image_bytes
 
-ONE, OTHER = picture_bytes(seed=1), picture_bytes(seed=2)
+ONE, OTHER = image_bytes(seed=1), image_bytes(seed=2)
 
 
 def test_text_alone_is_a_string_as_templates_take_it():
@@ -18,16 +18,16 @@ def test_text_alone_is_a_string_as_templates_take_it():
     assert tuple(api_messages(messages)) == plain_messages(messages)
 
 
-def test_each_picture_stands_in_its_place(tmp_path):
+def test_each_image_stands_in_its_place(tmp_path):
     file = tmp_path / "a.png"
     file.write_bytes(OTHER)
     parts = (TextPart(text="a "), ImagePart(data=ONE), TextPart(text=" b"), ImagePart(path=str(file)))
     messages = [text_message("system", "s"), Message(role="user", parts=parts)]
     patching = Patching(budget=70, patch=4)
-    seen = [check_picture(ONE, patching), check_picture(str(file), patching)]
+    seen = [validate_image(ONE, patching), validate_image(str(file), patching)]
     system, user = api_messages(messages, seen, patching)
     assert system == {"role": "system", "content": "s"}
-    urls = [{"url": picture_url(data, patching)} for data in (ONE, OTHER)]
+    urls = [{"url": to_data_url(data, patching)} for data in (ONE, OTHER)]
     assert user["content"] == [
         {"type": "text", "text": "a "},
         {"type": "image_url", "image_url": urls[0]},

@@ -15,7 +15,7 @@ def test_the_first_error_of_a_long_log_is_shown_before_its_last_lines(tmp_path: 
     assert lines == ["ValueError: the root cause", "...", "at line", "at line", "RuntimeError: see root cause above"]
 
 
-def test_a_log_without_lines_is_said_to_be_empty_and_colours_are_taken_out(tmp_path: Path) -> None:
+def test_a_log_without_lines_is_said_to_be_empty_and_colors_are_taken_out(tmp_path: Path) -> None:
     log = tmp_path / "vllm.log"
     log.write_text("\n \n")
     assert process.last_lines(log) == "(empty)"

@@ -4,11 +4,11 @@ import pytest
 
 from gemsmith.arch import VARIANTS, find_variant
 from gemsmith.errors import MachineError
-from gemsmith.hardware import load_catalogue
+from gemsmith.hardware import load_catalog
 from gemsmith.serve.parallelism import UTILISATION, choose_split, memory_choice, tensor_parallel_choice
 from gemsmith.serve.settings import ServeSettings
 
-MACHINES = load_catalogue().machines
+MACHINES = load_catalog().machines
 ONE_SMALL_CHIP = ("1xl4", "v6e-1")
 SERVING = [name for name, machine in MACHINES.items() if machine.chip.kind != "cpu" and machine.hosts == 1]
 

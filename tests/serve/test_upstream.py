@@ -56,12 +56,12 @@ def test_torchvision_alone_cannot_be_imported_on_a_cpu(source: Callable[[str], s
     assert "operator torchvision::nms does not exist" in done.stderr
 
 
-def test_attention_on_a_cpu_knows_no_ranges_of_pictures(source: Callable[[str], str]) -> None:
+def test_attention_on_a_cpu_knows_no_ranges_of_images(source: Callable[[str], str]) -> None:
     assert "mm_prefix" not in source("v1/attention/backends/cpu_attn.py")
     assert "mm_prefix" in source("model_executor/models/gemma4_mm.py")
 
 
-def test_a_picture_in_plain_text_is_no_token_of_gemma_4(source: Callable[[str], str]) -> None:
+def test_a_image_in_plain_text_is_no_token_of_gemma_4(source: Callable[[str], str]) -> None:
     assert 'return "<image_soft_token>"' in source("model_executor/models/gemma4_mm.py")
 
 
@@ -91,7 +91,7 @@ def test_the_load_test_waits_six_hours(source: Callable[[str], str]) -> None:
     assert "timeout=aiohttp.ClientTimeout(total=6 * 60 * 60)" in source("benchmarks/serve.py")
 
 
-def test_a_picture_is_known_by_its_request_where_both_caches_are_off(source: Callable[[str], str]) -> None:
+def test_a_image_is_known_by_its_request_where_both_caches_are_off(source: Callable[[str], str]) -> None:
     text = source("renderers/base.py")
     assert "mm_processor_cache_gb == 0" in text and "and not self.config.cache_config.enable_prefix_caching" in text
     assert "mm_processor_cache_gb: float = Field(default=4" in source("config/multimodal.py")

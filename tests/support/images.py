@@ -1,4 +1,4 @@
-"""Small pictures of every kind that people have, good and bad, as the bytes of files: for tests."""
+"""Small images of every kind that people have, good and bad, as the bytes of files: for tests."""
 
 import struct
 import zlib
@@ -12,18 +12,18 @@ from PIL import Image
 from gemsmith.images.decode import Reason
 
 
-def picture_bytes(width: int = 12, height: int = 8, *, seed: int = 0, kind: str = "PNG", **options: Any) -> bytes:
-    """A picture of random colours, the same for the same seed; `options` are those of Pillow's `save`."""
-    return _save(Image.fromarray(picture_values(width, height, seed=seed)), kind, **options)
+def image_bytes(width: int = 12, height: int = 8, *, seed: int = 0, kind: str = "PNG", **options: Any) -> bytes:
+    """A image of random colors, the same for the same seed; `options` are those of Pillow's `save`."""
+    return _save(Image.fromarray(image_values(width, height, seed=seed)), kind, **options)
 
 
-def picture_values(width: int = 12, height: int = 8, *, seed: int = 0) -> np.ndarray:
-    """The colours of that picture: uint8 of shape (height, width, 3)."""
+def image_values(width: int = 12, height: int = 8, *, seed: int = 0) -> np.ndarray:
+    """The colors of that image: uint8 of shape (height, width, 3)."""
     return np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8)
 
 
-def usable_pictures() -> Mapping[str, tuple[bytes, list[int]]]:
-    """Pictures of each mode and format by name, and the RGB of their upper left pixel."""
+def usable_images() -> Mapping[str, tuple[bytes, list[int]]]:
+    """Images of each mode and format by name, and the RGB of their upper left pixel."""
     half = Image.new("RGBA", (2, 2), (255, 0, 0, 0))
     palette = Image.new("P", (2, 2))
     palette.putpalette([10, 20, 30, 40, 50, 60])
@@ -31,7 +31,7 @@ def usable_pictures() -> Mapping[str, tuple[bytes, list[int]]]:
     turned.putpixel((1, 0), (7, 8, 9))
     exif = Image.Exif()
     exif[0x0112] = 3  # upside down
-    frames = [Image.new("RGB", (2, 2), colour) for colour in ((255, 0, 0), (0, 0, 255))]
+    frames = [Image.new("RGB", (2, 2), color) for color in ((255, 0, 0), (0, 0, 255))]
     deep = Image.fromarray(np.full((2, 2), 0x1234, np.uint16))
     return {
         "RGB": (_save(Image.new("RGB", (2, 2), (1, 2, 3)), "PNG"), [1, 2, 3]),
@@ -49,19 +49,19 @@ def usable_pictures() -> Mapping[str, tuple[bytes, list[int]]]:
         "CMYK": (_save(Image.new("CMYK", (2, 2), (0, 255, 255, 0)), "TIFF"), [255, 0, 0]),
         "turned": (_save(turned, "PNG", exif=exif), [7, 8, 9]),
         "animated": (_save(frames[0], "GIF", save_all=True, append_images=frames[1:]), [255, 0, 0]),
-        "thin": (picture_bytes(1, 500), picture_values(1, 500)[0, 0].tolist()),
+        "thin": (image_bytes(1, 500), image_values(1, 500)[0, 0].tolist()),
         "one pixel": (_save(Image.new("RGB", (1, 1), (4, 5, 6)), "BMP"), [4, 5, 6]),
     }
 
 
-def unusable_pictures() -> Mapping[str, tuple[bytes, Reason]]:
-    """Pictures of each fault by name, and the reason that make_rgb gives."""
-    whole, jpeg = picture_bytes(64, 64), picture_bytes(64, 64, kind="JPEG")
+def unusable_images() -> Mapping[str, tuple[bytes, Reason]]:
+    """Images of each fault by name, and the reason that make_rgb gives."""
+    whole, jpeg = image_bytes(64, 64), image_bytes(64, 64, kind="JPEG")
     return {
         "no bytes": (b"", "empty"),
-        "no pixels": (_png(0, 5, 8, 2, b""), "not a picture"),
-        "text": (b"\x89PNG is a fine name", "not a picture"),
-        "a program": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "not a picture"),
+        "no pixels": (_png(0, 5, 8, 2, b""), "not a image"),
+        "text": (b"\x89PNG is a fine name", "not a image"),
+        "a program": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "not a image"),
         "cut off": (whole[:200], "damaged"),
         "cut off JPEG": (jpeg[: len(jpeg) // 2], "damaged"),
         "scrambled": (whole[:60] + bytes(40) + whole[100:], "damaged"),
@@ -78,9 +78,9 @@ def _save(image: Image.Image, kind: str, **options: Any) -> bytes:
     return stream.getvalue()
 
 
-def _png(width: int, height: int, bits: int, colours: int, raw: bytes, *more: tuple[bytes, bytes]) -> bytes:
+def _png(width: int, height: int, bits: int, colors: int, raw: bytes, *more: tuple[bytes, bytes]) -> bytes:
     """A PNG with a header of one's own: Pillow writes no broken ones."""
-    header = struct.pack(">IIBBBBB", width, height, bits, colours, 0, 0, 0)
+    header = struct.pack(">IIBBBBB", width, height, bits, colors, 0, 0, 0)
     chunks = ((b"IHDR", header), *more, (b"IDAT", zlib.compress(raw)), (b"IEND", b""))
     return b"\x89PNG\r\n\x1a\n" + b"".join(
         struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data)) for name, data in chunks

@@ -4,7 +4,7 @@ import pytest
 
 from gemsmith.errors import DataError
 from gemsmith.tasks import Classifier, Question, find_scorer
-from gemsmith.tasks.classification import NAMED, check, find_label, list_labels, normalise, score
+from gemsmith.tasks.classification import NAMED, check, find_label, list_labels, normalize, score
 from gemsmith.tasks.messages import text_message
 
 LABELS = ["cat", "cat fish", "St. Bernard", "C++"]
@@ -82,4 +82,4 @@ def test_it_is_a_classifier_and_others_are_not() -> None:
 
 
 def test_accents_are_compared_however_they_are_written() -> None:
-    assert normalise("Cafe\u0301") == normalise("CAFÉ")
+    assert normalize("Cafe\u0301") == normalize("CAFÉ")

@@ -15,7 +15,7 @@ def question(choices: Any, expected: str = "a") -> Question:
 
 
 def judged(expected: str, **logprobs: float) -> tuple[bool, bool, str | None]:
-    """Raw, length-normalised, reason."""
+    """Raw, length-normalized, reason."""
     answer = json.dumps([{"choice": name, "logprob": value, "tokens": 1} for name, value in logprobs.items()])
     [verdict] = score(question(list(logprobs), expected), [answer])
     return verdict.right, verdict.others[NORMALISED], verdict.reason

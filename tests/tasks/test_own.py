@@ -82,21 +82,24 @@ def test_what_a_file_says_of_a_row_fails_in_one_line(write_task: Any, body: str,
 
 def test_rows_of_ones_own_are_made_and_no_more_than_were_asked_for(write_task: Any) -> None:
     maker = find_row_maker(
-        write_task("import itertools\ndef make_rows(rows, split, seed):\n    return itertools.count(seed)\n")
+        write_task("import itertools\ndef generate_rows(rows, split, seed):\n    return itertools.count(seed)\n")
     )
-    assert list(maker.make_rows(3, "train", 5)) == [5, 6, 7]
+    assert list(maker.generate_rows(3, "train", 5)) == [5, 6, 7]
 
 
 @pytest.mark.parametrize(
     ("body", "said"),
     [
-        ("yield {}\n    yield 1 / 0", "make_rows fails: ZeroDivisionError at line 3: division by zero; mend the file"),
-        ("yield {}", "make_rows gave 1 of 3 rows; ask for fewer, or mend the file"),
-        ("return None", "make_rows fails: TypeError: 'NoneType' object is not iterable; mend the file"),
+        (
+            "yield {}\n    yield 1 / 0",
+            "generate_rows fails: ZeroDivisionError at line 3: division by zero; mend the file",
+        ),
+        ("yield {}", "generate_rows gave 1 of 3 rows; ask for fewer, or mend the file"),
+        ("return None", "generate_rows fails: TypeError: 'NoneType' object is not iterable; mend the file"),
     ],
 )
 def test_rows_that_cannot_be_made_are_one_line(write_task: Any, body: str, said: str) -> None:
-    file = write_task(f"def make_rows(rows, split, seed):\n    {body}\n")
+    file = write_task(f"def generate_rows(rows, split, seed):\n    {body}\n")
     with pytest.raises(RecipeError) as error:
-        list(find_row_maker(file).make_rows(3, "train", 0))
+        list(find_row_maker(file).generate_rows(3, "train", 0))
     assert str(error.value) == f"task: {file}: {said}"

@@ -51,14 +51,14 @@ def test_every_file_of_a_task_is_in_the_table_once():
 def test_a_task_has_what_the_table_says_and_no_more(task):
     module = importlib.import_module(f"gemsmith.tasks.{task.module}")
     assert task.rows or task.scorer or task.questions
-    names = {"make_rows": task.rows, "score": task.scorer, "COLUMNS": task.scorer}
+    names = {"generate_rows": task.rows, "score": task.scorer, "COLUMNS": task.scorer}
     names |= dict.fromkeys(("read_questions", "open_judges", "SAMPLING", "PROMPTS"), task.questions)
     assert {name for name in names if hasattr(module, name)} == {name for name, given in names.items() if given}
     assert [bool(what) for what in (task.makes, task.scores, task.asks)] == [
         bool(name) for name in (task.rows, task.scorer, task.questions)
     ]
     if task.rows:
-        assert parameters(module.make_rows) == parameters(RowMaker.make_rows)
+        assert parameters(module.generate_rows) == parameters(RowMaker.generate_rows)
     if task.scorer:
         assert parameters(module.score) == parameters(Scorer.score) and isinstance(module.COLUMNS, tuple)
 
@@ -81,8 +81,8 @@ def test_made_rows_ask_something_follow_from_the_seed_and_share_nothing_with_the
     prompts, others = ({text_of(row.messages[0]) for row in rows} for rows in (train, held_out))
     assert len(prompts) == len(others) == 60 and not prompts & others and all(map(str.strip, prompts))
     maker = find_row_maker(name)
-    assert list(maker.make_rows(60, "train", 0)) == list(maker.make_rows(60, "train", 0))
-    assert list(maker.make_rows(5, "train", 0)) != list(maker.make_rows(5, "train", 1))
+    assert list(maker.generate_rows(60, "train", 0)) == list(maker.generate_rows(60, "train", 0))
+    assert list(maker.generate_rows(5, "train", 0)) != list(maker.generate_rows(5, "train", 1))
 
 
 @pytest.mark.parametrize("task", [task for task in TASKS if task.rows and task.scorer], ids=lambda task: task.module)

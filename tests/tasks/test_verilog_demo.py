@@ -2,7 +2,7 @@ import pytest
 
 from gemsmith.tasks import Question
 from gemsmith.tasks.verilog.demo import (
-    make_rows,
+    generate_rows,
     make_specs,
     normalise_module,
     score,
@@ -31,4 +31,4 @@ def test_any_text_has_a_normal_form_that_stays(text: str) -> None:
 def test_a_row_asks_for_a_specification_of_its_split_and_answers_with_its_module() -> None:
     spec = next(make_specs("held-out", 0))
     assert split_of(spec) == "held-out"
-    assert make_rows(1, "held-out", 0) == [{"prompt": write_prompt(spec), "response": write_module(spec)}]
+    assert generate_rows(1, "held-out", 0) == [{"prompt": write_prompt(spec), "response": write_module(spec)}]

@@ -55,7 +55,7 @@ def make_recipe(checkpoint: Path, **sections: Any) -> Recipe:
         "data": {"train": {"task": "verilog", "rows": 12}, "max_length": 256},
         "lora": {"rank": 4, "alpha": 8.0, "dropout": 0.1},
         "optimizer": {"learning_rate": 1e-2, "warmup_steps": 2},
-        "train": {"optimizer_steps": 6, "rows_per_step": 2, "dtype": "float32", "remat": "none", "checkpoint_every": 2},
+        "train": {"max_steps": 6, "global_batch_size": 2, "dtype": "float32", "remat": "none", "save_steps": 2},
     }
     for name, keys in sections.items():
         values[name] = values[name] | keys if isinstance(values.get(name), dict) else keys
@@ -64,7 +64,7 @@ def make_recipe(checkpoint: Path, **sections: Any) -> Recipe:
 
 @pytest.fixture(scope="session")
 def prepare(small_checkpoint: Path) -> Callable[..., Run]:
-    """Returns a run that can be trained: `prepare(folder, train={"optimizer_steps": 4})`."""
+    """Returns a run that can be trained: `prepare(folder, train={"max_steps": 4})`."""
 
     def make(folder: Path, **sections: Any) -> Run:
         run = open_run(folder, make_recipe(small_checkpoint, **sections))
@@ -76,7 +76,7 @@ def prepare(small_checkpoint: Path) -> Callable[..., Run]:
 
 @pytest.fixture
 def prepared_run(prepare: Callable[..., Run], tmp_path: Path) -> Callable[..., Run]:
-    """`prepare` in the test's own folder: `prepared_run(train={"optimizer_steps": 4})`."""
+    """`prepare` in the test's own folder: `prepared_run(train={"max_steps": 4})`."""
     return partial(prepare, tmp_path / "run")
 
 

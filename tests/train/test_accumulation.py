@@ -26,7 +26,7 @@ ROWS, LENGTH = 16, 128
 
 
 def recipe_of(checkpoint, micro_batches, mesh="auto", rows=ROWS, dropout=0.0):
-    train = {"rows_per_step": rows, "micro_batches": micro_batches, "mesh": mesh, "dtype": "float32"}
+    train = {"global_batch_size": rows, "gradient_accumulation_steps": micro_batches, "mesh": mesh, "dtype": "float32"}
     values = {"checkpoint": str(checkpoint), "data": {"train": "not read", "max_length": LENGTH}, "train": train}
     return build_recipe(values | {"lora": {"rank": 4, "alpha": 8.0, "dropout": dropout}})
 
@@ -54,7 +54,7 @@ def start_updates(checkpoint, micro_batches, mesh="auto", dropout=0.0, *, as_tra
     slices = micro_batches_on(recipe, opened.variant, devices) if as_trained else micro_batches
     step = make_step(model, optimizer, lora=recipe.lora, seed=0, micro_batches=slices)
     given = (step.trained, step.moments, step.frozen, make_inputs(devices))
-    # As training compiles it: without XLA's optimisations, which would be quicker, sums depend on the number of rows.
+    # As training compiles it: without XLA's optimizations, which would be quicker, sums depend on the number of rows.
     compiled = step.update.lower(*given).compile(compiler_options=COMPILER_OPTIONS["cpu"])
 
     def update(targets=None):
@@ -178,7 +178,7 @@ def test_four_devices_give_the_update_of_one(small_checkpoint, whole, tmp_path):
 
 def test_rows_that_do_not_divide_are_refused(small_checkpoint):
     with pytest.raises(
-        RecipeError, match=r"train\.rows_per_step: 6 rows do not divide over micro_batches 4 × replica × fsdp = 4"
+        RecipeError, match=r"train\.global_batch_size: 6 rows do not divide over micro_batches 4 × replica × fsdp = 4"
     ):
         mesh_sizes(recipe_of(small_checkpoint, 4, rows=6), find_variant("tiny-12b"), devices=1, kind="cpu")
     with pytest.raises(

@@ -31,7 +31,7 @@ def recipe_of(checkpoint, adapter, **lora):
         "checkpoint": str(checkpoint),
         "data": {"train": "not read", "max_length": LENGTH},
         "lora": {"rank": 4, "alpha": 8.0, "dropout": 0.0, **lora},
-        "train": {"rows_per_step": ROWS, "dtype": "float32", "start_adapter": str(adapter)},
+        "train": {"global_batch_size": ROWS, "dtype": "float32", "init_adapter": str(adapter)},
     }
     return build_recipe(values)
 
@@ -99,7 +99,7 @@ def test_the_first_loss_and_the_first_update_are_those_of_peft(tmp_path):
     logits = reference(input_ids=torch.tensor(tokens)).logits
     loss = torch.nn.functional.cross_entropy(logits[:, :-1][mask[:, 1:]], torch.tensor(tokens[:, 1:][mask[:, 1:]]))
     loss.backward()
-    norm = torch.nn.utils.clip_grad_norm_(weights, settings.clip_norm)
+    norm = torch.nn.utils.clip_grad_norm_(weights, settings.max_grad_norm)
     optimizer.step()
 
     assert float(metrics["loss"]) == pytest.approx(loss.item(), rel=1e-6)
@@ -152,7 +152,7 @@ def make_inputs(mesh):
 @pytest.mark.parametrize(
     ("lora", "message"),
     [
-        ({"rank": 8}, r"train\.start_adapter: .* has rank 4, lora\.rank is 8; set lora\.rank=4"),
+        ({"rank": 8}, r"train\.init_adapter: .* has rank 4, lora\.rank is 8; set lora\.rank=4"),
         ({"alpha": 16.0}, r"has alpha 8, lora\.alpha is 16"),
         ({"rslora": True}, r"has rslora false, lora\.rslora is true"),
     ],
@@ -179,7 +179,7 @@ def test_the_alpha_that_is_asked_for_is_the_one_that_is_taken(saved, tmp_path):
 def test_modules_that_are_missing_or_too_many_are_listed(saved):
     with pytest.raises(CheckpointError, match=r"not asked for \(layers\.0\.mlp\.down_proj"):
         read_start_adapter(recipe_of(saved / "base", saved / "adapter", targets=["q", "k"]), find_variant("tiny-12b"))
-    with pytest.raises(CheckpointError, match=r"train\.start_adapter.*missing \(layers\."):
+    with pytest.raises(CheckpointError, match=r"train\.init_adapter.*missing \(layers\."):
         read_start_adapter(recipe_of(saved / "base", saved / "adapter"), find_variant("tiny-31b"))
 
 

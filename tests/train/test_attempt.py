@@ -58,11 +58,11 @@ def test_nan_in_the_base_is_named_and_not_blamed_on_the_learning_rate(prepared_r
 def test_a_loss_that_is_no_number_before_any_update_is_not_blamed_on_the_learning_rate(prepared_run):
     run = prepared_run()
     for losses in ([math.nan], [math.nan] * 10):
-        asked = Train(dtype="bfloat16", start_adapter="earlier", on_nonfinite="stop" if len(losses) == 1 else "skip")
+        asked = Train(dtype="bfloat16", init_adapter="earlier", on_nonfinite="stop" if len(losses) == 1 else "skip")
         with pytest.raises(EngineError) as error:
             refuse_to_go_on(run, steps(*losses), asked, None)
         ways = (
-            "set train.dtype to float32, name another train.start_adapter, or look at the rows with: gemsmith data "
+            "set train.dtype to float32, name another train.init_adapter, or look at the rows with: gemsmith data "
             f"{run.path} --show 3"
         )
         assert str(error.value).endswith(f"there is no checkpoint yet; {ways}")
@@ -135,7 +135,7 @@ def steps_with(optimizer, count: int) -> list[TrainStep]:
 @pytest.fixture
 def saved(prepared_run):
     """A run with warm-up left open, and what its checkpoint says after so many steps with a warm-up of so many."""
-    run = prepared_run(train={"optimizer_steps": UPDATES}, optimizer={"warmup_steps": None})
+    run = prepared_run(train={"max_steps": UPDATES}, optimizer={"warmup_steps": None})
 
     def make(warmup: int | None, steps: int):
         optimizer = run.recipe.optimizer.model_copy(update={"warmup_steps": warmup})

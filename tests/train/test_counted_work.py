@@ -44,7 +44,7 @@ def stepped(tiny_checkpoint):
             "checkpoint": str(folder),
             "data": {"train": {"task": "verilog", "rows": 1}, "max_length": LENGTH},
             "lora": {"rank": 8, "dropout": 0.0},
-            "train": {"rows_per_step": ROWS, "dtype": "float32", **train},
+            "train": {"global_batch_size": ROWS, "dtype": "float32", **train},
         })  # fmt: skip
         mesh = jax.make_mesh((1,) * 4, AXES, axis_types=(jax.sharding.AxisType.Auto,) * 4, devices=jax.devices()[:1])
         checkpoint = open_checkpoint(str(folder))

@@ -59,7 +59,7 @@ def wait_for(moment, run, chance):
 @pytest.mark.slow
 def test_a_run_killed_at_random_ends_with_the_bytes_of_one_that_was_not(prepare, tmp_path):
     kills = 20
-    keys = {"train": {"optimizer_steps": 6 * kills, "checkpoint_every": 1}, "lora": {"targets": ["q", "down"]}}
+    keys = {"train": {"max_steps": 6 * kills, "save_steps": 1}, "lora": {"targets": ["q", "down"]}}
     whole, killed = (prepare(tmp_path / name, **keys) for name in ("whole", "killed"))
     expected, chance, halves, ends = train(whole), random.Random(kills), 0, []
     command = [sys.executable, "-W", "ignore", "-c", TRAININGS, str(killed.path)]

@@ -30,7 +30,7 @@ ROWS, LENGTH, UPDATES = 2, 80, 20
 
 @pytest.fixture(autouse=True, scope="module")
 def quick_compiles():
-    """Compiling is most of these tests' time; without optimisations it takes half as long, and the numbers are as
+    """Compiling is most of these tests' time; without optimizations it takes half as long, and the numbers are as
     exact."""
     jax.config.update("jax_disable_most_optimizations", True)
     yield
@@ -46,8 +46,8 @@ class Pair:
                 "checkpoint": str(checkpoint),
                 "data": {"train": "not read", "max_length": LENGTH},
                 "lora": {"rank": 4, "alpha": 8.0, "dropout": 0.0},
-                "optimizer": {"learning_rate": 1e-3, "warmup_steps": 3, "weight_decay": 0.01, "clip_norm": 1.0},
-                "train": {"rows_per_step": ROWS, "dtype": "float32", "remat": "none"},
+                "optimizer": {"learning_rate": 1e-3, "warmup_steps": 3, "weight_decay": 0.01, "max_grad_norm": 1.0},
+                "train": {"global_batch_size": ROWS, "dtype": "float32", "remat": "none"},
             }
         )
         self.variant = find_variant(name)
@@ -117,7 +117,7 @@ class Pair:
         loss = torch.nn.functional.cross_entropy(logits[:, :-1][mask[:, 1:]], torch.tensor(tokens[:, 1:][mask[:, 1:]]))
         self.optimizer.zero_grad()
         loss.backward()
-        norm = torch.nn.utils.clip_grad_norm_(self.weights.values(), self.recipe.optimizer.clip_norm)
+        norm = torch.nn.utils.clip_grad_norm_(self.weights.values(), self.recipe.optimizer.max_grad_norm)
         self.optimizer.step()
         self.scheduler.step()
         return (float(metrics["loss"]), loss.item()), (float(metrics["grad_norm"]), norm.item())

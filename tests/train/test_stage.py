@@ -25,7 +25,7 @@ def slowly(self, step, rows):
 Batches.batch = slowly
 cli.main(sys.argv[1:])
 """
-KEYS = {"train": {"optimizer_steps": 12, "checkpoint_every": 3}, "lora": {"targets": ["q", "down"]}}
+KEYS = {"train": {"max_steps": 12, "save_steps": 3}, "lora": {"targets": ["q", "down"]}}
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ def test_a_second_command_leaves_a_training_alone_and_once_that_is_killed_goes_o
 
 @pytest.mark.slow
 def test_two_runs_do_not_save_to_one_folder_at_a_time(prepare, start, tmp_path):
-    saves = {"optimizer_steps": 12, "checkpoint_every": 3, "checkpoint_folder": str(tmp_path / "saves")}
+    saves = {"max_steps": 12, "save_steps": 3, "checkpoint_folder": str(tmp_path / "saves")}
     first, second = (prepare(tmp_path / name, **KEYS | {"train": saves}) for name in ("first", "second"))
     training = start("train", first.path)
     wait_for_a_save(training, first.checkpoints)

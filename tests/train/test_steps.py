@@ -41,7 +41,7 @@ def test_open_warmup_is_said_with_its_reason(capsys):
 @pytest.mark.parametrize(("step", "kept"), [(25, True), (20, True), (10, True), (24, False), (5, False), (30, False)])
 def test_a_step_that_will_not_be_kept_cannot_be_exported(tmp_path, step, kept):
     """Of 25 steps, saved every 5th, the last four stay: 10, 15, 20, 25."""
-    run = run_of(tmp_path, f"export.step={step}", "train.checkpoint_every=5", "train.keep_checkpoints=4")
+    run = run_of(tmp_path, f"export.step={step}", "train.save_steps=5", "train.save_total_limit=4")
     if kept:
         return check_export_step(run, 25)
     with pytest.raises(

@@ -61,8 +61,8 @@ def test_the_machine_has_the_devices_whatever_was_planned(small_recipe, tmp_path
     assert machine_of(run, devices) == expected
 
 
-def test_a_catalogue_that_is_gone_ends_no_training(small_recipe, tmp_path):
-    gone = {"machines": ["v5p-8"], "catalogue": str(tmp_path / "gone.yaml")}
+def test_a_catalog_that_is_gone_ends_no_training(small_recipe, tmp_path):
+    gone = {"machines": ["v5p-8"], "catalog": str(tmp_path / "gone.yaml")}
     assert machine_of(open_run(tmp_path / "run", small_recipe(hardware=gone)), []) is None
 
 

@@ -30,7 +30,7 @@ from gemsmith.train.jax.mesh import make_mesh
 from gemsmith.train.jax.step import input_shapes, make_optimizer, make_step, place_moments
 from gemsmith.train.schedule import learning_rate
 from gemsmith.train.stage import train
-from support.images import picture_bytes
+from support.images import image_bytes
 
 IMAGE = IMAGE_TOKENS["image_token"][0]
 ROWS, LENGTH, UPDATES = 2, 112, 20
@@ -40,7 +40,7 @@ SIZES = ([(10, 7)], [(3, 3), (4, 5)])
 
 @pytest.fixture(autouse=True, scope="module")
 def quick_compiles():
-    """Compiling is most of these tests' time; without optimisations it takes half as long, and the numbers are as
+    """Compiling is most of these tests' time; without optimizations it takes half as long, and the numbers are as
     exact."""
     jax.config.update("jax_disable_most_optimizations", True)
     yield
@@ -62,8 +62,8 @@ class Pair:
                 "checkpoint": str(folder),
                 "data": {"max_length": LENGTH} | (data or {"train": "not read"}),
                 "lora": {"rank": 4, "alpha": 8.0, "dropout": 0.0, "targets": targets},
-                "optimizer": {"learning_rate": 1e-3, "warmup_steps": 3, "weight_decay": 0.01, "clip_norm": 1.0},
-                "train": {"rows_per_step": ROWS, "dtype": "float32", "remat": "none", "optimizer_steps": UPDATES},
+                "optimizer": {"learning_rate": 1e-3, "warmup_steps": 3, "weight_decay": 0.01, "max_grad_norm": 1.0},
+                "train": {"global_batch_size": ROWS, "dtype": "float32", "remat": "none", "max_steps": UPDATES},
             }
         )
         self.mesh = make_mesh(self.recipe, self.variant)
@@ -107,9 +107,9 @@ class Pair:
 
     def update(self, number):
         """Runs the update of that number, from 0, in both: the two losses and the two gradient norms."""
-        tokens, mask, pictures = make_rows(self.variant.vision, number)
+        tokens, mask, images = generate_rows(self.variant.vision, number)
         shape = image_shape(self.variant.vision, [[columns * rows for columns, rows in sizes] for sizes in SIZES])
-        batch = batch_images(tokens, pictures, image_token=IMAGE, shape=shape)
+        batch = batch_images(tokens, images, image_token=IMAGE, shape=shape)
         values = {
             "tokens": tokens,
             "segments": np.ones_like(tokens),
@@ -126,11 +126,11 @@ class Pair:
         shapes = input_shapes(self.mesh, rows=ROWS, length=LENGTH, images=shape)
         inputs = {name: place(values[name], like) for name, like in shapes.items()}
         self.trained, self.moments, metrics = self.step.update(self.trained, self.moments, self.step.frozen, inputs)
-        loss, norm = self.update_reference(tokens, mask, pictures)
+        loss, norm = self.update_reference(tokens, mask, images)
         return (float(metrics["loss"]), loss), (float(metrics["grad_norm"]), norm)
 
-    def update_reference(self, tokens, mask, pictures):
-        flat = [picture for row in pictures for picture in row]
+    def update_reference(self, tokens, mask, images):
+        flat = [image for row in images for image in row]
         pixels = torch.nn.utils.rnn.pad_sequence([torch.tensor(one.values) for one in flat], batch_first=True)
         places = torch.nn.utils.rnn.pad_sequence(
             [torch.tensor(one.positions) for one in flat], batch_first=True, padding_value=-1
@@ -146,16 +146,16 @@ class Pair:
         loss = torch.nn.functional.cross_entropy(logits[:, :-1][mask[:, 1:]], torch.tensor(tokens[:, 1:][mask[:, 1:]]))
         self.optimizer.zero_grad()
         loss.backward()
-        norm = torch.nn.utils.clip_grad_norm_(self.weights.values(), self.recipe.optimizer.clip_norm)
+        norm = torch.nn.utils.clip_grad_norm_(self.weights.values(), self.recipe.optimizer.max_grad_norm)
         self.optimizer.step()
         self.scheduler.step()
         return loss.item(), norm.item()
 
 
-def make_rows(vision, number):
-    """The tokens, the mask and the pictures of the update of that number."""
+def generate_rows(vision, number):
+    """The tokens, the mask and the images of the update of that number."""
     random, side = np.random.default_rng(number), vision.pooling if isinstance(vision, VisionTower) else 1
-    tokens, pictures = random.integers(108, 1024, (ROWS, LENGTH)), []
+    tokens, images = random.integers(108, 1024, (ROWS, LENGTH)), []
     for row, sizes in enumerate(SIZES):
         begin, own = 4, []
         for columns, rows in sizes:
@@ -164,10 +164,10 @@ def make_rows(vision, number):
             grid = np.stack(np.meshgrid(np.arange(columns * side), np.arange(rows * side)), axis=-1).reshape(-1, 2)
             patches = random.random((len(grid), vision.patch_dim)).astype(np.float32)
             own.append(Patches(values=patches, positions=grid, soft_tokens=columns * rows))
-        pictures.append(own)
+        images.append(own)
     mask = (random.random((ROWS, LENGTH)) < 0.4) & (tokens != IMAGE)
     mask[:, 0] = False
-    return tokens, mask, pictures
+    return tokens, mask, images
 
 
 TINY = ("tiny-31b", "tiny-e2b", "tiny-12b", "tiny-26b-a4b")
@@ -227,13 +227,13 @@ def test_twenty_updates_with_images_give_the_same_gradients_and_adapters(pair):
 def test_a_training_on_a_folder_of_photos_is_twenty_updates_of_the_reference(name, tmp_path):
     """From files to the saved adapter: batches, decoding, patches, places, schedule and optimizer."""
     for number in range(9):
-        file = tmp_path / "photos" / ("red" if number % 2 else "blue") / f"{number}.png"
+        file = tmp_path / "images" / ("red" if number % 2 else "blue") / f"{number}.png"
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(picture_bytes(12 + 12 * (number % 3), 12 + 24 * (number % 2), seed=number))
-    data = {"train": str(tmp_path / "photos"), "format": "image-folder", "prompt": "Which?", "image_tokens": 70}
+        file.write_bytes(image_bytes(12 + 12 * (number % 3), 12 + 24 * (number % 2), seed=number))
+    data = {"train": str(tmp_path / "images"), "format": "image-folder", "prompt": "Which?", "image_tokens": 70}
     targets = LORA_KINDS if name == "tiny-12b" else WITH_TOWER  # the 12B has no tower
     # Where a value lies on a bound but for rounding, one of both clips it: its gradient is 0 there and not here. With
-    # bounds of 1.6 that was so for some of these pictures, and adapters of the tower were 1.6e-3 apart.
+    # bounds of 1.6 that was so for some of these images, and adapters of the tower were 1.6e-3 apart.
     pair = Pair(name, tmp_path / "base", targets=targets, data=data | {"packing": False}, bound=100)
     run = open_run(tmp_path / "run", *resolve(pair.recipe))
     prepare_data(run)
@@ -241,7 +241,7 @@ def test_a_training_on_a_folder_of_photos_is_twenty_updates_of_the_reference(nam
     patching, losses = read_patching(read_config(tmp_path / "base"), 70), []
     for step in range(1, UPDATES + 1):
         batch = batches.batch(step)
-        files = [[Path(picture.path) for picture in pictures] for pictures in batch.pictures]
+        files = [[Path(image.path) for image in images] for images in batch.images]
         patches = [[make_patches(make_rgb(file.read_bytes()), patching) for file in row] for row in files]
         losses.append(pair.update_reference(batch.tokens.astype(np.int64), batch.loss_mask > 0, patches)[0])
     assert [step.loss for step in record.steps] == pytest.approx(losses, rel=1e-6)

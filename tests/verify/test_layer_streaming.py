@@ -12,7 +12,7 @@ from gemsmith.checkpoints.quantized import as_trained
 from gemsmith.checkpoints.tiny import make_checkpoint, with_vision
 from gemsmith.recipe.schema import Train
 from gemsmith.verify import logits
-from gemsmith.verify.prompts import picture_prompt, text_prompts
+from gemsmith.verify.prompts import image_prompt, text_prompts
 from gemsmith.verify.stage import verify
 
 TINY = ("tiny-31b", "tiny-e2b", "tiny-26b-a4b", "tiny-12b")
@@ -40,8 +40,8 @@ def test_layer_by_layer_logits_are_those_of_the_whole_model(tiny_checkpoint, ada
 
 
 @pytest.mark.parametrize("variant", TINY)
-def test_pictures_are_seen_layer_by_layer_as_by_the_whole_model(adapter_of, tmp_path, variant):
-    """With adapters on every linear layer, those that embed pictures, per-layer inputs and routers among them."""
+def test_images_are_seen_layer_by_layer_as_by_the_whole_model(adapter_of, tmp_path, variant):
+    """With adapters on every linear layer, those that embed images, per-layer inputs and routers among them."""
     sees = with_vision(find_variant(variant))
     base = open_checkpoint(str(make_checkpoint(sees, tmp_path / "base")))
     adapter = adapter_of(variant)
@@ -53,13 +53,13 @@ def test_pictures_are_seen_layer_by_layer_as_by_the_whole_model(adapter_of, tmp_
         modules[target.module] = LowRank(a=a, b=b)
     adapter = replace(adapter, modules=modules)
     write_peft_adapter(adapter, tmp_path / "adapter", "base", class_names=class_names(sees))
-    prompts = [picture_prompt(base, None, 0, 0)]
+    prompts = [image_prompt(base, None, 0, 0)]
     with logits._quiet():
         whole, streamed = (
             logits._base_logits(base, tmp_path / "adapter", adapter, prompts, streamed=streamed)
             for streamed in (False, True)
         )
-        blind = replace(prompts[0], picture=None)
+        blind = replace(prompts[0], image=None)
         unseen, *_ = logits._base_logits(base, tmp_path / "adapter", adapter, [blind], streamed=True)
     for name, one, other in zip(("base", "base + adapter", "rounded"), whole, streamed, strict=True):
         np.testing.assert_allclose(one[0], other[0], atol=1e-5, err_msg=name)

@@ -228,11 +228,11 @@ def test_losses_of_base_trained_and_exported_are_measured_on_the_rows(make_run):
     assert record.checks[-1].name == "loss" and losses.targets > 50
     assert losses.exported == pytest.approx(losses.trained, abs=0.02)
     assert abs(losses.base - losses.trained) > 0.05  # a random adapter moves it
-    quantised = with_keys(run, train={"dtype": "nf4"})
-    export(quantised)
-    trained = verify(quantised).losses
+    quantized = with_keys(run, train={"dtype": "nf4"})
+    export(quantized)
+    trained = verify(quantized).losses
     assert trained.exported == pytest.approx(trained.trained, abs=0.02) and abs(trained.base - losses.base) > 0.005
-    original = with_keys(quantised, export={"merge_into": "original"})
+    original = with_keys(quantized, export={"merge_into": "original"})
     export(original)
     other = verify(original).losses
     assert (other.base, other.trained) == pytest.approx((trained.base, trained.trained), abs=1e-4)

@@ -32,7 +32,7 @@ def check_side(side: Side) -> Iterator[str]:
 
 def padding_share(side: Side) -> float | None:
     """The share of the positions that padding took, by tokens and steps; None where they are not all recorded."""
-    positions = (side.rows_per_step or 0) * (side.row_tokens or 0) * (side.steps or 0)
+    positions = (side.global_batch_size or 0) * (side.row_tokens or 0) * (side.steps or 0)
     return None if not positions or side.trained_tokens is None else 1 - side.trained_tokens / positions
 
 
@@ -47,13 +47,13 @@ def _padding(side: Side) -> Iterator[str]:
 
 def _rows(side: Side) -> Iterator[str]:
     """One epoch of rows that are not packed cannot have more steps than rows."""
-    if side.conditions.get("data.packing") != "false" or not (side.steps and side.rows and side.rows_per_step):
+    if side.conditions.get("data.packing") != "false" or not (side.steps and side.rows and side.global_batch_size):
         return
     epochs = int(side.conditions.get("train.epochs") or 1)
-    read = side.steps * side.rows_per_step
+    read = side.steps * side.global_batch_size
     if read > epochs * side.rows:
         yield (
-            f"{side.steps:,} steps of {side.rows_per_step} rows are {read:,} rows in {epochs} epoch"
+            f"{side.steps:,} steps of {side.global_batch_size} rows are {read:,} rows in {epochs} epoch"
             f"{'s' if epochs > 1 else ''}, and {side.rows:,} were kept: it was trained on other rows than it says."
         )
 

@@ -1,4 +1,4 @@
-"""Dollars: measured time at the price that the plan's record has for the machine. So what comes out is modelled.
+"""Dollars: measured time at the price that the plan's record has for the machine. So what comes out is estimated.
 
 Training and N hours of serving: what both cost, and from when on which is cheaper.
 """

@@ -11,7 +11,7 @@ from gemsmith.analysis.cost import Curve, cost_curve
 from gemsmith.analysis.ratios import common_cells
 from gemsmith.analysis.sides import WAYS, Cell, Rate, Side, Way
 from gemsmith.arch import find_variant
-from gemsmith.hardware import Catalogue, Price, load_catalogue
+from gemsmith.hardware import Catalog, Price, load_catalog
 from gemsmith.hardware.model.serving import least_token_s
 from gemsmith.runs.records import Part
 from gemsmith.system.yaml import parse_yaml
@@ -69,8 +69,8 @@ class Published(Part):
     figures: dict[str, tuple[str | None, str | None]] = Field(default_factory=dict)
     """What else is reported -> of each side; None: not of that."""
     claims: tuple[Claim, ...] = ()
-    catalogue: dict[str, dict[str, tuple[str, str]]] = Field(default_factory=dict)
-    """Side -> `train` and `serve` -> machine and region of the hardware catalogue."""
+    catalog: dict[str, dict[str, tuple[str, str]]] = Field(default_factory=dict)
+    """Side -> `train` and `serve` -> machine and region of the hardware catalog."""
 
 
 class Redrawn(Part):
@@ -81,8 +81,8 @@ class Redrawn(Part):
     comparison: Comparison
     """Of its two sides, and of each of them with every run that was put beside them."""
     figures: dict[str, tuple[str | None, str | None]]
-    at_catalogue: tuple[Curve, ...]
-    """Its hours at the catalogue's prices, on demand and spot."""
+    at_catalog: tuple[Curve, ...]
+    """Its hours at the catalog's prices, on demand and spot."""
     verdicts: tuple[Verdict, ...]
 
 
@@ -99,27 +99,27 @@ def redraw(
     `own`: runs that each of the two sides is compared with, too. `about`: default the machines. Raises InputError for
     a condition that no side has.
     """
-    catalogue, variant = load_catalogue(), find_variant(published.model)
+    catalog, variant = load_catalog(), find_variant(published.model)
     first, other = (
-        side.model_copy(update={"prompt_token_s": least_token_s(variant, catalogue.machines[side.served_on or ""])})
+        side.model_copy(update={"prompt_token_s": least_token_s(variant, catalog.machines[side.served_on or ""])})
         for side in published.sides
     )
     judged = compare_sides((first, other), about=MACHINES)
     theirs = [side.model_copy(update={"name": f"paper's {side.name}" if own else side.name}) for side in (first, other)]
     comparison = compare_sides((*theirs, *map(_with_best, own)), about=about or MACHINES, hours=hours, against=2)
-    dear, dearer = (at_catalogue(side, published.catalogue, catalogue) for side in (first, other))
+    dear, dearer = (at_catalog(side, published.catalog, catalog) for side in (first, other))
     curves = (cost_curve(dear, dearer, way) for way in WAYS)
     verdicts = [
         Verdict(of=claim.of, claim=said, found=found, holds=holds)
         for claim in published.claims
-        for said, found, holds in [_judge(claim, published, judged, catalogue)]
+        for said, found, holds in [_judge(claim, published, judged, catalog)]
     ]
     return Redrawn(
         title=published.title,
         read=published.read,
         comparison=comparison,
         figures=published.figures,
-        at_catalogue=tuple(curve for curve in curves if curve is not None),
+        at_catalog=tuple(curve for curve in curves if curve is not None),
         verdicts=tuple(sorted(verdicts, key=lambda verdict: verdict.holds)),
     )
 
@@ -141,14 +141,14 @@ def _with_best(side: Side) -> Side:
     return side.model_copy(update={"cells": (*side.cells, *best)})
 
 
-def at_catalogue(side: Side, places: Mapping[str, Mapping[str, tuple[str, str]]], catalogue: Catalogue) -> Side:
-    """The side with the catalogue's prices in place of its own."""
-    rates = {stage: dict(_rates(catalogue, *place)) for stage, place in places[side.name].items()}
+def at_catalog(side: Side, places: Mapping[str, Mapping[str, tuple[str, str]]], catalog: Catalog) -> Side:
+    """The side with the catalog's prices in place of its own."""
+    rates = {stage: dict(_rates(catalog, *place)) for stage, place in places[side.name].items()}
     return side.model_copy(update={"train_rates": rates["train"], "serve_rates": rates["serve"]})
 
 
-def _rates(catalogue: Catalogue, machine: str, region: str) -> Iterator[tuple[Way, Rate]]:
-    price = _price(catalogue, machine, region)
+def _rates(catalog: Catalog, machine: str, region: str) -> Iterator[tuple[Way, Rate]]:
+    price = _price(catalog, machine, region)
     prices: tuple[tuple[Way, float | None], ...] = (
         ("on demand", price.usd_per_hour),
         ("spot", price.usd_per_hour_spot),
@@ -159,16 +159,16 @@ def _rates(catalogue: Catalogue, machine: str, region: str) -> Iterator[tuple[Wa
             yield way, Rate(machine=machine, usd_per_hour=usd, basis=basis, date=price.date)
 
 
-def _price(catalogue: Catalogue, machine: str, region: str) -> Price:
-    return next(price for price in catalogue.machines[machine].prices if price.region == region)
+def _price(catalog: Catalog, machine: str, region: str) -> Price:
+    return next(price for price in catalog.machines[machine].prices if price.region == region)
 
 
-def _judge(claim: Claim, published: Published, comparison: Comparison, catalogue: Catalogue) -> Judged:
+def _judge(claim: Claim, published: Published, comparison: Comparison, catalog: Catalog) -> Judged:
     first, other = comparison.sides
     if claim.alike:
         return _judge_alike(claim, comparison)
     if claim.machine is not None and claim.region is not None:
-        return _judge_price(claim, published, _price(catalogue, claim.machine, claim.region))
+        return _judge_price(claim, published, _price(catalog, claim.machine, claim.region))
     if claim.within is not None:
         return _judge_within(claim, first, other)
     if claim.hours is not None:

@@ -2,7 +2,7 @@
 
 95 % intervals of ratios by resampling what was recorded one by one: steps, requests, and the tokens of requests.
 
-What stands next to each other is slow together, so circular blocks of n^⅓ neighbours are drawn (Politis and Romano
+What stands next to each other is slow together, so circular blocks of n^⅓ neighbors are drawn (Politis and Romano
 1992, in Exploring the Limits of Bootstrap). Every interval is seeded: the same records give the same.
 """
 
@@ -79,7 +79,7 @@ def written_share(requests: Requests, windows: Sequence[tuple[float, float]]) ->
 
 
 def _drawn_places(size: int, rows: int, generator: np.random.Generator) -> np.ndarray:
-    """Places of `size` neighbours-in-blocks for each row, shape (rows, size)."""
+    """Places of `size` neighbors-in-blocks for each row, shape (rows, size)."""
     block = _block(size)
     starts = generator.integers(size, size=(rows, math.ceil(size / block)))
     return ((starts[:, :, None] + np.arange(block)) % size).reshape(rows, -1)[:, :size]
@@ -175,7 +175,7 @@ def refused_scores(first: Side, other: Side) -> list[str]:
 
 
 def is_inside(value: float | None, interval: Range | None) -> bool:
-    """Whether a value lies in its interval; where either is not there, it does. What is recorded is rounded."""
+    """Whether a value lies in its interval; where either does not exist, it does. What is recorded is rounded."""
     if value is None or interval is None:
         return True
     slack = _ROUNDED * max(map(abs, interval))

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from pydantic import ConfigDict, Field
 
 from gemsmith.errors import GemsmithError
-from gemsmith.hardware import find_machine, load_catalogue
+from gemsmith.hardware import find_machine, load_catalog
 from gemsmith.hardware.model.serving import least_token_s
 from gemsmith.recipe.load import flatten
 from gemsmith.recipe.schema import Recipe
@@ -112,7 +112,7 @@ class Side(Part):
     unproven: tuple[str, ...] = ()
     """Keys of the recipe that are no conditions, since a record may have been made with other values of them."""
     missing: tuple[str, ...] = ()
-    """What is not there or cannot be read, a line each."""
+    """What does not exist or cannot be read, a line each."""
     real_tokens_per_s: float | None = None
     timed_steps: tuple[tuple[float, float], ...] = Field(default=(), exclude=True)
     """Real tokens and seconds of every step that the speed is of."""
@@ -121,7 +121,7 @@ class Side(Part):
     steps: int | None = None
     rows: int | None = None
     """Documents that were kept for training."""
-    rows_per_step: int | None = None
+    global_batch_size: int | None = None
     row_tokens: int | None = None
     """Positions of a row, padding counted."""
     tokens: float | None = None
@@ -221,7 +221,7 @@ def side_of_run(
         train_rates=train_rates,
         serve_rates=serve_rates,
         row_tokens=proven.get("data.max_length"),
-        rows_per_step=proven.get("train.rows_per_step"),
+        global_batch_size=proven.get("train.global_batch_size"),
         **_trained(train, data),
     )
 
@@ -355,7 +355,7 @@ def with_floor(side: Side, recipe: Recipe, bench: Record | None) -> Side:
     if side.served_on is None or not isinstance(bench, BenchRecord):
         return side
     try:
-        machine = find_machine(load_catalogue(recipe.hardware.catalogue), side.served_on)
+        machine = find_machine(load_catalog(recipe.hardware.catalog), side.served_on)
         seconds = least_token_s(recipe_variant(recipe), machine)
     except GemsmithError:
         return side

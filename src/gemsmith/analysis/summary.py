@@ -13,7 +13,7 @@ from pathlib import Path
 from gemsmith.analysis.sides import Side, side_of_run, with_floor
 from gemsmith.errors import InputError, RunError, VersionError
 from gemsmith.evals.metrics import SIGNIFICANT, describe_change
-from gemsmith.hardware import load_catalogue, machines_with
+from gemsmith.hardware import load_catalog, machines_with
 from gemsmith.recipe.schema import Recipe, eval_tasks
 from gemsmith.runs.bench_records import BenchCell, BenchRecord, Saturation
 from gemsmith.runs.eval_records import EvalRecord, LmEvalRecord
@@ -71,9 +71,9 @@ class Findings:
 
 @dataclass(frozen=True, kw_only=True)
 class Notice:
-    """Something that changes how the rest is to be read. `grave`: a result must not be used as it is."""
+    """Something that changes how the rest is to be read. `critical`: a result must not be used as it is."""
 
-    grave: bool
+    critical: bool
     text: str
 
 
@@ -121,24 +121,24 @@ def find_notices(findings: Findings) -> list[Notice]:
     """What the reader must know before the numbers, the gravest first."""
     notices = [*_training_notices(findings), *_checking_notices(findings)]
     for record in (*findings.records().values(), *([findings.lm_eval] if findings.lm_eval else [])):
-        notices += [Notice(grave=True, text=text) for text in record.grave_notices]
+        notices += [Notice(critical=True, text=text) for text in record.critical_warnings]
         notices += [
-            Notice(grave=False, text=text) for text in record.notices if not _said_again(text, record, findings)
+            Notice(critical=False, text=text) for text in record.notices if not _said_again(text, record, findings)
         ]
     side = side_of_run("", "", findings.run.recipe, findings.records())
     floors = with_floor(side, findings.run.recipe, findings.bench).below_the_floor()
-    notices += [Notice(grave=False, text=f"The load test: {line}") for line in floors]
+    notices += [Notice(critical=False, text=f"The load test: {line}") for line in floors]
     if findings.stale:
         text = (
             "Made from other settings or an earlier record than those now in the run directory: "
             f"{', '.join(findings.stale)}."
         )
-        notices.append(Notice(grave=False, text=text))
+        notices.append(Notice(critical=False, text=text))
     if findings.problems:
         notices.append(
-            Notice(grave=False, text=f"No record of: {', '.join(findings.problems)}. The page holds what there is.")
+            Notice(critical=False, text=f"No record of: {', '.join(findings.problems)}. The page holds what there is.")
         )
-    return sorted(notices, key=lambda notice: not notice.grave)
+    return sorted(notices, key=lambda notice: not notice.critical)
 
 
 def _checking_notices(findings: Findings) -> list[Notice]:
@@ -148,7 +148,7 @@ def _checking_notices(findings: Findings) -> list[Notice]:
         failed = [check.name for check in findings.verify.checks if check.passed is False]
         notices.append(
             Notice(
-                grave=True,
+                critical=True,
                 text=f"Verification failed: {', '.join(failed) or 'see the checks'}. Do not use these weights.",
             )
         )
@@ -160,15 +160,15 @@ def _checking_notices(findings: Findings) -> list[Notice]:
             f"{count(failed_requests)} of {count(asked)} requests of the load test failed; the latencies are those of "
             "the others."
         )
-        notices.append(Notice(grave=False, text=text))
+        notices.append(Notice(critical=False, text=text))
     if findings.verify and (undone := [check.name for check in findings.verify.checks if check.passed is None]):
-        notices.append(Notice(grave=False, text=f"Verification is partial, not done here: {', '.join(undone)}."))
+        notices.append(Notice(critical=False, text=f"Verification is partial, not done here: {', '.join(undone)}."))
     if findings.eval and (cut := findings.eval.base.cut + findings.eval.tuned.cut):
         text = (
             f"{count(cut)} answers reached eval.max_tokens before they had ended ({count(findings.eval.tuned.cut)} of "
             "the tuned model)."
         )
-        notices.append(Notice(grave=False, text=text))
+        notices.append(Notice(critical=False, text=text))
     return notices
 
 
@@ -176,15 +176,15 @@ def _training_notices(findings: Findings) -> list[Notice]:
     notices = []
     if findings.train and not losses_are_finite(findings.train):
         notices.append(
-            Notice(grave=True, text="The training loss is not finite at some steps. The curves leave those out.")
+            Notice(critical=True, text="The training loss is not finite at some steps. The curves leave those out.")
         )
     if findings.train and findings.train.skipped:
         text = (
             f"The updates of {_steps(findings.train.skipped)} were left out: the loss was a spike, or NaN or infinite."
         )
-        notices.append(Notice(grave=False, text=text))
+        notices.append(Notice(critical=False, text=text))
     if findings.train and (spikes := sorted(set(findings.train.spikes) - set(findings.train.skipped))):
-        notices.append(Notice(grave=False, text=f"The loss had a spike at {_steps(spikes)}."))
+        notices.append(Notice(critical=False, text=f"The loss had a spike at {_steps(spikes)}."))
     return notices
 
 
@@ -380,7 +380,7 @@ def _refuse_other_versions(run: Run) -> None:
 
 def _refuse_other_devices(run: Run, devices: Sequence[str], name: str, machine: str) -> None:
     """A price of chips that training has not seen would make a cost that nobody pays."""
-    having = [found.name for found in machines_with(load_catalogue(run.recipe.hardware.catalogue), devices, [machine])]
+    having = [found.name for found in machines_with(load_catalog(run.recipe.hardware.catalog), devices, [machine])]
     if having and machine not in having:
         has = f"{len(devices)} x {devices[0]}" if devices else "no accelerator"
         raise InputError(
@@ -393,7 +393,7 @@ def _missing(findings: Findings, run: Run) -> tuple[str, ...]:
     lines = [f"no record of {', '.join(absent)}; gemsmith run {run.path} makes them."] if absent else []
     lines += [line for stage, line in findings.problems.items() if stage not in absent]
     lines += findings.left_out.values()
-    lines += [notice.text for notice in find_notices(findings) if notice.grave]
+    lines += [notice.text for notice in find_notices(findings) if notice.critical]
     if findings.stale:
         lines.append(f"made from other settings than the recipe there now: {', '.join(findings.stale)}.")
     machines = findings.plan.machines if findings.plan else ()

@@ -47,7 +47,7 @@ def lora_targets(variant: Variant, kinds: Sequence[str] = LORA_KINDS) -> list[Te
 
 
 def vision_targets(variant: Variant, kinds: Sequence[str]) -> set[str]:
-    """The modules with an adapter that embed pictures. Raises RecipeError as lora_targets."""
+    """The modules with an adapter that embed images. Raises RecipeError as lora_targets."""
     embedding = {tensor.module for tensor in vision_tensors(variant)}
     return embedding & {target.module for target in lora_targets(variant, kinds)}
 
@@ -72,8 +72,8 @@ ROLES = (*LORA_KINDS, "expert_gate_up", "expert_down")
 """Nearly all that a layer multiplies with. Embeddings, the router, per-layer inputs and norms stay as they are."""
 
 
-def is_quantised(tensor: Tensor) -> bool:
-    """Whether a quantised base holds the tensor as quantised values and scales."""
+def is_quantized(tensor: Tensor) -> bool:
+    """Whether a quantized base holds the tensor as quantized values and scales."""
     return tensor.role in ROLES
 
 
@@ -89,6 +89,6 @@ def held_bytes(tensor: Tensor, dtype: str) -> float:
     >>> [8 * held_bytes(up, dtype) / up.size for dtype in ("bfloat16", "nf4")]
     [16.0, 4.25]
     """
-    if dtype not in KINDS or not is_quantised(tensor):
+    if dtype not in KINDS or not is_quantized(tensor):
         return tensor.size * (4 if dtype == "float32" else 2)
     return tensor.size * ((0.5 if dtype == "nf4" else 1) + 2 / block_of(tensor.shape[-1], dtype))

@@ -158,7 +158,7 @@ def vision_tensors(variant: Variant) -> list[Tensor]:
 
     Roles: `vision` are matrices of the tower's layers and of the projector, `vision_patch` the first projection of
     patches, `vision_position` embeddings of columns and rows, `vision_bound` what linear layers are clipped to,
-    `vision_std` what standardises.
+    `vision_std` what standardizes.
     """
     vision = variant.vision
     if vision is None:

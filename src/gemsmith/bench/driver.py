@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gemsmith.bench.cell import Ask
-from gemsmith.bench.requests import PictureRows, make_prompts
+from gemsmith.bench.requests import ImageRows, make_prompts
 from gemsmith.errors import EngineError
 from gemsmith.recipe.load_grids import BURST
 from gemsmith.serve.client.endpoint import Endpoint, api_key
@@ -39,7 +39,7 @@ class Client:
     endpoint: Endpoint
     folder: Path
     process: subprocess.Popen[bytes]
-    rows: PictureRows | None = None
+    rows: ImageRows | None = None
     """What requests are made of; None: of random text."""
 
     @property
@@ -49,7 +49,7 @@ class Client:
 
 @contextlib.contextmanager
 def running_client(
-    python: Path, endpoint: Endpoint, folder: Path, *, rows: PictureRows | None = None
+    python: Path, endpoint: Endpoint, folder: Path, *, rows: ImageRows | None = None
 ) -> Iterator[Client]:
     """A client that waits for cells."""
     asked, heard = folder / ASKED, folder / HEARD
@@ -72,7 +72,7 @@ def measure(client: Client, ask: Ask, *, heard: Callable[[int], None] = lambda _
         write_text(prompts, _prompt_rows(client.endpoint.tokenizer, ask))
     else:
         client.rows.write_requests(prompts, requests=ask.requests, seed=ask.seed)
-    arguments = client_arguments(client.endpoint, ask, client.folder, pictures=client.rows is not None)
+    arguments = client_arguments(client.endpoint, ask, client.folder, images=client.rows is not None)
     line = json.dumps({"arguments": arguments, "timeout_s": ask.timeout_s})
     with (client.folder / ASKED).open("a", encoding="utf-8") as file:
         file.write(f"{line}\n")
@@ -82,11 +82,11 @@ def measure(client: Client, ask: Ask, *, heard: Callable[[int], None] = lambda _
     return found | {"prompts_sha256": digest} if isinstance(found, dict) else found
 
 
-def client_arguments(endpoint: Endpoint, ask: Ask, folder: Path, *, pictures: bool = False) -> list[str]:
-    """The arguments of `vllm bench serve` for one cell; prompts with pictures are chats, which take them in parts."""
+def client_arguments(endpoint: Endpoint, ask: Ask, folder: Path, *, images: bool = False) -> list[str]:
+    """The arguments of `vllm bench serve` for one cell; prompts with images are chats, which take them in parts."""
     load = ask.load
     asked = {
-        **(_CHATS if pictures else _TEXTS),
+        **(_CHATS if images else _TEXTS),
         "base-url": endpoint.url,
         "model": endpoint.model,
         "served-model-name": endpoint.model,

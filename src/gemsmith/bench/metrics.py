@@ -1,4 +1,4 @@
-"""What a server's /metrics say of it while a cell runs: sampled beside it, summarised for its record."""
+"""What a server's /metrics say of it while a cell runs: sampled beside it, summarized for its record."""
 
 import contextlib
 import math
@@ -113,7 +113,7 @@ def _look(client: httpx.Client, samples: Samples) -> None:
         samples.problem = _problem(text)
 
 
-def summarise(samples: Sequence[Sample]) -> ServerLoad | None:
+def summarize(samples: Sequence[Sample]) -> ServerLoad | None:
     """Means and highest values between the first and the last sample that saw a request; None of no samples.
 
     Before the first, the client starts.

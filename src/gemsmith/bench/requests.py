@@ -4,9 +4,9 @@ vLLM's own `random` prompts drift: they decode random ids, and where a token is 
 longer (128 asked, 192 sent with a tokenizer of 1,024 tokens; requests over max_model_len then fail). These are made of
 tokens that survive the round trip.
 
-Requests with pictures: held-out rows of the recipe, each asked as it is, one after the other.
+Requests with images: held-out rows of the recipe, each asked as it is, one after the other.
 
-Text is random and of an exact length because a prompt's words do not change what it costs; a picture's shape does, and
+Text is random and of an exact length because a prompt's words do not change what it costs; a image's shape does, and
 that of the text beside it. So these are the run's own.
 """
 
@@ -25,12 +25,12 @@ from gemsmith.checkpoints.hub import fetch_folder
 from gemsmith.data.chat_template import find_template
 from gemsmith.data.dataset import read_held_out
 from gemsmith.data.documents import Document
-from gemsmith.data.images import look_at_pictures
+from gemsmith.data.images import validate_images
 from gemsmith.data.workers import check_prompts_in_process
 from gemsmith.errors import CheckpointError, DataError
 from gemsmith.images.patches import Patching, read_patching
 from gemsmith.recipe.schema import Recipe
-from gemsmith.runs.bench_records import BenchPictures
+from gemsmith.runs.bench_records import BenchImages
 from gemsmith.serve.client.chat import api_messages
 from gemsmith.tasks.messages import images_of, text_of
 
@@ -45,7 +45,7 @@ TRIES = 20
 def make_prompts(folder: Path, *, tokens: int, prompts: int, seed: int) -> list[str]:
     """Random prompts that the checkpoint folder's tokenizer turns into `tokens` ids each, BOS counted.
 
-    Where neighbours merge so that the number cannot be met, a prompt is a few tokens short, never longer.
+    Where neighbors merge so that the number cannot be met, a prompt is a few tokens short, never longer.
     """
     tokenizer = load_tokenizer(folder)
     source = random.Random(seed)
@@ -74,7 +74,7 @@ def _plain_tokens(tokenizer: "Tokenizer", source: random.Random) -> list[str]:
     """
     bare = count_tokens(tokenizer, "a")
     added = tokenizer.get_added_tokens_decoder()
-    # Neighbours could otherwise spell a special token between them, such as `<` and `eos>`.
+    # Neighbors could otherwise spell a special token between them, such as `<` and `eos>`.
     begins = {token.content[0] for token in added.values() if token.special}
     ids = list(range(tokenizer.get_vocab_size()))
     source.shuffle(ids)
@@ -113,7 +113,7 @@ def _make_prompt(tokenizer: "Tokenizer", pool: list[str], tokens: int, source: r
 
 
 @dataclass(frozen=True, kw_only=True)
-class PictureRows:
+class ImageRows:
     """Rows that requests are made of, in an order that says nothing of their classes."""
 
     documents: tuple[Document, ...]
@@ -129,18 +129,18 @@ class PictureRows:
     @property
     def sha256(self) -> str:
         """Of what the prompts say and show."""
-        asked = [(text_of(row.messages[0]), *(picture.sha256 for picture in row.pictures)) for row in self.documents]
+        asked = [(text_of(row.messages[0]), *(image.sha256 for image in row.images)) for row in self.documents]
         return hashlib.sha256(json.dumps(asked).encode()).hexdigest()
 
-    def describe(self, *, encoder_cache: bool | None) -> BenchPictures:
+    def describe(self, *, encoder_cache: bool | None) -> BenchImages:
         """What a record says of them."""
         rows = len(self.documents)
-        pictures = [picture for row in self.documents for picture in row.pictures]
-        soft_tokens = sum(picture.soft_tokens for picture in pictures)
-        return BenchPictures(
+        images = [image for row in self.documents for image in row.images]
+        soft_tokens = sum(image.soft_tokens for image in images)
+        return BenchImages(
             rows=rows,
-            distinct=len({picture.sha256 for picture in pictures}),
-            pictures_per_request=round(len(pictures) / rows, 2),
+            distinct=len({image.sha256 for image in images}),
+            images_per_request=round(len(images) / rows, 2),
             soft_tokens=round(soft_tokens / rows, 2),
             text_tokens=round((sum(self.lengths) - soft_tokens) / rows, 2),
             sha256=self.sha256,
@@ -159,14 +159,14 @@ class PictureRows:
                 lines.write(json.dumps({"content": self._content(self.documents[number])}) + "\n")
 
     def _content(self, row: Document) -> Any:
-        (message,) = api_messages(row.messages[:1], row.pictures, self.patching)
+        (message,) = api_messages(row.messages[:1], row.images, self.patching)
         return message["content"]
 
 
-def read_picture_rows(recipe: Recipe, *, most: int) -> PictureRows:
-    """Up to `most` rows of data.eval, drawn by the recipe's seed, with their pictures looked at.
+def read_image_rows(recipe: Recipe, *, most: int) -> ImageRows:
+    """Up to `most` rows of data.eval, drawn by the recipe's seed, with their images looked at.
 
-    Raises DataError for a row that is no question with a picture, or one whose prompt is longer than data.max_length.
+    Raises DataError for a row that is no question with a image, or one whose prompt is longer than data.max_length.
     """
     documents = read_held_out(recipe).documents
     order = list(range(len(documents)))
@@ -176,12 +176,12 @@ def read_picture_rows(recipe: Recipe, *, most: int) -> PictureRows:
         _check(document)
     folder = fetch_folder(recipe.checkpoint)
     patching = read_patching(read_config(folder), recipe.data.image_tokens)
-    seen = look_at_pictures(chosen, patching, bad="error", key="data.eval").documents
+    seen = validate_images(chosen, patching, bad="error", key="data.eval").documents
     template = find_template(folder, recipe.data.template)
     prompts = check_prompts_in_process(folder, template, [(document, 1) for document in seen])
     lengths = tuple(len(ids) for ids in prompts)
     _refuse_too_long(seen, lengths, recipe.data.max_length)
-    return PictureRows(documents=tuple(seen), lengths=lengths, patching=patching)
+    return ImageRows(documents=tuple(seen), lengths=lengths, patching=patching)
 
 
 def most_requests(recipe: Recipe) -> int:
@@ -190,17 +190,17 @@ def most_requests(recipe: Recipe) -> int:
 
 
 def _check(document: Document) -> None:
-    """Raises DataError for what vLLM's client cannot send, or what would be no request with a picture."""
+    """Raises DataError for what vLLM's client cannot send, or what would be no request with a image."""
     roles = [message.role for message in document.messages]
     if roles[:2] != ["user", "assistant"] or len(roles) > 2:
         raise DataError(
-            f"data.eval, {document.origin}: has turns {', '.join(roles)}; bench.pictures sends rows of one question of "
-            "the user and its answer; take such rows out, or set bench.pictures to false"
+            f"data.eval, {document.origin}: has turns {', '.join(roles)}; bench.images sends rows of one question of "
+            "the user and its answer; take such rows out, or set bench.images to false"
         )
     if not images_of(document.messages[:1]):
         raise DataError(
-            f"data.eval, {document.origin}: has no picture, and bench.pictures needs one in every row; take such rows "
-            "out, or set bench.pictures to false"
+            f"data.eval, {document.origin}: has no image, and bench.images needs one in every row; take such rows "
+            "out, or set bench.images to false"
         )
 
 

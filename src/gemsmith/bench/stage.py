@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from gemsmith.bench.requests import most_requests, read_picture_rows
+from gemsmith.bench.requests import most_requests, read_image_rows
 from gemsmith.bench.sweep import CELLS, forget_cells, make_slo, run_sweep
 from gemsmith.errors import InputError, RecipeError
 from gemsmith.recipe.load import build_recipe, load_recipe
@@ -23,7 +23,7 @@ from gemsmith.runs.run import Run, read_record, write_record
 from gemsmith.serve.client.endpoint import Endpoint, endpoint_of, find_endpoint
 from gemsmith.serve.settings import Engine, find_engine
 from gemsmith.serve.stage import Servers, origin_with_engine
-from gemsmith.serve.vllm_issues import PICTURES_EMBEDDED_ANEW
+from gemsmith.serve.vllm_issues import IMAGES_EMBEDDED_ANEW
 from gemsmith.system.files import write_text
 from gemsmith.system.version import __version__
 
@@ -31,22 +31,22 @@ from gemsmith.system.version import __version__
 def bench(run: Run, servers: Servers) -> BenchRecord:
     """Runs every cell and records it. Prefix caching is off, and each cell has prompts of its own.
 
-    With bench.pictures these are rows of data.eval; each picture is embedded anew, however often it comes. A start that
+    With bench.images these are rows of data.eval; each image is embedded anew, however often it comes. A start that
     is stopped leaves the cells that it has measured to the next. Raises EngineError where server or client fail, or no
     request is answered.
     """
     clock, bench_ = start_clock(), run.recipe.bench
-    rows = read_picture_rows(run.recipe, most=most_requests(run.recipe)) if bench_.pictures else None
+    rows = read_image_rows(run.recipe, most=most_requests(run.recipe)) if bench_.images else None
     server = servers.tuned()
     endpoint = endpoint_of(server, weights_sha256=_weights_sha256(read_record(run, ExportRecord)))
     folder = run.logs / "bench"
     engine = find_engine(run.recipe.serve.python)
     measured = run_sweep(endpoint, engine, bench_, seed=run.recipe.seed, folder=folder, rows=rows)
-    text_alone = servers.takes_pictures and rows is None
+    text_alone = servers.takes_images and rows is None
     record = BenchRecord(
         origin=origin_with_engine(run, "bench", clock, server.vllm),
         cells=measured.cells,
-        notices=(*servers.notices, *measured.notices, *picture_notices(text_alone=text_alone)),
+        notices=(*servers.notices, *measured.notices, *image_notices(text_alone=text_alone)),
         prefix_caching=measured.prefix_caching,
         command=measured.command,
         grid=bench_.grid,
@@ -54,26 +54,26 @@ def bench(run: Run, servers: Servers) -> BenchRecord:
         server=server.facts,
         slo=make_slo(bench_),
         saturations=measured.saturations,
-        pictures=None if rows is None else rows.describe(encoder_cache=keeps_pictures(server.command)),
+        images=None if rows is None else rows.describe(encoder_cache=keeps_images(server.command)),
     )
     write_record(run, record)
     forget_cells(folder / CELLS)
     return record
 
 
-def picture_notices(*, text_alone: bool) -> tuple[str, ...]:
-    """What the times of a model that is served with pictures are not of."""
+def image_notices(*, text_alone: bool) -> tuple[str, ...]:
+    """What the times of a model that is served with images are not of."""
     if not text_alone:
         return ()
     return (
-        "The prompts of bench are text alone: what a picture adds to the time of a request is not in these times; "
-        "bench.pictures: true sends held-out rows with theirs.",
+        "The prompts of bench are text alone: what a image adds to the time of a request is not in these times; "
+        "bench.images: true sends held-out rows with theirs.",
     )
 
 
-def keeps_pictures(command: Sequence[str]) -> bool:
-    """Whether a server with this command may keep what it made of a picture for the next request with it."""
-    return not {"--no-enable-prefix-caching", *PICTURES_EMBEDDED_ANEW} <= {*command}
+def keeps_images(command: Sequence[str]) -> bool:
+    """Whether a server with this command may keep what it made of a image for the next request with it."""
+    return not {"--no-enable-prefix-caching", *IMAGES_EMBEDDED_ANEW} <= {*command}
 
 
 def _weights_sha256(export: ExportRecord) -> str:
@@ -84,7 +84,7 @@ def _weights_sha256(export: ExportRecord) -> str:
 
 _KEYS = ("bench.", "seed=")
 _MAY_BE_KEPT = (
-    "Whether the server keeps what it made of a picture for the next request with it is not known; pictures that come "
+    "Whether the server keeps what it made of a image for the next request with it is not known; images that come "
     "again in another cell may have cost it less."
 )
 
@@ -110,7 +110,7 @@ def bench_url(
     bench_, seed = recipe.bench, recipe.seed
     engine = find_engine(recipe.serve.python)
     endpoint = find_endpoint(url, model, tokenizer)
-    rows = read_picture_rows(recipe, most=most_requests(recipe)) if bench_.pictures else None
+    rows = read_image_rows(recipe, most=most_requests(recipe)) if bench_.images else None
     _refuse_too_long(bench_ if rows is None else bench_.model_copy(update={"input_tokens": rows.lengths}), endpoint)
     with _working_folder(out) as folder:
         measured = run_sweep(endpoint, engine, bench_, seed=seed, folder=folder, rows=rows)
@@ -124,7 +124,7 @@ def bench_url(
             endpoint=dict(endpoint.facts),
             slo=make_slo(bench_),
             saturations=measured.saturations,
-            pictures=None if rows is None else rows.describe(encoder_cache=None),
+            images=None if rows is None else rows.describe(encoder_cache=None),
         )
         if out is not None:
             write_text(out, record.model_dump_json(indent=1) + "\n")
@@ -133,7 +133,7 @@ def bench_url(
 
 
 def _read_settings(source: Path | None, overrides: Sequence[str]) -> Recipe:
-    """A recipe whose section bench, seed and Python that has vLLM's bench client are read, and rows with pictures."""
+    """A recipe whose section bench, seed and Python that has vLLM's bench client are read, and rows with images."""
     if source is None:
         if other := [each for each in overrides if not each.strip().startswith((*_KEYS, "serve.python="))]:
             raise RecipeError(

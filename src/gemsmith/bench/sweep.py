@@ -22,8 +22,8 @@ from rich.text import Text
 
 from gemsmith.bench.cell import Ask, describe_failures, describe_load, make_ask, notices_of, plan_cells, read_cell
 from gemsmith.bench.driver import Client, client_arguments, failure_lines, measure, running_client
-from gemsmith.bench.metrics import fetch_metrics, open_metrics, read_prefix_caching, sampling, summarise
-from gemsmith.bench.requests import PictureRows
+from gemsmith.bench.metrics import fetch_metrics, open_metrics, read_prefix_caching, sampling, summarize
+from gemsmith.bench.requests import ImageRows
 from gemsmith.errors import EngineError
 from gemsmith.recipe.load_grids import Load
 from gemsmith.recipe.schema import Bench
@@ -175,11 +175,11 @@ class _Sweep:
     """Why cells have no numbers of the server itself."""
     reused: int = 0
     client: Client | None = None
-    rows: PictureRows | None = None
+    rows: ImageRows | None = None
 
 
 def run_sweep(
-    endpoint: Endpoint, engine: Engine, bench_: Bench, *, seed: int, folder: Path, rows: PictureRows | None = None
+    endpoint: Endpoint, engine: Engine, bench_: Bench, *, seed: int, folder: Path, rows: ImageRows | None = None
 ) -> Measured:
     """Measures every cell of the grid that `folder` does not keep from an earlier start, and searches saturation.
 
@@ -215,7 +215,7 @@ def run_sweep(
         saturations=tuple(saturations),
         prefix_caching=caching,
         notices=(*notices_of(sweep.cells), *_notices(sweep, caching), *map(_as_notice, saturations)),
-        command=("vllm", "bench", "serve", *client_arguments(endpoint, asks[0], folder, pictures=rows is not None)),
+        command=("vllm", "bench", "serve", *client_arguments(endpoint, asks[0], folder, images=rows is not None)),
     )
 
 
@@ -297,7 +297,7 @@ def _measure(sweep: _Sweep, client: Client, ask: Ask, left: Sequence[Ask]) -> Be
             f"bench: {ask}: none of {ask.count.measured} requests was answered whole: "
             f"{describe_failures(cell.failures)}; what the client says of them:\n{failure_lines(client.log)}"
         )
-    load = summarise(samples.found)
+    load = summarize(samples.found)
     if load is None:
         sweep.problems.append(samples.problem or "was not answered in time")
     return cell.model_copy(update={"server": load})

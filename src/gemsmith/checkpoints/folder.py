@@ -141,7 +141,7 @@ def _check_tensors(folder: Path, variant: Variant, places: Mapping[str, TensorPl
             else ""
         )
         raise CheckpointError(
-            f"checkpoint {folder}: config.json describes {len(missing)} tensors that are not there, such as "
+            f"checkpoint {folder}: config.json describes {len(missing)} tensors that do not exist, such as "
             f"{missing[0]}{hint}"
         )
     for name, place in places.items():
@@ -155,7 +155,7 @@ def _check_tensors(folder: Path, variant: Variant, places: Mapping[str, TensorPl
         if name in expected and place.dtype not in ("BF16", "F16", "F32"):
             raise CheckpointError(
                 f"checkpoint {folder}: {name} is {place.dtype}; allowed: BF16, F16, F32 (give the weights before "
-                "quantisation)"
+                "quantization)"
             )
     head, embedding = places.get(_HEAD), places[_EMBEDDING]
     if head and fingerprint({"": head}) != fingerprint({"": embedding}):

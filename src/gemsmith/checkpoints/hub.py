@@ -57,7 +57,7 @@ def _fetch_hub(hub_id: str) -> Path:
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
         raise CheckpointError(
             f"checkpoint {hub_id}: is no folder here and could not be downloaded from the Hugging Face hub "
-            f"({first_line(error)}); check the name, accept the model's licence and set HF_TOKEN, or give a folder"
+            f"({first_line(error)}); check the name, accept the model's license and set HF_TOKEN, or give a folder"
         ) from None
 
 

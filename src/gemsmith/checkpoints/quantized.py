@@ -12,7 +12,7 @@ import ml_dtypes
 import numpy as np
 
 from gemsmith.arch import text_tensors
-from gemsmith.arch.lora_targets import KINDS, LEVELS, block_of, is_quantised
+from gemsmith.arch.lora_targets import KINDS, LEVELS, block_of, is_quantized
 from gemsmith.checkpoints.folder import Checkpoint
 from gemsmith.recipe.schema import Train
 
@@ -25,12 +25,12 @@ def as_trained(base: Checkpoint, train: Train) -> Checkpoint:
     if train.dtype not in KINDS:
         return base
     places = dict(base.places)
-    for tensor in filter(is_quantised, text_tensors(base.variant)):
-        places[tensor.name] = replace(places[tensor.name], held=partial(dequantised, kind=train.dtype))
+    for tensor in filter(is_quantized, text_tensors(base.variant)):
+        places[tensor.name] = replace(places[tensor.name], held=partial(dequantized, kind=train.dtype))
     return replace(base, places=places)
 
 
-def dequantised(weight: np.ndarray, *, kind: str) -> np.ndarray:
+def dequantized(weight: np.ndarray, *, kind: str) -> np.ndarray:
     """What is left of weights (…, in) once they were quantized from bfloat16, and dequantized to it, in their dtype."""
     blocks = weight.astype(ml_dtypes.bfloat16).astype(np.float32).reshape(-1, block_of(weight.shape[-1], kind))
     largest = np.abs(blocks).max(axis=1, keepdims=True)

@@ -18,10 +18,10 @@ _OPTIONS = (
         "--bucket", required=True, metavar="gs://…", help="Where the run goes: gs://bucket or a folder in one."
     ),
     click.option("--project", required=True, metavar="ID", help="The Google Cloud project."),
-    click.option("--machine", metavar="NAME", help="Of the catalogue; default: the cheapest that fits."),
+    click.option("--machine", metavar="NAME", help="Of the catalog; default: the cheapest that fits."),
     click.option("--stages", metavar="A,B,…", help="Default: plan,data,train,export,verify."),
     click.option("--name", metavar="NAME", help="Of the launch; default: the recipe's."),
-    click.option("--region", metavar="REGION", help="Default: the cheapest that the catalogue knows."),
+    click.option("--region", metavar="REGION", help="Default: the cheapest that the catalog knows."),
     click.option("--zone", metavar="ZONE", help="For tpu-vm, and for gke where the cluster is in one zone."),
     click.option("--image", metavar="IMAGE", help="A container image of your own with Gemsmith in it."),
     click.option(
@@ -162,7 +162,7 @@ def clean(name: str, yes: bool) -> None:
 @click.argument("folder", type=FOLDER)
 @click.argument("out", type=FOLDER)
 def pack(listed: Path, folder: Path, out: Path) -> None:
-    """What submit.sh runs: the listed pictures of a folder as a few files, if each is still what the list says."""
+    """What submit.sh runs: the listed images of a folder as a few files, if each is still what the list says."""
     part("launch.shards").pack(listed, folder, out)
 
 

@@ -30,7 +30,7 @@ def cli() -> None:
     gemsmith run my.yaml --set lora.rank=16            the same with one key changed
     gemsmith run runs/my                               go on with a run that was stopped
     gemsmith plan recipes/verilog_31b.yaml             what fits, how long, what it costs
-    gemsmith data my.yaml --show 3                     three rows, trained tokens coloured
+    gemsmith data my.yaml --show 3                     three rows, trained tokens colored
     gemsmith serve runs/my                             keep the tuned model up
     gemsmith report runs/a runs/b                      what differs, and the ratios that it leaves
     gemsmith runs                                      all runs: state, loss, score, speed, cost
@@ -92,7 +92,7 @@ def _outcome(command: click.Command, arguments: Sequence[str] | None) -> tuple[i
     except GemsmithError as error:
         return error.exit_code, str(error)
     except OSError as error:
-        # Of the kernel's own folders, /proc says that a file to be made is not there.
+        # Of the kernel's own folders, /proc says that a file to be made does not exist.
         if error.errno not in USERS_ERRNOS and not str(error.filename).startswith(("/proc/", "/sys/")):
             raise
         return 2, explain_os_error(error)

@@ -45,15 +45,15 @@ from gemsmith.system.characters import spell_out, spell_out_json
 @click.option(
     "--calibrate",
     is_flag=True,
-    help="SOURCE are run directories: keep what their steps and load tests took as rows of the catalogue.",
+    help="SOURCE are run directories: keep what their steps and load tests took as rows of the catalog.",
 )
 @click.option(
-    "--catalogue",
+    "--catalog",
     type=FOLDER,
     metavar="FILE",
     help="Where --calibrate writes; default: ~/.config/gemsmith/machines.yaml, which every plan reads.",
 )
-def plan(source: Sequence[Path], calibrate: bool, catalogue: Path | None, **options: Any) -> None:
+def plan(source: Sequence[Path], calibrate: bool, catalog: Path | None, **options: Any) -> None:
     """Say what fits on which machine, how long it takes and what it costs; by formula.
 
     SOURCE is a recipe (YAML) or a run directory. A recipe without --run is planned and nothing is written; nor is a
@@ -66,10 +66,10 @@ def plan(source: Sequence[Path], calibrate: bool, catalogue: Path | None, **opti
     gemsmith plan --calibrate runs/a runs/b
     """
     if calibrate:
-        _calibrate(source, catalogue, options)
+        _calibrate(source, catalog, options)
         return
-    if catalogue is not None:
-        raise InputError("--catalogue: goes with --calibrate; a recipe names its own in hardware.catalogue")
+    if catalog is not None:
+        raise InputError("--catalog: goes with --calibrate; a recipe names its own in hardware.catalog")
     if len(source) != 1:
         raise InputError(f"SOURCE: {len(source)} were given; plan takes one, several only with --calibrate")
     _plan(source[0], **options)
@@ -122,12 +122,12 @@ def _plan(
         part("report.plan_table").print_plan(record)
 
 
-def _calibrate(folders: Sequence[Path], catalogue: Path | None, options: dict[str, Any]) -> None:
+def _calibrate(folders: Sequence[Path], catalog: Path | None, options: dict[str, Any]) -> None:
     with_defaults = ("compile_minutes", "compile_gb")
     if given := [name for name, value in options.items() if value and name not in with_defaults]:
         names = {"run_path": "run", "overrides": "set", "as_json": "json", "compiles": "compile"}
         raise InputError(f"--{names.get(given[0], given[0])}: does not go with --calibrate, which plans nothing")
-    file = catalogue or part("hardware").own_catalogue()
+    file = catalog or part("hardware").own_catalog()
     for found in part("plan.calibrate").calibrate(folders, file):
         click.echo(spell_out(found.say()))
     click.echo(spell_out(f"{file} written"), err=True)

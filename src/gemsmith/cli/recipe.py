@@ -54,7 +54,7 @@ def import_(adapter: Path, base: str, recipe: Path | None, out: Path | None) -> 
     help="A key of the recipe, whatever SOURCE says; may be repeated.",
 )
 @click.option(
-    "--devices", type=click.IntRange(min=1), metavar="N", help="GPUs that SOURCE was made for; for rows_per_step."
+    "--devices", type=click.IntRange(min=1), metavar="N", help="GPUs that SOURCE was made for; for global_batch_size."
 )
 @click.option(
     "--steps",
@@ -163,9 +163,9 @@ def verilog_eval(folder: Path, out: Path, as_json: bool) -> None:
 @click.option("--split", type=click.Choice(["trainval", "test"]), required=True, help="Of the data set's two lists.")
 @_json
 def oxford_pets(folder: Path, out: Path, split: str, as_json: bool) -> None:
-    """Write a row for each picture of the Oxford-IIIT Pet data set: the picture, all breeds to choose from, its own.
+    """Write a row for each image of the Oxford-IIIT Pet data set: the image, all breeds to choose from, its own.
 
-    FOLDER holds images/ and annotations/ as they were unpacked. Rows name the pictures, which stay where they are.
+    FOLDER holds images/ and annotations/ as they were unpacked. Rows name the images, which stay where they are.
 
     \b
     gemsmith prepare oxford-pets pets --split test --out pets/test.jsonl
@@ -177,14 +177,14 @@ def oxford_pets(folder: Path, out: Path, split: str, as_json: bool) -> None:
 @click.argument("folder", type=FOLDER)
 @click.option("--out", type=FOLDER, metavar="FOLDER", required=True, help="A new folder, for train/ and held_out/.")
 @click.option(
-    "--train", type=click.IntRange(min=1), metavar="N", default=2000, show_default=True, help="The first N pictures."
+    "--train", type=click.IntRange(min=1), metavar="N", default=2000, show_default=True, help="The first N images."
 )
 @click.option(
-    "--held-out", type=click.IntRange(min=1), metavar="N", default=200, show_default=True, help="Of the test pictures."
+    "--held-out", type=click.IntRange(min=1), metavar="N", default=200, show_default=True, help="Of the test images."
 )
 @_json
 def fashion_mnist(folder: Path, out: Path, as_json: bool, **counts: int) -> None:
-    """Write pictures of Fashion-MNIST as folders of photos by class, which data.format image-folder reads.
+    """Write images of Fashion-MNIST as folders of images by class, which data.format image-folder reads.
 
     FOLDER holds the four files as published; Debian's package dataset-fashion-mnist has them.
 

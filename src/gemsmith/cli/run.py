@@ -49,7 +49,7 @@ def run(source: Path, run_path: Path | None, overrides: Sequence[str], as_json: 
 @source_options
 @force_option
 @click.option(
-    "--show", type=click.IntRange(min=1), metavar="N", help="Print N packed rows with the trained tokens coloured."
+    "--show", type=click.IntRange(min=1), metavar="N", help="Print N packed rows with the trained tokens colored."
 )
 def data(
     source: Path, run_path: Path | None, overrides: Sequence[str], as_json: bool, force: bool, show: int | None

@@ -30,9 +30,7 @@ from gemsmith.system.characters import spell_out_json
 @cli.command()
 @partial(source_options, kind=str)
 @unverified_option
-@click.option(
-    "--on", "machine", metavar="MACHINE", help="A machine of the hardware catalogue, such as 2xh100 or v6e-8."
-)
+@click.option("--on", "machine", metavar="MACHINE", help="A machine of the hardware catalog, such as 2xh100 or v6e-8.")
 @click.option("--print", "as_command", is_flag=True, help="Print the command, with each choice's reason; run nothing.")
 def serve(
     source: str,

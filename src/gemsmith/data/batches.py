@@ -1,8 +1,8 @@
 """Batches of packed rows: each follows from the recipe and the step alone, so a run continues where it stopped.
 
-How much room for pictures the rows of a step have: one of a few sizes, so that as few programs run all steps.
+How much room for images the rows of a step have: one of a few sizes, so that as few programs run all steps.
 
-Every row of a step is padded to the same number of pictures, each of the same number of soft tokens. Were that one size
+Every row of a step is padded to the same number of images, each of the same number of soft tokens. Were that one size
 for the whole run, its fullest row would set what every step costs.
 """
 
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     import grain
 
 
-PICTURES = "pictures.jsonl"
-"""The file beside the arrays that has a line with the pictures of each row; of rows of text alone there is none."""
+IMAGES = "images.jsonl"
+"""The file beside the arrays that has a line with the images of each row; of rows of text alone there is none."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -43,7 +43,7 @@ class Batches:
     """
 
     steps: int
-    rows_per_step: int
+    global_batch_size: int
     total_rows: int
     """Rows of all steps; the last batch is filled up with rows of padding."""
     rows: Rows
@@ -52,20 +52,20 @@ class Batches:
     def batch(self, step: int, rows: Sequence[int] | None = None) -> Rows:
         """The batch of a step, from 1; of it only `rows`, where they are given, and no others are read."""
         assert 1 <= step <= self.steps, f"step {step} of {self.steps}"
-        begin = (step - 1) * self.rows_per_step
-        places = [begin + row for row in (range(self.rows_per_step) if rows is None else rows)]
+        begin = (step - 1) * self.global_batch_size
+        places = [begin + row for row in (range(self.global_batch_size) if rows is None else rows)]
         chosen = [int(self.order[place]) if place < self.total_rows else None for place in places]
         return self.rows.take(chosen)
 
 
 def count_steps(train: Train, packed_rows: int) -> int:
     """Optimizer steps: those of the recipe, or as many as all rows of all epochs need."""
-    return train.optimizer_steps or math.ceil(train.epochs * packed_rows / train.rows_per_step)
+    return train.max_steps or math.ceil(train.epochs * packed_rows / train.global_batch_size)
 
 
 def count_rows(train: Train, packed_rows: int) -> int:
     """Rows of all steps, without the padding that fills up the last."""
-    return train.optimizer_steps * train.rows_per_step if train.optimizer_steps else train.epochs * packed_rows
+    return train.max_steps * train.global_batch_size if train.max_steps else train.epochs * packed_rows
 
 
 def load_batches(run: Run) -> Batches:
@@ -76,10 +76,10 @@ def load_batches(run: Run) -> Batches:
     """
     record = read_record(run, DataRecord)
     train = run.recipe.train
-    if record.packed_rows < train.rows_per_step:
+    if record.packed_rows < train.global_batch_size:
         raise DataError(
-            f"train.rows_per_step: {train.rows_per_step} is more than all data makes, {record.packed_rows} packed rows "
-            f"of {run.recipe.data.max_length}; set {record.packed_rows} or less, or lower data.max_length"
+            f"train.global_batch_size: {train.global_batch_size} is more than all data makes, {record.packed_rows} packed "
+            f"rows of {run.recipe.data.max_length}; set {record.packed_rows} or less, or lower data.max_length"
         )
     rows, shape = open_rows(run), (record.packed_rows, run.recipe.data.max_length)
     if rows.tokens.shape != shape:
@@ -90,7 +90,7 @@ def load_batches(run: Run) -> Batches:
         )
     return Batches(
         steps=count_steps(train, record.packed_rows),
-        rows_per_step=train.rows_per_step,
+        global_batch_size=train.global_batch_size,
         total_rows=count_rows(train, record.packed_rows),
         rows=rows,
         order=shuffled_order(record.packed_rows, run.recipe.seed),
@@ -101,7 +101,7 @@ def shuffled_order(rows: int, seed: int) -> "grain.MapDataset[int]":
     """Row numbers without end: element k is the row at place k, `rows` places to an epoch."""
     import grain
 
-    # Grain adds the epoch to the seed: of two runs with neighbouring seeds, one would see the other's epochs.
+    # Grain adds the epoch to the seed: of two runs with neighboring seeds, one would see the other's epochs.
     spread = int.from_bytes(hashlib.sha256(f"rows {seed}".encode()).digest()[:4], "big")
     return grain.MapDataset.range(rows).shuffle(seed=spread).repeat()
 
@@ -114,8 +114,8 @@ def open_rows(run: Run) -> Rows:
     record = read_record(run, DataRecord)
     remedy = f"write it again with: gemsmith data {run.path} --force"
     files = {name: run.data / f"{name}.npy" for name in ARRAYS}
-    if PICTURES in record.files:
-        files[PICTURES] = run.data / PICTURES
+    if IMAGES in record.files:
+        files[IMAGES] = run.data / IMAGES
     found = {}
     for name, file in files.items():
         try:
@@ -125,18 +125,18 @@ def open_rows(run: Run) -> Rows:
             raise RunError(f"{file}: is missing; {remedy}") from None
         if record.files and found[name] != record.files.get(name):
             raise RunError(f"{file}: is damaged: its SHA-256 is not the one in {run.record_file('data')}; {remedy}")
-    if rows_sha256(found, run.data / PICTURES) != record.rows_sha256:
+    if rows_sha256(found, run.data / IMAGES) != record.rows_sha256:
         raise RunError(
             f"{run.data}: is damaged: its arrays are not those that {run.record_file('data')} was written with; "
             f"{remedy}"
         )
-    pictures = StoredPictures(lines=_lines(files.pop(PICTURES)), base=run.path) if PICTURES in files else ()
-    return Rows(**{name: np.load(file, mmap_mode="r") for name, file in files.items()}, pictures=pictures)
+    images = StoredImages(lines=_lines(files.pop(IMAGES)), base=run.path) if IMAGES in files else ()
+    return Rows(**{name: np.load(file, mmap_mode="r") for name, file in files.items()}, images=images)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class StoredPictures:
-    """The pictures of each row, read from its line once they are asked for; relative paths count from `base`."""
+class StoredImages:
+    """The images of each row, read from its line once they are asked for; relative paths count from `base`."""
 
     lines: list[bytes]
     base: Path
@@ -148,24 +148,24 @@ class StoredPictures:
         return (self[row] for row in range(len(self)))
 
     def __getitem__(self, row: int) -> tuple[ImageInfo, ...]:
-        pictures = (ImageInfo(**values) for values in json.loads(self.lines[row]))
-        return tuple(replace(picture, path=str(self.base / picture.path)) for picture in pictures)
+        images = (ImageInfo(**values) for values in json.loads(self.lines[row]))
+        return tuple(replace(image, path=str(self.base / image.path)) for image in images)
 
 
-def rows_sha256(files: Mapping[str, str], pictures: Path) -> str:
-    """One SHA-256 for what the rows are: of the arrays' files, and of what `pictures` says of each row's, if any.
+def rows_sha256(files: Mapping[str, str], images: Path) -> str:
+    """One SHA-256 for what the rows are: of the arrays' files, and of what `images` says of each row's, if any.
 
-    Where pictures lie is no part of it, so that the same rows have the same one on every machine. `files`: name ->
-    SHA-256, in the order of ARRAYS, and PICTURES where there are any.
+    Where images lie is no part of it, so that the same rows have the same one on every machine. `files`: name ->
+    SHA-256, in the order of ARRAYS, and IMAGES where there are any.
     """
-    digests = [_pictures_sha256(pictures) if name == PICTURES else digest for name, digest in files.items()]
+    digests = [_images_sha256(images) if name == IMAGES else digest for name, digest in files.items()]
     return hashlib.sha256("".join(digests).encode()).hexdigest()
 
 
-def _pictures_sha256(file: Path) -> str:
+def _images_sha256(file: Path) -> str:
     total = hashlib.sha256()
     for line in _lines(file):
-        placeless = [{**picture, "path": ""} for picture in json.loads(line)]
+        placeless = [{**image, "path": ""} for image in json.loads(line)]
         total.update(json.dumps(placeless).encode() + b"\n")
     return total.hexdigest()
 
@@ -186,7 +186,7 @@ _WORTH = 0.05
 
 
 class Bucket(NamedTuple):
-    """Room of a row: so many pictures, each of so many soft tokens."""
+    """Room of a row: so many images, each of so many soft tokens."""
 
     images: int
     soft_tokens: int
@@ -218,30 +218,30 @@ class Buckets:
 
 
 def find_buckets(
-    rows: Sequence[Sequence[int]], order: Sequence[int], *, total_rows: int, rows_per_step: int
+    rows: Sequence[Sequence[int]], order: Sequence[int], *, total_rows: int, global_batch_size: int
 ) -> Buckets:
-    """The buckets of a run over packed rows whose pictures have so many soft tokens each.
+    """The buckets of a run over packed rows whose images have so many soft tokens each.
 
     `order[k]` is the row at place k of the run, which ends after `total_rows`.
     """
     needs = [room_for(row) for row in rows]
     alike = set(needs)
-    if len(alike) == 1:  # as a folder's photos often are: nothing is to be looked up, which takes 20 µs a row
-        return Buckets(buckets=tuple(alike), of_step=(0,) * -(-total_rows // rows_per_step))
+    if len(alike) == 1:  # as a folder's images often are: nothing is to be looked up, which takes 20 µs a row
+        return Buckets(buckets=tuple(alike), of_step=(0,) * -(-total_rows // global_batch_size))
     placed = [needs[int(order[place])] for place in range(total_rows)]
-    steps = [join(placed[begin : begin + rows_per_step]) for begin in range(0, total_rows, rows_per_step)]
+    steps = [join(placed[begin : begin + global_batch_size]) for begin in range(0, total_rows, global_batch_size)]
     buckets = choose_buckets(steps)
     smallest = {need: next(place for place, one in enumerate(buckets) if one.holds(need)) for need in set(steps)}
     return Buckets(buckets=buckets, of_step=tuple(smallest[need] for need in steps))
 
 
-def room_for(pictures: Sequence[int]) -> Bucket:
-    """The room of a row whose pictures have so many soft tokens each; of one without any, the least there is.
+def room_for(images: Sequence[int]) -> Bucket:
+    """The room of a row whose images have so many soft tokens each; of one without any, the least there is.
 
     >>> room_for([256, 266]), room_for([])
     (Bucket(images=2, soft_tokens=288), Bucket(images=1, soft_tokens=32))
     """
-    return Bucket(max(1, len(pictures)), bucket_of(max(pictures, default=1)))
+    return Bucket(max(1, len(images)), bucket_of(max(images, default=1)))
 
 
 def join(needs: Sequence[Bucket]) -> Bucket:

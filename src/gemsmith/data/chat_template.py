@@ -4,7 +4,7 @@ Control tokens end turns, open thoughts and call tools: the chat template writes
 
 The text is searched before it is rendered. The ids that it comes to are looked at as well, for a control token can also
 arise where text meets what the template writes (`<|` before `turn>`), where two texts meet, or where the tokenizer
-normalises (a fullwidth `＜` to `<`).
+normalizes (a fullwidth `＜` to `<`).
 """
 
 import hashlib
@@ -297,7 +297,7 @@ def _refuse_clock(_format: str) -> None:
 
 
 SPECIAL_IDS = {"<pad>": 0, "<eos>": 1, "<bos>": 2, "<|turn>": 105, "<turn|>": 106}
-# Pictures and sounds take their place, and transformers computes them as padding where there are none. Refused with any
+# Images and sounds take their place, and transformers computes them as padding where there are none. Refused with any
 # tokenizer, since a server may know them where tokenizer.json does not.
 PLACEHOLDERS = ("<|image|>", "<|audio|>", "<|video|>")
 EMPTY_THOUGHT = "<|channel>thought\n<channel|>"
@@ -351,7 +351,7 @@ def refuse_control_tokens(control: ControlTokens, document: Document) -> None:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class BorderCheck:
-    """Finds control tokens that a row's text makes only when it is rendered and tokenised.
+    """Finds control tokens that a row's text makes only when it is rendered and tokenized.
 
     What the template writes itself is told by rendering the row once more, each text guarded; rows of the same turns
     whose ids show the same control tokens are known from then on.
@@ -376,7 +376,7 @@ class BorderCheck:
             )
             if len(alone):
                 raise DataError(
-                    f"{document.origin}: {document.name(index)} is tokenised to {self.control.texts[int(alone[0])]}, "
+                    f"{document.origin}: {document.name(index)} is tokenized to {self.control.texts[int(alone[0])]}, "
                     f"{_REMEDY}"
                 )
         own = self.control.among(again(_guard(document)))

@@ -11,13 +11,13 @@ from gemsmith.data.documents import FORMS, Document
 from gemsmith.data.image_folder import (
     FORMAT,
     Classes,
-    find_photos,
+    find_image_files,
     folder_labels,
     folder_notices,
     folder_rows,
     recipe_classes,
 )
-from gemsmith.data.reader import IMAGE_COLUMNS, PictureSource, find_files, kind, read_column, read_parts, stored_rows
+from gemsmith.data.reader import IMAGE_COLUMNS, ImageSource, find_files, kind, read_column, read_parts, stored_rows
 from gemsmith.errors import DataError, RecipeError, nearest
 from gemsmith.recipe.schema import Data, Made, Recipe, eval_tasks
 from gemsmith.system.files import expand_home
@@ -70,11 +70,11 @@ def read_documents(source: str | Made, *, format: str = "auto", seed: int = 0) -
 
 
 def read_train(recipe: Recipe, keep: Callable[[bytes], str]) -> Dataset:
-    """The rows of data.train; `keep` makes files of pictures that come as bytes."""
+    """The rows of data.train; `keep` makes files of images that come as bytes."""
     data = recipe.data
     classes = recipe_classes(data, "train")
-    pictures = PictureSource(folder=_folder_of(data.train), keep=keep)
-    return read_dataset(data.train, format=data.format, seed=recipe.seed, classes=classes, pictures=pictures)
+    images = ImageSource(folder=_folder_of(data.train), keep=keep)
+    return read_dataset(data.train, format=data.format, seed=recipe.seed, classes=classes, images=images)
 
 
 def read_held_out(recipe: Recipe) -> Dataset:
@@ -107,7 +107,7 @@ def read_held_out(recipe: Recipe) -> Dataset:
 
 
 def _known_columns(data: Data, names: Sequence[str]) -> dict[str, Any]:
-    """Those of the columns that a folder of photos gives all its rows."""
+    """Those of the columns that a folder of images gives all its rows."""
     classes = recipe_classes(data, "held-out")
     return {"labels": folder_labels(str(data.eval), classes)} if classes and "labels" in names else {}
 
@@ -119,23 +119,23 @@ def read_dataset(
     seed: int = 0,
     columns: Columns = NO_COLUMNS,
     classes: Classes | None = None,
-    pictures: PictureSource | None = None,
+    images: ImageSource | None = None,
 ) -> Dataset:
     """Every row of the source; `seed` is for rows that are made, `columns` are read beside the messages.
 
-    `classes` are those of a folder of photos; by default `pictures` count from the folder that holds the rows.
+    `classes` are those of a folder of images; by default `images` count from the folder that holds the rows.
     Raises DataError naming the file and the line for whatever cannot be used.
     """
     name = "data" if isinstance(source, Made) else source
     rows = _source_rows(source, seed, columns, classes)
-    pictures = pictures or PictureSource(folder=_folder_of(source))
+    images = images or ImageSource(folder=_folder_of(source))
     documents: list[Document] = []
     ignored: Counter[str] = Counter()
     form = None if format in ("auto", FORMAT) else format
     for origin, row in rows:
         form = _check_form(row, origin, form, chosen=format not in ("auto", FORMAT))
         ignored.update(_other_columns(row, origin, form, columns))
-        messages, kept = _read_messages(row, origin, form, pictures), _read_columns(row, origin, columns)
+        messages, kept = _read_messages(row, origin, form, images), _read_columns(row, origin, columns)
         documents.append(Document(messages=messages, origin=origin, form=form, columns=kept))
     if not documents:
         raise DataError(f"{name}: holds no rows; give a dataset with at least one")
@@ -146,7 +146,7 @@ def read_dataset(
 def find_source_files(source: str, format: str = "auto") -> tuple[Path, ...]:  # noqa: A002 (the recipe's word)
     """The files that the rows are read from, in reading order. Raises DataError where there are none."""
     if format == FORMAT:
-        return tuple(file for files in find_photos(source).values() for file in files)
+        return tuple(file for files in find_image_files(source).values() for file in files)
     return find_files(source)
 
 
@@ -158,7 +158,7 @@ def describe_columns(columns: Mapping[str, int]) -> str:
 def source_sha256(source: str | Made, format: str = "auto") -> str:  # noqa: A002 (the recipe's word)
     """A hash of what the rows are read from: the bytes of the files, or the request for rows to be made.
 
-    Of a folder of photos, their names and their classes' as well.
+    Of a folder of images, their names and their classes' as well.
     """
     if isinstance(source, Made):
         return hashlib.sha256(source.model_dump_json().encode()).hexdigest()
@@ -181,7 +181,7 @@ def _source_rows(source: str | Made, seed: int, columns: Columns, classes: Class
 
 
 def _folder_of(source: str | Made) -> Path:
-    """What relative paths of pictures count from: the folder that holds the rows."""
+    """What relative paths of images count from: the folder that holds the rows."""
     if isinstance(source, Made):
         return Path()
     path = expand_home(source).absolute()
@@ -189,7 +189,7 @@ def _folder_of(source: str | Made) -> Path:
 
 
 def _made_rows(made: Made, seed: int) -> Iterator[tuple[str, Any]]:
-    rows = find_row_maker(made.task).make_rows(made.rows, made.split, seed)
+    rows = find_row_maker(made.task).generate_rows(made.rows, made.split, seed)
     name = Path(made.task).name
     yield from ((f"{name} {made.split} row {number}", row) for number, row in enumerate(rows, start=1))
 
@@ -256,7 +256,7 @@ def _read_columns(row: Mapping[str, Any], origin: str, columns: Columns) -> dict
     return found
 
 
-def _read_messages(row: Mapping[str, Any], origin: str, form: str, source: PictureSource) -> tuple[Message, ...]:
+def _read_messages(row: Mapping[str, Any], origin: str, form: str, source: ImageSource) -> tuple[Message, ...]:
     column = read_column(row, origin, source)
     if form == "prompt-response":
         prompt = row["prompt"]
@@ -275,7 +275,7 @@ def _read_messages(row: Mapping[str, Any], origin: str, form: str, source: Pictu
     )
     if more := len([*left]):
         raise DataError(
-            f"{origin}: {more} of the {len(column)} pictures in its column have no place in its messages; put "
+            f"{origin}: {more} of the {len(column)} images in its column have no place in its messages; put "
             '{"type": "image"} where each belongs'
         )
     _check_turns(messages, names, origin)
@@ -294,15 +294,15 @@ def _check_turns(messages: Sequence[Message], names: Sequence[str], origin: str)
             "take the turn out"
         )
     for name, turn in zip(names, messages, strict=True):
-        text, takes_pictures = text_of(turn), turn.role == "user"
-        if turn.role != "system" and (not text or text.isspace()) and not (takes_pictures and images_of([turn])):
-            what = "prompt" if takes_pictures else "answer"
+        text, takes_images = text_of(turn), turn.role == "user"
+        if turn.role != "system" and (not text or text.isspace()) and not (takes_images and images_of([turn])):
+            what = "prompt" if takes_images else "answer"
             raise DataError(f"{origin}: {name} is an empty {what}; fill it, or take the row out")
-        if not takes_pictures and images_of([turn]):
-            raise DataError(f"{origin}: {name} is of the role {turn.role} and has a picture; only user turns may")
+        if not takes_images and images_of([turn]):
+            raise DataError(f"{origin}: {name} is of the role {turn.role} and has a image; only user turns may")
 
 
-def _read_message(turn: Any, where: str, column: Iterator[ImagePart], source: PictureSource) -> Message:
+def _read_message(turn: Any, where: str, column: Iterator[ImagePart], source: ImageSource) -> Message:
     if not isinstance(turn, Mapping):
         raise DataError(f"{where} is {kind(turn)}; must be an object with role and content")
     # Tables fill a field that only some messages have with null.

@@ -3,7 +3,7 @@
 Compared are hashes, so that a million rows take seconds, and evaluation needs neither data.train nor what was dropped
 from it.
 
-Rows that share a specification or a module with a benchmark's problems: exactly, or nearly, by normalised tokens.
+Rows that share a specification or a module with a benchmark's problems: exactly, or nearly, by normalized tokens.
 
 Exact: the same tokens in the same order. Near: a row has at least a stated share of a problem's n-grams of tokens.
 N-grams that many problems have (`I would like you to implement a module named TopModule`) say nothing and do not
@@ -90,12 +90,12 @@ def find_overlap(trained: np.ndarray, held_out: Sequence[Document]) -> Overlap:
     return Overlap(rows=len(held_out), prompts=int(prompts.sum()), answers=int(answers.sum()), first=first)
 
 
-def count_shared_pictures(trained: Iterable[Document], held_out: Sequence[Document]) -> int | None:
-    """Held-out rows with a picture that is trained on, by the SHA-256 of its file; None where they have no picture."""
-    if not any(document.pictures for document in held_out):
+def count_shared_images(trained: Iterable[Document], held_out: Sequence[Document]) -> int | None:
+    """Held-out rows with a image that is trained on, by the SHA-256 of its file; None where they have no image."""
+    if not any(document.images for document in held_out):
         return None
-    known = {picture.sha256 for document in trained for picture in document.pictures}
-    return sum(any(picture.sha256 in known for picture in document.pictures) for document in held_out)
+    known = {image.sha256 for document in trained for image in document.images}
+    return sum(any(image.sha256 in known for image in document.images) for document in held_out)
 
 
 def overlap_notices(overlap: Overlap | None) -> tuple[str, ...]:
@@ -119,14 +119,14 @@ def overlap_notices(overlap: Overlap | None) -> tuple[str, ...]:
 
 def _hash_turns(document: Document) -> list[tuple[bytes, bytes]]:
     total, found = hashlib.blake2b(digest_size=_HASH_BYTES), []
-    pictures = iter(document.pictures)
+    images = iter(document.images)
     for message in document.messages:
         before = total.digest()
         # None of the separators can be in the text: they are white space.
         total.update(b"%b\x1f%b\x1e" % (message.role.encode(), _spaced(text_of(message))))
         for place, part in enumerate(message.parts):
             if isinstance(part, ImagePart):
-                total.update(b"%d\x1d%b\x1e" % (place, next(pictures).sha256.encode()))
+                total.update(b"%d\x1d%b\x1e" % (place, next(images).sha256.encode()))
         if message.role == "assistant":
             found.append((before, total.digest()))
     return found
@@ -176,7 +176,7 @@ class Index:
 
 def build_index(kind: str, texts: Mapping[str, str]) -> Index:
     """The index of texts by their problems' names; `kind` is specification or module."""
-    tokens = {name: normalise(kind, text) for name, text in texts.items()}
+    tokens = {name: normalize(kind, text) for name, text in texts.items()}
     owned = {name: set(_grams(each)) for name, each in tokens.items()}
     counts = Counter(gram for grams in owned.values() for gram in grams)
     most = max(_COMMON_LEAST, _COMMON_SHARE * len(texts))
@@ -196,7 +196,7 @@ def build_index(kind: str, texts: Mapping[str, str]) -> Index:
 
 def find_match(index: Index, text: str) -> Match | None:
     """The problem that a text is most like, where it is the same or near; of equals the first by name."""
-    tokens = normalise(index.kind, text)
+    tokens = normalize(index.kind, text)
     if tokens in index.exact:
         return Match(problem=index.exact[tokens], exact=True, share=1.0)
     grams = index.grams
@@ -208,10 +208,10 @@ def find_match(index: Index, text: str) -> Match | None:
     return Match(problem=name, exact=False, share=round(shares[name], 4))
 
 
-def normalise(kind: str, text: str) -> tuple[str, ...]:
+def normalize(kind: str, text: str) -> tuple[str, ...]:
     """The tokens that are compared: a specification's words in small letters, a module's code without comments.
 
-    >>> normalise("module", "module And2 (input a); // gate")
+    >>> normalize("module", "module And2 (input a); // gate")
     ('module', 'TOP', '(', 'input', 'a', ')', ';')
     """
     if kind == "specification":

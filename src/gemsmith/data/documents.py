@@ -20,8 +20,8 @@ class Document:
     form: str = "messages"
     columns: Mapping[str, Any] = field(default_factory=dict)
     """Other columns of the row, where they were asked for."""
-    pictures: tuple[ImageInfo, ...] = ()
-    """What was found of its pictures, in the order of its image parts, once they have been looked at."""
+    images: tuple[ImageInfo, ...] = ()
+    """What was found of its images, in the order of its image parts, once they have been looked at."""
 
     def name(self, index: int) -> str:
         """What the row calls its message of this index: messages[1], or response."""

@@ -1,6 +1,6 @@
-"""A folder of photos by class as rows: each sub-folder is a class, its name the answer, and the prompt is the recipe's.
+"""A folder of images by class as rows: each sub-folder is a class, its name the answer, and the prompt is the recipe's.
 
-pets/abyssinian/1.jpg   →  user: the picture, then data.prompt    assistant: abyssinian
+pets/abyssinian/1.jpg   →  user: the image, then data.prompt    assistant: abyssinian
 pets/great_dane/7.jpg   →                                         assistant: great dane
 """
 
@@ -33,7 +33,7 @@ class Classes:
 
 
 def recipe_classes(data: Data, part: Literal["train", "held-out"]) -> Classes | None:
-    """What the recipe says of its folder of photos; None where data.format is another."""
+    """What the recipe says of its folder of images; None where data.format is another."""
     if data.format != FORMAT:
         return None
     assert data.prompt is not None, "checked with the recipe"
@@ -42,7 +42,7 @@ def recipe_classes(data: Data, part: Literal["train", "held-out"]) -> Classes | 
     return Classes(prompt=data.prompt, labels=data.labels, held_out=held_out, part=part if held_out else "train")
 
 
-def find_photos(source: str) -> dict[str, list[Path]]:
+def find_image_files(source: str) -> dict[str, list[Path]]:
     """The files of each class, both in order. Raises DataError where there are none, or no classes."""
     folder = expand_home(source)
     if not folder.is_dir():
@@ -54,22 +54,22 @@ def find_photos(source: str) -> dict[str, list[Path]]:
         files = sorted(_visible(inner))
         if deeper := next((file for file in files if file.is_dir()), None):
             raise DataError(
-                f"{deeper}: is a folder in a class's folder; {FORMAT} has one folder for each class, photos in it"
+                f"{deeper}: is a folder in a class's folder; {FORMAT} has one folder for each class, images in it"
             )
         found[inner.name] = [file for file in files if file.suffix.lower() in SUFFIXES]
         if not found[inner.name]:
-            raise DataError(f"{inner}: holds no picture; put some there, or take the folder out")
+            raise DataError(f"{inner}: holds no image; put some there, or take the folder out")
     if not found:
         raise DataError(f"{folder}: holds no sub-folders; data.format {FORMAT} needs one for each class")
     return found
 
 
 def folder_rows(source: str, classes: Classes) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Each row and where it stands, class by class. Raises DataError as find_photos, and for labels that do not fit."""
-    photos = find_photos(source)
-    labels = _label_texts(photos, classes.labels)
+    """Each row and where it stands, class by class. Raises DataError as find_image_files, and for wrong labels."""
+    images = find_image_files(source)
+    labels = _label_texts(images, classes.labels)
     prompt = classes.prompt.replace(_LABELS, ", ".join(sorted(set(labels.values()))))
-    for name, files in photos.items():
+    for name, files in images.items():
         for file in _part_of(files, classes):
             content = [{"type": "image", "path": str(file.absolute())}, {"type": "text", "text": prompt}]
             yield f"{name}/{file.name}", {"prompt": content, "response": labels[name]}
@@ -77,26 +77,26 @@ def folder_rows(source: str, classes: Classes) -> Iterator[tuple[str, dict[str, 
 
 def folder_labels(source: str, classes: Classes) -> list[str]:
     """What the rows of such a folder answer, each once. Raises DataError as folder_rows."""
-    return sorted(set(_label_texts(find_photos(source), classes.labels).values()))
+    return sorted(set(_label_texts(find_image_files(source), classes.labels).values()))
 
 
 def folder_notices(source: str, classes: Classes) -> tuple[str, ...]:
     """What a reader must know of the folder: files in it that are not read, and how much of it is held out."""
-    photos, folder = find_photos(source), expand_home(source)
-    read = {file for files in photos.values() for file in files}
-    others = [file for inner in (folder, *(folder / name for name in photos)) for file in sorted(_visible(inner))]
+    images, folder = find_image_files(source), expand_home(source)
+    read = {file for files in images.values() for file in files}
+    others = [file for inner in (folder, *(folder / name for name in images)) for file in sorted(_visible(inner))]
     others = [file for file in others if file.is_file() and file not in read]
     notices = []
     if others:
         named = ", ".join(str(file.relative_to(folder)) for file in others[:_NAMED])
         notices.append(
-            f"data.train: files that are no pictures by their names, or in no class's folder, are ignored: "
+            f"data.train: files that are no images by their names, or in no class's folder, are ignored: "
             f"{len(others):,} ({named}{', …' if len(others) > _NAMED else ''})"
         )
     if classes.held_out:
-        count = sum(len(_held_out(files, classes.held_out)) for files in photos.values())
+        count = sum(len(_held_out(files, classes.held_out)) for files in images.values())
         notices.append(
-            f"data.held_out: of {len(read):,} pictures in {len(photos):,} classes {count:,} are not trained on but "
+            f"data.held_out: of {len(read):,} images in {len(images):,} classes {count:,} are not trained on but "
             "held out, by a hash of their names"
         )
     return tuple(notices)
@@ -116,15 +116,15 @@ def _held_out(files: Sequence[Path], share: float) -> set[Path]:
     return set(by_hash[:count])
 
 
-def _label_texts(photos: Mapping[str, Sequence[Path]], labels: Mapping[str, str]) -> dict[str, str]:
+def _label_texts(images: Mapping[str, Sequence[Path]], labels: Mapping[str, str]) -> dict[str, str]:
     """Each class's answer: as data.labels has it, or else its folder's name with spaces for underscores."""
     for name in labels:
-        if name not in photos:
-            raise DataError(f"data.labels: {name} is no sub-folder{nearest(name, photos)}; allowed: {_first(photos)}")
-    missing = [name for name in photos if labels and name not in labels]
+        if name not in images:
+            raise DataError(f"data.labels: {name} is no sub-folder{nearest(name, images)}; allowed: {_first(images)}")
+    missing = [name for name in images if labels and name not in labels]
     if missing:
         raise DataError(f"data.labels: has no {_first(missing)}; name every sub-folder, or leave data.labels out")
-    texts = {name: labels.get(name, name.replace("_", " ").strip()) for name in photos}
+    texts = {name: labels.get(name, name.replace("_", " ").strip()) for name in images}
     if empty := next((name for name, text in texts.items() if not text.strip()), None):
         raise DataError(f"data.labels: {empty} has no text; give it one")
     return texts
@@ -139,7 +139,7 @@ def _visible(folder: Path) -> list[Path]:
         entries = [entry for entry in folder.iterdir() if not entry.name.startswith(".")]
     except OSError as error:
         raise DataError(f"{folder}: cannot be read ({error.strerror or error})") from None
-    # Prompts, records and the list of pictures are written in UTF-8.
+    # Prompts, records and the list of images are written in UTF-8.
     if other := next((entry for entry in sorted(entries) if not is_utf_8(entry.name)), None):
         raise DataError(f"{other}: its name is not in UTF-8; rename it")
     return entries

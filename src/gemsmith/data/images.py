@@ -1,4 +1,4 @@
-"""Pictures of a run's rows: looked at before rows are rendered, written beside the arrays, decoded ahead of a step."""
+"""Images of a run's rows: looked at before rows are rendered, written beside the arrays, decoded ahead of a step."""
 
 import json
 from collections import Counter
@@ -11,9 +11,9 @@ from gemsmith.data.documents import Document
 from gemsmith.data.packing import Rows
 from gemsmith.errors import DataError
 from gemsmith.images.check import ImageInfo
-from gemsmith.images.decode import BadPicture
+from gemsmith.images.decode import InvalidImageError
 from gemsmith.images.patches import Patches, Patching
-from gemsmith.images.workers import check_pictures, count_processes, decode_ahead
+from gemsmith.images.workers import check_images, count_processes, decode_ahead
 from gemsmith.system.console import open_console, track
 from gemsmith.tasks.messages import ImagePart, images_of
 
@@ -22,7 +22,7 @@ _NAMED = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Seen:
-    """The documents whose pictures can all be used, and what was found of the others."""
+    """The documents whose images can all be used, and what was found of the others."""
 
     documents: list[Document]
     dropped: Mapping[str, int]
@@ -30,8 +30,8 @@ class Seen:
     notices: tuple[str, ...]
 
 
-def look_at_pictures(documents: Sequence[Document], patching: Patching, *, bad: str, key: str) -> Seen:
-    """The documents with what was found of their pictures, each of which is decoded once.
+def validate_images(documents: Sequence[Document], patching: Patching, *, bad: str, key: str) -> Seen:
+    """The documents with what was found of their images, each of which is decoded once.
 
     Where one cannot be used its row is left out, or, where `bad` is "error", a DataError is raised; `key` is that of
     the rows.
@@ -39,15 +39,15 @@ def look_at_pictures(documents: Sequence[Document], patching: Patching, *, bad: 
     sources = list(dict.fromkeys(_source(part) for document in documents for part in images_of(document.messages)))
     if not sources:
         return Seen(documents=[*documents], dropped={}, notices=())
-    found = check_pictures(sources, patching, processes=count_processes(len(sources)))
+    found = check_images(sources, patching, processes=count_processes(len(sources)))
     console = open_console(soft_wrap=False)
-    pictures = dict(zip(track(sources, "decoding pictures", console), found, strict=True))
+    images = dict(zip(track(sources, "decoding images", console), found, strict=True))
     kept, faults = [], []
     for document in documents:
-        seen = [pictures[_source(part)] for part in images_of(document.messages)]
-        fault = next((one for one in seen if isinstance(one, BadPicture)), None)
+        seen = [images[_source(part)] for part in images_of(document.messages)]
+        fault = next((one for one in seen if isinstance(one, InvalidImageError)), None)
         if fault is None:
-            kept.append(replace(document, pictures=tuple(one for one in seen if isinstance(one, ImageInfo))))
+            kept.append(replace(document, images=tuple(one for one in seen if isinstance(one, ImageInfo))))
             continue
         if bad == "error":
             raise DataError(_describe(document, seen.index(fault), fault, key))
@@ -55,18 +55,18 @@ def look_at_pictures(documents: Sequence[Document], patching: Patching, *, bad: 
     if not kept:
         document, fault = faults[0]
         raise DataError(
-            f"{key}: each of its {len(documents)} rows has a picture that cannot be used (the first, "
+            f"{key}: each of its {len(documents)} rows has a image that cannot be used (the first, "
             f"{document.origin}: {fault.line}), so none is left"
         )
-    dropped = Counter(f"picture {fault.reason}" for _, fault in faults)
+    dropped = Counter(f"image {fault.reason}" for _, fault in faults)
     return Seen(documents=kept, dropped=dict(dropped), notices=_notices(kept, faults, patching, key))
 
 
-def write_pictures(file: Path, rows: Iterable[tuple[ImageInfo, ...]], base: Path) -> None:
+def write_images(file: Path, rows: Iterable[tuple[ImageInfo, ...]], base: Path) -> None:
     """Appends a line for each row; paths below `base` are written as seen from there."""
     with file.open("a", encoding="utf-8") as lines:
-        for pictures in rows:
-            values = [asdict(picture) | {"path": _seen_from(base, picture.path)} for picture in pictures]
+        for images in rows:
+            values = [asdict(image) | {"path": _seen_from(base, image.path)} for image in images]
             lines.write(json.dumps(values, ensure_ascii=False, separators=(",", ":")) + "\n")
 
 
@@ -78,15 +78,15 @@ def decode_batches(
     processes: int,
     rows: Sequence[int] | None = None,
 ) -> Generator[tuple[Rows, list[list[Patches]]]]:
-    """The batch of each step with the patches of each row's pictures, decoded in processes while earlier steps run.
+    """The batch of each step with the patches of each row's images, decoded in processes while earlier steps run.
 
     The processes end with the last batch, or once the generator is closed.
     """
     batched = (batches.batch(step, rows) for step in steps)
-    counted = ((batch, [picture for seen in batch.pictures for picture in seen]) for batch in batched)
+    counted = ((batch, [image for seen in batch.images for image in seen]) for batch in batched)
     for batch, patches in decode_ahead(counted, patching, processes=processes):
         left = iter(patches)
-        yield batch, [[next(left) for _ in seen] for seen in batch.pictures] or [[] for _ in range(len(batch))]
+        yield batch, [[next(left) for _ in seen] for seen in batch.images] or [[] for _ in range(len(batch))]
 
 
 def _source(part: ImagePart) -> str | bytes:
@@ -97,27 +97,27 @@ def _seen_from(base: Path, path: str) -> str:
     return str(Path(path).relative_to(base)) if Path(path).is_relative_to(base) else path
 
 
-def _describe(document: Document, index: int, fault: BadPicture, key: str) -> str:
-    name = images_of(document.messages)[index].path or f"its picture {index + 1}"
-    remedy = "take the row out, or set data.bad_image to drop" if key == "data.train" else "or take the row out"
+def _describe(document: Document, index: int, fault: InvalidImageError, key: str) -> str:
+    name = images_of(document.messages)[index].path or f"its image {index + 1}"
+    remedy = "take the row out, or set data.on_bad_image to drop" if key == "data.train" else "or take the row out"
     return f"{key}, {document.origin}: {name} {fault.line}; mend it, {remedy}"
 
 
 def _notices(
-    kept: Sequence[Document], faults: Sequence[tuple[Document, BadPicture]], patching: Patching, key: str
+    kept: Sequence[Document], faults: Sequence[tuple[Document, InvalidImageError]], patching: Patching, key: str
 ) -> tuple[str, ...]:
-    notices, seen = [], {picture.path or picture.sha256: picture for row in kept for picture in row.pictures}.values()
+    notices, seen = [], {image.path or image.sha256: image for row in kept for image in row.images}.values()
     if faults:
         named = ", ".join(f"{row.origin}: {fault.line}" for row, fault in faults[:_NAMED])
         more = "; …" if len(faults) > _NAMED else ""
-        notices.append(f"{key}: rows left out for a picture that cannot be used: {len(faults):,} ({named}{more})")
-    if moving := sum(picture.animated for picture in seen):
-        notices.append(f"{key}: pictures with several frames, of which the first is used: {moving:,}")
+        notices.append(f"{key}: rows left out for a image that cannot be used: {len(faults):,} ({named}{more})")
+    if moving := sum(image.animated for image in seen):
+        notices.append(f"{key}: images with several frames, of which the first is used: {moving:,}")
     # Beyond this shape one side is stretched to a whole soft token.
     thin = sum(max(one.width, one.height) > patching.budget * min(one.width, one.height) for one in seen)
     if thin:
         notices.append(
-            f"{key}: pictures more than data.image_tokens = {patching.budget} times as long as wide, which the model "
+            f"{key}: images more than data.image_tokens = {patching.budget} times as long as wide, which the model "
             f"sees squeezed: {thin:,}"
         )
     return tuple(notices)

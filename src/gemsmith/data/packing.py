@@ -21,8 +21,8 @@ ARRAYS: dict[str, np.dtype] = {
 _ROWS_AT_ONCE = 256
 
 
-class RowPictures(Protocol):
-    """The pictures of each row, in the order of their soft tokens; none at all where no row has any."""
+class RowImages(Protocol):
+    """The images of each row, in the order of their soft tokens; none at all where no row has any."""
 
     def __len__(self) -> int: ...
     def __getitem__(self, row: int, /) -> tuple[ImageInfo, ...]: ...
@@ -43,7 +43,7 @@ class Rows:
     segments: np.ndarray
     positions: np.ndarray
     loss_mask: np.ndarray
-    pictures: RowPictures = ()
+    images: RowImages = ()
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -54,8 +54,8 @@ class Rows:
 
     def take(self, places: Sequence[int | None]) -> "Rows":
         """[[a], [b], [c]], places [2, 0, None] → [[c], [a], [0]]"""
-        pictures = tuple(() if place is None else self.pictures[place] for place in places) if self.pictures else ()
-        return Rows(**{name: _take(array, places) for name, array in self.arrays().items()}, pictures=pictures)
+        images = tuple(() if place is None else self.images[place] for place in places) if self.images else ()
+        return Rows(**{name: _take(array, places) for name, array in self.arrays().items()}, images=images)
 
     def documents(self, row: int) -> list[slice]:
         """The places of each document of a row: segments 1 1 1 2 2 0 → 0:3, 3:5."""
@@ -76,7 +76,7 @@ def assign_rows(
     """The documents of each row, by index: best fit, or one document a row.
 
     Each document goes into the row where it leaves the least room; ties go to the row that was changed last. They come
-    in `order`, or the longest first and of equal ones the earlier. `patches` are those of each document's pictures; a
+    in `order`, or the longest first and of equal ones the earlier. `patches` are those of each document's images; a
     row holds max_patches.
 
     >>> assign_rows([2, 5, 4, 3], 6), assign_rows([2, 2, 2], 6, patches=[4, 4, 0], max_patches=4)
@@ -91,7 +91,7 @@ def assign_rows(
     rows: list[list[int]] = []
     patch_rooms: list[int] = []  # of each row
     fewest = min((count for count in patches if count), default=1)
-    # Rows that may take another picture are apart from those that may not, through which none need look.
+    # Rows that may take another image are apart from those that may not, through which none need look.
     taking, full = _Rooms(), _Rooms()
     for index in sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True) if order is None else order:
         length, count = lengths[index], patches[index]
@@ -156,7 +156,7 @@ def pack_rows(documents: Sequence[Rendered], rows: Sequence[Sequence[int]], max_
 
 def _fill(documents: Sequence[Rendered], rows: Sequence[Sequence[int]], max_length: int) -> Rows:
     arrays = {name: np.zeros((len(rows), max_length), dtype) for name, dtype in ARRAYS.items()}
-    pictures = tuple(tuple(seen for index in members for seen in documents[index].pictures) for members in rows)
+    images = tuple(tuple(seen for index in members for seen in documents[index].images) for members in rows)
     counting = np.arange(max_length, dtype=np.int32)
     for row, members in enumerate(rows):
         begin = 0
@@ -169,7 +169,7 @@ def _fill(documents: Sequence[Rendered], rows: Sequence[Sequence[int]], max_leng
             # A document's first token has nothing before it to be predicted from.
             arrays["loss_mask"][row, begin + 1 : end] = document.trained[1:]
             begin = end
-    return Rows(**arrays, pictures=pictures if any(pictures) else ())
+    return Rows(**arrays, images=images if any(images) else ())
 
 
 def _take(array: np.ndarray, places: Sequence[int | None]) -> np.ndarray:

@@ -17,19 +17,19 @@ from gemsmith.system.console import open_console
 
 
 def show(run: Run, count: int, *, console: Console | None = None) -> None:
-    """Prints the first packed rows to stdout: trained tokens in colour, or within ⟦ ⟧ where there is no terminal."""
+    """Prints the first packed rows to stdout: trained tokens in color, or within ⟦ ⟧ where there is no terminal."""
     console = console or open_console(stderr=False)
     rows = open_rows(run)
     folder = fetch_folder(run.recipe.checkpoint)
     tokenizer = open_tokenizer(folder)
-    mark = "in colour" if console.is_terminal else "within ⟦ ⟧"
+    mark = "in color" if console.is_terminal else "within ⟦ ⟧"
     console.print(f"{len(rows)} packed rows of {rows.tokens.shape[1]} tokens; those in the loss are {mark}")
-    image = read_image_tokens(folder, tokenizer).image if rows.pictures else None
+    image = read_image_tokens(folder, tokenizer).image if rows.images else None
     for row in range(min(count, len(rows))):
-        console.print(row_text(rows, row, tokenizer, coloured=console.is_terminal, image=image))
+        console.print(row_text(rows, row, tokenizer, colored=console.is_terminal, image=image))
 
 
-def row_text(rows: Rows, row: int, tokenizer: Tokenizer, *, coloured: bool, image: int | None = None) -> Text:
+def row_text(rows: Rows, row: int, tokenizer: Tokenizer, *, colored: bool, image: int | None = None) -> Text:
     """One row: a line for each document's border, its text with the trained part marked, a line for the padding.
 
     `image` is the id of a soft token's place.
@@ -44,7 +44,7 @@ def row_text(rows: Rows, row: int, tokenizer: Tokenizer, *, coloured: bool, imag
     for number, places in enumerate(documents, start=1):
         tokens, trained = rows.tokens[row][places], rows.loss_mask[row][places] != 0
         text.append(f"── document {number}: {len(tokens)} tokens, {int(trained.sum())} in the loss\n", style="cyan")
-        text.append_text(document_text(tokens, trained, tokenizer, coloured=coloured, image=image))
+        text.append_text(document_text(tokens, trained, tokenizer, colored=colored, image=image))
         text.append("" if text.plain.endswith("\n") else "\n")
     if padding:
         text.append(f"── padding: {padding} tokens", style="cyan")
@@ -52,9 +52,9 @@ def row_text(rows: Rows, row: int, tokenizer: Tokenizer, *, coloured: bool, imag
 
 
 def document_text(
-    tokens: np.ndarray, trained: np.ndarray, tokenizer: Tokenizer, *, coloured: bool, image: int | None = None
+    tokens: np.ndarray, trained: np.ndarray, tokenizer: Tokenizer, *, colored: bool, image: int | None = None
 ) -> Text:
-    """The document's text, special tokens spelled out, and the soft tokens of a picture counted.
+    """The document's text, special tokens spelled out, and the soft tokens of a image counted.
 
     ids [2, 105, 9, 7, 106], trained [0, 0, 0, 1, 1] → `<bos><|turn>a⟦b<turn|>⟧`
     """
@@ -68,5 +68,5 @@ def document_text(
         if not trained[begin]:
             text.append(part, style="dim")
         else:
-            text.append(part if coloured else f"⟦{part}⟧", style="bold green")
+            text.append(part if colored else f"⟦{part}⟧", style="bold green")
     return text

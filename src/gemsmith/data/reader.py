@@ -1,6 +1,6 @@
 """Rows as files hold them: JSONL, parquet, a folder of either, or a dataset that Hugging Face's `datasets` saved.
 
-A message's content as typed parts: texts, and pictures by path, file URL or bytes.
+A message's content as typed parts: texts, and images by path, file URL or bytes.
 """
 
 import base64
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 _SUFFIXES = (".jsonl", ".parquet")
-# Few, since a column may hold pictures of a megabyte each.
+# Few, since a column may hold images of a megabyte each.
 _ROWS_AT_ONCE = 64
 # Text that is the same again and again is packed a hundredfold; beyond that a table is taken for a bomb.
 _MOST_UNPACKED, _MOST_UNPACKED_BYTES = 500, 2**28
@@ -42,7 +42,7 @@ def find_files(source: str) -> tuple[Path, ...]:
         return _files_of_folder(path)
     if not path.exists():
         raise DataError(
-            f"{source}: is not there; set data.train or data.eval to a JSONL or parquet file or a dataset folder"
+            f"{source}: does not exist; set data.train or data.eval to a JSONL or parquet file or a dataset folder"
         )
     if path.suffix not in _SUFFIXES:
         raise DataError(
@@ -222,22 +222,22 @@ def _numbered(file: Path, rows: Iterator[Any]) -> Iterator[tuple[str, Any]]:
 
 
 IMAGE_COLUMNS = ("image", "images")
-"""Columns of a row beside its texts: a picture, or a list of them."""
+"""Columns of a row beside its texts: a image, or a list of them."""
 _KEYS = ("path", "bytes", "url", "image")
 _PARTS = '{"type": "text", "text": ...} or {"type": "image", "path" or "bytes" or "url": ...}'
 
 
 @dataclass(frozen=True, kw_only=True)
-class PictureSource:
-    """Where pictures of rows come from and go to: relative paths count from `folder`, `keep` makes a file of bytes."""
+class ImageSource:
+    """Where images of rows come from and go to: relative paths count from `folder`, `keep` makes a file of bytes."""
 
     folder: Path = field(default_factory=Path)
     keep: Callable[[bytes], str] | None = None
     """None: bytes stay in memory."""
 
 
-def read_column(row: Mapping[str, Any], origin: str, source: PictureSource) -> tuple[ImagePart, ...]:
-    """The pictures in the row's own columns of them, in order."""
+def read_column(row: Mapping[str, Any], origin: str, source: ImageSource) -> tuple[ImagePart, ...]:
+    """The images in the row's own columns of them, in order."""
     given = {name: row[name] for name in IMAGE_COLUMNS if row.get(name) not in (None, "", [])}
     if len(given) > 1:
         raise DataError(f"{origin}: has image and images; keep one of them")
@@ -248,10 +248,10 @@ def read_column(row: Mapping[str, Any], origin: str, source: PictureSource) -> t
     return ()
 
 
-def read_parts(content: Any, where: str, column: Iterator[ImagePart], source: PictureSource) -> tuple[Part, ...]:
+def read_parts(content: Any, where: str, column: Iterator[ImagePart], source: ImageSource) -> tuple[Part, ...]:
     """The parts of a message's content, a string or a list of parts.
 
-    A bare {"type": "image"} is the next of `column`, the pictures in the row's own column.
+    A bare {"type": "image"} is the next of `column`, the images in the row's own column.
     """
     if isinstance(content, str):
         return (TextPart(text=content),)
@@ -260,8 +260,8 @@ def read_parts(content: Any, where: str, column: Iterator[ImagePart], source: Pi
     return join_texts(_read_part(part, where, column, source) for part in content)
 
 
-def read_image(value: Any, where: str, source: PictureSource) -> ImagePart:
-    """The picture of a path, a file URL, bytes, or {"bytes": ..., "path": ...} as Hugging Face's datasets hold it."""
+def read_image(value: Any, where: str, source: ImageSource) -> ImagePart:
+    """The image of a path, a file URL, bytes, or {"bytes": ..., "path": ...} as Hugging Face's datasets hold it."""
     if isinstance(value, Mapping):
         data = value.get("bytes")
         value = _decode(data, where) if isinstance(data, str) else value.get("path") if data is None else data
@@ -269,7 +269,7 @@ def read_image(value: Any, where: str, source: PictureSource) -> ImagePart:
         return ImagePart(path=source.keep(value)) if source.keep else ImagePart(data=value)
     if isinstance(value, str) and value:
         return ImagePart(path=str(source.folder / _path_of(value, where)))
-    raise DataError(f"{where} has a picture that is {kind(value)}; give a path, a file:// URL or bytes")
+    raise DataError(f"{where} has a image that is {kind(value)}; give a path, a file:// URL or bytes")
 
 
 def kind(value: Any) -> str:
@@ -286,7 +286,7 @@ def kind(value: Any) -> str:
     return names.get(type(value), type(value).__name__)
 
 
-def _read_part(part: Any, where: str, column: Iterator[ImagePart], source: PictureSource) -> Part:
+def _read_part(part: Any, where: str, column: Iterator[ImagePart], source: ImageSource) -> Part:
     # Tables fill a field that only some parts have with null.
     given = {name: value for name, value in part.items() if value is not None} if isinstance(part, Mapping) else {}
     match given:
@@ -299,33 +299,31 @@ def _read_part(part: Any, where: str, column: Iterator[ImagePart], source: Pictu
 
 
 def _read_image_part(
-    part: Mapping[str, Any], where: str, column: Iterator[ImagePart], source: PictureSource
+    part: Mapping[str, Any], where: str, column: Iterator[ImagePart], source: ImageSource
 ) -> ImagePart:
     given = [name for name in _KEYS if name in part]
     if len(given) > 1:
-        raise DataError(f"{where} has a picture with {' and '.join(given)}; keep one of them")
+        raise DataError(f"{where} has a image with {' and '.join(given)}; keep one of them")
     if not given:
         if (image := next(column, None)) is None:
             raise DataError(
-                f"{where} has more pictures than the row's column images; give each a path, bytes or a file:// URL"
+                f"{where} has more images than the row's column images; give each a path, bytes or a file:// URL"
             )
         return image
     if given == ["url"] and not str(part["url"]).startswith("file://"):
-        raise DataError(
-            f"{where} has a picture at {str(part['url'])[:80]!r}; only file:// URLs are read: fetch it first"
-        )
+        raise DataError(f"{where} has a image at {str(part['url'])[:80]!r}; only file:// URLs are read: fetch it first")
     value = part[given[0]]
     return read_image({"bytes": value} if given == ["bytes"] else value, where, source)
 
 
 def _path_of(text: str, where: str) -> Path:
     if not is_utf_8(text):
-        raise DataError(f"{where} has a picture at {text[:80]!r}, a name that is not in UTF-8; rename the file")
+        raise DataError(f"{where} has a image at {text[:80]!r}, a name that is not in UTF-8; rename the file")
     if "://" not in text and not text.startswith("data:"):
         return expand_home(text)
     url = urlsplit(text)
     if url.scheme != "file" or url.netloc not in ("", "localhost"):
-        raise DataError(f"{where} has a picture at {text[:80]!r}; only file:// URLs are read: fetch it first")
+        raise DataError(f"{where} has a image at {text[:80]!r}; only file:// URLs are read: fetch it first")
     return Path(unquote(url.path))
 
 
@@ -333,6 +331,4 @@ def _decode(text: str, where: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as error:
-        raise DataError(
-            f"{where} has a picture whose bytes are not base64 ({error}); write them so, or a path"
-        ) from None
+        raise DataError(f"{where} has a image whose bytes are not base64 ({error}); write them so, or a path") from None

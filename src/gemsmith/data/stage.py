@@ -12,13 +12,13 @@ import numpy as np
 from gemsmith.arch import VARIANTS
 from gemsmith.checkpoints import Checkpoint, open_checkpoint
 from gemsmith.checkpoints.folder import read_config
-from gemsmith.data.batches import PICTURES, count_rows, count_steps, find_buckets, rows_sha256, shuffled_order
+from gemsmith.data.batches import IMAGES, count_rows, count_steps, find_buckets, rows_sha256, shuffled_order
 from gemsmith.data.chat_template import TemplateText, find_template
 from gemsmith.data.dataset import Dataset, describe_columns, read_dataset, read_held_out, read_train, source_sha256
-from gemsmith.data.dedup import Overlap, count_shared_pictures, find_overlap, overlap_notices, write_answers
+from gemsmith.data.dedup import Overlap, count_shared_images, find_overlap, overlap_notices, write_answers
 from gemsmith.data.documents import Document
 from gemsmith.data.image_folder import FORMAT, recipe_classes
-from gemsmith.data.images import Seen, look_at_pictures, write_pictures
+from gemsmith.data.images import Seen, validate_images, write_images
 from gemsmith.data.packing import ARRAYS, Rows, assign_rows, drawn_order, pack_rows
 from gemsmith.data.tokenize import Rendered, open_tokenizer
 from gemsmith.data.workers import count_processes, render_in_processes
@@ -27,7 +27,7 @@ from gemsmith.images.decode import drop_others, keep_bytes
 from gemsmith.images.patches import Patching, read_patching
 from gemsmith.recipe.schema import Data, Recipe, eval_tasks
 from gemsmith.runs.provenance import Clock, start_clock
-from gemsmith.runs.records import DataRecord, HeldOut, PictureBucket
+from gemsmith.runs.records import DataRecord, HeldOut, ImageBucket
 from gemsmith.runs.resolve import check_lengths
 from gemsmith.runs.run import Run, make_origin, read_record, write_record
 from gemsmith.system.console import open_console, track
@@ -63,11 +63,11 @@ def prepare_data(run: Run) -> DataRecord:
     console = open_console(soft_wrap=False)
     data = run.recipe.data
     # Before the checkpoint, which may first have to be fetched.
-    dataset = read_train(run.recipe, partial(keep_bytes, run.pictures))
+    dataset = read_train(run.recipe, partial(keep_bytes, run.images))
     checkpoint, template = _open_checkpoint(run)
     patching = read_patching(read_config(checkpoint.folder), data.image_tokens)
     held_out = _look(checkpoint, _read_held_out(run.recipe), patching, bad="error", key="data.eval").documents
-    seen = _look(checkpoint, dataset.documents, patching, bad=data.bad_image, key="data.train")
+    seen = _look(checkpoint, dataset.documents, patching, bad=data.on_bad_image, key="data.train")
     progress = track(seen.documents, "rendering rows", console)
     rendered = list(render_in_processes(checkpoint.folder, template, progress, count_processes(seen.documents)))
     kept, dropped = _keep_fitting(rendered, data, patching)
@@ -75,8 +75,8 @@ def prepare_data(run: Run) -> DataRecord:
     rows = _assign(kept, patches, run.recipe)
     before = _earlier(run)
     chunks, shape = pack_rows(kept, rows, data.max_length), (len(rows), data.max_length)
-    files = _write_rows(run, chunks, shape, with_pictures=any(patches))
-    drop_others(run.pictures, {Path(picture.path).name for document in kept for picture in document.pictures})
+    files = _write_rows(run, chunks, shape, with_images=any(patches))
+    drop_others(run.images, {Path(image.path).name for document in kept for image in document.images})
     trained = {row.origin for row in kept}
     trained_on = [document for document in seen.documents if document.origin in trained]
     answers = write_answers(run.data, trained_on)
@@ -86,13 +86,13 @@ def prepare_data(run: Run) -> DataRecord:
         "packing_order": _packing_order(data),
         "buckets": _buckets(kept, rows, run.recipe) if any(patches) else (),
         "most_patches": max(sum(patches[index] for index in members) for members in rows),
-        "most_pictures": max(sum(len(kept[index].pictures) for index in members) for members in rows),
+        "most_images": max(sum(len(kept[index].images) for index in members) for members in rows),
         "ignored_columns": dataset.ignored_columns,
         "notices": (*_notices(dataset), *seen.notices),
     }
     record = record.model_copy(update=found)
     if held_out:
-        shared = count_shared_pictures(trained_on, held_out)
+        shared = count_shared_images(trained_on, held_out)
         record = _with_overlap(record, find_overlap(answers, held_out), shared)
     record = before if before and _same_rows(before, record) else record
     write_record(run, record)
@@ -128,21 +128,21 @@ def _assign(kept: Sequence[Rendered], patches: Sequence[int], recipe: Recipe) ->
 
 
 def _packing_order(data: Data) -> Literal["longest first", "drawn"] | None:
-    """A folder of photos is read class by class, and one class's documents are of one length: rows of it alone."""
+    """A folder of images is read class by class, and one class's documents are of one length: rows of it alone."""
     if not data.packing:
         return None
     return "drawn" if data.format == FORMAT else "longest first"
 
 
 def _look(checkpoint: Checkpoint, documents: Sequence[Document], patching: Patching, *, bad: str, key: str) -> Seen:
-    """What look_at_pictures gives. Raises CheckpointError where there are pictures and the checkpoint takes none."""
+    """What validate_images gives. Raises CheckpointError where there are images and the checkpoint takes none."""
     first = next((document for document in documents if images_of(document.messages)), None)
     if first and not read_config(checkpoint.folder).get("vision_config"):
         raise CheckpointError(
-            f"{key}, {first.origin}: has a picture, and the config.json of checkpoint {checkpoint.source} has no "
-            "vision_config, so it takes text alone; give one that takes pictures"
+            f"{key}, {first.origin}: has a image, and the config.json of checkpoint {checkpoint.source} has no "
+            "vision_config, so it takes text alone; give one that takes images"
         )
-    return look_at_pictures(documents, patching, bad=bad, key=key)
+    return validate_images(documents, patching, bad=bad, key=key)
 
 
 def _check_tokenizer(checkpoint: Checkpoint) -> None:
@@ -186,10 +186,10 @@ def _keep_fitting(
         before, sizes = kept, [size(document) for document in kept]
         kept = [document for document, count in zip(before, sizes, strict=True) if count <= limit]
         most = max(sizes)
-        if data.too_long == "error" and len(kept) < len(before):
+        if data.on_too_long == "error" and len(kept) < len(before):
             raise DataError(
                 f"{before[sizes.index(most)].origin}: has {most} {unit}, {key} is {limit}; raise it, or set "
-                "data.too_long to drop"
+                "data.on_too_long to drop"
             )
         if not kept:
             raise DataError(
@@ -201,11 +201,11 @@ def _keep_fitting(
     return kept, dropped
 
 
-def _buckets(kept: Sequence[Rendered], rows: Sequence[Sequence[int]], recipe: Recipe) -> tuple[PictureBucket, ...]:
-    soft_tokens = [[picture.soft_tokens for index in members for picture in kept[index].pictures] for members in rows]
-    places = {"total_rows": count_rows(recipe.train, len(rows)), "rows_per_step": recipe.train.rows_per_step}
+def _buckets(kept: Sequence[Rendered], rows: Sequence[Sequence[int]], recipe: Recipe) -> tuple[ImageBucket, ...]:
+    soft_tokens = [[image.soft_tokens for index in members for image in kept[index].images] for members in rows]
+    places = {"total_rows": count_rows(recipe.train, len(rows)), "global_batch_size": recipe.train.global_batch_size}
     steps = find_buckets(soft_tokens, shuffled_order(len(rows), recipe.seed), **places).count_steps()
-    return tuple(PictureBucket(**bucket._asdict(), steps=count) for bucket, count in steps.items())
+    return tuple(ImageBucket(**bucket._asdict(), steps=count) for bucket, count in steps.items())
 
 
 def _earlier(run: Run) -> DataRecord | None:
@@ -224,10 +224,10 @@ def _same_rows(before: DataRecord, record: DataRecord) -> bool:
     return (before.rows_sha256, before.origin.made_from) == (record.rows_sha256, record.origin.made_from)
 
 
-def _write_rows(run: Run, chunks: Iterable[Rows], shape: tuple[int, int], *, with_pictures: bool) -> dict[str, str]:
+def _write_rows(run: Run, chunks: Iterable[Rows], shape: tuple[int, int], *, with_images: bool) -> dict[str, str]:
     """Writes one .npy file an array into the data folder, whole or not at all, and returns the SHA-256 of each.
 
-    With pictures, their lines as well.
+    With images, their lines as well.
 
     Plain writes: a memory map on a full disk ends the process instead of raising.
     """
@@ -245,12 +245,12 @@ def _write_rows(run: Run, chunks: Iterable[Rows], shape: tuple[int, int], *, wit
                 for chunk in chunks:
                     for name, array in chunk.arrays().items():
                         files[name].write(array.data)
-                    if with_pictures:
-                        seen = [chunk.pictures[row] if chunk.pictures else () for row in range(len(chunk))]
-                        write_pictures(beside / PICTURES, seen, run.path.absolute())
+                    if with_images:
+                        seen = [chunk.images[row] if chunk.images else () for row in range(len(chunk))]
+                        write_images(beside / IMAGES, seen, run.path.absolute())
             hashes = {name: sha256_file(beside / f"{name}.npy") for name in ARRAYS}
-            if with_pictures:
-                hashes[PICTURES] = sha256_file(beside / PICTURES)
+            if with_images:
+                hashes[IMAGES] = sha256_file(beside / IMAGES)
             # The folder is replaced now; killed in between, there is no record of the rows, rather than one that lies.
             run.record_file("data").unlink(missing_ok=True)
     except OSError as error:
@@ -303,18 +303,18 @@ def _make_record(
         length_percentiles=dict(zip(("p50", "p90", "p99", "p100"), map(int, levels), strict=True)),
         template_sha256=sources["chat template"],
         steps=count_steps(run.recipe.train, packed_rows),
-        rows_sha256=rows_sha256(files, run.data / PICTURES),
+        rows_sha256=rows_sha256(files, run.data / IMAGES),
         files=files,
-        pictures=sum(len(document.pictures) for document in kept),
+        images=sum(len(document.images) for document in kept),
         soft_tokens=sum(document.soft_tokens for document in kept),
     )
 
 
-def _with_overlap(record: DataRecord, overlap: Overlap, same_picture: int | None) -> DataRecord:
+def _with_overlap(record: DataRecord, overlap: Overlap, same_image: int | None) -> DataRecord:
     found = {
         "held_out_also_trained": overlap.prompts,
         "held_out": HeldOut(
-            rows=overlap.rows, same_prompt=overlap.prompts, same_answer=overlap.answers, same_picture=same_picture
+            rows=overlap.rows, same_prompt=overlap.prompts, same_answer=overlap.answers, same_image=same_image
         ),
         "notices": (*record.notices, *overlap_notices(overlap)),
     }
@@ -322,14 +322,14 @@ def _with_overlap(record: DataRecord, overlap: Overlap, same_picture: int | None
 
 
 def _summary(record: DataRecord, run: Run) -> str:
-    data, per_step = run.recipe.data, run.recipe.train.rows_per_step
+    data, per_step = run.recipe.data, run.recipe.train.global_batch_size
     text = (
         f"data: {record.rows:,} rows, {record.tokens:,} tokens ({record.supervised_tokens:,} in the loss), in "
         f"{record.packed_rows:,} rows of "
         f"{data.max_length} ({record.packing_efficiency:.0%} full), {record.steps:,} steps"
     )
-    if record.pictures:
-        text += f"; {record.pictures:,} pictures in {record.soft_tokens:,} soft tokens"
+    if record.images:
+        text += f"; {record.images:,} images in {record.soft_tokens:,} soft tokens"
     for reason, count in record.dropped.items():
         text += f"; dropped {count:,} " + {
             "too_long": f"longer than {data.max_length} (longest {record.length_percentiles['p100']:,})",
@@ -338,5 +338,5 @@ def _summary(record: DataRecord, run: Run) -> str:
     if record.ignored_columns:
         text += f"; ignored the columns {describe_columns(record.ignored_columns)}"
     if record.packed_rows < per_step:
-        text += f"; too few for one step of train.rows_per_step = {per_step}, so training will ask to lower that"
+        text += f"; too few for one step of train.global_batch_size = {per_step}, so training will ask to lower that"
     return text

@@ -4,10 +4,10 @@ r"""Documents rendered to token ids, each marked as trained or not: the loss mas
     .......................................^^^^^^^^^^^^..        ^ trained: the answer, and the token that ends the turn
 
 What comes before an answer must be, letter for letter, what a server would prompt the model with; that is checked for
-every turn. Prompt and answer are tokenised apart and joined, as they are when the model answers: a token over the
+every turn. Prompt and answer are tokenized apart and joined, as they are when the model answers: a token over the
 border would be one it never has to write.
 
-Soft tokens in a document's ids: each placeholder that the chat template wrote becomes those of its picture.
+Soft tokens in a document's ids: each placeholder that the chat template wrote becomes those of its image.
 
 <|turn> user \n <|image|> what ?          →  <|turn> user \n <|image> <|image|> … <|image|> <image|> what ?
 """
@@ -47,7 +47,7 @@ _KEYS = ("image_token_id", "boi_token_id", "eoi_token_id")
 
 @dataclass(frozen=True, kw_only=True)
 class ImageTokens:
-    """Ids: of a soft token's place, and of what stands before and after a picture's."""
+    """Ids: of a soft token's place, and of what stands before and after a image's."""
 
     image: int
     begin: int
@@ -65,7 +65,7 @@ def read_image_tokens(folder: Path, tokenizer: Tokenizer) -> ImageTokens:
     for key in _KEYS:
         number = config.get(key)
         if not isinstance(number, int):
-            raise CheckpointError(f"checkpoint {folder}: its config.json has no {key}, which rows with pictures need")
+            raise CheckpointError(f"checkpoint {folder}: its config.json has no {key}, which rows with images need")
         # Not one that a text may come to, such as a letter's.
         token = tokenizer.get_added_tokens_decoder().get(number)
         if token is None or tokenizer.encode(token.content, add_special_tokens=False).ids != [number]:
@@ -128,13 +128,13 @@ class Rendered:
     ids: np.ndarray
     trained: np.ndarray
     origin: str
-    pictures: tuple[ImageInfo, ...] = ()
+    images: tuple[ImageInfo, ...] = ()
     """In the order of their soft tokens."""
 
     @property
     def soft_tokens(self) -> int:
-        """Those of all its pictures."""
-        return sum(picture.soft_tokens for picture in self.pictures)
+        """Those of all its images."""
+        return sum(image.soft_tokens for image in self.images)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,7 +149,7 @@ class Renderer:
     control: ControlTokens
     limits: Limits | None = None
     image_tokens: Callable[[], ImageTokens]
-    """Asked only for rows with pictures: a checkpoint of text alone has none."""
+    """Asked only for rows with images: a checkpoint of text alone has none."""
 
 
 def open_renderer(folder: Path, template: TemplateText | None = None, *, limits: Limits | None = None) -> Renderer:
@@ -323,10 +323,10 @@ def check_prompts(renderer: Renderer, rows: Iterable[tuple[Document, int]]) -> l
 
 
 def _place_in_prompt(ids: np.ndarray, prompt: Document, renderer: Renderer) -> np.ndarray:
-    tokens, pictures = renderer.image_tokens(), prompt.pictures[: len(images_of(prompt.messages))]
-    if (placed := int(np.count_nonzero(ids == tokens.image))) != len(pictures):
-        raise _misplaced(prompt, placed, len(pictures))
-    return place_soft_tokens(ids, [picture.soft_tokens for picture in pictures], tokens)[0]
+    tokens, images = renderer.image_tokens(), prompt.images[: len(images_of(prompt.messages))]
+    if (placed := int(np.count_nonzero(ids == tokens.image))) != len(images):
+        raise _misplaced(prompt, placed, len(images))
+    return place_soft_tokens(ids, [image.soft_tokens for image in images], tokens)[0]
 
 
 def _prompt_ids(renderer: Renderer, document: Document) -> np.ndarray:
@@ -348,31 +348,31 @@ def _tokenize(renderer: Renderer, borders: BorderCheck, batch: Sequence[_Sequenc
         joined = _join_ids(split.pieces, [ids[piece.text] for piece in split.pieces], document.origin)
         borders.refuse_made(document, joined.ids, partial(_sequence_ids, renderer, number))
         if images_of(document.messages):
-            joined = _place_pictures(joined, split, document, renderer.image_tokens())
+            joined = _place_images(joined, split, document, renderer.image_tokens())
         rendered.append(_check_ids(joined))
     return rendered
 
 
-def _place_pictures(joined: Rendered, split: Split, document: Document, tokens: ImageTokens) -> Rendered:
-    """The same with the soft tokens of its pictures. Raises DataError where the template did not write each once."""
+def _place_images(joined: Rendered, split: Split, document: Document, tokens: ImageTokens) -> Rendered:
+    """The same with the soft tokens of its images. Raises DataError where the template did not write each once."""
     upto = [0, *accumulate(len(images_of([message])) for message in document.messages)]
-    assert upto[-1] == len(document.pictures), "looked at before"
+    assert upto[-1] == len(document.images), "looked at before"
     placed = joined.ids == tokens.image
-    # Each run of what is trained begins where an answer does: so many pictures come before it.
+    # Each run of what is trained begins where an answer does: so many images come before it.
     begins = np.flatnonzero(np.diff(joined.trained.astype(np.int8), prepend=0) == 1)
     found = [*(int(np.count_nonzero(placed[:begin])) for begin in begins), int(np.count_nonzero(placed))]
     wanted = [upto[count] for count in (*split.before, split.messages)]
     if found != wanted or (placed & joined.trained).any():
         raise _misplaced(document, found[-1], wanted[-1])
-    pictures = document.pictures[: wanted[-1]]
-    ids, origin = place_soft_tokens(joined.ids, [picture.soft_tokens for picture in pictures], tokens)
-    return replace(joined, ids=ids, trained=joined.trained[origin], pictures=pictures)
+    images = document.images[: wanted[-1]]
+    ids, origin = place_soft_tokens(joined.ids, [image.soft_tokens for image in images], tokens)
+    return replace(joined, ids=ids, trained=joined.trained[origin], images=images)
 
 
-def _misplaced(document: Document, placed: int, pictures: int) -> DataError:
+def _misplaced(document: Document, placed: int, images: int) -> DataError:
     return DataError(
-        f"{document.origin}: the chat template does not write the image placeholder once for each picture, in its "
-        f"place ({placed} for {pictures}); set data.template to Gemma 4's"
+        f"{document.origin}: the chat template does not write the image placeholder once for each image, in its "
+        f"place ({placed} for {images}); set data.template to Gemma 4's"
     )
 
 

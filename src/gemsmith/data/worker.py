@@ -39,7 +39,7 @@ class Packed(NamedTuple):
     trained: np.ndarray
     lengths: list[int]
     origins: list[str]
-    pictures: list[tuple[ImageInfo, ...]]
+    images: list[tuple[ImageInfo, ...]]
 
 
 class Prompts(NamedTuple):
@@ -68,4 +68,4 @@ def _answer(renderer: Renderer, request: Sequence[Document] | Prompts) -> Packed
     rendered = render_documents(renderer, request)
     ids, trained = (np.concatenate([getattr(document, name) for document in rendered]) for name in ("ids", "trained"))
     lengths, origins = [len(document.ids) for document in rendered], [document.origin for document in rendered]
-    return Packed(ids, trained, lengths, origins, [document.pictures for document in rendered])
+    return Packed(ids, trained, lengths, origins, [document.images for document in rendered])

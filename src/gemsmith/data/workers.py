@@ -118,7 +118,7 @@ def _why_it_ended(code: int, opening: Opening, documents: Sequence[Document]) ->
 
 
 def _unpack(packed: Packed) -> Iterator[Rendered]:
-    ids, trained, lengths, origins, pictures = packed
+    ids, trained, lengths, origins, images = packed
     ends = np.cumsum(lengths)
-    for end, length, origin, seen in zip(ends, lengths, origins, pictures, strict=True):
-        yield Rendered(ids=ids[end - length : end], trained=trained[end - length : end], origin=origin, pictures=seen)
+    for end, length, origin, seen in zip(ends, lengths, origins, images, strict=True):
+        yield Rendered(ids=ids[end - length : end], trained=trained[end - length : end], origin=origin, images=seen)

@@ -13,7 +13,7 @@ from gemsmith.runs.records import ServerFacts
 from gemsmith.runs.run import Run
 from gemsmith.serve.client.chat import Reply
 from gemsmith.serve.settings import find_engine
-from gemsmith.serve.stage import takes_pictures
+from gemsmith.serve.stage import takes_images
 from gemsmith.system.files import sha256_file
 from gemsmith.tasks.messages import Message, plain_messages
 
@@ -42,7 +42,7 @@ def digest_model(run: Run, folder: Path, weights_sha256: str, *, max_tokens: int
             "seed": recipe.seed,
         }
         | ({"served_as": "adapter"} if recipe.serve.weights == "adapter" else {})
-        | ({"image_tokens": recipe.data.image_tokens} if takes_pictures(run) else {})
+        | ({"image_tokens": recipe.data.image_tokens} if takes_images(run) else {})
         | ({"kv_cache_dtype": recipe.serve.kv_cache_dtype} if recipe.serve.kv_cache_dtype != "auto" else {})
     )
 
@@ -53,14 +53,14 @@ def digest_question(
     *,
     drawn: Mapping[str, float] | None = None,
     choices: Sequence[str] = (),
-    pictures: Sequence[str] = (),
+    images: Sequence[str] = (),
 ) -> str:
     """SHA-256 that an answer of the model of that digest is kept under.
 
-    `drawn`: how, with the sample's own seed; `choices`: whose likelihoods are the answer; `pictures`: their SHA-256.
+    `drawn`: how, with the sample's own seed; `choices`: whose likelihoods are the answer; `images`: their SHA-256.
     """
     how = [*([] if drawn is None else [dict(drawn)]), *([list(choices)] if choices else [])]
-    how += [{"pictures": list(pictures)}] if pictures else []
+    how += [{"images": list(images)}] if images else []
     return _sha256([model, *plain_messages(messages), *how])
 
 

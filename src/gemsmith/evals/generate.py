@@ -85,7 +85,7 @@ def _refuse_others(verdicts: tuple[object, ...], answers: int) -> Failure | None
 
 
 COMPARED = 3
-"""Prompts of each start of a server; what differs does so in all of them, or by a picture's shape."""
+"""Prompts of each start of a server; what differs does so in all of them, or by a image's shape."""
 _SHOWN_IDS = 8
 
 
@@ -167,7 +167,7 @@ class Answers:
     answers: tuple[tuple[Answer, ...], ...]
     retries: Mapping[str, int]
     prompts_compared: int = 0
-    """Prompts with pictures that a server was seen to read as the ids that training makes of them."""
+    """Prompts with images that a server was seen to read as the ids that training makes of them."""
     server: ServerFacts | None = None
     """What the last server said of itself that was asked; None of one that an earlier version asked."""
 
@@ -284,9 +284,9 @@ def _drawn(task: OpenTask, number: int) -> dict[str, float] | None:
 
 def _key(task: OpenTask, digest: str, number: int) -> str:
     question = task.questions[number // task.sampling.samples]
-    pictures = [picture.sha256 for picture in question.pictures]
+    images = [image.sha256 for image in question.images]
     drawn, choices = _drawn(task, number), _choices(task, question)
-    return digest_question(digest, question.messages, drawn=drawn, choices=choices, pictures=pictures)
+    return digest_question(digest, question.messages, drawn=drawn, choices=choices, images=images)
 
 
 def _choices(task: OpenTask, question: Question) -> tuple[str, ...]:
@@ -296,13 +296,13 @@ def _choices(task: OpenTask, question: Question) -> tuple[str, ...]:
 
 def _request(server: Server, task: OpenTask, number: int) -> Request:
     question = task.questions[number // task.sampling.samples]
-    messages = api_messages(question.messages, question.pictures, task.patching)
+    messages = api_messages(question.messages, question.images, task.patching)
     body = {"model": server.model, "messages": messages, "max_tokens": task.max_tokens, "temperature": 0}
     return Request(path="/v1/chat/completions", body=body | (_drawn(task, number) or {}))
 
 
 def _ask_missing(asking: _Asking) -> None:
-    """Hears the replies that are not there yet, from a server that is started again where it dies."""
+    """Hears the replies that do not exist yet, from a server that is started again where it dies."""
     for restarts_left in reversed(range(MOST_RESTARTS + 1)):
         server, before = asking.model.start(), len(asking.replies)
         try:
@@ -375,15 +375,15 @@ def _ask_once(asking: _Asking, server: Server) -> None:
             heard(missing[place], found if isinstance(found, Failure) else read_chat(found))
 
         asking.compared += _compare_prompts(asking, server)
-        # One by one: the pictures of all of them may not fit into memory.
+        # One by one: the images of all of them may not fit into memory.
         requests = (_request(server, task, number) for number in missing)
         ask_all(server, requests, heard_chat, concurrency=concurrency, retried=retried)
 
 
 def _compare_prompts(asking: _Asking, server: Server) -> int:
-    """How many of the first prompts with pictures the server was seen to read as training made them."""
+    """How many of the first prompts with images the server was seen to read as training made them."""
     task = asking.task
-    numbers = [number for number in asking.missing() if task.prompts and task.questions[number].pictures][:COMPARED]
+    numbers = [number for number in asking.missing() if task.prompts and task.questions[number].images][:COMPARED]
     asked = {
         task.questions[number].origin: (_request(server, task, number), task.prompts[number].tolist())
         for number in numbers

@@ -15,7 +15,7 @@ from gemsmith.tasks import Classifier, Question
 from gemsmith.tasks.messages import images_of
 
 UNKNOWN = -1
-MOST_CONFUSED, MOST_OF_ONE_KIND, MOST_PICTURES = 24, 3, 4
+MOST_CONFUSED, MOST_OF_ONE_KIND, MOST_IMAGES = 24, 3, 4
 _CHARACTERS = 200
 
 
@@ -124,11 +124,11 @@ def _label_row(question: Question, row: int, base: Answered, tuned: Answered) ->
         tuned=tuned.texts[row][:_CHARACTERS],
         base_right=base.right[row],
         tuned_right=tuned.right[row],
-        pictures=tuple(_thumbnails(question)),
+        images=tuple(_thumbnails(question)),
     )
 
 
 def _thumbnails(question: Question) -> Iterator[str]:
-    for part in images_of(question.messages)[:MOST_PICTURES]:
+    for part in images_of(question.messages)[:MOST_IMAGES]:
         with contextlib.suppress(DataError):  # a file that is gone since: the answers are what counts
             yield thumbnail_url(part.path or part.data)

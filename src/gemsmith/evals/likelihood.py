@@ -1,7 +1,7 @@
 """How likely a model finds given answers, from vLLM's log-probabilities of a prompt's tokens.
 
 The prompt's ids P are those of the server's own /tokenize for the chat, its generation prompt included: what the model
-would go on from. A choice is tokenised alone, to C. It is then asked for the ids P C, and the log-probabilities of the
+would go on from. A choice is tokenized alone, to C. It is then asked for the ids P C, and the log-probabilities of the
 last len(C) of them are summed. So no token belongs half to the prompt, and the prompt's tokens are never counted.
 """
 
@@ -25,12 +25,12 @@ def ask_likelihoods(
 
     Raises what ask_all raises. A question of which one request fails has that failure.
     """
-    tokenised = _tokenise(server, asked, concurrency)
+    tokenized = _tokenize(server, asked, concurrency)
     lengths: list[tuple[int, str, int]] = []
     requests: list[Request] = []
     for number, (_, choices) in asked.items():
         ids: list[list[int]] = []
-        for each in (tokenised[number], *(tokenised[choice] for choice in choices)):
+        for each in (tokenized[number], *(tokenized[choice] for choice in choices)):
             if isinstance(each, Failure):
                 heard(number, each)
                 break
@@ -71,7 +71,7 @@ def read_logprob(reply: Mapping[str, Any], ids: Sequence[int], last: int) -> flo
     return total
 
 
-def _tokenise(server: Server, asked: Asked, concurrency: int) -> dict[int | str, list[int] | Failure]:
+def _tokenize(server: Server, asked: Asked, concurrency: int) -> dict[int | str, list[int] | Failure]:
     """The ids of each question's prompt, by its number, and of each choice, by its text; or why there are none."""
     bodies: dict[int | str, dict[str, Any]] = {
         number: {"messages": plain_messages(messages), "add_generation_prompt": True}

@@ -59,9 +59,9 @@ def wilson_interval(right: int, n: int) -> tuple[float, float]:
     """
     assert 0 <= right <= n and n > 0
     share, z2 = right / n, Z_95**2
-    centre = share + z2 / (2 * n)
+    center = share + z2 / (2 * n)
     spread = Z_95 * math.sqrt(share * (1 - share) / n + z2 / (4 * n * n))
-    low, high = ((centre + sign * spread) / (1 + z2 / n) for sign in (-1, 1))
+    low, high = ((center + sign * spread) / (1 + z2 / n) for sign in (-1, 1))
     # Rounding alone would put the ends at 1e-17 and 1 - 1e-16 there.
     return (0.0 if right == 0 else low, 1.0 if right == n else high)
 
@@ -252,7 +252,7 @@ def bootstrap_interval(differences: Sequence[float] | np.ndarray) -> tuple[float
 
 
 def sign_flip_p_value(differences: Sequence[float] | np.ndarray) -> float:
-    """The two-sided p-value of the paired randomisation test of a mean of 0 (Fisher 1935, The Design of Experiments).
+    """The two-sided p-value of the paired randomization test of a mean of 0 (Fisher 1935, The Design of Experiments).
 
     Were the two models alike, each difference would have either sign as likely: p is the share of all 2ⁿ choices of
     signs whose sum is at least as far from 0. Where all that differ do so by as much it is McNemar's exact test; else

@@ -137,7 +137,7 @@ def _problem_score(question: Question, answers: Sequence[Answer]) -> ProblemScor
     )
 
 
-def make_rows(task: OpenTask, base: Answers, tuned: Answers) -> Iterator[dict[str, Any]]:
+def generate_rows(task: OpenTask, base: Answers, tuned: Answers) -> Iterator[dict[str, Any]]:
     """For each answer to each question what was asked and expected and what both models wrote."""
     number = 0
     for question, one, other in zip(task.questions, base.answers, tuned.answers, strict=True):
@@ -150,9 +150,7 @@ def make_rows(task: OpenTask, base: Answers, tuned: Answers) -> Iterator[dict[st
 def _row(question: Question, base: Answer, tuned: Answer) -> dict[str, Any]:
     return {
         "prompt": "\n\n".join(text_of(message) for message in question.messages),
-        **(
-            {"pictures": [picture.path or picture.sha256 for picture in question.pictures]} if question.pictures else {}
-        ),
+        **({"images": [image.path or image.sha256 for image in question.images]} if question.images else {}),
         "expected": question.expected,
         "base": base.text,
         "tuned": tuned.text,
@@ -217,19 +215,19 @@ def source_notices(task: OpenTask, result: TaskResult) -> list[str]:
     return notices
 
 
-def picture_notices(task: OpenTask) -> list[str]:
-    """That the server sees some pictures in pixels that differ a little from those of training, if it does."""
-    pictures = [picture for question in task.questions for picture in question.pictures]
-    again = count_resized_again(pictures, task.patching) if task.patching else 0
+def image_notices(task: OpenTask) -> list[str]:
+    """That the server sees some images in pixels that differ a little from those of training, if it does."""
+    images = [image for question in task.questions for image in question.images]
+    again = count_resized_again(images, task.patching) if task.patching else 0
     if not again:
         return []
     return [
-        f"{again:,} of {len(pictures):,} pictures have a shape that the server resizes itself, with torchvision: its "
+        f"{again:,} of {len(images):,} images have a shape that the server resizes itself, with torchvision: its "
         "values differ from the trained ones, which Pillow made, by up to 2 of 255."
     ]
 
 
-def grave_notices(task: OpenTask, result: TaskResult) -> list[str]:
+def critical_warnings(task: OpenTask, result: TaskResult) -> list[str]:
     """That generated code ran unguarded, or that a task with its own questions is answered worse than by the base."""
     notices = []
     if result.sandbox is False:

@@ -15,10 +15,10 @@ from gemsmith.evals.metrics import Comparison, compare, unmoved_notices, worse_n
 from gemsmith.evals.results import (
     answer_notices,
     choose_examples,
-    grave_notices,
+    critical_warnings,
+    generate_rows,
+    image_notices,
     make_result,
-    make_rows,
-    picture_notices,
     print_scores,
     source_notices,
 )
@@ -62,7 +62,7 @@ def evaluate(run: Run, servers: Servers, *, fresh: bool = False) -> EvalRecord:
     """
     clock = start_clock()
     tasks, dataset = open_tasks(run)
-    _check_pictures(tasks, servers)
+    _check_images(tasks, servers)
     overlap = _find_trained(run, tasks)
     read_record(run, ExportRecord)
     servers.check_verified()  # also where all answers are there from an earlier start
@@ -96,11 +96,11 @@ def _say_replaced(run: Run, tasks: Sequence[OpenTask]) -> None:
         open_console().print("; ".join([f"eval: notice: {replaced}", *changes]), style="yellow")
 
 
-def _check_pictures(tasks: Sequence[OpenTask], servers: Servers) -> None:
-    seen = next((question for task in tasks for question in task.questions if question.pictures), None)
-    if seen and not servers.takes_pictures:
+def _check_images(tasks: Sequence[OpenTask], servers: Servers) -> None:
+    seen = next((question for task in tasks for question in task.questions if question.images), None)
+    if seen and not servers.takes_images:
         raise RecipeError(
-            f"serve.pictures: is false, no trained row has a picture, and {seen.origin} of data.eval has one; set it "
+            f"serve.images: is false, no trained row has a image, and {seen.origin} of data.eval has one; set it "
             "to true"
         )
 
@@ -156,7 +156,7 @@ def _make_record(
                 for role, answers in (("base", each.base), ("tuned", each.tuned))
                 for notice in answer_notices(each.task, role, answers)
             ),
-            *(notice for each in rows[:1] for notice in picture_notices(each.task)),
+            *(notice for each in rows[:1] for notice in image_notices(each.task)),
             *(notice for each in rows for notice in unmoved_notices(each.compare_rows())),
             *(notice for each in scored if not each.task.held_out for notice in source_notices(each.task, each.result)),
             *(overlap_notices(overlap) if rows else ()),
@@ -165,15 +165,20 @@ def _make_record(
         ignored_columns=dict(dataset.ignored_columns) if dataset else {},
         base=first.result.base.score,
         tuned=first.result.tuned.score,
-        examples=choose_examples(list(make_rows(first.task, first.base, first.tuned))),
+        examples=choose_examples(list(generate_rows(first.task, first.base, first.tuned))),
         rows_better=comparison.better if comparison else None,
         rows_worse=comparison.worse if comparison else None,
         p_value=comparison.p_value if comparison else None,
         held_out_also_trained=overlap.prompts if overlap else None,
         tasks=tuple(each.result for each in scored),
-        grave_notices=(
+        critical_warnings=(
             *(notice for each in rows for notice in worse_notices(each.compare_rows())),
-            *(notice for each in scored if not each.task.held_out for notice in grave_notices(each.task, each.result)),
+            *(
+                notice
+                for each in scored
+                if not each.task.held_out
+                for notice in critical_warnings(each.task, each.result)
+            ),
         ),
     )
 
@@ -188,7 +193,7 @@ def _sources(scored: Sequence[Scored]) -> dict[str, str]:
 def _write_rows(run: Run, scored: Sequence[Scored]) -> None:
     with replacing(run.logs / "eval_rows.jsonl") as file:
         for each in scored:
-            for row in make_rows(each.task, each.base, each.tuned):
+            for row in generate_rows(each.task, each.base, each.tuned):
                 file.write(json.dumps(row, ensure_ascii=False) + "\n")
 
 
@@ -212,7 +217,7 @@ def _find_trained(run: Run, tasks: Sequence[OpenTask]) -> Overlap | None:
         Document(
             messages=(*question.messages, text_message("assistant", question.expected)),
             origin=question.origin,
-            pictures=question.pictures,
+            images=question.images,
         )
         for question in held_out.questions
     ]

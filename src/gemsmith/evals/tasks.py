@@ -14,7 +14,7 @@ from gemsmith.checkpoints.hub import fetch_folder
 from gemsmith.data.chat_template import find_template
 from gemsmith.data.dataset import Dataset, describe_columns, read_held_out
 from gemsmith.data.documents import Document
-from gemsmith.data.images import look_at_pictures
+from gemsmith.data.images import validate_images
 from gemsmith.data.workers import check_prompts_in_process
 from gemsmith.errors import DataError, MachineError, RecipeError
 from gemsmith.images.patches import Patching, read_patching
@@ -56,7 +56,7 @@ class OpenTask:
     judged_by: str | None = None
     sandbox: bool | None = None
     patching: Patching | None = None
-    """How the model cuts up the questions' pictures; None where they have none."""
+    """How the model cuts up the questions' images; None where they have none."""
     prompts: tuple[np.ndarray, ...] = ()
     """Of held-out rows, the ids that training makes of each question, int32 of shape (L,)."""
 
@@ -117,8 +117,8 @@ def read_questions(run: Run) -> list[Question]:
 
 def asked_messages(run: Run, questions: Sequence[Question]) -> list[list[dict[str, Any]]]:
     """The messages of requests that ask the questions."""
-    patching = _patching_of(run) if any(question.pictures for question in questions) else None
-    return [api_messages(question.messages, question.pictures, patching) for question in questions]
+    patching = _patching_of(run) if any(question.images for question in questions) else None
+    return [api_messages(question.messages, question.images, patching) for question in questions]
 
 
 def check_tasks(run: Run) -> None:
@@ -149,7 +149,7 @@ def _open_rows(run: Run, entry: EvalTask, name: str, rows: Sequence[Question]) -
         sampling=GREEDY,
         seed=run.recipe.seed,
         max_tokens=entry.max_tokens or run.recipe.eval.max_tokens,
-        patching=_patching_of(run) if any(question.pictures for question in rows) else None,
+        patching=_patching_of(run) if any(question.images for question in rows) else None,
     )
 
 
@@ -186,9 +186,9 @@ def _open_source(run: Run, entry: EvalTask, name: str) -> OpenTask:
 
 
 def _asked(question: Question) -> tuple[Any, ...]:
-    """Its messages, and where it has pictures their SHA-256."""
-    pictures = [picture.sha256 for picture in question.pictures]
-    return (plain_messages(question.messages), *([pictures] if pictures else []))
+    """Its messages, and where it has images their SHA-256."""
+    images = [image.sha256 for image in question.images]
+    return (plain_messages(question.messages), *([images] if images else []))
 
 
 def _tell_left_out(name: str, judges: Judges, questions: int) -> None:
@@ -208,7 +208,7 @@ def _read_rows(run: Run) -> Dataset:
     documents = dataset.documents[: run.recipe.eval.limit]
     if not any(images_of(document.messages) for document in documents):
         return dataset
-    seen = look_at_pictures(documents, _patching_of(run), bad="error", key="data.eval")
+    seen = validate_images(documents, _patching_of(run), bad="error", key="data.eval")
     return replace(dataset, documents=seen.documents, notices=(*dataset.notices, *seen.notices))
 
 
@@ -237,7 +237,7 @@ def _check_rows(entries: Sequence[EvalTask], rows: Sequence[Question]) -> None:
         if isinstance(scorer, Chooser) and (seen := next((row for row in rows if images_of(row.messages)), None)):
             raise RecipeError(
                 f"eval: {entry.task} asks how likely answers are after a prompt of text, and {seen.origin} has a "
-                "picture; set eval.scorer to one that reads what is written, such as labels"
+                "image; set eval.scorer to one that reads what is written, such as labels"
             )
         if isinstance(scorer, ChecksRows):
             for question in rows:
@@ -258,7 +258,7 @@ def _question(document: Document, number: int) -> Question:
         expected=text_of(messages[last]),
         origin=document.origin,
         columns=document.columns,
-        pictures=document.pictures[: len(images_of(messages[:last]))],
+        images=document.images[: len(images_of(messages[:last]))],
     )
 
 

@@ -73,7 +73,7 @@ def good_step(run: Run, *, but: int) -> int | None:
 def read_run_adapter(run: Run, step: int | None = None) -> Adapter:
     """The adapter of a run's saved step (default: the last one), float32, read without a model.
 
-    Raises DamageError where the step is not what was saved, RunError or CheckpointError where it is not there, modules
+    Raises DamageError where the step is not what was saved, RunError or CheckpointError where it does not exist, modules
     are missing or too many, shapes contradict the recipe, a value is not finite, or a module's B is all zero.
     """
     folder = run.checkpoints / str(find_step(run, step))

@@ -17,7 +17,7 @@ _FILL_IN = "FILL-IN.jsonl"
 
 
 def start_recipe(base_source: str, adapter_folder: Path, *, recipe: Path | None = None, out: Path | None = None) -> str:
-    """The text of a recipe that trains on from the adapter: train.start_adapter, and lora as the adapter has it.
+    """The text of a recipe that trains on from the adapter: train.init_adapter, and lora as the adapter has it.
 
     Written to `out` if given.
 
@@ -25,7 +25,7 @@ def start_recipe(base_source: str, adapter_folder: Path, *, recipe: Path | None 
     gives.
     """
     if out is not None and out.exists():
-        raise RunError(f"--out {out}: is there already; name another")
+        raise RunError(f"--out {out}: already exists; name another")
     adapter = read_peft_adapter(adapter_folder)
     base = open_checkpoint(base_source)
     check_base(adapter, base, source=str(adapter_folder))
@@ -47,7 +47,7 @@ def start_recipe(base_source: str, adapter_folder: Path, *, recipe: Path | None 
         "rslora": adapter.rslora,
         "targets": list(targets),
     }
-    values["train"] = {**(values.get("train") or {}), "start_adapter": str(adapter_folder.absolute())}
+    values["train"] = {**(values.get("train") or {}), "init_adapter": str(adapter_folder.absolute())}
     build_recipe(values, source=f"recipe {recipe}" if recipe else "recipe")
     text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
     if out is not None:

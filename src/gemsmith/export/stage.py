@@ -297,7 +297,7 @@ def _check_target(out: Path, *, overwrite: bool, sources: tuple[Path, ...]) -> N
         return
     if not overwrite:
         raise RunError(
-            f"--out {out}: is there already; name another, or add --overwrite, which replaces it once the new one is "
+            f"--out {out}: already exists; name another, or add --overwrite, which replaces it once the new one is "
             "complete"
         )
     if not (out / RECORD).is_file():

@@ -4,28 +4,28 @@ No machine-learning library is imported.
 """
 
 from gemsmith.hardware.catalog import (
-    Catalogue,
+    Catalog,
     Chip,
     Machine,
     Price,
     billed_hours,
     doubts_of,
-    load_catalogue,
-    own_catalogue,
+    load_catalog,
+    own_catalog,
     own_files,
 )
 from gemsmith.hardware.lookup import find_machine, machines_with
 
 __all__ = [
-    "Catalogue",
+    "Catalog",
     "Chip",
     "Machine",
     "Price",
     "billed_hours",
     "doubts_of",
     "find_machine",
-    "load_catalogue",
+    "load_catalog",
     "machines_with",
-    "own_catalogue",
+    "own_catalog",
     "own_files",
 ]

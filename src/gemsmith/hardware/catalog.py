@@ -1,6 +1,6 @@
-"""The catalogue of chips and machines: a dated data file that ships with Gemsmith, and a user's own merged over it.
+"""The catalog of chips and machines: a dated data file that ships with Gemsmith, and a user's own merged over it.
 
-What a price of the catalogue comes to, and how far it can be trusted.
+What a price of the catalog comes to, and how far it can be trusted.
 """
 
 import math
@@ -29,7 +29,7 @@ SERVED = (
 )
 """The same of load tests."""
 RowT = TypeVar("RowT")
-# Parsing is most of the time that a catalogue costs, and LibYAML is ten times faster; not every PyYAML is built with
+# Parsing is most of the time that a catalog costs, and LibYAML is ten times faster; not every PyYAML is built with
 # it. It ends the process where a file nests too deeply, so a user's own is read in Python.
 _Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -48,7 +48,7 @@ class Chip:
     clock_hz: float | None = None
     """What turns a compiler's cycles into seconds; None where no plan reads cycles."""
     link_bytes_per_s: float | None = None
-    """What one chip can receive over one link to a neighbour."""
+    """What one chip can receive over one link to a neighbor."""
     dcn_bytes_per_s: float | None = None
     """One chip's share of what its host can receive over the data center network; None where slices are not joined."""
     devices: int = 1
@@ -153,21 +153,21 @@ class Machine:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Catalogue:
+class Catalog:
     chips: Mapping[str, Chip]
     machines: Mapping[str, Machine]
 
 
-def own_catalogue() -> Path:
+def own_catalog() -> Path:
     """The user's rows for all recipes, which need not be there: what `gemsmith plan --calibrate` writes."""
     folder = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
     return Path(folder) / "gemsmith" / "machines.yaml"
 
 
-def load_catalogue(path: Path | str | None = None) -> Catalogue:
-    """The shipped catalogue, with the rows of `own_catalogue` and then of the file given merged over it by name.
+def load_catalog(path: Path | str | None = None) -> Catalog:
+    """The shipped catalog, with the rows of `own_catalog` and then of the file given merged over it by name.
 
-    Raises RecipeError naming hardware.catalogue for a file that cannot be read, an unknown key, a wrong type or a
+    Raises RecipeError naming hardware.catalog for a file that cannot be read, an unknown key, a wrong type or a
     missing source.
     """
     rows = read_rows(SHIPPED)
@@ -175,44 +175,43 @@ def load_catalogue(path: Path | str | None = None) -> Catalogue:
     for file in own_files(path):
         for section, own in read_rows(file).items():
             for name, row in own.items():
-                _refuse_without_source(row, f"hardware.catalogue {file}: {section}.{name}")
+                _refuse_without_source(row, f"hardware.catalog {file}: {section}.{name}")
                 rows[section][name] = {**rows[section].get(name, {}), **row}
                 origin[section, name] = file
 
     def where(section: str, name: str) -> str:
-        return f"hardware.catalogue {origin.get((section, name), SHIPPED)}: {section}.{name}"
+        return f"hardware.catalog {origin.get((section, name), SHIPPED)}: {section}.{name}"
 
     chips = {name: _chip(name, row, where("chips", name)) for name, row in rows["chips"].items()}
     machines = {name: _machine(name, row, chips, where("machines", name)) for name, row in rows["machines"].items()}
-    return Catalogue(chips=chips, machines=machines)
+    return Catalog(chips=chips, machines=machines)
 
 
 def own_files(path: Path | str | None) -> list[Path]:
     """The files whose rows are merged over the shipped ones, the last over all before it."""
-    own = own_catalogue()
+    own = own_catalog()
     return [*([own] if own.exists() else []), *([] if path is None else [Path(path)])]
 
 
 def read_rows(path: Path) -> dict[str, dict[str, dict[str, Any]]]:
-    """A file's rows by section and name, not yet checked. Raises RecipeError for what is no catalogue."""
+    """A file's rows by section and name, not yet checked. Raises RecipeError for what is no catalog."""
     try:
         text = regular_file(path, most_bytes=4 * MOST_CHARACTERS).read_text(encoding="utf-8")
     except OSError as error:
-        raise RecipeError(f"hardware.catalogue {path}: cannot be read ({error.strerror or error})") from None
+        raise RecipeError(f"hardware.catalog {path}: cannot be read ({error.strerror or error})") from None
     except UnicodeDecodeError:
-        raise RecipeError(f"hardware.catalogue {path}: is not UTF-8 text") from None
-    values = parse_yaml(text, f"hardware.catalogue {path}", _Base if path == SHIPPED else yaml.SafeLoader)
+        raise RecipeError(f"hardware.catalog {path}: is not UTF-8 text") from None
+    values = parse_yaml(text, f"hardware.catalog {path}", _Base if path == SHIPPED else yaml.SafeLoader)
     if not isinstance(values, dict):
-        raise RecipeError(f"hardware.catalogue {path}: must be a mapping of chips and machines")
+        raise RecipeError(f"hardware.catalog {path}: must be a mapping of chips and machines")
     rows: dict[str, dict[str, dict[str, Any]]] = {"chips": {}, "machines": {}}
     for section, named in values.items():
         if section not in rows:
             raise RecipeError(
-                f"hardware.catalogue {path}: unknown key {section}{nearest(str(section), rows)}; allowed: chips, "
-                "machines"
+                f"hardware.catalog {path}: unknown key {section}{nearest(str(section), rows)}; allowed: chips, machines"
             )
         if not isinstance(named, dict) or not all(isinstance(row, dict) for row in named.values()):
-            raise RecipeError(f"hardware.catalogue {path}: {section} must map names to rows of key: value")
+            raise RecipeError(f"hardware.catalog {path}: {section} must map names to rows of key: value")
         rows[section] = {str(name): row for name, row in named.items()}
     return rows
 
@@ -248,7 +247,7 @@ def _complete_cpu(row: dict[str, Any]) -> dict[str, Any]:
 def _machine(name: str, row: Mapping[str, Any], chips: Mapping[str, Chip], where: str) -> Machine:
     if row.get("chip") not in chips:
         raise RecipeError(
-            f"{where}.chip: {row.get('chip')!r} is not in the catalogue{nearest(str(row.get('chip')), chips)}; "
+            f"{where}.chip: {row.get('chip')!r} is not in the catalog{nearest(str(row.get('chip')), chips)}; "
             f"allowed: {', '.join(chips)}"
         )
     prices = row.get("prices", [])

@@ -1,4 +1,4 @@
-"""Which machine of the catalogue a name means: its own, a provider's, or a near form such as `h200` for `1xh200`.
+"""Which machine of the catalog a name means: its own, a provider's, or a near form such as `h200` for `1xh200`.
 
 `2xv6e-16` means two slices of the TPU machine v6e-16.
 """
@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from gemsmith.errors import RecipeError
-from gemsmith.hardware.catalog import Catalogue, Chip, Machine
+from gemsmith.hardware.catalog import Catalog, Chip, Machine
 
 _MAKERS = re.compile(r"^(?:nvidia|google|gcp|aws|azure|cloud-tpu|tpu)-(?=[a-z])|^tpu(?=v\d)")
 _COUNT_FIRST = re.compile(r"(\d+)-?x?-?([a-z].*)")
@@ -16,65 +16,65 @@ _SLICES = re.compile(r"([1-9]\d*)-?x-?([a-z0-9].*)")
 _COUNT_LAST = re.compile(r"(.+?)-?[x:]-?(\d+)")
 
 
-def find_machine(catalogue: Catalogue, name: str, key: str = "hardware.machines") -> Machine:
+def find_machine(catalog: Catalog, name: str, key: str = "hardware.machines") -> Machine:
     """The machine that the name means. Raises RecipeError with the names that exist, the near ones first.
 
     Counts may stand before a GPU's name or behind it; a chip's name alone means the smallest machine of it. A count and
     an x before a TPU machine's name means so many slices; of other machines there are none.
     """
-    found = match_machine(catalogue, name)
-    if found is None and (several := _several(catalogue, name)) and several[0].chip.kind != "tpu":
+    found = match_machine(catalog, name)
+    if found is None and (several := _several(catalog, name)) and several[0].chip.kind != "tpu":
         raise RecipeError(f"{key}: {name!r} was given; only TPUs have several slices, name one {several[0].name}")
     if found is None:
-        known = catalogue.machines
+        known = catalog.machines
         raise RecipeError(
-            f"{key}: {name!r} is not in the catalogue{_near(name, [*known, *catalogue.chips])}; allowed: "
-            f"{', '.join(known)}; add others in hardware.catalogue"
+            f"{key}: {name!r} is not in the catalog{_near(name, [*known, *catalog.chips])}; allowed: "
+            f"{', '.join(known)}; add others in hardware.catalog"
         )
     if found.slices > 1 and found.chip.dcn_bytes_per_s is None:
-        raise RecipeError(f"hardware.catalogue: chips.{found.chip.name}.dcn_bytes_per_s is missing; {name!r} needs it")
+        raise RecipeError(f"hardware.catalog: chips.{found.chip.name}.dcn_bytes_per_s is missing; {name!r} needs it")
     return found
 
 
-def match_machine(catalogue: Catalogue, name: str) -> Machine | None:
+def match_machine(catalog: Catalog, name: str) -> Machine | None:
     """The same, or None where no machine is meant."""
-    if name in catalogue.machines:
-        return catalogue.machines[name]
+    if name in catalog.machines:
+        return catalog.machines[name]
     text = _plain(name)
-    if machine := _named(catalogue, text):
+    if machine := _named(catalog, text):
         return machine
-    chip, count = _chip_and_count(catalogue, text)
-    machines = [machine for machine in catalogue.machines.values() if chip is not None and machine.chip == chip]
+    chip, count = _chip_and_count(catalog, text)
+    machines = [machine for machine in catalog.machines.values() if chip is not None and machine.chip == chip]
     if count is not None:
         return next((machine for machine in machines if machine.chips == count), None)
     if machines:
         return min(machines, key=lambda machine: machine.chips)
-    several = _several(catalogue, name)
+    several = _several(catalog, name)
     return several[0].times(several[1]) if several and several[0].chip.kind == "tpu" else None
 
 
-def _several(catalogue: Catalogue, name: str) -> tuple[Machine, int] | None:
+def _several(catalog: Catalog, name: str) -> tuple[Machine, int] | None:
     """A machine named in full, and the count before it; an `8xh100` has its own row, and `3xh100` names no machine."""
     match = _SLICES.fullmatch(_plain(name))
     if match is None:
         return None
-    machine = _named(catalogue, _MAKERS.sub("", match[2]))
+    machine = _named(catalog, _MAKERS.sub("", match[2]))
     return None if machine is None else (machine, int(match[1]))
 
 
-def _named(catalogue: Catalogue, text: str) -> Machine | None:
-    machines = catalogue.machines.values()
+def _named(catalog: Catalog, text: str) -> Machine | None:
+    machines = catalog.machines.values()
     return next((machine for machine in machines if text == machine.name.lower() or text in machine.also), None)
 
 
-def machines_with(catalogue: Catalogue, devices: Sequence[str], planned: Sequence[str] = ()) -> list[Machine]:
+def machines_with(catalog: Catalog, devices: Sequence[str], planned: Sequence[str] = ()) -> list[Machine]:
     """The machines that have just these devices, as drivers call them; of none, those without accelerators.
 
     Where any of the `planned` has them, those alone: they may be several slices, which have no row of their own.
     """
     kinds = {device.lower() for device in devices}
-    named = [machine for name in planned if (machine := match_machine(catalogue, name))]
-    for machines in (named, catalogue.machines.values()):
+    named = [machine for name in planned if (machine := match_machine(catalog, name))]
+    for machines in (named, catalog.machines.values()):
         found = [
             machine
             for machine in machines
@@ -91,20 +91,20 @@ def _plain(name: str) -> str:
     return _MAKERS.sub("", text)
 
 
-def _chip_and_count(catalogue: Catalogue, text: str) -> tuple[Chip | None, int | None]:
+def _chip_and_count(catalog: Catalog, text: str) -> tuple[Chip | None, int | None]:
     """The chip that is named, and how many of it; of a TPU no count is understood, since some names count cores."""
-    if chip := _chip(catalogue, text):
+    if chip := _chip(catalog, text):
         return chip, None
     for pattern, chip_at, count_at in ((_COUNT_FIRST, 2, 1), (_COUNT_LAST, 1, 2)):
         match = pattern.fullmatch(text)
-        chip = _chip(catalogue, _MAKERS.sub("", match[chip_at])) if match else None
+        chip = _chip(catalog, _MAKERS.sub("", match[chip_at])) if match else None
         if match and chip and chip.kind == "gpu":
             return chip, int(match[count_at])
     return None, None
 
 
-def _chip(catalogue: Catalogue, text: str) -> Chip | None:
-    return next((chip for chip in catalogue.chips.values() if text == chip.name.lower() or text in chip.also), None)
+def _chip(catalog: Catalog, text: str) -> Chip | None:
+    return next((chip for chip in catalog.chips.values() if text == chip.name.lower() or text in chip.also), None)
 
 
 def _near(name: str, known: Iterable[str]) -> str:

@@ -1,4 +1,4 @@
-"""A picture looked at once before training, and cut up in it: by the same bytes, or not at all."""
+"""A image looked at once before training, and cut up in it: by the same bytes, or not at all."""
 
 import hashlib
 from dataclasses import dataclass
@@ -6,13 +6,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from gemsmith.errors import DataError
-from gemsmith.images.decode import BadPicture, is_animated, make_rgb, read_bytes
+from gemsmith.images.decode import InvalidImageError, is_animated, make_rgb, read_bytes
 from gemsmith.images.patches import Patching, count_soft_tokens, cut, longest_line
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImageInfo:
-    """A file that holds a picture, and what was found when it was looked at."""
+    """A file that holds a image, and what was found when it was looked at."""
 
     path: str
     """Empty where the bytes came without a file."""
@@ -24,13 +24,15 @@ class ImageInfo:
     """Whether it has further frames, which are not read."""
 
 
-def check_picture(source: str | bytes, patching: Patching) -> ImageInfo:
-    """The picture of a file, by its path, or of bytes, once it was decoded. Raises BadPicture."""
+def validate_image(source: str | bytes, patching: Patching) -> ImageInfo:
+    """The image of a file, by its path, or of bytes, once it was decoded. Raises InvalidImageError."""
     data = read_bytes(source) if isinstance(source, str) else source
     rgb = make_rgb(data)
     line = longest_line(*rgb.size, patching)
     if patching.positions is not None and line > patching.positions:
-        raise BadPicture("too thin", f"has {line} patches in a line, and the model positions for {patching.positions}")
+        raise InvalidImageError(
+            "too thin", f"has {line} patches in a line, and the model positions for {patching.positions}"
+        )
     return ImageInfo(
         path=source if isinstance(source, str) else "",
         sha256=hashlib.sha256(data).hexdigest(),
@@ -41,16 +43,16 @@ def check_picture(source: str | bytes, patching: Patching) -> ImageInfo:
     )
 
 
-def cut_picture(picture: ImageInfo, patching: Patching) -> np.ndarray:
-    """What `patches.cut` makes of the picture's file.
+def patchify(image: ImageInfo, patching: Patching) -> np.ndarray:
+    """What `patches.cut` makes of the image's file.
 
     Raises DataError where the file is gone, or holds other bytes than it did when it was looked at.
     """
     remedy = "put it back as it was, or read the rows again with: gemsmith data RUN --force"
     try:
-        data = read_bytes(picture.path)
-        if hashlib.sha256(data).hexdigest() != picture.sha256:
-            raise DataError(f"{picture.path}: has changed since its row was read; {remedy}")
+        data = read_bytes(image.path)
+        if hashlib.sha256(data).hexdigest() != image.sha256:
+            raise DataError(f"{image.path}: has changed since its row was read; {remedy}")
         return cut(make_rgb(data), patching)
-    except BadPicture as bad:
-        raise DataError(f"{picture.path}: {bad.line}; {remedy}") from None
+    except InvalidImageError as bad:
+        raise DataError(f"{image.path}: {bad.line}; {remedy}") from None

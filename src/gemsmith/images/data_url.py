@@ -1,4 +1,4 @@
-"""A picture as a server is sent it: the pixels that training saw, in a data: URL.
+"""A image as a server is sent it: the pixels that training saw, in a data: URL.
 
 A server decodes, turns and resizes by rules of its own: vLLM's image processor resizes with torchvision, whose values
 differ from Pillow's. So it gets a PNG of RGB that was made here, already of the size that the processor would make it,
@@ -14,15 +14,15 @@ from PIL import Image
 
 from gemsmith.errors import DataError
 from gemsmith.images.check import ImageInfo
-from gemsmith.images.decode import BadPicture, make_rgb, png_bytes, read_bytes
+from gemsmith.images.decode import InvalidImageError, make_rgb, png_bytes, read_bytes
 from gemsmith.images.patches import Patching, fitted_size, resize
 
 _SCHEME = "data:image/png;base64,"
 THUMBNAIL_SIDE, _THUMBNAIL_QUALITY = 96, 80
 
 
-def picture_url(source: str | bytes, patching: Patching | None, *, sha256: str | None = None) -> str:
-    """The data: URL of a file's picture, or of that in bytes; without `patching` of its own size.
+def to_data_url(source: str | bytes, patching: Patching | None, *, sha256: str | None = None) -> str:
+    """The data: URL of a file's image, or of that in bytes; without `patching` of its own size.
 
     Raises DataError where it cannot be read, or has not that SHA-256 any more.
     """
@@ -30,12 +30,12 @@ def picture_url(source: str | bytes, patching: Patching | None, *, sha256: str |
 
 
 def sent_rgb(rgb: Image.Image, patching: Patching | None) -> Image.Image:
-    """The picture as it is sent: resized as in training, or as it is where the server would resize that again."""
+    """The image as it is sent: resized as in training, or as it is where the server would resize that again."""
     return resize(rgb, patching) if patching is not None and keeps_size(*rgb.size, patching) else rgb
 
 
 def keeps_size(width: int, height: int, patching: Patching) -> bool:
-    """Whether a picture that was resized for the model would not be resized again.
+    """Whether a image that was resized for the model would not be resized again.
 
     Rounding down to whole soft tokens can leave room for one more row of them: for 12 by 5 where 11 by 5 came out.
 
@@ -46,13 +46,13 @@ def keeps_size(width: int, height: int, patching: Patching) -> bool:
     return fitted_size(*size, patching) == size
 
 
-def count_resized_again(pictures: Iterable[ImageInfo], patching: Patching) -> int:
-    """How many of the pictures a server resizes itself, so that its pixels differ a little from the trained ones."""
-    return sum(not keeps_size(picture.width, picture.height, patching) for picture in pictures)
+def count_resized_again(images: Iterable[ImageInfo], patching: Patching) -> int:
+    """How many of the images a server resizes itself, so that its pixels differ a little from the trained ones."""
+    return sum(not keeps_size(image.width, image.height, patching) for image in images)
 
 
 def thumbnail_url(source: str | bytes) -> str:
-    """A small JPEG of a picture for a page, about 3 KB. Raises DataError as picture_url."""
+    """A small JPEG of a image for a page, about 3 KB. Raises DataError as to_data_url."""
     small = _read(source, None)
     small.thumbnail((THUMBNAIL_SIDE, THUMBNAIL_SIDE))
     stream = BytesIO()
@@ -61,11 +61,11 @@ def thumbnail_url(source: str | bytes) -> str:
 
 
 def _read(source: str | bytes, sha256: str | None) -> Image.Image:
-    name = source if isinstance(source, str) else "a picture"
+    name = source if isinstance(source, str) else "a image"
     try:
         data = read_bytes(source) if isinstance(source, str) else source
         if sha256 is not None and hashlib.sha256(data).hexdigest() != sha256:
             raise DataError(f"{name}: has changed since its row was read; put it back as it was, or start again")
         return make_rgb(data)
-    except BadPicture as bad:
-        raise DataError(f"{name}: {bad.line}; give another picture") from None
+    except InvalidImageError as bad:
+        raise DataError(f"{name}: {bad.line}; give another image") from None

@@ -1,10 +1,10 @@
-"""One rule that makes RGB of a picture's bytes, at reading, so that training and serving see the same pixels.
+"""One rule that makes RGB of a image's bytes, at reading, so that training and serving see the same pixels.
 
 Turned as EXIF says; of several frames the first; what is transparent, on white (as vLLM puts it); of 16 bits the upper
-eight (as Pillow does where there are three channels); CMYK, palettes and greys by Pillow's conversion; colour profiles
+eight (as Pillow does where there are three channels); CMYK, palettes and greys by Pillow's conversion; color profiles
 are not read. `png_bytes` are those pixels for whoever sends them on.
 
-Pictures that came as bytes, each in a file of its own that has its SHA-256 for a name.
+Images that came as bytes, each in a file of its own that has its SHA-256 for a name.
 """
 
 import hashlib
@@ -20,19 +20,19 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from gemsmith.errors import MachineError
 
-Reason = Literal["missing", "empty", "not a picture", "damaged", "too large", "wrong mode", "too thin"]
+Reason = Literal["missing", "empty", "not a image", "damaged", "too large", "wrong mode", "too thin"]
 
 # Those that decode in this process and run no other program, as EPS would; JPEG includes what phones save as MPO.
 FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")
-# From here on Pillow takes a picture for a decompression bomb: a quarter of a gigabyte of RGB.
+# From here on Pillow takes a image for a decompression bomb: a quarter of a gigabyte of RGB.
 MAX_PIXELS = 89_478_485
 MAX_FILE_BYTES = 256 * 2**20
 _TRANSPARENT = ("RGBA", "RGBa", "LA", "La", "PA")
 _CONVERTED = (*_TRANSPARENT, "1", "L", "P", "RGB", "RGBX", "CMYK", "YCbCr")
 
 
-class BadPicture(Exception):  # noqa: N818 - beside DataError, which also names the row
-    """A picture that cannot be used: its kind of fault, and one line that says more."""
+class InvalidImageError(Exception):  # noqa: N818 - beside DataError, which also names the row
+    """A image that cannot be used: its kind of fault, and one line that says more."""
 
     def __init__(self, reason: Reason, line: str) -> None:
         super().__init__(reason, line)  # both, for pickle makes the same again of them
@@ -41,22 +41,22 @@ class BadPicture(Exception):  # noqa: N818 - beside DataError, which also names 
 
 
 def read_bytes(path: str) -> bytes:
-    """What the file holds. Raises BadPicture where it is not there, cannot be read, or is huge."""
+    """What the file holds. Raises InvalidImageError where it does not exist, cannot be read, or is huge."""
     file = Path(path)
     try:
         if not file.is_file():
-            raise BadPicture("missing", "is not there, or not a file")
+            raise InvalidImageError("missing", "does not exist, or not a file")
         if (size := file.stat().st_size) > MAX_FILE_BYTES:
-            raise BadPicture("too large", f"has {size:,} bytes; allowed are {MAX_FILE_BYTES:,}")
+            raise InvalidImageError("too large", f"has {size:,} bytes; allowed are {MAX_FILE_BYTES:,}")
         return file.read_bytes()
     except (OSError, ValueError) as error:  # the second: a path with a NUL
-        raise BadPicture("missing", f"cannot be read ({getattr(error, 'strerror', None) or error})") from None
+        raise InvalidImageError("missing", f"cannot be read ({getattr(error, 'strerror', None) or error})") from None
 
 
 def make_rgb(data: bytes) -> Image.Image:
-    """The picture in mode RGB, with nothing but its pixels. Raises BadPicture."""
+    """The image in mode RGB, with nothing but its pixels. Raises InvalidImageError."""
     if not data:
-        raise BadPicture("empty", "holds no bytes")
+        raise InvalidImageError("empty", "holds no bytes")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of what is huge, a line below; of odd metadata, nothing to do
@@ -64,14 +64,14 @@ def make_rgb(data: bytes) -> Image.Image:
                 _check_size(opened)
                 rgb = _convert(ImageOps.exif_transpose(opened))
     except UnidentifiedImageError:
-        raise BadPicture("not a picture", f"is none of {', '.join(FORMATS)}") from None
+        raise InvalidImageError("not a image", f"is none of {', '.join(FORMATS)}") from None
     except Image.DecompressionBombError:
-        raise BadPicture("too large", f"has more than {MAX_PIXELS:,} pixels") from None
-    except (BadPicture, MemoryError):
+        raise InvalidImageError("too large", f"has more than {MAX_PIXELS:,} pixels") from None
+    except (InvalidImageError, MemoryError):
         raise
     except Exception as error:  # noqa: BLE001 - a decoder raises anything on damaged bytes
         why = " ".join(str(error).split())[:120] or type(error).__name__
-        raise BadPicture("damaged", f"cannot be decoded ({why})") from None
+        raise InvalidImageError("damaged", f"cannot be decoded ({why})") from None
     rgb.info.clear()
     return rgb
 
@@ -87,7 +87,7 @@ def is_animated(data: bytes) -> bool:
     """Whether there is a second frame, of which make_rgb takes none; the data are such that it makes RGB of them."""
     try:
         with Image.open(BytesIO(data), formats=FORMATS) as opened:
-            # A phone's photograph may hold a depth map as its second picture.
+            # A phone's image may hold a depth map as its second image.
             return opened.format != "MPO" and bool(getattr(opened, "is_animated", False))
     except Exception:  # noqa: BLE001 - what comes after the first frame is not looked at
         return False
@@ -97,16 +97,16 @@ def _check_size(image: Image.Image) -> None:
     """From the header, before anything is decoded."""
     width, height = image.size
     if not width * height:
-        raise BadPicture("empty", f"has no pixels: {width} × {height}")
+        raise InvalidImageError("empty", f"has no pixels: {width} × {height}")
     if width * height > MAX_PIXELS:
-        raise BadPicture("too large", f"has {width} × {height} pixels; allowed are {MAX_PIXELS:,}")
+        raise InvalidImageError("too large", f"has {width} × {height} pixels; allowed are {MAX_PIXELS:,}")
 
 
 def _convert(image: Image.Image) -> Image.Image:
     if image.mode.startswith("I;16"):
         return _from_16_bits(image)
     if image.mode not in _CONVERTED:
-        raise BadPicture("wrong mode", f"has pixels of mode {image.mode}; save it with 8 bits a channel")
+        raise InvalidImageError("wrong mode", f"has pixels of mode {image.mode}; save it with 8 bits a channel")
     if image.mode in _TRANSPARENT or "transparency" in image.info:
         clear = image.convert("RGBA")
         white = Image.new("RGB", clear.size, (255, 255, 255))
@@ -133,7 +133,7 @@ def keep_bytes(folder: Path, data: bytes) -> str:
             beside.write_bytes(data)
             beside.replace(file)
     except OSError as error:
-        raise MachineError(f"{folder}: a picture cannot be written there ({error.strerror or error})") from None
+        raise MachineError(f"{folder}: a image cannot be written there ({error.strerror or error})") from None
     return str(file.absolute())
 
 

@@ -14,15 +14,15 @@ import numpy as np
 from PIL import Image
 
 BUDGETS = (70, 140, 280, 560, 1120)
-"""Soft tokens of a picture at most, that the processor allows."""
+"""Soft tokens of a image at most, that the processor allows."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Patching:
-    """How a model cuts pictures up; the defaults are those of every published Gemma 4."""
+    """How a model cuts images up; the defaults are those of every published Gemma 4."""
 
     budget: int = 280
-    """Soft tokens of a picture at most."""
+    """Soft tokens of a image at most."""
     patch: int = 16
     """Pixels of a patch's side."""
     pooling: int = 3
@@ -30,7 +30,7 @@ class Patching:
     merged: bool = False
     """Whether the model takes the patches of a soft token as one (`gemma4_unified`, which has no tower)."""
     positions: int | None = None
-    """Of the model's patches in a line, that it has embeddings of; None: as many as any picture needs."""
+    """Of the model's patches in a line, that it has embeddings of; None: as many as any image needs."""
 
     @property
     def side(self) -> int:
@@ -50,7 +50,7 @@ class Patching:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Patches:
-    """A picture as the model takes it; P of its patches, without padding.
+    """A image as the model takes it; P of its patches, without padding.
 
     Positions are x and y, in patches; padding of the processor's has values of 0 and the position (-1, -1).
     """
@@ -70,7 +70,7 @@ class Patches:
 
 
 def read_patching(config: Mapping[str, Any], budget: int) -> Patching:
-    """How the model of a config.json cuts pictures up."""
+    """How the model of a config.json cuts images up."""
     vision = config.get("vision_config") or {}
     return Patching(
         budget=budget,
@@ -82,7 +82,7 @@ def read_patching(config: Mapping[str, Any], budget: int) -> Patching:
 
 
 def fitted_size(width: int, height: int, patching: Patching) -> tuple[int, int]:
-    """Width and height that the picture is resized to: whole soft tokens, as many as the budget and its shape allow.
+    """Width and height that the image is resized to: whole soft tokens, as many as the budget and its shape allow.
 
     >>> fitted_size(640, 480, Patching()), fitted_size(8, 8, Patching()), fitted_size(1, 5000, Patching(budget=70))
     ((912, 672), (768, 768), (48, 3360))
@@ -100,7 +100,7 @@ def fitted_size(width: int, height: int, patching: Patching) -> tuple[int, int]:
 
 
 def count_soft_tokens(width: int, height: int, patching: Patching) -> int:
-    """Soft tokens of a picture of so many pixels.
+    """Soft tokens of a image of so many pixels.
 
     >>> [count_soft_tokens(300, 400, Patching(budget=budget)) for budget in BUDGETS]
     [63, 130, 266, 540, 1064]
@@ -110,7 +110,7 @@ def count_soft_tokens(width: int, height: int, patching: Patching) -> int:
 
 
 def longest_line(width: int, height: int, patching: Patching) -> int:
-    """The model's patches along the longer side of a picture of so many pixels.
+    """The model's patches along the longer side of a image of so many pixels.
 
     >>> longest_line(640, 480, Patching()), longest_line(1, 5000, Patching(budget=70))
     (57, 210)
@@ -119,13 +119,13 @@ def longest_line(width: int, height: int, patching: Patching) -> int:
 
 
 def resize(rgb: Image.Image, patching: Patching) -> Image.Image:
-    """The picture in the size that the model takes it in."""
+    """The image in the size that the model takes it in."""
     size = fitted_size(*rgb.size, patching)
     return rgb if rgb.size == size else rgb.resize(size, Image.Resampling.BICUBIC)
 
 
 def cut(rgb: Image.Image, patching: Patching) -> np.ndarray:
-    """The resized picture as uint8 of shape (rows, columns, dimension): the values of Patches, not yet scaled."""
+    """The resized image as uint8 of shape (rows, columns, dimension): the values of Patches, not yet scaled."""
     pixels = np.asarray(resize(rgb, patching))
     side = patching.side
     rows, columns = len(pixels) // side, pixels.shape[1] // side
@@ -152,5 +152,5 @@ def scale(parts: np.ndarray, patching: Patching) -> Patches:
 
 
 def make_patches(rgb: Image.Image, patching: Patching) -> Patches:
-    """The picture as the model takes it."""
+    """The image as the model takes it."""
     return scale(cut(rgb, patching), patching)

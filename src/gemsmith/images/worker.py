@@ -1,4 +1,4 @@
-"""What a process does that decodes pictures for another, which asks over stdin and is answered over stdout.
+"""What a process does that decodes images for another, which asks over stdin and is answered over stdout.
 
 Each request is a Check or a Cut, in pickle; it is answered by what comes of it, or by the error that it raised.
 """
@@ -8,33 +8,33 @@ from typing import NamedTuple
 import numpy as np
 
 from gemsmith.errors import GemsmithError
-from gemsmith.images.check import ImageInfo, check_picture, cut_picture
-from gemsmith.images.decode import BadPicture
+from gemsmith.images.check import ImageInfo, patchify, validate_image
+from gemsmith.images.decode import InvalidImageError
 from gemsmith.images.patches import Patching
 from gemsmith.system.workers import answer_requests
 
 
 class Check(NamedTuple):
-    """A picture to be looked at, by its path or its bytes."""
+    """A image to be looked at, by its path or its bytes."""
 
     source: str | bytes
     patching: Patching
 
 
 class Cut(NamedTuple):
-    """A picture to be cut into patches."""
+    """A image to be cut into patches."""
 
-    picture: ImageInfo
+    image: ImageInfo
     patching: Patching
 
 
 def main() -> None:
     """Answers until stdin ends, or whoever asked is gone."""
-    answer_requests(answer, errors=(GemsmithError, BadPicture))
+    answer_requests(answer, errors=(GemsmithError, InvalidImageError))
 
 
 def answer(request: Check | Cut) -> ImageInfo | np.ndarray | Exception:
     """What comes of a request."""
     if isinstance(request, Check):
-        return check_picture(*request)
-    return cut_picture(*request)
+        return validate_image(*request)
+    return patchify(*request)

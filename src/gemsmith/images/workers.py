@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from gemsmith.errors import DataError, MachineError
 from gemsmith.images.check import ImageInfo
-from gemsmith.images.decode import BadPicture
+from gemsmith.images.decode import InvalidImageError
 from gemsmith.images.patches import Patches, Patching, scale
 from gemsmith.images.worker import Check, Cut
 from gemsmith.system.workers import Worker, WorkerEndedError, ask, end_worker, start_worker
@@ -21,18 +21,18 @@ Item = TypeVar("Item")
 # -P: in the working directory, a file or folder may have a library's name.
 _COMMAND = (sys.executable, "-P", "-c", "from gemsmith.images.worker import main; main()")
 _AT_ONCE = 4
-"""Pictures that wait for each process."""
+"""Images that wait for each process."""
 
 
-def count_processes(pictures: int) -> int:
-    """As many as there are cores for this process, and pictures."""
-    return max(1, min(len(os.sched_getaffinity(0)), pictures))
+def count_processes(images: int) -> int:
+    """As many as there are cores for this process, and images."""
+    return max(1, min(len(os.sched_getaffinity(0)), images))
 
 
-def check_pictures(
+def check_images(
     sources: Sequence[str | bytes], patching: Patching, *, processes: int
-) -> Iterator[ImageInfo | BadPicture]:
-    """What each of the pictures is, in order, or what is wrong with it."""
+) -> Iterator[ImageInfo | InvalidImageError]:
+    """What each of the images is, in order, or what is wrong with it."""
     with open_workers(processes) as ask:
         waiting: deque[Future[Any]] = deque()
         for source in sources:
@@ -46,15 +46,15 @@ def check_pictures(
 def decode_ahead(
     steps: Iterable[tuple[Item, Sequence[ImageInfo]]], patching: Patching, *, processes: int, ahead: int = 2
 ) -> Iterator[tuple[Item, list[Patches]]]:
-    """Each step's item, with the patches of its pictures, which are decoded while `ahead` earlier steps run.
+    """Each step's item, with the patches of its images, which are decoded while `ahead` earlier steps run.
 
     Of so many steps, and of no more, patches are in memory: as bytes, a quarter of what they take as float32. Raises
     DataError where a file is not what it was when it was looked at.
     """
     with open_workers(processes) as ask:
         waiting: deque[tuple[Item, list[Future[Any]]]] = deque()
-        for item, pictures in steps:
-            waiting.append((item, [ask(Cut(picture, patching)) for picture in pictures]))
+        for item, images in steps:
+            waiting.append((item, [ask(Cut(image, patching)) for image in images]))
             if len(waiting) > ahead:
                 yield _decoded(*waiting.popleft(), patching)
         while waiting:
@@ -102,23 +102,27 @@ def _answer(idle: "SimpleQueue[Worker]", running: set[Worker], request: Check | 
 
 
 def _why_it_ended(code: int, request: Check | Cut) -> Exception:
-    path = request.source if isinstance(request, Check) else request.picture.path
-    name = path if isinstance(path, str) and path else "a picture"
+    path = request.source if isinstance(request, Check) else request.image.path
+    name = path if isinstance(path, str) and path else "a image"
     if code == -signal.SIGKILL:
         return MachineError(
             f"{name}: the process that decoded it was killed; where memory ran out, free some and run it again"
         )
     if code < 0:
         line = f"crashes its decoder ({signal.Signals(-code).name})"
-        return BadPicture("damaged", line) if isinstance(request, Check) else DataError(f"{name}: {line}; take it out")
+        return (
+            InvalidImageError("damaged", line)
+            if isinstance(request, Check)
+            else DataError(f"{name}: {line}; take it out")
+        )
     return RuntimeError(f"{' '.join(_COMMAND)} ended with {code}; its traceback is above")
 
 
-def _found(answer: Future[Any]) -> ImageInfo | BadPicture:
+def _found(answer: Future[Any]) -> ImageInfo | InvalidImageError:
     try:
-        picture: ImageInfo = answer.result()
-        return picture
-    except BadPicture as bad:
+        image: ImageInfo = answer.result()
+        return image
+    except InvalidImageError as bad:
         return bad
 
 

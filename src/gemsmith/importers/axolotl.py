@@ -6,7 +6,7 @@ from typing import Any
 
 from gemsmith.importers import rules
 from gemsmith.importers.datasets import DATASET_RULES, held_out_rule, path_rule, test_path_rule
-from gemsmith.importers.models import base_rule, encoders_rule, experts_rule, linear_switch, pictures_rule, targets_rule
+from gemsmith.importers.models import base_rule, encoders_rule, experts_rule, images_rule, linear_switch, targets_rule
 from gemsmith.importers.table import (
     Reading,
     Row,
@@ -230,8 +230,8 @@ RULES: Mapping[str, Rule] = {
     "added_tokens_overrides.*": plain(otherwise=_VOCABULARY),
     "resize_token_embeddings_to_32x": plain(False, otherwise=_VOCABULARY),
     "unfrozen_parameters": plain(otherwise=_WHOLE),
-    "processor_type": pictures_rule,
-    "image_size": plain(otherwise="pictures are made that large first; Gemsmith takes them as they are, up to "
+    "processor_type": images_rule,
+    "image_size": plain(otherwise="images are made that large first; Gemsmith takes them as they are, up to "
                                   "data.image_tokens"),
     "image_resize_algorithm": idle("image_size says whether"),
     "freeze_mm_modules": encoders_rule,

@@ -39,7 +39,7 @@ _ESSENTIAL = (
     "lora.alpha",
     "lora.targets",
     "optimizer.learning_rate",
-    "train.rows_per_step",
+    "train.global_batch_size",
     "data.max_length",
     "data.packing",
 )
@@ -378,7 +378,7 @@ def port_files(
     Raises InputError, and writes no recipe, where it would train differently and that is not allowed.
     """
     if out is not None and out.exists():
-        raise InputError(f"--out {out}: is there already; name another file, or delete it")
+        raise InputError(f"--out {out}: already exists; name another file, or delete it")
     ported = port(sources, overrides=overrides, **known)
     text = dump_recipe(ported.recipe, ported.derived)
     if json:

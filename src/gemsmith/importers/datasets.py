@@ -160,7 +160,7 @@ def factory_dataset_rule(key: str, value: Any, reading: Reading) -> Row:
 
 
 def _described(reading: Reading, names: list[str]) -> list[Mapping[str, Any]]:
-    """The datasets' entries in dataset_info.json, or none where that is not there.
+    """The datasets' entries in dataset_info.json, or none where that does not exist.
 
     Raises RecipeError for a name that is not in it.
     """

@@ -56,7 +56,7 @@ def length_rule(key: str, value: Any, reading: Reading) -> Row:
     if value is None:
         why = "nothing is cut: a document of more than Gemsmith's default length is an error"
         return row(reading, key, value, "derived", why, data__too_long="error")
-    why = "what is longer is cut there and an error here: data.too_long"
+    why = "what is longer is cut there and an error here: data.on_too_long"
     length = read_as(positive, key, value, reading)
     return row(reading, key, value, "mapped", why, data__max_length=length, data__too_long="error")
 
@@ -88,7 +88,7 @@ def assistant_rule(key: str, value: Any, reading: Reading) -> Row:
 def dtype_rule(key: str, value: Any, reading: Reading) -> Row:
     """The row of the dtype that the base is loaded in."""
     name = str(value).removeprefix("torch.")
-    if value is None or rules.quantised(reading) or (name == "float32" and is_on(reading.value("bf16"))):
+    if value is None or rules.quantized(reading) or (name == "float32" and is_on(reading.value("bf16"))):
         return row(reading, key, value, "none", "not set" if value is None else "another key decides train.dtype")
     if name in ("bfloat16", "auto"):
         return row(reading, key, value, "mapped", "Gemma 4's own" if name == "auto" else "", train__dtype="bfloat16")
@@ -249,7 +249,7 @@ RULES: Mapping[str, Rule] = {
     **TRAINING_RULES,
     "max_length": length_rule,
     "max_seq_length": length_rule,
-    "truncation_mode": idle("nothing is cut here: data.too_long"),
+    "truncation_mode": idle("nothing is cut here: data.on_too_long"),
     "packing": to("data.packing", flag, "documents kept apart"),
     "packing_strategy": packing_strategy_rule,
     "assistant_only_loss": assistant_rule,

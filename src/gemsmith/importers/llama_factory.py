@@ -56,7 +56,7 @@ def alpha_rule(key: str, value: Any, reading: Reading) -> Row:
 def bits_rule(key: str, value: Any, reading: Reading) -> Row:
     """The row of quantization_bit: bitsandbytes' 4 bits as nf4, or 8."""
     if str(reading.value("quantization_method") or "bnb").lower() not in ("bnb", "bitsandbytes"):
-        return row(reading, key, value, "differs", "quantised by another method than bitsandbytes'")
+        return row(reading, key, value, "differs", "quantized by another method than bitsandbytes'")
     if str(value) == "4":
         return rules.four_bits_rule("quantization_type", "double_quantization")(key, value, reading)
     if value is None or str(value) == "8":
@@ -107,7 +107,7 @@ def pure_rule(key: str, value: Any, reading: Reading) -> Row:
     """The row of pure_bf16."""
     if not is_on(value):
         return row(reading, key, value, "none", "off")
-    dtype = {} if rules.quantised(reading) else {"train.dtype": "bfloat16"}
+    dtype = {} if rules.quantized(reading) else {"train.dtype": "bfloat16"}
     return row(reading, key, value, "differs", "adapters in bfloat16 too; Gemsmith's are float32", **dtype)
 
 
@@ -144,7 +144,7 @@ RULES: Mapping[str, Rule] = {
     "dataset": factory_dataset_rule,
     "eval_dataset": factory_eval_rule,
     "dataset_dir": idle("where dataset_info.json describes the datasets; the row of dataset says what became of them"),
-    "media_dir": idle("where pictures are; rows name them"),
+    "media_dir": idle("where images are; rows name them"),
     "template": template_rule,
     "default_system": plain(otherwise="added to every row; put it into the rows"),
     "cutoff_len": length_rule,

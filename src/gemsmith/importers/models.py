@@ -48,7 +48,7 @@ def find_base(name: Any, where: str, *, model: str | None = None) -> Base:
         return Base(checkpoint=name, variant=variant, why=f"a folder of {variant.name}")
     if _QUANTISED.search(name):
         raise RecipeError(
-            f"{where} is {name!r}: quantised weights; give the plain ones, such as --set checkpoint={_plain_id(name)}"
+            f"{where} is {name!r}: quantized weights; give the plain ones, such as --set checkpoint={_plain_id(name)}"
         )
     if model is not None:
         return Base(checkpoint=name, variant=find_variant(model), model=model, why=f"{model} by --set")
@@ -121,14 +121,14 @@ def linear_switch(names_key: str) -> Rule:
     return rule
 
 
-def pictures_rule(key: str, value: Any, reading: Reading) -> Row:
-    """The row of the key that says that rows may have pictures."""
+def images_rule(key: str, value: Any, reading: Reading) -> Row:
+    """The row of the key that says that rows may have images."""
     if value is None:
         return row(reading, key, value, "none", "not set")
     if reading.variant and not vision_tensors(reading.variant):
-        return row(reading, key, value, "differs", f"pictures in the rows, and {reading.variant.name} takes text alone")
+        return row(reading, key, value, "differs", f"images in the rows, and {reading.variant.name} takes text alone")
     return row(
-        reading, key, value, "none", "rows may have pictures, and are trained on with them; with sound they are none"
+        reading, key, value, "none", "rows may have images, and are trained on with them; with sound they are none"
     )
 
 
@@ -143,7 +143,7 @@ def encoders_rule(key: str, value: Any, reading: Reading) -> Row:
 
 
 def experts_rule(key: str, value: Any, reading: Reading) -> Row:
-    """The row of whether experts are quantised with the rest."""
+    """The row of whether experts are quantized with the rest."""
     has_experts = reading.variant is None or reading.variant.experts
     if not has_experts or value is None or is_on(value) == BACKENDS[reading.backend].quantises_experts:
         return row(reading, key, value, "none", "not set" if value is None else "what Gemsmith does anyway")
@@ -156,7 +156,7 @@ def _all_linear(key: str, value: Any, reading: Reading) -> Row:
         return row(reading, key, value, "derived", "every linear layer but the output's", lora__targets=[ALL_LINEAR])
     kinds, variants = list(LORA_KINDS), [reading.variant] if reading.variant else list(VARIANTS.values())
     linear = dict.fromkeys(tensor.role for one in variants for tensor in lora_targets(one, [ALL_LINEAR]))
-    # Adapters on what embeds pictures never change where rows are text.
+    # Adapters on what embeds images never change where rows are text.
     embeds = (
         [] if reading.value("processor_type") else [tensor.role for one in variants for tensor in vision_tensors(one)]
     )

@@ -42,8 +42,8 @@ RULES: Mapping[str, Rule] = {
     "ensure_weight_tying": plain(False, otherwise="adapters on tied embeddings"),
     "init_lora_weights": plain(True, otherwise="the adapter starts otherwise; Gemsmith's as PEFT's default: A uniform, "
                                                "B = 0"),
-    "loftq_config": plain(otherwise="the adapter starts from what quantisation loses"),
-    "loftq_config.*": plain(otherwise="the adapter starts from what quantisation loses"),
+    "loftq_config": plain(otherwise="the adapter starts from what quantization loses"),
+    "loftq_config.*": plain(otherwise="the adapter starts from what quantization loses"),
     "revision": plain(
         "main", otherwise="a revision of the base; Gemsmith takes the newest: give a folder with that one"
     ),

@@ -105,7 +105,7 @@ def _read(file: Path) -> Mapping[str, Any]:
         text = regular_file(file, most_bytes=2**27).read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         raise RecipeError(
-            f"{file}: is not there; give an adapter_config.json, training arguments, an Axolotl or LLaMA-Factory YAML"
+            f"{file}: does not exist; give an adapter_config.json, training arguments, an Axolotl or LLaMA-Factory YAML"
         ) from None
     except UnicodeDecodeError:
         raise RecipeError(f"{file}: is not text in UTF-8; give JSON or YAML") from None

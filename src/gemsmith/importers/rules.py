@@ -21,7 +21,7 @@ STEPS_HINT = "give --steps with the updates that its run made or would make (its
 
 
 def batch_rule(per_device: str, accumulation: str, *, total: str | None = None) -> Rule:
-    """The rule for the keys that make rows_per_step: rows on a device x accumulation x devices."""
+    """The rule for the keys that make global_batch_size: rows on a device x accumulation x devices."""
 
     def rule(key: str, value: Any, reading: Reading) -> Row:
         if value is None:
@@ -69,15 +69,20 @@ def count_rule(key: str, value: Any, reading: Reading) -> Row:
     """The row of a key that says how many devices, or how many of them share a row."""
     if value is None:
         return row(reading, key, value, "none", "not set")
-    return row(reading, key, value, "derived", "counted in train.rows_per_step; train.mesh lays out the machine")
+    return row(reading, key, value, "derived", "counted in train.global_batch_size; train.mesh lays out the machine")
 
 
 def several_devices(key: str, value: Any, reading: Reading) -> Row:
-    """The row of a key that only several devices need: without their number rows_per_step would be too few."""
+    """The row of a key that only several devices need: without their number global_batch_size would be too few."""
     parent = key.partition(".")[0] + "."
     # Of a section one row says so, the first that is on.
     says = next((name for name, item in reading.given.items() if name.startswith(parent) and _is_set(item)), key) == key
-    if not _is_set(value) or not says or devices_of(reading) is not None or "train.rows_per_step" in reading.overridden:
+    if (
+        not _is_set(value)
+        or not says
+        or devices_of(reading) is not None
+        or "train.global_batch_size" in reading.overridden
+    ):
         return row(reading, key, value, "none", "how it runs; train.mesh lays out the machine")
     return row(
         reading, key, value, "differs", "made for several devices, whose number is not in the file; give --devices"
@@ -224,7 +229,7 @@ def clip_rule(key: str, value: Any, reading: Reading) -> Row:
     """The row of the gradient's norm; 0 and null switch clipping off in the Trainer."""
     if value is None or read_as(number, key, value, reading) <= 0:
         status: Status = "mapped" if key in reading.given and value is not None else "derived"
-        return row(reading, key, value, status, "no clipping", **{"optimizer.clip_norm": None})
+        return row(reading, key, value, status, "no clipping", **{"optimizer.max_grad_norm": None})
     return row(reading, key, value, "mapped", "", optimizer__clip_norm=read_as(number, key, value, reading))
 
 
@@ -237,7 +242,7 @@ def save_steps_rule(key: str, value: Any, reading: Reading) -> Row:
         and str(reading.value("save_strategy") or "steps").removeprefix("SaveStrategy.").lower() == "steps"
     ):
         return row(reading, key, value, "mapped", "", train__checkpoint_every=read_as(positive, key, value, reading))
-    return row(reading, key, value, "none", "when checkpoints are written; train.checkpoint_every does that")
+    return row(reading, key, value, "none", "when checkpoints are written; train.save_steps does that")
 
 
 def keep_rule(key: str, value: Any, reading: Reading) -> Row:
@@ -249,7 +254,7 @@ def keep_rule(key: str, value: Any, reading: Reading) -> Row:
             key,
             value,
             "none",
-            "not set" if value is None else "all are kept there; train.keep_checkpoints says how many here",
+            "not set" if value is None else "all are kept there; train.save_total_limit says how many here",
         )
     return row(reading, key, value, "mapped", "", train__keep_checkpoints=count)
 
@@ -271,12 +276,12 @@ def remat_rule(key: str, value: Any, reading: Reading) -> Row:
 def four_bits_rule(kind: str, nested: str) -> Rule:
     """The rule for a base of bitsandbytes' 4 bits.
 
-    `kind` names the key of nf4 or fp4, `nested` that of double quantisation.
+    `kind` names the key of nf4 or fp4, `nested` that of double quantization.
     """
 
     def rule(key: str, value: Any, reading: Reading) -> Row:
         if not is_on(value):
-            return row(reading, key, value, "none", "not quantised")
+            return row(reading, key, value, "none", "not quantized")
         if str(reading.value(kind) or "nf4").lower() != "nf4":
             return row(reading, key, value, "differs", "fp4; Gemsmith's 4 bits are nf4", train__dtype="nf4")
         if is_on(reading.value(nested)):
@@ -290,12 +295,12 @@ def four_bits_rule(kind: str, nested: str) -> Rule:
 def eight_bits_rule(key: str, value: Any, reading: Reading) -> Row:
     """The row of a base of bitsandbytes' 8 bits."""
     if not is_on(value):
-        return row(reading, key, value, "none", "not quantised")
+        return row(reading, key, value, "none", "not quantized")
     why = "the weights are rounded alike, but LLM.int8 rounds what is multiplied with them too"
     return row(reading, key, value, "differs", why, train__dtype="int8")
 
 
-def quantised(reading: Reading) -> bool:
+def quantized(reading: Reading) -> bool:
     """Whether the base is held in 4 or 8 bits, so that another key decides train.dtype."""
     bits = ("load_in_4bit", "load_in_8bit", "quantization_bit")
     return any(is_on(reading.value(key)) for key in bits)
@@ -308,7 +313,7 @@ def half_rule(key: str, value: Any, reading: Reading) -> Row:
         return row(reading, key, value, "none", "not set")
     on = auto or read_as(flag, key, value, reading)
     other = ("fp16", "float16", "bfloat16", "pure_bf16")
-    if quantised(reading) or (not on and any(is_on(reading.value(name)) for name in other)):
+    if quantized(reading) or (not on and any(is_on(reading.value(name)) for name in other)):
         return row(reading, key, value, "none", "another key decides train.dtype")
     if not on and str(reading.value("dtype") or reading.value("torch_dtype") or "") in (
         "bfloat16",
@@ -328,7 +333,7 @@ def fp16_rule(key: str, value: Any, reading: Reading) -> Row:
     """The row of fp16, which Gemsmith does not have."""
     if not is_on(value):
         return row(reading, key, value, "none", "off")
-    dtype = {} if quantised(reading) else {"train.dtype": "bfloat16"}
+    dtype = {} if quantized(reading) else {"train.dtype": "bfloat16"}
     return row(reading, key, value, "differs", "float16; Gemsmith has bfloat16 and float32", **dtype)
 
 

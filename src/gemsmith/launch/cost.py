@@ -39,7 +39,7 @@ def make_bill(
 
 
 def is_googles(machine: Machine) -> bool:
-    """Whether Google rents it: the catalogue has no price of it, or not only those of others."""
+    """Whether Google rents it: the catalog has no price of it, or not only those of others."""
     return not machine.prices or any(price.provider == GCP for price in machine.prices)
 
 
@@ -54,20 +54,20 @@ def find_price(machine: Machine, region: str, *, spot: bool) -> Price:
         return found
     if not there:
         raise InputError(
-            f"--machine {machine.name}: the catalogue has no {kind} price of it at Google, so its greatest bill is not "
-            "known; add one in hardware.catalogue"
+            f"--machine {machine.name}: the catalog has no {kind} price of it at Google, so its greatest bill is not "
+            "known; add one in hardware.catalog"
         )
     has = ", ".join(f"{name} ({price_of_hour(price, spot=spot):.2f} USD/h)" for name, price in there.items())
     if not region:
-        raise InputError(f"--region: is missing; the catalogue's {kind} price of {machine.name} is of {has}; name one")
+        raise InputError(f"--region: is missing; the catalog's {kind} price of {machine.name} is of {has}; name one")
     raise InputError(
-        f"--region {region}: the catalogue has no {kind} price of {machine.name} there; it has {has}; choose one, "
-        "or add the region in hardware.catalogue"
+        f"--region {region}: the catalog has no {kind} price of {machine.name} there; it has {has}; choose one, "
+        "or add the region in hardware.catalog"
     )
 
 
 def default_region(machine: Machine, *, spot: bool) -> str | None:
-    """The cheapest region that the catalogue has a price for; None where it knows prices of whole areas alone."""
+    """The cheapest region that the catalog has a price for; None where it knows prices of whole areas alone."""
     known = (price for price in machine.prices if price.provider == GCP and "-" in price.region)
     priced = [price for price in known if price_of_hour(price, spot=spot)]
     return min(priced, key=lambda price: price_of_hour(price, spot=spot) or 0).region if priced else None
@@ -83,7 +83,7 @@ def _timeout(plan: MachinePlan, *, steps: int | None, given: float | None) -> Ch
     if steps is None or plan.hours is None:
         raise InputError(
             "--timeout-hours: is missing, and the plan cannot tell how many steps there are before the rows are read; "
-            "give the hours after which an attempt is to be ended, or train.optimizer_steps"
+            "give the hours after which an attempt is to be ended, or train.max_steps"
         )
     hours = plan.hours[1]
     seconds = math.ceil((SLACK * hours * 3600 + BEFORE_AND_AFTER_S) / 600) * 600

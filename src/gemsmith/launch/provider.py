@@ -74,7 +74,7 @@ def read_launch(name: str) -> LaunchRecord:
     except OSError:
         names = known_launches()
         there = f"there are: {', '.join(names)}" if names else "there are none in this folder"
-        raise InputError(f"launch {name}: {file} is not there{nearest(name, names)}; {there}") from None
+        raise InputError(f"launch {name}: {file} does not exist{nearest(name, names)}; {there}") from None
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         raise InputError(
@@ -136,7 +136,7 @@ class Request:
     recipe_text: str
     inputs: Mapping[str, str]
     """A local file or folder -> where it goes, below the run's folder in the bucket."""
-    pictures: tuple[ImageShards, ...] = ()
+    images: tuple[ImageShards, ...] = ()
     """Those that rows name, which are packed for the way."""
     stages: tuple[str, ...]
     machine: Machine

@@ -14,10 +14,10 @@ from pathlib import Path
 
 from gemsmith.checkpoints.hub import is_hub_id
 from gemsmith.errors import InputError, RecipeError, nearest
-from gemsmith.hardware import Catalogue, Machine, find_machine, load_catalogue
+from gemsmith.hardware import Catalog, Machine, find_machine, load_catalog
 from gemsmith.launch.cost import default_region, find_price, make_bill, price_of_hour
 from gemsmith.launch.provider import MOUNT, Bill, Chosen, Request, Target, check_wheel
-from gemsmith.launch.shards import ImageShards, find_pictures
+from gemsmith.launch.shards import ImageShards, find_images
 from gemsmith.plan import plan_only
 from gemsmith.recipe.backends import BACKENDS
 from gemsmith.recipe.load import dump_recipe, with_values
@@ -27,7 +27,7 @@ from gemsmith.runs.resolve import recipe_variant, resolve_file
 from gemsmith.runs.stages import SERVED, STAGES
 from gemsmith.system.version import __version__
 
-_KEYS = ("checkpoint", "data.train", "data.eval", "data.template", "train.start_adapter", "hardware.catalogue")
+_KEYS = ("checkpoint", "data.train", "data.eval", "data.template", "train.init_adapter", "hardware.catalog")
 _ROWS = ("data.train", "data.eval")
 FOLDER = "inputs"
 """Below the folder that holds the launched recipe."""
@@ -41,7 +41,7 @@ class Inputs:
     """Keys of the recipe that name another place there."""
     copies: Mapping[str, str]
     """A local file or folder -> where it goes."""
-    pictures: tuple[ImageShards, ...] = ()
+    images: tuple[ImageShards, ...] = ()
     weights_bucket: str | None = None
     """The bucket of the base, where it is mounted."""
 
@@ -49,10 +49,10 @@ class Inputs:
 def find_inputs(recipe: Recipe, root: str, *, mount: str | None) -> Inputs:
     """What the recipe reads of this machine, with the places that it gets below `root`.
 
-    Raises RecipeError for a file that is not there, DataError as find_pictures. `mount`: where the machine sees the
+    Raises RecipeError for a file that does not exist, DataError as find_images. `mount`: where the machine sees the
     bucket of a base in one.
     """
-    placed, copies, weights, pictures = [], {}, None, []
+    placed, copies, weights, images = [], {}, None, []
     places: dict[str, str] = {}
     for key in _KEYS:
         value = _value_at(recipe, key)
@@ -64,27 +64,27 @@ def find_inputs(recipe: Recipe, root: str, *, mount: str | None) -> Inputs:
         elif "://" not in value and Path(value).is_absolute():
             if value not in places:
                 places[value] = f"{FOLDER}/{key.replace('.', '-')}/{Path(value).name}"
-                found = _pictures(recipe, key, Path(value))
-                pictures += [found] if found else []
-                if not (found and Path(value).is_dir()):  # of a folder of photos there is nothing else to copy
+                found = _images(recipe, key, Path(value))
+                images += [found] if found else []
+                if not (found and Path(value).is_dir()):  # of a folder of images there is nothing else to copy
                     copies[value] = f"{root}/launched/{places[value]}"
             placed.append(Derived(key, places[value], f"{value} of the machine that launched it"))
         elif "://" not in value and key not in ("checkpoint", *_ROWS):
-            raise RecipeError(f"{key}: {value} is not there")
+            raise RecipeError(f"{key}: {value} does not exist")
         elif "://" not in value and key != "checkpoint":
-            raise RecipeError(f"{key}: {value} is not there; give a file, a folder or rows to make")
+            raise RecipeError(f"{key}: {value} does not exist; give a file, a folder or rows to make")
     if recipe.train.checkpoint_folder is not None and "://" not in recipe.train.checkpoint_folder:
         raise RecipeError(
             f"train.checkpoint_folder: {recipe.train.checkpoint_folder} is a folder of this machine; set it to null, "
             "saved steps then go to the launch's bucket"
         )
-    return Inputs(placed=tuple(placed), copies=copies, pictures=tuple(pictures), weights_bucket=weights)
+    return Inputs(placed=tuple(placed), copies=copies, images=tuple(images), weights_bucket=weights)
 
 
-def _pictures(recipe: Recipe, key: str, path: Path) -> ImageShards | None:
+def _images(recipe: Recipe, key: str, path: Path) -> ImageShards | None:
     if not path.exists():
-        raise RecipeError(f"{key}: {path} is not there")
-    return find_pictures(recipe.data, key, path) if key in _ROWS else None
+        raise RecipeError(f"{key}: {path} does not exist")
+    return find_images(recipe.data, key, path) if key in _ROWS else None
 
 
 def _value_at(recipe: Recipe, key: str) -> object:
@@ -140,12 +140,12 @@ def make_request(source: Path, target: Target, on: str, options: Options) -> Req
     _check_python(target, on, options)
     name = _name(options.name or re.sub(r"[^a-z0-9]+", "-", source.stem.lower()).strip("-"))
     stages = _stages(options)
-    catalogue = load_catalogue(recipe.hardware.catalogue)
+    catalog = load_catalog(recipe.hardware.catalog)
     root = f"{_bucket(options.bucket)}/{name}"
     inputs = find_inputs(recipe, root, mount=MOUNT if target.MOUNTS_WEIGHTS else None)
     unfit, refused = list[InputError](), list[InputError]()
     found: list[Request] = []
-    machines = _machines(recipe, catalogue, target, on, options.machine)
+    machines = _machines(recipe, catalog, target, on, options.machine)
     for machine in sorted(machines, key=lambda machine: _usd_per_hour(machine, options)):
         request = None
         try:
@@ -195,7 +195,7 @@ def _request(
         recipe=moved,
         recipe_text=dump_recipe(moved, [*(item for item in derived if item.key not in _keys(placed)), *placed]),
         inputs=inputs.copies,
-        pictures=inputs.pictures,
+        images=inputs.images,
         stages=stages,
         machine=machine,
         plan=plan.machines[0],
@@ -308,12 +308,12 @@ def _check_backend(recipe: Recipe, machine: Machine, stages: tuple[str, ...], op
         )
 
 
-def _machines(recipe: Recipe, catalogue: Catalogue, target: Target, on: str, wanted: str | None) -> list[Machine]:
+def _machines(recipe: Recipe, catalog: Catalog, target: Target, on: str, wanted: str | None) -> list[Machine]:
     """Those to try, in order."""
-    given = [machine for machine in catalogue.machines.values() if target.gives(machine)]
+    given = [machine for machine in catalog.machines.values() if target.gives(machine)]
     names = ", ".join(machine.name for machine in given)
     if wanted is not None:
-        machine = find_machine(catalogue, wanted)
+        machine = find_machine(catalog, wanted)
         if not target.gives(machine) and machine.slices > 1:
             raise InputError(
                 f"--machine {wanted}: --on {on} does not have it; several slices are launched by --on gke, each of two "
@@ -322,15 +322,15 @@ def _machines(recipe: Recipe, catalogue: Catalogue, target: Target, on: str, wan
         if not target.gives(machine):
             raise InputError(f"--machine {wanted}: --on {on} does not have it; it has {names}")
         return [machine]
-    asked = [find_machine(catalogue, name) for name in recipe.hardware.machines]
+    asked = [find_machine(catalog, name) for name in recipe.hardware.machines]
     if not given:
-        raise InputError(f"--on {on}: the catalogue has no machine of it; add one in hardware.catalogue")
+        raise InputError(f"--on {on}: the catalog has no machine of it; add one in hardware.catalog")
     named = [machine for machine in asked if target.gives(machine)]
     return named if named and "machines" in recipe.hardware.model_fields_set else given
 
 
 def _usd_per_hour(machine: Machine, options: Options) -> float:
-    """Where it would be rented; infinite where the catalogue has no price, which is told when it is that one's turn."""
+    """Where it would be rented; infinite where the catalog has no price, which is told when it is that one's turn."""
     with suppress(InputError):
         price = find_price(machine, _region(machine, options), spot=options.spot)
         return price_of_hour(price, spot=options.spot) or 0.0
@@ -379,7 +379,7 @@ def _image(machine: Machine, region: str, options: Options) -> Chosen:
 
 GB = 10**9
 PROGRAM_BYTES = 16 * GB
-"""Python and its libraries, rows, a few pictures, and a layer at a time of what is loaded or merged; assumed."""
+"""Python and its libraries, rows, a few images, and a layer at a time of what is loaded or merged; assumed."""
 WEIGHT_BYTES = 2
 """A parameter, in bfloat16."""
 _WORTH_SAYING_BYTES = GB // 10
@@ -392,13 +392,13 @@ def held_bytes(request: Request, *, with_weights: bool) -> dict[str, int]:
     """What -> bytes. `with_weights`: the base is copied to the machine rather than read in place."""
     train, weights = request.recipe.train, WEIGHT_BYTES * request.parameters
     held = {"the program": PROGRAM_BYTES}
-    if (pictures := sum(each.total_bytes for each in request.pictures)) >= _WORTH_SAYING_BYTES:
-        held["pictures"] = pictures
+    if (images := sum(each.total_bytes for each in request.images)) >= _WORTH_SAYING_BYTES:
+        held["images"] = images
     if with_weights:
         held["the base"] = weights
     if "train" in request.stages:
         # One more is being written while those to keep are there.
-        held["saved steps"] = (train.keep_checkpoints + 1) * SAVED_BYTES * request.trained_parameters
+        held["saved steps"] = (train.save_total_limit + 1) * SAVED_BYTES * request.trained_parameters
     if "export" in request.stages:
         held["merged weights"] = weights + ADAPTER_BYTES * request.trained_parameters
     return held

@@ -1,9 +1,9 @@
-"""Pictures that a launch carries: those that rows name, packed into a few objects, and unpacked beside the rows there.
+"""Images that a launch carries: those that rows name, packed into a few objects, and unpacked beside the rows there.
 
 Rows stay as they are, byte for byte, so what they name must lie below their folder:
 
     pets/trainval.jsonl, pets/images/sphynx_1.jpg               the row says images/sphynx_1.jpg
-    launched/pictures/data-train/00000.tar, …, files.sha256     as they are in the bucket
+    launched/images/data-train/00000.tar, …, files.sha256     as they are in the bucket
     launched/inputs/data-train/images/sphynx_1.jpg              as the machine reads it, beside trainval.jsonl
 """
 
@@ -19,8 +19,8 @@ from gemsmith.recipe.schema import Data
 from gemsmith.system.files import regular_file, replacing_folder, sha256_file
 from gemsmith.tasks.messages import images_of
 
-PACKED = "pictures"
-"""The folder of packed pictures: beside the rendered files, and below the launched recipe."""
+PACKED = "images"
+"""The folder of packed images: beside the rendered files, and below the launched recipe."""
 LIST = "files.sha256"
 SHARD_BYTES = 64 * 2**20
 """A machine holds an object in memory while it fetches it, and fetches several at once."""
@@ -47,21 +47,21 @@ class ImageShards:
         return "".join(f"{digest}  {name}\n" for name, digest in self.sums.items())
 
 
-def find_pictures(data: Data, key: str, source: Path) -> ImageShards | None:
-    """The pictures that the rows of `key`, at `source`, name by their paths; None where they name none.
+def find_images(data: Data, key: str, source: Path) -> ImageShards | None:
+    """The images that the rows of `key`, at `source`, name by their paths; None where they name none.
 
     Of a folder that holds rows they are checked and not returned: it is copied with all that is in it. Raises DataError
-    for rows that cannot be read, pictures that are not there, and those that are not named as below the rows' folder.
+    for rows that cannot be read, images that do not exist, and those that are not named as below the rows' folder.
     """
     # Here, since it brings numpy, which a launch without rows of this machine does not need.
-    from gemsmith.data.image_folder import FORMAT, find_photos
+    from gemsmith.data.image_folder import FORMAT, find_image_files
 
-    photos = data.format == FORMAT
-    folder = source if source.is_dir() and not photos else source.parent
+    images = data.format == FORMAT
+    folder = source if source.is_dir() and not images else source.parent
     names: dict[str, str] = {}
-    if photos:
-        found = (photo for files in find_photos(str(source)).values() for photo in files)
-        names = {str(photo.relative_to(folder)): str(source) for photo in found}
+    if images:
+        found = (image for files in find_image_files(str(source)).values() for image in files)
+        names = {str(image.relative_to(folder)): str(source) for image in found}
     else:
         for origin, name in _named(data, source):
             names.setdefault(name, origin)
@@ -137,20 +137,20 @@ def _read_list(file: Path) -> Iterator[tuple[str, str]]:
 
 
 def _named(data: Data, source: Path) -> Iterator[tuple[str, str]]:
-    """Each picture's path as a row has it, and where that row stands."""
+    """Each image's path as a row has it, and where that row stands."""
     from gemsmith.data.dataset import find_source_files, read_dataset
-    from gemsmith.data.reader import PictureSource
+    from gemsmith.data.reader import ImageSource
 
-    if not any(map(_may_name_pictures, find_source_files(str(source)))):
+    if not any(map(_may_name_images, find_source_files(str(source)))):
         return
-    # Relative paths stay so; pictures that come as bytes go with their rows, and have no path.
-    pictures = PictureSource(folder=Path(), keep=lambda _bytes: "")
-    for document in read_dataset(str(source), format=data.format, pictures=pictures).documents:
+    # Relative paths stay so; images that come as bytes go with their rows, and have no path.
+    images = ImageSource(folder=Path(), keep=lambda _bytes: "")
+    for document in read_dataset(str(source), format=data.format, images=images).documents:
         yield from ((document.origin, part.path) for part in images_of(document.messages) if part.path)
 
 
-def _may_name_pictures(file: Path) -> bool:
-    """Whether any line has the word that every row with a picture has; tables always may."""
+def _may_name_images(file: Path) -> bool:
+    """Whether any line has the word that every row with a image has; tables always may."""
     if file.suffix != ".jsonl":
         return True
     with regular_file(file).open("rb") as lines:
@@ -158,13 +158,13 @@ def _may_name_pictures(file: Path) -> bool:
 
 
 def _refuse(name: str, folder: Path, where: str) -> None:
-    """Raises DataError for a picture that is not named as one below the folder, or is not there."""
+    """Raises DataError for a image that is not named as one below the folder, or does not exist."""
     if Path(name).is_absolute() or ".." in Path(name).parts:
         raise DataError(
-            f"{where}: names the picture {name}; a launch carries those below the folder of the rows, {folder}, named "
-            "as seen from there; put it there and name it so, or give rows with the pictures' bytes"
+            f"{where}: names the image {name}; a launch carries those below the folder of the rows, {folder}, named "
+            "as seen from there; put it there and name it so, or give rows with the images' bytes"
         )
     if not name.isprintable():
-        raise DataError(f"{where}: names the picture {name!r}, which no list can name; rename it")
+        raise DataError(f"{where}: names the image {name!r}, which no list can name; rename it")
     if not (folder / name).is_file():
-        raise DataError(f"{where}: its picture {folder / name} is not there; put it there, or take the row out")
+        raise DataError(f"{where}: its image {folder / name} does not exist; put it there, or take the row out")

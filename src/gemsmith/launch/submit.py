@@ -50,7 +50,7 @@ class Answer:
 
 
 def ask(command: Command) -> Answer:
-    """What a command printed; a program that is not there, or does not answer, is an answer with a complaint."""
+    """What a command printed; a program that does not exist, or does not answer, is an answer with a complaint."""
     if shutil.which(command[0]) is None:
         return Answer(code=127, output="", complaint=f"{command[0]} is not on PATH")
     try:

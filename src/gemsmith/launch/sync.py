@@ -218,7 +218,7 @@ def _opened(root: str, path: Path) -> Bucket:
     bucket = Bucket(root)
     if bucket.read(f"{RUN}recipe.yaml") is None:
         raise RunError(
-            f"{bucket.url}: holds no run yet ({RUN}recipe.yaml is not there); see how it is doing: "
+            f"{bucket.url}: holds no run yet ({RUN}recipe.yaml does not exist); see how it is doing: "
             "gemsmith launch status NAME"
         )
     if path.exists() and not (path / "recipe.yaml").exists() and any(files_below(path)):

@@ -13,10 +13,10 @@ def upload_steps(request: Request) -> list[tuple[str, Command]]:
         (f"What the recipe reads of this machine: {local}", _copy(local, remote))
         for local, remote in request.inputs.items()
     ]
-    pictures = [step for each in request.pictures for step in _picture_steps(each, launched)]
+    images = [step for each in request.images for step in _image_steps(each, launched)]
     return [
         *copies,
-        *pictures,
+        *images,
         *([upload_wheel(request.python, request.root)] if request.python else []),
         ("The recipe, as the machine reads it.", _copy("recipe.yaml", f"{launched}/recipe.yaml")),
     ]
@@ -27,44 +27,44 @@ def _copy(local: str, remote: str) -> Command:
     return ("gcloud", "storage", "cp", "--recursive", local, remote.rpartition("/")[0] + "/")
 
 
-def _picture_steps(pictures: ImageShards, launched: str) -> list[tuple[str, Command]]:
-    packed = f"{PACKED}/{pictures.place}"
+def _image_steps(images: ImageShards, launched: str) -> list[tuple[str, Command]]:
+    packed = f"{PACKED}/{images.place}"
     # Of what an upload that was cut short left there, only the missing files are sent again.
     exactly = ("--recursive", "--checksums-only", "--delete-unmatched-destination-objects")
     return [
         (
-            f"{_describe(pictures)}, as a few files; each must still be what the list says.",
-            ("gemsmith", "launch", "pack", list_name(pictures), str(pictures.folder), packed),
+            f"{_describe(images)}, as a few files; each must still be what the list says.",
+            ("gemsmith", "launch", "pack", list_name(images), str(images.folder), packed),
         ),
         (
-            "Sends those that are not there yet; then they are no longer needed here.",
+            "Sends those that do not exist yet; then they are no longer needed here.",
             ("gcloud", "storage", "rsync", *exactly, packed, f"{launched}/{packed}"),
         ),
         ("", ("rm", "-r", packed)),
     ]
 
 
-def list_name(pictures: ImageShards) -> str:
+def list_name(images: ImageShards) -> str:
     """The rendered file that lists them."""
-    return f"{pictures.place}.sha256"
+    return f"{images.place}.sha256"
 
 
 def rendered_lists(request: Request) -> dict[str, str]:
-    """File name -> text of the lists of pictures, which every target's files have among them."""
-    return {list_name(pictures): pictures.list_text for pictures in request.pictures}
+    """File name -> text of the lists of images, which every target's files have among them."""
+    return {list_name(images): images.list_text for images in request.images}
 
 
 def upload_lines(request: Request) -> list[str]:
     """What of this machine goes to the bucket, a line each."""
     files = [f"{local} ({say_bytes(_bytes_below(Path(local)))})" for local in request.inputs]
-    return [f"uploads {what}" for what in (*files, *map(_describe, request.pictures))]
+    return [f"uploads {what}" for what in (*files, *map(_describe, request.images))]
 
 
-def _describe(pictures: ImageShards) -> str:
-    count = len(pictures.sums)
+def _describe(images: ImageShards) -> str:
+    count = len(images.sums)
     return (
-        f"{count:,} picture{'s' * (count > 1)} ({say_bytes(pictures.total_bytes)}) that {pictures.key} names, of "
-        f"{pictures.folder}"
+        f"{count:,} image{'s' * (count > 1)} ({say_bytes(images.total_bytes)}) that {images.key} names, of "
+        f"{images.folder}"
     )
 
 
@@ -104,7 +104,7 @@ def cost_lines(request: Request) -> list[str]:
     bill, machines = request.bill, [each.machine.name for each in (request, *request.others)]
     hours = float(bill.timeout_s.value) / 3600
     planned = (
-        f"Modelled: {bill.hours[0]:.3g} to {bill.hours[1]:.3g} h of training, "
+        f"Estimated: {bill.hours[0]:.3g} to {bill.hours[1]:.3g} h of training, "
         f"{bill.usd[0]:,.2f} to {bill.usd[1]:,.2f} USD."
         if bill.hours and bill.usd
         else "How long training takes is not known before the rows are read."

@@ -19,29 +19,29 @@ from jax.sharding import Mesh
 from gemsmith.arch import ScanBlocks, Variant, VisionTower
 from gemsmith.models.attention import DenseAttention, inverse_frequencies, rope
 from gemsmith.models.layers import Engine, KeyValue, Layer, RMSNorm, linear, stacked
-from gemsmith.models.quantization import dequantise_state, holds_quantised
+from gemsmith.models.quantization import dequantise_state, holds_quantized
 from gemsmith.models.sharding import BATCH, EVERY, axis_size, constrain, gathered, gathered_specs, platform_of
 from gemsmith.models.splash import SplashAttention, make_kernel
 from gemsmith.models.vision import FeatureProjector, Images, ImageTokens, PatchProjector, Tower, blocks_of
 from gemsmith.recipe.backends import TUNED, Levers, Remat, chains_layers
 
 
-def rematerialised(
+def rematerialized(
     function: Callable[..., Any],
     remat: Remat,
     *,
     offload: tuple[str, ...] = (),
-    dequantises: bool = False,
+    dequantizes: bool = False,
     in_turn: bool = False,
 ) -> Callable[..., Any]:
     """The function of a layer, or of a block of them, whose backward pass recomputes what `remat` does not save.
 
     "none" saves all, "layer" only the function's inputs; names save the results that `checkpoint_name` gave them, and
-    the inputs. Results named in `offload` wait in the host's memory. A function that `dequantises` weights never saves
+    the inputs. Results named in `offload` wait in the host's memory. A function that `dequantizes` weights never saves
     those. `in_turn`: nothing is recomputed before the gradient that needs it is there; else XLA may recompute several
     functions at once, and hold all of that.
     """
-    if remat == "none" and not dequantises:
+    if remat == "none" and not dequantizes:
         return function
     names = () if remat in ("none", "layer") else remat
     policy: Callable[..., Any] = jax.checkpoint_policies.save_only_these_names(*names)
@@ -61,7 +61,7 @@ def rematerialised(
 
 
 def _all_but_weights(primitive: Any, *_: Any, **__: Any) -> bool:
-    """Whether a result may be saved: not what a custom_vjp gives, which dequantises frozen weights.
+    """Whether a result may be saved: not what a custom_vjp gives, which dequantizes frozen weights.
 
     Any other custom_vjp has a gradient, and has been resolved by the time a policy is asked.
     """
@@ -293,12 +293,12 @@ class _LayerScan:
     def _chains(self) -> bool:
         """Whether a block is recomputed as one, from its first layer's input: see chains_layers."""
         how = self.model.execution
-        return chains_layers(how.levers, self.model.variant, how.remat, dequantises=holds_quantised(self.states))
+        return chains_layers(how.levers, self.model.variant, how.remat, dequantizes=holds_quantized(self.states))
 
     def _rerun(self, function: Callable[..., Any], **options: bool) -> Callable[..., Any]:
         how = self.model.execution
-        return rematerialised(
-            function, how.remat, offload=how.offload, dequantises=holds_quantised(self.states), **options
+        return rematerialized(
+            function, how.remat, offload=how.offload, dequantizes=holds_quantized(self.states), **options
         )
 
     def _run_block(
@@ -318,7 +318,7 @@ class _LayerScan:
     def _run_layer(
         self, place: int, state: Any, hidden: jax.Array, taken: KeyValue | None, per_layer_input: jax.Array | None
     ) -> tuple[jax.Array, KeyValue]:
-        """One layer, with its weights gathered over the devices and dequantised."""
+        """One layer, with its weights gathered over the devices and dequantized."""
         mesh, variant, number = self.model.execution.mesh, self.model.variant, self.blocks.first + place
         specs = gathered_specs(variant, number, mesh=mesh) if mesh else {}
         layer = nnx.merge(self.graphs[place], dequantise_state(gathered(state, specs, mesh)))

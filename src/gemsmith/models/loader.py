@@ -11,11 +11,11 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
 from gemsmith.arch import Tensor, Variant, text_tensors, vision_tensors
-from gemsmith.arch.lora_targets import is_quantised
+from gemsmith.arch.lora_targets import is_quantized
 from gemsmith.checkpoints import Checkpoint
 from gemsmith.errors import CheckpointError
 from gemsmith.models.gemma4 import Execution, Gemma4
-from gemsmith.models.quantization import Kind, Quantised, quantise
+from gemsmith.models.quantization import Kind, Quantized, quantize
 from gemsmith.models.sharding import (
     Path,
     axis_size,
@@ -32,13 +32,13 @@ def abstract_model(
     variant: Variant,
     *,
     dtype: jax.typing.DTypeLike,
-    quantised: Kind | None = None,
+    quantized: Kind | None = None,
     execution: Execution | None = None,
     vision: bool = False,
 ) -> Gemma4:
     """The model with ShapeDtypeStructs for weights, laid out on the execution's mesh.
 
-    `quantised`: the kind that the text model's matrices are held in. `vision`: with what embeds images.
+    `quantized`: the kind that the text model's matrices are held in. `vision`: with what embeds images.
     """
     execution = execution or Execution()
     graph, state = nnx.split(nnx.eval_shape(lambda: Gemma4(variant, dtype=dtype, execution=execution, vision=vision)))
@@ -46,8 +46,8 @@ def abstract_model(
     leaves = []
     for path, leaf in nnx.to_flat_state(state):
         shape, tensor = leaf.get_value(), tensors[path]
-        if quantised and is_quantised(tensor):
-            shape = jax.eval_shape(partial(quantise, kind=quantised), shape)
+        if quantized and is_quantized(tensor):
+            shape = jax.eval_shape(partial(quantize, kind=quantized), shape)
         lay_out = partial(_laid_out, variant, tensor, execution.mesh)
         leaves.append((path, leaf.replace(jax.tree.map(lay_out, shape))))
     return nnx.merge(graph, nnx.from_flat_state(leaves))
@@ -57,7 +57,7 @@ def load_model(
     checkpoint: Checkpoint,
     *,
     dtype: str,
-    quantised: Kind | None = None,
+    quantized: Kind | None = None,
     execution: Execution | None = None,
     vision: bool = False,
 ) -> Gemma4:
@@ -65,7 +65,7 @@ def load_model(
 
     The mesh's axes must be Auto, as those of `jax.sharding.Mesh` are (`jax.make_mesh` makes Explicit ones). The host
     holds one tensor at a time: each is mapped from its file, and each device's part copied, turned and cast; and
-    quantised on the device, one by one. Raises CheckpointError where a tensor is missing, or the model has no place for
+    quantized on the device, one by one. Raises CheckpointError where a tensor is missing, or the model has no place for
     it, or `vision` is asked of a checkpoint of the text model alone.
     """
     variant = checkpoint.variant
@@ -74,7 +74,7 @@ def load_model(
             f"checkpoint {checkpoint.folder}: config.json has no vision_config, so the model cannot take images; give "
             "the checkpoint of the ForConditionalGeneration class"
         )
-    how: dict[str, Any] = {"quantised": quantised, "execution": execution, "vision": vision}
+    how: dict[str, Any] = {"quantized": quantized, "execution": execution, "vision": vision}
     graph, state = nnx.split(abstract_model(variant, dtype=dtype, **how))
     tensors = _by_path(variant, vision=vision)
     filled = []
@@ -100,7 +100,7 @@ def _by_path(variant: Variant, *, vision: bool) -> dict[Any, list[Tensor]]:
 
 
 def _laid_out(variant: Variant, tensor: Tensor, mesh: Mesh | None, part: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-    """The array's shape with its place; it is the tensor, its quantised values or its scales, or a stack of those."""
+    """The array's shape with its place; it is the tensor, its quantized values or its scales, or a stack of those."""
     if mesh is None:
         return jax.ShapeDtypeStruct(part.shape, part.dtype, sharding=SingleDeviceSharding(jax.devices()[0]))
     spec = partition(variant, tensor, mesh=mesh)
@@ -128,7 +128,7 @@ def _read(checkpoint: Checkpoint, tensors: list[Tensor], like: Any) -> Any:
     whole = jax.tree.map(lambda part: part.sharding, like)
     one: Any = jax.tree.map(_of_one_layer, whole)
     as_read, encode = (
-        (one.qvalue, _quantiser(like.kind, one)) if isinstance(like, Quantised) else (one, lambda weight: weight)
+        (one.qvalue, _quantiser(like.kind, one)) if isinstance(like, Quantized) else (one, lambda weight: weight)
     )
     stack = jax.jit(lambda: jax.tree.map(lambda part: jnp.zeros(part.shape, part.dtype), like), out_shardings=whole)()
     for number, tensor in enumerate(tensors):
@@ -138,9 +138,9 @@ def _read(checkpoint: Checkpoint, tensors: list[Tensor], like: Any) -> Any:
 
 
 @cache
-def _quantiser(kind: Kind, shardings: Quantised) -> Callable[[jax.Array], Quantised]:
+def _quantiser(kind: Kind, shardings: Quantized) -> Callable[[jax.Array], Quantized]:
     """Compiled once for all matrices that lie so."""
-    return jax.jit(partial(quantise, kind=kind), out_shardings=shardings)
+    return jax.jit(partial(quantize, kind=kind), out_shardings=shardings)
 
 
 def _of_one_layer(sharding: Any) -> Any:

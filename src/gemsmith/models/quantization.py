@@ -1,10 +1,10 @@
-"""A frozen base of 4 or 8 bits a weight: quantised values and scales, dequantised where they are used.
+"""A frozen base of 4 or 8 bits a weight: quantized values and scales, dequantized where they are used.
 
 kind   qvalue   weight                                 scale
 nf4    4 bits   one of 16 levels * scale               for every 64 inputs of an output, their largest magnitude
 int8   8 bits   -127 … 127 * scale                     for every output, its largest magnitude / 127
 
-nf4 is NormalFloat of QLoRA (https://arxiv.org/abs/2305.14314), as bitsandbytes has it without double quantisation: 4.25
+nf4 is NormalFloat of QLoRA (https://arxiv.org/abs/2305.14314), as bitsandbytes has it without double quantization: 4.25
 bits a weight, as a bfloat16 weight's largest magnitude is a bfloat16. Two values are packed in a byte here, where Qwix
 has arrays of uint4: those take a byte each on CPU, and a step compiled ahead refuses them on a mesh. Qwix's way back
 from nf4 looks every value up in a table, which a TPU does one by one. gemsmith.models.upstream says until when.
@@ -25,7 +25,7 @@ Kind = Literal["nf4", "int8"]
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, kw_only=True)
-class Quantised:
+class Quantized:
     """Matrices (…, in, out) as `qvalue` (…, in / 2 for nf4, out) and `scale` (…, blocks of inputs, out).
 
     A byte of nf4 holds the value of an input, and above it that of the one half a block further.
@@ -43,7 +43,7 @@ class Quantised:
 
     @property
     def dtype(self) -> Any:
-        """Of the matrices, once they are dequantised."""
+        """Of the matrices, once they are dequantized."""
         return self.scale.dtype
 
 
@@ -56,8 +56,8 @@ def base_kinds(dtype: str) -> tuple[str, Kind | None]:
     return ("bfloat16", cast(Kind, dtype)) if dtype in KINDS else (dtype, None)
 
 
-def quantise(weight: jax.Array, kind: Kind) -> Quantised:
-    """Quantised values and scales of matrices (…, in, out); the scales have the weight's dtype."""
+def quantize(weight: jax.Array, kind: Kind) -> Quantized:
+    """Quantized values and scales of matrices (…, in, out); the scales have the weight's dtype."""
     *outer, inputs, outputs = weight.shape
     block = block_of(inputs, kind)
     blocks = weight.astype(jnp.float32).reshape(*outer, inputs // block, block, outputs)  # (…, blocks, block, out)
@@ -72,33 +72,33 @@ def quantise(weight: jax.Array, kind: Kind) -> Quantised:
         low = jnp.floor(size / divisor)
         # Products of 8 bits each are exact in float32, where XLA's division may be off: the same on every machine.
         rounded = jnp.sign(blocks) * jnp.minimum(low + (size > (low + 0.5) * divisor), 127)
-        return Quantised(qvalue=rounded.astype(jnp.int8).reshape(weight.shape), scale=scale, kind=kind)
+        return Quantized(qvalue=rounded.astype(jnp.int8).reshape(weight.shape), scale=scale, kind=kind)
     assert block % 2 == 0, f"{inputs} inputs: an odd number cannot be packed"
     low, high = jnp.split(_nearest_level(blocks / divisor), 2, axis=-2)  # (…, blocks, block / 2, out) each
-    return Quantised(qvalue=(low | high << 4).reshape(*outer, inputs // 2, outputs), scale=scale, kind=kind)
+    return Quantized(qvalue=(low | high << 4).reshape(*outer, inputs // 2, outputs), scale=scale, kind=kind)
 
 
 def dequantise_state(state: nnx.State) -> nnx.State:
-    """The state with its quantised matrices dequantised.
+    """The state with its quantized matrices dequantized.
 
-    A backward pass under `jax.checkpoint` dequantises them again, unless its policy saves the results of custom_vjp.
+    A backward pass under `jax.checkpoint` dequantizes them again, unless its policy saves the results of custom_vjp.
     """
     leaves = []
     for path, leaf in nnx.to_flat_state(state):
         value = leaf.get_value()
-        leaves.append((path, leaf.replace(dequantise(value)) if isinstance(value, Quantised) else leaf))
+        leaves.append((path, leaf.replace(dequantize(value)) if isinstance(value, Quantized) else leaf))
     return nnx.from_flat_state(leaves)
 
 
-def holds_quantised(tree: Any) -> bool:
-    """Whether any array in it is quantised."""
+def holds_quantized(tree: Any) -> bool:
+    """Whether any array in it is quantized."""
     return any(
-        isinstance(leaf, Quantised) for leaf in jax.tree.leaves(tree, is_leaf=lambda leaf: isinstance(leaf, Quantised))
+        isinstance(leaf, Quantized) for leaf in jax.tree.leaves(tree, is_leaf=lambda leaf: isinstance(leaf, Quantized))
     )
 
 
 @jax.custom_vjp
-def dequantise(array: Quantised) -> jax.Array:
+def dequantize(array: Quantized) -> jax.Array:
     """The matrices (…, in, out) in the scales' dtype, multiplied in float32. They are frozen: there is no gradient."""
     *outer, blocks, outputs = array.scale.shape
     qvalue = array.qvalue.reshape(*outer, blocks, -1, outputs)  # (…, blocks, block / 2 for nf4, out)
@@ -110,7 +110,7 @@ def dequantise(array: Quantised) -> jax.Array:
     return (values * array.scale.astype(jnp.float32)[..., None, :]).astype(array.dtype).reshape(array.shape)
 
 
-dequantise.defvjp(lambda array: (dequantise(array), None), lambda *_: (None,))
+dequantize.defvjp(lambda array: (dequantize(array), None), lambda *_: (None,))
 
 
 def _nearest_level(x: jax.Array) -> jax.Array:
@@ -120,7 +120,7 @@ def _nearest_level(x: jax.Array) -> jax.Array:
 
 
 def _level(qvalue: jax.Array) -> jax.Array:
-    """The levels of the quantised values: of 16 by the lowest bit 8 are left, of these by the next bit 4, and so on."""
+    """The levels of the quantized values: of 16 by the lowest bit 8 are left, of these by the next bit 4, and so on."""
     left: list[Any] = [jnp.float32(level) for level in LEVELS]
     for bit in range(4):
         is_set = (qvalue >> bit) & 1 == 1

@@ -144,7 +144,7 @@ def gathered(state: nnx.State, specs: dict[tuple[Any, ...], PartitionSpec], mesh
 
 
 def fitting(spec: PartitionSpec, shape: tuple[int, ...], mesh: Mesh | AbstractMesh) -> PartitionSpec:
-    """The spec without the axes that do not divide the shape, as blocks of a quantised matrix may be too few."""
+    """The spec without the axes that do not divide the shape, as blocks of a quantized matrix may be too few."""
     axes = (*spec, *[None] * (len(shape) - len(spec)))
     return PartitionSpec(
         *(axis if size % axis_size(mesh, axis) == 0 else None for axis, size in zip(axes, shape, strict=True))

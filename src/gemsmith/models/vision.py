@@ -129,8 +129,8 @@ class LayerNorm(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         fine = x.astype(jnp.float32)
-        centred = fine - fine.mean(axis=-1, keepdims=True)
-        normed = centred * jax.lax.rsqrt(jnp.square(centred).mean(axis=-1, keepdims=True) + self.eps)
+        centerd = fine - fine.mean(axis=-1, keepdims=True)
+        normed = centerd * jax.lax.rsqrt(jnp.square(centerd).mean(axis=-1, keepdims=True) + self.eps)
         weight, bias = (y[...].astype(jnp.float32) for y in (self.weight, self.bias))
         return (normed * weight + bias).astype(x.dtype)
 

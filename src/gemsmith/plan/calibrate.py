@@ -1,4 +1,4 @@
-"""What trainings and load tests measured on a machine say of it, as rows of the user's own catalogue."""
+"""What trainings and load tests measured on a machine say of it, as rows of the user's own catalog."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,7 @@ from typing import Any, cast
 import yaml
 
 from gemsmith.errors import RunError
-from gemsmith.hardware import Machine, load_catalogue, machines_with
+from gemsmith.hardware import Machine, load_catalog, machines_with
 from gemsmith.hardware.catalog import read_rows
 from gemsmith.hardware.model import on_chips, work_of
 from gemsmith.hardware.model.step_time import share_reached
@@ -33,7 +33,7 @@ machine have 1.46 (benchmarks/records/demo/train.json)."""
 DRIFT = 1.25
 """The same of the medians of a training's halves, which have 1.13 there."""
 WHAT = {"matmuls": "measured", "decode": "served_decode", "prefill": "served_prefill"}
-"""What reaches a share -> how the catalogue's keys of it begin."""
+"""What reaches a share -> how the catalog's keys of it begin."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +60,7 @@ class Calibration:
     date: str
 
     def row(self) -> dict[str, Any]:
-        """The keys of the machine's row in the catalogue."""
+        """The keys of the machine's row in the catalog."""
         ends = {
             f"{WHAT[what]}_{end}": share
             for what, pair in self.shares.items()
@@ -80,10 +80,10 @@ class Calibration:
 
 
 def calibrate(folders: Sequence[Path], file: Path) -> list[Calibration]:
-    """Writes what the runs in these folders measured to the catalogue `file`, beside the rows that are there.
+    """Writes what the runs in these folders measured to the catalog `file`, beside the rows that are there.
 
     Trainings and load tests, of each run what it has. A machine that is calibrated again has its new values only.
-    Raises RunError for a run that says nothing of a machine of the catalogue; then nothing is written.
+    Raises RunError for a run that says nothing of a machine of the catalog; then nothing is written.
     """
     reached: dict[tuple[str, str], list[Measured]] = {}
     for folder in folders:
@@ -110,21 +110,21 @@ def _calibration(runs: Sequence[Measured]) -> Calibration:
 
 
 def _measured(folder: Path) -> list[Measured]:
-    """What the run says, for each row of the catalogue that its machines are."""
+    """What the run says, for each row of the catalog that its machines are."""
     run = Run(path=folder, recipe=find_run(folder))
     there = [kind for kind in (TrainRecord, BenchRecord) if run.record_file(kind.stage).exists()]
     if not there:
         raise RunError(f"--calibrate {folder}: has no train.json and no bench.json; run first: gemsmith run {folder}")
     train = read_record(run, TrainRecord) if TrainRecord in there else None
     bench = read_record(run, BenchRecord) if BenchRecord in there else None
-    if bench is None or bench.pictures is None:
+    if bench is None or bench.images is None:
         return [*(_trained(run, train) if train else []), *(_served(run, bench, train) if bench else [])]
     if train is None:
         raise RunError(
-            f"--calibrate {folder}: bench.json is of requests with pictures, and serving is calibrated by "
-            "text; run: gemsmith bench --force --set bench.pictures=false"
+            f"--calibrate {folder}: bench.json is of requests with images, and serving is calibrated by "
+            "text; run: gemsmith bench --force --set bench.images=false"
         )
-    left_out = "; its load test, of requests with pictures, is left out"
+    left_out = "; its load test, of requests with images, is left out"
     return [replace(each, source=each.source + left_out) for each in _trained(run, train)]
 
 
@@ -204,13 +204,13 @@ def _vllm(record: BenchRecord) -> str:
 
 
 def _machines(run: Run, there: Computer, what: str) -> list[Machine]:
-    """Those of the catalogue with the devices of the run; `cpu` is this computer. Raises RunError of none."""
+    """Those of the catalog with the devices of the run; `cpu` is this computer. Raises RunError of none."""
     here, devices = this_machine(), there.accelerators
-    machines = machines_with(load_catalogue(run.recipe.hardware.catalogue), devices)
+    machines = machines_with(load_catalog(run.recipe.hardware.catalog), devices)
     if not machines:
         raise RunError(
-            f"--calibrate {run.path}: {what} on {len(devices)} x {devices[0]}, which no machine of the catalogue "
-            "is; add it, its chip with device_kinds, in hardware.catalogue"
+            f"--calibrate {run.path}: {what} on {len(devices)} x {devices[0]}, which no machine of the catalog "
+            "is; add it, its chip with device_kinds, in hardware.catalog"
         )
     if not devices and (there.processor, there.cores) != (here.processor, here.cores):
         raise RunError(
@@ -228,6 +228,6 @@ def _share(folder: Path, recipe: Recipe, record: TrainRecord, machine: Machine, 
     if share is None or share > 1:
         raise RunError(
             f"--calibrate {folder}: a step took {step_s:.3g} s, shorter than {machine.name} can be by its row in the "
-            "catalogue; give its chip a higher flops_per_s or hbm_bytes_per_s in hardware.catalogue"
+            "catalog; give its chip a higher flops_per_s or hbm_bytes_per_s in hardware.catalog"
         )
     return share

@@ -29,8 +29,8 @@ COMPILERS = ("jax", "jaxlib", "libtpu", "flax", "qwix", "optax")
 SOURCES = ("models", "train/jax", "plan/aot", "arch", "recipe/backends.py", "hardware/model", "images")
 """What makes the program, or reads it: another version of any of it is compiled again."""
 _NOT_COMPILED = {
-    *("start_adapter", "epochs", "optimizer_steps", "tokens_per_step", "compile", "checkpoint_every"),
-    *("keep_checkpoints", "checkpoint_folder", "on_nonfinite", "spike_factor", "on_spike"),
+    *("init_adapter", "epochs", "max_steps", "tokens_per_step", "compile", "save_steps"),
+    *("save_total_limit", "checkpoint_folder", "on_nonfinite", "spike_factor", "on_spike"),
 }
 """Keys of train that the compiled step does not depend on."""
 
@@ -44,7 +44,7 @@ class Limits:
 
 
 Compile = Callable[[Recipe, Machine, ImageWork | None], CompiledStep | None]
-"""What the compiler says of the recipe, its mesh chosen, on a machine, with rows that have room for such pictures; None
+"""What the compiler says of the recipe, its mesh chosen, on a machine, with rows that have room for such images; None
 where nothing is compiled for that."""
 
 
@@ -59,8 +59,8 @@ def compiler(limits: Limits) -> Compile:
 
     check_compiler()
 
-    def compiled(recipe: Recipe, machine: Machine, pictures: ImageWork | None) -> CompiledStep | None:
-        return _compiled(recipe, machine, pictures, limits) if compiles_for(recipe, machine) else None
+    def compiled(recipe: Recipe, machine: Machine, images: ImageWork | None) -> CompiledStep | None:
+        return _compiled(recipe, machine, images, limits) if compiles_for(recipe, machine) else None
 
     return compiled
 
@@ -97,12 +97,12 @@ def compiled_note(step: CompiledStep) -> str:
 
 
 def compile_chosen(
-    compile_step: Compile, recipe: Recipe, choice: Choice, machine: Machine, pictures: ImageWork | None
+    compile_step: Compile, recipe: Recipe, choice: Choice, machine: Machine, images: ImageWork | None
 ) -> CompiledStep | None:
     """The recipe compiled with the mesh that was chosen, beside what the formula said of it."""
     if any(not problem.startswith("needs ") for problem in choice.problems):
         return None  # it cannot be laid out there
-    step = compile_step(with_values(recipe, [Derived("train.mesh", choice.mesh, "")]), machine, pictures)
+    step = compile_step(with_values(recipe, [Derived("train.mesh", choice.mesh, "")]), machine, images)
     if step is None:
         return None
     formula_step_s = (rounded(choice.time.low_s), rounded(choice.time.high_s))
@@ -115,7 +115,7 @@ def cache_folder() -> Path:
     return Path(folder) / "gemsmith" / "compiled"
 
 
-def cache_key(recipe: Recipe, machine: Machine, pictures: ImageWork | None = None) -> str:
+def cache_key(recipe: Recipe, machine: Machine, images: ImageWork | None = None) -> str:
     """The SHA-256 of all that a compiled step's numbers depend on: recipe, chip, versions, Gemsmith's own code."""
     values = recipe.model_dump(mode="json")
     chip = machine.chip
@@ -127,20 +127,20 @@ def cache_key(recipe: Recipe, machine: Machine, pictures: ImageWork | None = Non
         "speeds": [chip.clock_hz, chip.link_bytes_per_s, SLOWEST],
         "versions": _versions(),
         "code": _code(),
-        "pictures": None if pictures is None else [pictures.images, pictures.soft_tokens],
+        "images": None if images is None else [images.images, images.soft_tokens],
     }
     return hashlib.sha256(json.dumps(depends, sort_keys=True).encode()).hexdigest()
 
 
-def _compiled(recipe: Recipe, machine: Machine, pictures: ImageWork | None, limits: Limits) -> CompiledStep:
-    file = cache_folder() / f"{cache_key(recipe, machine, pictures)}.json"
+def _compiled(recipe: Recipe, machine: Machine, images: ImageWork | None, limits: Limits) -> CompiledStep:
+    file = cache_folder() / f"{cache_key(recipe, machine, images)}.json"
     try:
         return CompiledStep.model_validate_json(file.read_bytes()).model_copy(update={"cached": True})
     except (FileNotFoundError, ValueError):  # not compiled yet, or not kept whole
         pass
     print(spell_out(f"{machine.name}: compiling for {machine.topology}, which takes minutes ..."), file=sys.stderr)
     try:
-        step = _compile(recipe, machine, pictures, limits)
+        step = _compile(recipe, machine, images, limits)
     except MachineError as error:
         refused = CompiledStep(topology=machine.topology, versions=_versions(), error=str(error))
         if "XLA:" not in str(error):  # a limit of today; what XLA refuses it refuses again
@@ -151,7 +151,7 @@ def _compiled(recipe: Recipe, machine: Machine, pictures: ImageWork | None, limi
     return step
 
 
-def _compile(recipe: Recipe, machine: Machine, pictures: ImageWork | None, limits: Limits) -> CompiledStep:
+def _compile(recipe: Recipe, machine: Machine, images: ImageWork | None, limits: Limits) -> CompiledStep:
     from gemsmith.plan.aot.compile import compile_in_child
     from gemsmith.plan.aot.timeline import walk
 
@@ -161,7 +161,7 @@ def _compile(recipe: Recipe, machine: Machine, pictures: ImageWork | None, limit
             recipe,
             folder,
             topology=machine.topology,
-            pictures=pictures,
+            images=images,
             limit_s=limits.seconds,
             limit_bytes=limits.memory_bytes,
         )

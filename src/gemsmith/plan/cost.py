@@ -47,7 +47,7 @@ def cost_of(
         startup_s={name: (rounded(low), rounded(high)) for name, (low, high) in startup.items()},
         hours=hours,
         usd=usd,
-        usd_spot=_spot_usd(machine, hours, lost_s=start_s[1] + train.checkpoint_every * time.high_s / 2),
+        usd_spot=_spot_usd(machine, hours, lost_s=start_s[1] + train.save_steps * time.high_s / 2),
         usd_per_million_tokens=None if usd is None or not tokens_m else _each(usd, 1 / tokens_m),
     )
 
@@ -74,7 +74,7 @@ def cheapest_spot(machine: Machine) -> Price | None:
 
 
 def plan_price(price: Price | None, *, spot: bool = False) -> PlanPrice | None:
-    """The row of the catalogue as a plan's record keeps it; None where it has no such price."""
+    """The row of the catalog as a plan's record keeps it; None where it has no such price."""
     rate = None if price is None else price.usd_per_hour_spot if spot else price.usd_per_hour
     if price is None or rate is None:
         return None

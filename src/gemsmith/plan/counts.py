@@ -1,6 +1,6 @@
 """How many optimizer steps a recipe takes, as far as that can be told, and how it was told.
 
-How many pictures a row has room for, as far as that can be told before training, and how it was told.
+How many images a row has room for, as far as that can be told before training, and how it was told.
 """
 
 import json
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gemsmith.arch import Variant
-from gemsmith.hardware.model import ImageWork, pictures_of
+from gemsmith.hardware.model import ImageWork, images_of
 from gemsmith.recipe.backends import bucket_of
 from gemsmith.recipe.schema import Made, Recipe
 from gemsmith.runs.records import DataRecord
@@ -37,10 +37,8 @@ class StepCount(NamedTuple):
 
 def count_steps(recipe: Recipe, data: DataRecord | None = None) -> StepCount:
     """Steps from the recipe, else from the data stage's record, else estimated from the rows."""
-    if recipe.train.optimizer_steps is not None:
-        return StepCount(
-            recipe.train.optimizer_steps, f"{recipe.train.optimizer_steps:,} steps: train.optimizer_steps says so."
-        )
+    if recipe.train.max_steps is not None:
+        return StepCount(recipe.train.max_steps, f"{recipe.train.max_steps:,} steps: train.max_steps says so.")
     if data is not None:
         return StepCount(
             data.steps, f"{data.steps:,} steps: counted by the data stage from {data.packed_rows:,} rows of tokens."
@@ -58,7 +56,7 @@ class RealTokens(NamedTuple):
 
 def count_real_tokens(recipe: Recipe, data: DataRecord | None = None) -> RealTokens:
     """Real tokens from the data stage's record, else estimated where rows are packed."""
-    positions = recipe.train.rows_per_step * recipe.data.max_length
+    positions = recipe.train.global_batch_size * recipe.data.max_length
     if data is not None:
         share, how = data.packing_efficiency, "counted by the data stage"
     elif recipe.data.packing:
@@ -77,7 +75,7 @@ def _from_made(recipe: Recipe, made: Made) -> StepCount:
         return _from_rows(recipe, made.rows, how)
     if is_task_file(made.task):
         return _unknown(f"the rows that {made.task} makes are counted by the data stage")
-    rows = find_row_maker(made.task).make_rows(min(made.rows, SAMPLE_ROWS), made.split, recipe.seed)
+    rows = find_row_maker(made.task).generate_rows(min(made.rows, SAMPLE_ROWS), made.split, recipe.seed)
     lines = [json.dumps(row).encode() for row in rows]
     return _packed(recipe, lines, sum(map(len, lines)) / len(lines) * made.rows, made.rows, how)
 
@@ -128,7 +126,7 @@ def _packed(recipe: Recipe, lines: Sequence[bytes], size: float, documents: int,
 
 
 def _from_rows(recipe: Recipe, rows: int, how: str) -> StepCount:
-    steps = math.ceil(recipe.train.epochs * rows / recipe.train.rows_per_step)
+    steps = math.ceil(recipe.train.epochs * rows / recipe.train.global_batch_size)
     return StepCount(steps, f"{steps:,} steps, estimated: {how}; no document is counted as too long.")
 
 
@@ -140,43 +138,43 @@ def _unknown(why: str) -> StepCount:
 
 _COLUMNS = ("image", "images")
 _TEXT_TOKENS = 40
-"""Of a row of a folder of photos, beside its picture: the template's, the prompt and the class; assumed."""
+"""Of a row of a folder of images, beside its image: the template's, the prompt and the class; assumed."""
 
 
-class PictureCount(NamedTuple):
+class ImageCount(NamedTuple):
     """What the rows have room for, None where they are text alone; and sentences that say why."""
 
-    pictures: ImageWork | None
+    images: ImageWork | None
     reasons: tuple[str, ...] = ()
     in_prompt: int = 0
     """Those of one document, before documents are packed."""
 
 
-def count_pictures(recipe: Recipe, variant: Variant, data: DataRecord | None = None) -> PictureCount:
-    """The pictures of a row by the data stage's record, else by the recipe and the first rows of its file.
+def count_images(recipe: Recipe, variant: Variant, data: DataRecord | None = None) -> ImageCount:
+    """The images of a row by the data stage's record, else by the recipe and the first rows of its file.
 
-    A picture takes the bucket of patches that training would make of `data.image_tokens`.
+    A image takes the bucket of patches that training would make of `data.image_tokens`.
     """
     if variant.vision is None:
-        return PictureCount(None)
+        return ImageCount(None)
     if data is not None:
-        most = data.most_pictures or -(
+        most = data.most_images or -(
             -data.most_patches // (recipe.data.image_tokens * variant.vision.patches_per_token)
         )
-        count, how = (most if data.pictures else 0), "counted by the data stage"
-        in_prompt = -(-data.pictures // max(1, data.rows))
+        count, how = (most if data.images else 0), "counted by the data stage"
+        in_prompt = -(-data.images // max(1, data.rows))
     else:
         in_prompt, how = _in_prompt(recipe)
         count = _room(recipe, variant.vision.patches_per_token, in_prompt) if in_prompt else 0
     if not count:
-        return PictureCount(None, () if data is not None or not how else (how,))
+        return ImageCount(None, () if data is not None or not how else (how,))
     soft_tokens = bucket_of(recipe.data.image_tokens)
-    pictures = pictures_of(recipe, variant, images=count, soft_tokens=soft_tokens)
-    return PictureCount(pictures, _reasons(recipe, variant, pictures, how), in_prompt)
+    images = images_of(recipe, variant, images=count, soft_tokens=soft_tokens)
+    return ImageCount(images, _reasons(recipe, variant, images, how), in_prompt)
 
 
 def _in_prompt(recipe: Recipe) -> tuple[int, str]:
-    """Pictures of a document before the data stage, and how that is told; 0, and why, for text alone."""
+    """Images of a document before the data stage, and how that is told; 0, and why, for text alone."""
     source = recipe.data.train
     if recipe.data.format == "image-folder":
         return 1, f"assumed, with {_TEXT_TOKENS} tokens of text for each"
@@ -184,13 +182,13 @@ def _in_prompt(recipe: Recipe) -> tuple[int, str]:
         return 0, ""
     if seen is not None:
         return seen, f"as in the first rows of {Path(source).name}"
-    if recipe.bench.pictures:
-        return 1, "assumed: data.train cannot be looked at here, and bench.pictures says that rows have some"
-    return 0, "Rows are taken for text alone: data.train cannot be looked at here; the data stage counts pictures."
+    if recipe.bench.images:
+        return 1, "assumed: data.train cannot be looked at here, and bench.images says that rows have some"
+    return 0, "Rows are taken for text alone: data.train cannot be looked at here; the data stage counts images."
 
 
 def _room(recipe: Recipe, patches_per_token: int, in_prompt: int) -> int:
-    """Pictures of the fullest row."""
+    """Images of the fullest row."""
     soft_tokens = recipe.data.image_tokens
     if recipe.data.packing:
         in_prompt = max(in_prompt, recipe.data.max_length // (soft_tokens + _TEXT_TOKENS))
@@ -198,12 +196,12 @@ def _room(recipe: Recipe, patches_per_token: int, in_prompt: int) -> int:
 
 
 def _seen(file: Path) -> int | None:
-    """The most pictures of one of the first rows of a JSONL file; None where it cannot be read here."""
+    """The most images of one of the first rows of a JSONL file; None where it cannot be read here."""
     if file.suffix != ".jsonl" or not file.is_file():
         return None
     with file.open("rb") as lines:
         sample = lines.read(SAMPLE_BYTES).rpartition(b"\n")[0].splitlines()
-    return max((_pictures(row) for row in _rows(sample)), default=0)
+    return max((_images(row) for row in _rows(sample)), default=0)
 
 
 def _rows(lines: list[bytes]) -> Iterator[dict[str, Any]]:
@@ -217,7 +215,7 @@ def _rows(lines: list[bytes]) -> Iterator[dict[str, Any]]:
             yield row
 
 
-def _pictures(row: dict[str, Any]) -> int:
+def _images(row: dict[str, Any]) -> int:
     """Those of its columns or of its parts, which may only name the places of the others."""
     columns = [row.get(column) for column in _COLUMNS]
     of_columns = sum(len(value) if isinstance(value, list) else value is not None for value in columns)
@@ -227,16 +225,16 @@ def _pictures(row: dict[str, Any]) -> int:
     return max(of_columns, sum(isinstance(part, dict) and part.get("type") == "image" for part in parts))
 
 
-def _reasons(recipe: Recipe, variant: Variant, pictures: ImageWork, how: str) -> tuple[str, ...]:
-    walked = "forward and back" if pictures.adapters else "forward"
-    several = "a picture" if pictures.images == 1 else f"{pictures.images:,} pictures"
+def _reasons(recipe: Recipe, variant: Variant, images: ImageWork, how: str) -> tuple[str, ...]:
+    walked = "forward and back" if images.adapters else "forward"
+    several = "a image" if images.images == 1 else f"{images.images:,} images"
     sentences = [
-        f"Every row has room for {several} of {pictures.soft_tokens:,} soft tokens ({pictures.patches:,} patches), "
+        f"Every row has room for {several} of {images.soft_tokens:,} soft tokens ({images.patches:,} patches), "
         f"{how}; what a row leaves empty costs as much. They are embedded {walked}."
     ]
     if variant.bidirectional_images and recipe.train.backend == "tunix":
         sentences.append(
-            "Sliding layers see a picture's tokens in both directions, which the splash kernel cannot: on TPU they run "
+            "Sliding layers see a image's tokens in both directions, which the splash kernel cannot: on TPU they run "
             "as blocks of queries, whose scores go through the chips' memory; the global layers by the kernel."
         )
     return tuple(sentences)

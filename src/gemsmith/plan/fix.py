@@ -21,7 +21,7 @@ from gemsmith.recipe.schema import Derived, Recipe
 
 DTYPES = ("float32", "bfloat16", "int8", "nf4")
 """Of the base, from the largest to the smallest."""
-KEYS = ("train.remat", "train.mesh", "train.micro_batches", "train.rows_per_step", "train.dtype")
+KEYS = ("train.remat", "train.mesh", "train.gradient_accumulation_steps", "train.global_batch_size", "train.dtype")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +42,7 @@ def find_fix(recipe: Recipe, variant: Variant, machine: Machine, work_in: Callab
             continue
         if work_in(dtype).base_bytes / machine.chips > USABLE_SHARE * machine.chip.hbm_bytes:  # whatever the mesh
             continue
-        for rows in _halved(recipe.train.rows_per_step):
+        for rows in _halved(recipe.train.global_batch_size):
             fewest = _change(recipe, dtype=dtype, rows=rows, micro_batches=rows, remat="layer", mesh="auto")
             if not _fits_at_best(fewest, work_in, machine):
                 continue
@@ -57,7 +57,7 @@ def _changes(recipe: Recipe, dtype: str, rows: int) -> Iterator[Recipe]:
     train = recipe.train
     remats = [train.remat] if train.remat in ("auto", "layer") else [train.remat, "auto"]
     meshes = [train.mesh] if train.mesh == "auto" else [train.mesh, "auto"]
-    counts = [count for count in _doubled(min(train.micro_batches, rows), rows) if rows % count == 0]
+    counts = [count for count in _doubled(min(train.gradient_accumulation_steps, rows), rows) if rows % count == 0]
     tried = sorted(product(range(len(remats)), range(len(meshes)), range(len(counts))), key=sum)
     for remat, mesh, count in tried:
         yield _change(
@@ -98,8 +98,8 @@ def _choose(recipe: Recipe, work_in: Callable[[str], Work], machine: Machine) ->
     train = recipe.train
     work = replace(
         work_in(train.dtype),
-        rows=train.rows_per_step,
-        micro_batches=train.micro_batches,
+        rows=train.global_batch_size,
+        micro_batches=train.gradient_accumulation_steps,
         remat="layer" if train.remat == "auto" else train.remat,
     )
     work = on_chips(work, machine.chip.kind, recipe)
@@ -107,7 +107,13 @@ def _choose(recipe: Recipe, work_in: Callable[[str], Work], machine: Machine) ->
 
 
 def _change(recipe: Recipe, *, dtype: str, rows: int, micro_batches: int, remat: Any, mesh: Any) -> Recipe:
-    values = {"dtype": dtype, "rows_per_step": rows, "micro_batches": micro_batches, "remat": remat, "mesh": mesh}
+    values = {
+        "dtype": dtype,
+        "global_batch_size": rows,
+        "gradient_accumulation_steps": micro_batches,
+        "remat": remat,
+        "mesh": mesh,
+    }
     return with_values(recipe, [Derived(f"train.{name}", value, "") for name, value in values.items()])
 
 

@@ -51,7 +51,7 @@ def plan_machine(asked: Asked, machine: Machine) -> MachinePlan:
     choice = choose_mesh(work, machine, train.mesh, remat=train.remat, backend=train.backend)
     compiled = None
     if asked.compile is not None:
-        compiled = compile_chosen(asked.compile, recipe, choice, machine, work.pictures)
+        compiled = compile_chosen(asked.compile, recipe, choice, machine, work.images)
     if compiled is not None:
         choice = with_compiled(choice, compiled, machine)
     fits = not choice.problems
@@ -85,7 +85,7 @@ def plan_machine(asked: Asked, machine: Machine) -> MachinePlan:
             *(() if fits else (_exceeded_note(parts, exceeded_by),)),
             *(() if compiled is None else (compiled_note(compiled),)),
             *_rows_note(work),
-            *_pictures_note(work, choice, machine),
+            *_images_note(work, choice, machine),
             *_remat_note(choice, recipe),
             *_mesh_note(choice, recipe),
             *_slices_note(choice, machine),
@@ -99,8 +99,8 @@ def plan_machine(asked: Asked, machine: Machine) -> MachinePlan:
 def _cost(asked: Asked, choice: Choice, machine: Machine, recipe: Recipe) -> Cost:
     """Of the recipe or a fix of it: with fewer rows a step there are more steps of fewer tokens."""
     train = recipe.train
-    share = train.rows_per_step / asked.recipe.train.rows_per_step
-    steps = asked.steps if train.optimizer_steps is not None else math.ceil(asked.steps / share)
+    share = train.global_batch_size / asked.recipe.train.global_batch_size
+    steps = asked.steps if train.max_steps is not None else math.ceil(asked.steps / share)
     return cost_of(
         choice.time,
         machine,
@@ -163,25 +163,25 @@ def _in_yaml(value: Any) -> str:
 
 def _rows_note(work: Work) -> tuple[str, ...]:
     return (
-        ("rows are trained one after the other there, with or without train.micro_batches",)
+        ("rows are trained one after the other there, with or without train.gradient_accumulation_steps",)
         if work.one_by_one and work.rows > 1
         else ()
     )
 
 
-def _pictures_note(work: Work, choice: Choice, machine: Machine) -> tuple[str, ...]:
-    """What rows with pictures cost more than as long ones of text, by formula."""
-    if work.pictures is None or choice.problems:
+def _images_note(work: Work, choice: Choice, machine: Machine) -> tuple[str, ...]:
+    """What rows with images cost more than as long ones of text, by formula."""
+    if work.images is None or choice.problems:
         return ()
     seen = replace(work, remat=choice.remat)
-    text = replace(seen, pictures=None)
+    text = replace(seen, images=None)
     one, other = (step_time(each, machine, choice.mesh) for each in (seen, text))
     held = machine.chip.devices * (memory_of(seen, choice.mesh).total - memory_of(text, choice.mesh).total)
     layers = work.blocked_sliding_layers
     blocks = f" and {layers} sliding layers without the kernel" if layers else ""
     seconds = f"{max(0, one.low_s - other.low_s):.2g} to {one.high_s - other.high_s:.2g} s"
     return (
-        f"pictures, by formula: {seconds} of the step, for embedding them{blocks}; {held / GIB:.1f} GiB a chip of the "
+        f"images, by formula: {seconds} of the step, for embedding them{blocks}; {held / GIB:.1f} GiB a chip of the "
         "peak",
     )
 
@@ -209,13 +209,13 @@ def _slices_note(choice: Choice, machine: Machine) -> tuple[str, ...]:
     host = 8 * machine.chip.dcn_bytes_per_s * machine.chips / machine.hosts / 1e9
     return (
         f"{machine.slices} slices, each with whole weights; the adapters' gradients between them, by formula: "
-        f"{1000 * choice.time.dcn_s:,.3g} ms a step at {host:,.4g} Gbit/s a host, the catalogue's dcn_bytes_per_s",
+        f"{1000 * choice.time.dcn_s:,.3g} ms a step at {host:,.4g} Gbit/s a host, the catalog's dcn_bytes_per_s",
     )
 
 
 def _start_note(cost: Cost) -> str:
     spans = (f"{name} {low:.0f} to {high:.0f} s" for name, (low, high) in cost.startup_s.items())
-    return f"start, modelled: {', '.join(spans)}"
+    return f"start, estimated: {', '.join(spans)}"
 
 
 def _price_note(machine: Machine, usd_spot: Range | None, today: date) -> str:
@@ -225,7 +225,7 @@ def _price_note(machine: Machine, usd_spot: Range | None, today: date) -> str:
     also += f": {usd_spot[0]:,.4g} to {usd_spot[1]:,.4g} USD" if usd_spot else ""
     price = on_demand(machine)
     if price is None:
-        return f"the catalogue has no on-demand price{also}; add one in hardware.catalogue"
+        return f"the catalog has no on-demand price{also}; add one in hardware.catalog"
     return (
         f"{price.usd_per_hour:.2f} USD/h on demand, {price.provider} {price.region} ({price.source}, "
         f"{', '.join((price.date, *doubts_of(price, today)))}){also}"

@@ -74,8 +74,8 @@ def _missing_in_trl(work: Work, machine: Machine, mesh: Mesh) -> Iterator[str]:
         yield f"train.backend trl runs on {' and '.join(kind.upper() for kind in backend.chips)}; set it to tunix"
     if any(size > 1 for axis, size in mesh.model_dump().items() if axis not in backend.mesh_axes):
         yield f"train.mesh: train.backend trl splits by {' and '.join(backend.mesh_axes)} only"
-    if work.dequantises and mesh.replica * mesh.fsdp > 1 and not backend.splits_quantised:
-        yield "train.dtype: with train.backend trl a quantised base trains on one device"
+    if work.dequantizes and mesh.replica * mesh.fsdp > 1 and not backend.splits_quantized:
+        yield "train.dtype: with train.backend trl a quantized base trains on one device"
 
 
 def _rows_first(work: Work, slices: int, devices: int, tp: int) -> Mesh:
@@ -109,7 +109,7 @@ def _weigh(work: Work, machine: Machine, mesh: Mesh, remat: Remat | Literal["aut
     if work.rows % (over_rows := mesh.replica * mesh.fsdp * work.micro_batches):
         micro_batches = " x micro_batches" if work.micro_batches > 1 else ""
         problems.append(
-            f"train.rows_per_step is {work.rows}; replica x fsdp{micro_batches} = {over_rows} needs a multiple of it"
+            f"train.global_batch_size is {work.rows}; replica x fsdp{micro_batches} = {over_rows} needs a multiple"
         )
     if work.length % mesh.sequence:
         problems.append(f"data.max_length is {work.length}; train.mesh.sequence {mesh.sequence} needs a multiple of it")
@@ -118,7 +118,7 @@ def _weigh(work: Work, machine: Machine, mesh: Mesh, remat: Remat | Literal["aut
         problems.append(
             f"needs {hbm_bytes / GIB:.1f} GiB a chip of {chip.hbm_bytes / GIB:.1f}, of which {100 * USABLE_SHARE:.0f} "
             "% can be used; "
-            f"fewer train.rows_per_step{lower} or a larger machine need less"
+            f"fewer train.global_batch_size{lower} or a larger machine need less"
         )
     return Choice(
         mesh=mesh,

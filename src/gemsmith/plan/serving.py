@@ -10,7 +10,7 @@ from pathlib import Path
 from gemsmith.arch import Variant
 from gemsmith.errors import MachineError, RunError
 from gemsmith.hardware import Machine
-from gemsmith.hardware.model import ImageWork, pictures_of
+from gemsmith.hardware.model import ImageWork, images_of
 from gemsmith.hardware.model.serving import Roofline, Served, decode_step, kv_bytes, prefill
 from gemsmith.hardware.model.step_time import MEASURED_WITHIN
 from gemsmith.plan.cost import on_demand, rounded
@@ -39,13 +39,13 @@ bfloat16, read 2026-11-23). benchmarks/records/plan_accuracy.json has the ranges
 def plan_serving(recipe: Recipe, variant: Variant, machine: Machine, in_prompt: int = 0) -> list[ServingPlan]:
     """A row for each length of prompts and answers of the bench's grid; none for several hosts.
 
-    With bench.pictures each prompt has `in_prompt` pictures, at least one, of data.image_tokens. One server does not
+    With bench.images each prompt has `in_prompt` images, at least one, of data.image_tokens. One server does not
     span hosts. Of a CPU no speed is known but what load tests measured on it: else it has no row.
     """
     if machine.hosts > 1 or (machine.chip.kind not in DECODE_SHARE and machine.served_decode_low is None):
         return []
     loads = {(load.input_tokens, load.output_tokens): load.max_concurrency for load in recipe.bench.plan.loads}
-    images = max(1, in_prompt) if recipe.bench.pictures and variant.vision is not None else 0
+    images = max(1, in_prompt) if recipe.bench.images and variant.vision is not None else 0
     return [plan_lengths(recipe, variant, machine, *each, images=images, most=most) for each, most in loads.items()]
 
 
@@ -65,8 +65,8 @@ def plan_lengths(
     settings = ServeSettings(
         dtype=serve.dtype,
         kv_cache_dtype=serve.kv_cache_dtype,
-        pictures=serve.pictures or images > 0,
-        image=serve.image,
+        images=serve.images or images > 0,
+        image=serve.container_image,
         arguments=serve.arguments,
     )
     try:
@@ -76,7 +76,7 @@ def plan_lengths(
             machine=machine.name,
             input_tokens=input_tokens,
             output_tokens=output_tokens,
-            pictures=images,
+            images=images,
             fits=False,
             why=str(error),
         )
@@ -89,7 +89,7 @@ def plan_lengths(
     copies = min(split.copies, most or split.copies)  # that have something to do
     each = max(1, min(int(room / one), MOST_REQUESTS, (most or MOST_REQUESTS * copies) // copies))
     speed = output_tokens_per_s(
-        served, requests=each, input_tokens=input_tokens, output_tokens=output_tokens, pictures=seen
+        served, requests=each, input_tokens=input_tokens, output_tokens=output_tokens, images=seen
     )
     together = (speed[0] * copies, speed[1] * copies)
     price = on_demand(machine)
@@ -99,7 +99,7 @@ def plan_lengths(
         machine=machine.name,
         input_tokens=input_tokens,
         output_tokens=output_tokens,
-        pictures=images,
+        images=images,
         fits=True,
         warnings=tuple(warning.why for warning in warnings),
         measured=f"{machine.served_source}, {machine.served_date}" if machine.served_source else None,
@@ -118,14 +118,14 @@ def plan_lengths(
 
 
 def output_tokens_per_s(
-    served: Served, *, requests: float, input_tokens: int, output_tokens: int, pictures: ImageWork | None = None
+    served: Served, *, requests: float, input_tokens: int, output_tokens: int, images: ImageWork | None = None
 ) -> Range:
     """Of one copy whose batch stays full: while a request is answered, every other's prompt is once prefilled.
 
     At best, on a GPU of which no load test is known, beside the decode steps: these wait for memory, matmuls do not.
     """
     steps = decode_s(served, requests=requests, context=input_tokens + output_tokens / 2)
-    prompts = prefill_s(served, input_tokens, pictures)
+    prompts = prefill_s(served, input_tokens, images)
     decodes, prefills = ([count * one for one in each] for count, each in ((output_tokens, steps), (requests, prompts)))
     hidden = requests > 1 and served.machine.chip.kind == "gpu" and served.machine.served_decode_low is None
     least = max(decodes[0], prefills[0]) if hidden else decodes[0] + prefills[0]
@@ -142,9 +142,9 @@ def decode_s(served: Served, *, requests: float, context: float) -> Range:
     return max(least, roofline.interconnect_s) / high, (least + roofline.interconnect_s) / low
 
 
-def prefill_s(served: Served, tokens: int, pictures: ImageWork | None = None) -> Range:
-    """A prompt alone with its pictures, matmuls as training's and up to PREFILL_SHARE, or as load tests measured."""
-    roofline, machine, chip = prefill(served, tokens, pictures), served.machine, served.machine.chip
+def prefill_s(served: Served, tokens: int, images: ImageWork | None = None) -> Range:
+    """A prompt alone with its images, matmuls as training's and up to PREFILL_SHARE, or as load tests measured."""
+    roofline, machine, chip = prefill(served, tokens, images), served.machine, served.machine.chip
     if machine.served_prefill_low is not None and machine.served_prefill_high is not None:
         return _measured(roofline, machine.served_prefill_low, machine.served_prefill_high)
     return (
@@ -168,8 +168,8 @@ def _measured(roofline: Roofline, low: float, high: float) -> Range:
 
 
 def _seen(recipe: Recipe, variant: Variant, images: int) -> ImageWork:
-    """A prompt's pictures, which are only walked forward."""
-    return replace(pictures_of(recipe, variant, images=images, soft_tokens=recipe.data.image_tokens), adapters=0)
+    """A prompt's images, which are only walked forward."""
+    return replace(images_of(recipe, variant, images=images, soft_tokens=recipe.data.image_tokens), adapters=0)
 
 
 def _slowest(roofline: Roofline, share: float) -> float:
@@ -206,13 +206,13 @@ def read_served(recipe: Recipe, bench: BenchRecord, machine: Machine) -> Served:
     """The model as the load test's server had it on its devices."""
     facts = bench.server
     dtype = (facts.dtype if facts and facts.dtype else recipe.serve.dtype).removeprefix("torch.")
-    quantised = bool(facts and facts.quantization not in (None, "none"))
+    quantized = bool(facts and facts.quantization not in (None, "none"))
     kv_dtype = facts.kv_cache_dtype if facts and facts.kv_cache_dtype not in (None, "auto") else dtype
     return Served(
         variant=recipe_variant(recipe),
         machine=machine,
         tp=(facts.tensor_parallel if facts else None) or 1,
-        weight_dtype="fp8" if quantised else dtype,
+        weight_dtype="fp8" if quantized else dtype,
         kv_dtype="fp8" if str(kv_dtype).startswith("fp8") else str(kv_dtype),
     )
 
@@ -261,7 +261,7 @@ def read_shares(folder: Path, recipe: Recipe, bench: BenchRecord, machine: Machi
     if machine.chip.kind != "cpu" and max(*found.decode, *found.prefill) > 1:
         raise RunError(
             f"--calibrate {folder}: bench.json has a step shorter than {machine.name} can make by its row in the "
-            "catalogue; give its chip a higher flops_per_s or hbm_bytes_per_s in hardware.catalogue"
+            "catalog; give its chip a higher flops_per_s or hbm_bytes_per_s in hardware.catalog"
         )
     return found
 

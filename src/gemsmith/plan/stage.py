@@ -12,17 +12,17 @@ from typing import Literal
 
 from gemsmith.arch import Variant
 from gemsmith.errors import InputError
-from gemsmith.hardware import Catalogue, Machine, find_machine, load_catalogue, own_catalogue, own_files
+from gemsmith.hardware import Catalog, Machine, find_machine, load_catalog, own_catalog, own_files
 from gemsmith.hardware.model import ImageWork, Work, work_of
 from gemsmith.hardware.model import step_time as time
 from gemsmith.plan.compiled import Compile, Limits, compiler, compiles_for
 from gemsmith.plan.cost import LOAD_BYTES_PER_S, PREEMPTION_HOURS
 from gemsmith.plan.counts import (
     PRICED_STEPS,
-    PictureCount,
+    ImageCount,
     RealTokens,
     StepCount,
-    count_pictures,
+    count_images,
     count_real_tokens,
     count_steps,
 )
@@ -56,7 +56,7 @@ def _recomputed(recipe: Recipe) -> str:
 def assumptions_of(work: Work, recipe: Recipe) -> tuple[str, ...]:
     """What the numbers of a plan rest on, a sentence each."""
     sentences = [
-        "Everything here is modelled by formula; nothing was measured on these machines, unless a machine says so.",
+        "Everything here is estimated by formula; nothing was measured on these machines, unless a machine says so.",
         f"{work.rows} row{'s' * (work.rows != 1)} of {work.length:,} tokens a step, {_at_once(work)}; "
         f"{_recomputed(recipe)}.",
         f"Attention is the splash kernel on TPU; elsewhere blocks of {OTHER_QUERY_BLOCK} queries "
@@ -73,15 +73,15 @@ def assumptions_of(work: Work, recipe: Recipe) -> tuple[str, ...]:
         "step of the 31B in arXiv 2605.25645); "
         "checkpoints and waiting for a machine are left out.",
         f"Spot: never taken away, to once in {PREEMPTION_HOURS:g} hours (assumed), each time losing a start and half "
-        f"of the {recipe.train.checkpoint_every} steps between checkpoints.",
+        f"of the {recipe.train.save_steps} steps between checkpoints.",
         "Starting a kernel costs nothing here, so the steps of tiny models are longer than said.",
     ]
     if recipe.train.backend == "trl":
         sentences.append("train.backend trl is taken to need what the JAX backend needs with the same attention.")
     if work.dtype_bytes == 4:
         sentences.append(f"float32 matmuls run at {100 * time.FLOAT32_SHARE:.0f} % of an accelerator's bfloat16 peak.")
-    if work.dequantises:
-        sentences.append("A quantised base is dequantised a layer at a time, in every pass.")
+    if work.dequantizes:
+        sentences.append("A quantized base is dequantized a layer at a time, in every pass.")
     if work.variant.experts:
         sentences.append("Experts compute only the tokens sent to them, evenly spread.")
     return tuple(sentences)
@@ -120,24 +120,24 @@ def plan_recipe(
     steps: StepCount,
     origin: Origin,
     tokens: RealTokens | None = None,
-    pictures: PictureCount | None = None,
+    images: ImageCount | None = None,
     machines: Sequence[Machine] | None = None,
-    catalogue: Catalogue | None = None,
+    catalog: Catalog | None = None,
     compile_step: Compile | None = None,
 ) -> PlanRecord:
     """The plan of the recipe, model, number of steps, and machines (default: the recipe's own), and nothing else.
 
-    Raises RecipeError for a machine that the catalogue does not have, or LoRA targets that do not exist.
+    Raises RecipeError for a machine that the catalog does not have, or LoRA targets that do not exist.
     """
     if machines is None:
-        catalogue = catalogue or load_catalogue(recipe.hardware.catalogue)
-        machines = _find_machines(recipe, catalogue, None)
+        catalog = catalog or load_catalog(recipe.hardware.catalog)
+        machines = _find_machines(recipe, catalog, None)
     tokens = tokens or count_real_tokens(recipe)
-    counted = pictures or count_pictures(recipe, variant)
+    counted = images or count_images(recipe, variant)
     asked = Asked(
         recipe=recipe,
         variant=variant,
-        work_in=_works(recipe, variant, counted.pictures),
+        work_in=_works(recipe, variant, counted.images),
         steps=steps.steps or PRICED_STEPS,
         tokens=tokens.per_step,
         today=datetime.now(UTC).date(),
@@ -159,12 +159,12 @@ def plan_recipe(
     )
 
 
-def _works(recipe: Recipe, variant: Variant, pictures: ImageWork | None) -> Callable[[str], Work]:
+def _works(recipe: Recipe, variant: Variant, images: ImageWork | None) -> Callable[[str], Work]:
     """The work of a step with the base in a dtype, reckoned once for each."""
 
     @functools.cache
     def work_in(dtype: str) -> Work:
-        return work_of(with_values(recipe, [Derived("train.dtype", dtype, "")]), variant, pictures=pictures)
+        return work_of(with_values(recipe, [Derived("train.dtype", dtype, "")]), variant, images=images)
 
     return work_in
 
@@ -212,16 +212,16 @@ def write_fix(recipe: Recipe, record: PlanRecord, path: Path) -> None:
 def check_fix(path: Path) -> None:
     """Raises InputError where a recipe must not be written over what is there."""
     if path.exists():
-        raise InputError(f"--fix {path}: is there already; name another file, or delete it")
+        raise InputError(f"--fix {path}: already exists; name another file, or delete it")
 
 
 def _plan(run: Run, data: DataRecord | None, on: str | None, by: By | None, limits: Limits | None) -> PlanRecord:
     clock, recipe = start_clock(), run.recipe
     sources = {} if data is None else {"data.json": sha256_file(run.record_file("data"))}
-    catalogue = load_catalogue(recipe.hardware.catalogue)
-    for file in own_files(recipe.hardware.catalogue):
-        sources["own catalogue" if file == own_catalogue() else "catalogue"] = sha256_file(file)
-    machines = _find_machines(recipe, catalogue, on)
+    catalog = load_catalog(recipe.hardware.catalog)
+    for file in own_files(recipe.hardware.catalog):
+        sources["own catalog" if file == own_catalog() else "catalog"] = sha256_file(file)
+    machines = _find_machines(recipe, catalog, on)
     compile_step = None if limits is None else _compiler(recipe, machines, limits)
     origin = make_origin(run, "plan", clock, sources=sources)
     variant = recipe_variant(recipe)
@@ -231,7 +231,7 @@ def _plan(run: Run, data: DataRecord | None, on: str | None, by: By | None, limi
         steps=count_steps(recipe, data),
         origin=origin,
         tokens=count_real_tokens(recipe, data),
-        pictures=count_pictures(recipe, variant, data),
+        images=count_images(recipe, variant, data),
         machines=machines,
         compile_step=compile_step,
     )
@@ -245,19 +245,19 @@ def _compiler(recipe: Recipe, machines: Sequence[Machine], limits: Limits) -> Co
         names = ", ".join(machine.name for machine in machines)
         raise InputError(
             f"--compile: the step of train.backend {recipe.train.backend} is not compiled for {names}; name TPUs of "
-            "the catalogue that have a topology, such as v5p-8, with --on, and train.backend tunix"
+            "the catalog that have a topology, such as v5p-8, with --on, and train.backend tunix"
         )
     return compiler(limits)
 
 
-def _find_machines(recipe: Recipe, catalogue: Catalogue, on: str | None) -> list[Machine]:
+def _find_machines(recipe: Recipe, catalog: Catalog, on: str | None) -> list[Machine]:
     """The machines to plan for, each once, in the order of their names."""
     if on is None:
-        found = [find_machine(catalogue, name) for name in recipe.hardware.machines]
+        found = [find_machine(catalog, name) for name in recipe.hardware.machines]
     elif on.strip().lower() == ALL:
-        found = list(catalogue.machines.values())
+        found = list(catalog.machines.values())
     elif names := [name.strip() for name in on.split(",") if name.strip()]:
-        found = [find_machine(catalogue, name, "--on") for name in names]
+        found = [find_machine(catalog, name, "--on") for name in names]
     else:
         raise InputError(f"--on {on!r}: names no machine; give {ALL}, or names with a comma between them")
     return list({machine.name: machine for machine in found}.values())

@@ -58,13 +58,13 @@ class Backend:
     dtypes: tuple[str, ...]
     mesh_axes: tuple[str, ...]
     chips: tuple[str, ...]
-    """Kinds of the hardware catalogue that it runs on."""
+    """Kinds of the hardware catalog that it runs on."""
     lacks: Mapping[str, str]
     """Keys of train that stay at their defaults, each with the reason as an error gives it."""
     buckets: bool
     """Whether train.checkpoint_folder may be gs://bucket/folder."""
-    splits_quantised: bool
-    """Whether a quantised base may be split over several devices."""
+    splits_quantized: bool
+    """Whether a quantized base may be split over several devices."""
     quantises_experts: bool
     adapts_all_linear: bool = False
     """Whether lora.targets may be all-linear."""
@@ -79,7 +79,7 @@ BACKENDS = {
         chips=("tpu", "gpu", "cpu"),
         lacks={},
         buckets=True,
-        splits_quantised=True,
+        splits_quantized=True,
         quantises_experts=True,
     ),
     "trl": Backend(
@@ -94,7 +94,7 @@ BACKENDS = {
             "tuned": "has none of what it turns off",
         },
         buckets=False,
-        splits_quantised=False,
+        splits_quantized=False,
         quantises_experts=False,
         adapts_all_linear=True,
     ),
@@ -103,7 +103,7 @@ BACKENDS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Levers:
-    """What a step of the JAX backend does to be faster or smaller; `train.tuned: off` does without all of it.
+    """What a step of the JAX backend does to be faster or smaller; `train.optimizations: off` does without all of it.
 
     The gains are those of XLA's cycle estimates for TPUs (docs/log): no TPU has confirmed one. What is computed does
     not depend on them, but for its rounding.
@@ -199,7 +199,7 @@ def attention_on(kind: str, wanted: str, variant: Variant) -> Attention:
 
 
 def goes_row_by_row(kind: str, backend: str) -> bool:
-    """Whether each device goes through its rows one after the other, whatever train.micro_batches says.
+    """Whether each device goes through its rows one after the other, whatever train.gradient_accumulation_steps says.
 
     How XLA rounds a row on CPU depends on how many there are, and up to 2e-5 of a gradient with it (docs/log). One
     by one they take less memory, and longer only where the model is tiny.
@@ -207,12 +207,12 @@ def goes_row_by_row(kind: str, backend: str) -> bool:
     return kind == "cpu" and backend == "tunix"
 
 
-def chains_layers(levers: Levers, variant: Variant, remat: Remat, *, dequantises: bool) -> bool:
+def chains_layers(levers: Levers, variant: Variant, remat: Remat, *, dequantizes: bool) -> bool:
     """Whether the backward pass recomputes layers' inputs from what earlier layers of the block saved, without matmuls.
 
     The outputs of o and down are then at hand. Not where experts or per-layer inputs add to them, which take matmuls
-    (on several CPUs these changed an update by 1.2e-6), or where weights are dequantised, of which a block at a time
+    (on several CPUs these changed an update by 1.2e-6), or where weights are dequantized, of which a block at a time
     would hold too many.
     """
-    adds_matmuls = variant.experts or variant.per_layer_input or dequantises
+    adds_matmuls = variant.experts or variant.per_layer_input or dequantizes
     return levers.chains and not isinstance(remat, str) and {"o", "down"} <= {*remat} and not adds_matmuls

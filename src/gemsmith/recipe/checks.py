@@ -13,7 +13,7 @@ from gemsmith.tasks import SOURCES, find_source
 def check_recipe(recipe: Recipe) -> None:
     """Raises RecipeError where keys contradict each other, whatever the model's numbers and the machine."""
     _check_image_folder(recipe.data)
-    _check_bench_pictures(recipe)
+    _check_bench_images(recipe)
     _check_warmup(recipe.optimizer)
     _check_checkpoint_folder(recipe.train)
     _check_offload(recipe.train)
@@ -34,7 +34,7 @@ def check_recipe(recipe: Recipe) -> None:
 
 
 def _check_image_folder(data: Data) -> None:
-    """What only a folder of photos has, and what it needs."""
+    """What only a folder of images has, and what it needs."""
     if data.format != "image-folder":
         for key in ("labels", "prompt", "held_out"):
             if getattr(data, key) != Data.model_fields[key].default:
@@ -43,7 +43,7 @@ def _check_image_folder(data: Data) -> None:
                 )
         return
     if data.prompt is None:
-        raise RecipeError("data.prompt: is missing; data.format image-folder needs the text that follows each picture")
+        raise RecipeError("data.prompt: is missing; data.format image-folder needs the text that follows each image")
     if isinstance(data.train, Made) or isinstance(data.eval, Made):
         raise RecipeError("data.train: rows to make were given; data.format image-folder needs a folder")
     if data.held_out and data.eval != data.train:
@@ -55,24 +55,24 @@ def _check_image_folder(data: Data) -> None:
         raise RecipeError("data.eval: is data.train; set data.held_out to the share to hold out, such as 0.1")
 
 
-def _check_bench_pictures(recipe: Recipe) -> None:
+def _check_bench_images(recipe: Recipe) -> None:
     """Requests that are rows are as long as these, and there must be some."""
     bench = recipe.bench
-    if not bench.pictures:
+    if not bench.images:
         return
     if recipe.data.eval is None or isinstance(recipe.data.eval, Made):
         raise RecipeError(
-            "bench.pictures: true was given, and data.eval names no rows with pictures; name some, or set it to false"
+            "bench.images: true was given, and data.eval names no rows with images; name some, or set it to false"
         )
     if bench.grid != "own":
         raise RecipeError(
-            f"bench.pictures: true was given, and bench.grid {bench.grid} sends random text of given lengths; set "
-            "bench.grid to own, or bench.pictures to false"
+            f"bench.images: true was given, and bench.grid {bench.grid} sends random text of given lengths; set "
+            "bench.grid to own, or bench.images to false"
         )
     given, default = bench.input_tokens, Bench.model_fields["input_tokens"].default
     if given != default and (len(given) > 1 or given[0] > recipe.data.max_length):
         raise RecipeError(
-            f"bench.input_tokens: {', '.join(map(str, given))} was given, and requests of bench.pictures are as long "
+            f"bench.input_tokens: {', '.join(map(str, given))} was given, and requests of bench.images are as long "
             f"as their rows, of data.max_length {recipe.data.max_length} at most; leave it out"
         )
 
@@ -146,11 +146,11 @@ def _check_targets(recipe: Recipe) -> None:
 
 
 def check_served_adapter(recipe: Recipe, variant: Variant) -> None:
-    """Raises RecipeError for adapters of which vLLM would leave out a part, those on what embeds pictures."""
+    """Raises RecipeError for adapters of which vLLM would leave out a part, those on what embeds images."""
     if recipe.serve.weights == "adapter" and vision_targets(variant, recipe.lora.targets):
         raise RecipeError(
             f"serve.weights: adapter was given, but lora.targets {', '.join(recipe.lora.targets)} adapts what embeds "
-            "pictures, too, and vLLM leaves that part of an adapter out; set merged"
+            "images, too, and vLLM leaves that part of an adapter out; set merged"
         )
 
 

@@ -30,9 +30,9 @@ TASK_KEYS = ("data.train.task", "data.eval.task", "eval.scorer")
 AutoOrOff = Annotated[Tuned, BeforeValidator(lambda value: "off" if value is False else value)]
 
 ADDED_LATER = frozenset(
-    "bench.grid bench.max_concurrency bench.pictures bench.slo_tpot_ms bench.slo_ttft_ms bench.timeout_s "
-    "data.bad_image data.held_out data.image_tokens data.labels data.max_patches data.prompt eval.options eval.tasks "
-    "export.merge_into serve.image serve.kv_cache_dtype serve.pictures serve.weights train.tuned".split()
+    "bench.grid bench.max_concurrency bench.images bench.slo_tpot_ms bench.slo_ttft_ms bench.timeout_s "
+    "data.on_bad_image data.held_out data.image_tokens data.labels data.max_patches data.prompt eval.options eval.tasks "
+    "export.merge_into serve.container_image serve.kv_cache_dtype serve.images serve.weights train.optimizations".split()
 )
 """Keys that recipes of earlier versions lack. At its default such a key is left out of what says how a stage was made,
 so that what those versions made stays complete and can be gone on with."""
@@ -48,7 +48,7 @@ class Made(Section):
     """Rows made by a seeded generator, instead of a file."""
 
     task: MadeTask = Field(
-        description=f"The generator: {describe_made()}; or your own Python file with make_rows, whose code is run."
+        description=f"The generator: {describe_made()}; or your own Python file with generate_rows, whose code is run."
     )
     rows: Positive = Field(description="How many rows to make.")
     split: Literal["train", "held-out"] = Field("train", description="The two splits share no specification.")
@@ -58,24 +58,26 @@ class Data(Section):
     train: str | Made = Field(description="JSONL or parquet file, a Hugging Face dataset folder, or rows to make.")
     eval: str | Made | None = Field(None, description="Held-out rows, in the same forms; null: no evaluation.")
     format: Literal["auto", "messages", "prompt-response", "image-folder"] = Field(
-        "auto", description="`auto` looks at the columns; image-folder: a sub-folder of photos for each class."
+        "auto", description="`auto` looks at the columns; image-folder: a sub-folder of images for each class."
     )
     labels: dict[str, str] = Field(
         {}, description="image-folder: sub-folder -> answer; default: its name, _ as spaces."
     )
-    prompt: str | None = Field(None, description="image-folder: the text after each picture; {labels}: all answers.")
+    prompt: str | None = Field(None, description="image-folder: the text after each image; {labels}: all answers.")
     held_out: Fraction = Field(0.0, description="image-folder: the share of each class for data.eval, the same folder.")
-    image_tokens: Literal[70, 140, 280, 560, 1120] = Field(280, description="Soft tokens of a picture at most.")
-    max_patches: Positive = Field(
-        25_200, description="Of a row's pictures, at most; 280 soft tokens are 2,520 patches."
+    image_tokens: Literal[70, 140, 280, 560, 1120] = Field(280, description="Soft tokens of a image at most.")
+    max_patches: Positive = Field(25_200, description="Of a row's images, at most; 280 soft tokens are 2,520 patches.")
+    on_bad_image: Literal["error", "drop"] = Field(
+        "error", description="What happens to a row whose image is unusable."
     )
-    bad_image: Literal["error", "drop"] = Field("error", description="What happens to a row whose picture is unusable.")
     template: str | None = Field(None, description="A chat template file; default: the checkpoint's own.")
     max_length: Positive = Field(4096, description="Tokens in a row, packed or not.")
     packing: bool = Field(
         True, description="Several documents in a row, kept apart by segments; never a document over two rows."
     )
-    too_long: Literal["drop", "error"] = Field("drop", description="What happens to a document longer than max_length.")
+    on_too_long: Literal["drop", "error"] = Field(
+        "drop", description="What happens to a document longer than max_length."
+    )
 
 
 def lora_scale(*, rank: int, alpha: float, rslora: bool) -> float:
@@ -122,7 +124,9 @@ class Optimizer(Section):
     weight_decay: Annotated[float, Field(ge=0)] = Field(
         0.001, description="AdamW's: an update also takes this share of the adapters, times the learning rate."
     )
-    clip_norm: Annotated[float, Field(gt=0)] | None = Field(1.0, description="Global gradient norm; null: no clipping.")
+    max_grad_norm: Annotated[float, Field(gt=0)] | None = Field(
+        1.0, description="Global gradient norm; null: no clipping."
+    )
     beta1: Fraction = Field(0.9, description="AdamW's: how much of the gradients' mean a step keeps.")
     beta2: Fraction = Field(0.999, description="AdamW's: how much of the squared gradients' mean a step keeps.")
     epsilon: Annotated[float, Field(gt=0)] = Field(
@@ -150,20 +154,20 @@ class Mesh(Section):
 
 class Train(Section):
     backend: Literal["tunix", "trl"] = Field("tunix", description="JAX on TPU, GPU or CPU; or TRL on GPU.")
-    start_adapter: str | None = Field(
+    init_adapter: str | None = Field(
         None, description="A folder of a PEFT adapter whose matrices training starts from."
     )
     epochs: Positive = Field(1, description="How often all rows are trained on.")
-    optimizer_steps: Positive | None = Field(
+    max_steps: Positive | None = Field(
         None,
         description="Updates; rows repeat in further epochs where there are fewer than they need. Default: epochs "
         "decide.",
     )
-    rows_per_step: Positive = Field(8, description="Rows of max_length in one optimizer step, over all devices.")
+    global_batch_size: Positive = Field(8, description="Rows of max_length in one optimizer step, over all devices.")
     tokens_per_step: Positive | None = Field(
-        None, description="Instead of rows_per_step: positions in one step, padding counted."
+        None, description="Instead of global_batch_size: positions in one step, padding counted."
     )
-    micro_batches: Positive = Field(
+    gradient_accumulation_steps: Positive = Field(
         1,
         description="Parts of a step, run one after the other for less memory; the update is the same. JAX on CPU "
         "takes row by row.",
@@ -196,14 +200,14 @@ class Train(Section):
         description="tunix: XLA's flags by name, over those that Gemsmith sets (gemsmith.train.jax.compile); null "
         "takes one of Gemsmith's away.",
     )
-    tuned: AutoOrOff = Field(
+    optimizations: AutoOrOff = Field(
         "auto",
-        description="tunix: `off` trains without anything whose gain is modelled and not yet measured on a TPU: "
+        description="tunix: `off` trains without anything whose gain is estimated and not yet measured on a TPU: "
         "Gemsmith's XLA flags, the fused LoRA matmul, the kernel for heads, QK-norm and RoPE, layers chained and "
         "recomputed in turn, barriers around matmuls, the split vocabulary. The update is the same, but for rounding.",
     )
-    checkpoint_every: Positive = Field(100, description="Steps.")
-    keep_checkpoints: Positive = Field(3, description="How many saved steps stay: the newest.")
+    save_steps: Positive = Field(100, description="Steps.")
+    save_total_limit: Positive = Field(3, description="How many saved steps stay: the newest.")
     checkpoint_folder: str | None = Field(
         None, description="A folder or gs://bucket/folder for the checkpoints; null: in the run directory."
     )
@@ -238,9 +242,9 @@ class Serve(Section):
         "each has a server of its own, since vLLM may load a Gemma 4 adapter and ignore it "
         "(https://github.com/vllm-project/vllm/issues/41754).",
     )
-    pictures: bool = Field(False, description="Take pictures in prompts also where no row of the run has one.")
+    images: bool = Field(False, description="Take images in prompts also where no row of the run has one.")
     kv_cache_dtype: Literal["auto", "fp8"] = Field("auto", description="Of keys and values; `auto` is the weights'.")
-    image: str | None = Field(
+    container_image: str | None = Field(
         None, description="The Docker image of gemsmith serve --on; default: vLLM's own for the machine's kind."
     )
     arguments: tuple[str, ...] = Field((), description="Further arguments to vLLM's server.", strict=False)
@@ -264,7 +268,7 @@ class Bench(Section):
     max_concurrency: Positive | None = Field(
         None, description="Requests under way at once, where others wait at the client; null: no limit."
     )
-    pictures: bool = Field(False, description="Requests are rows of data.eval with pictures, not random text.")
+    images: bool = Field(False, description="Requests are rows of data.eval with images, not random text.")
     prompts: Positive | None = Field(
         128,
         description="Requests that a cell measures, beside those of its warm-up; null: as many as its rate and length "
@@ -340,9 +344,9 @@ class Eval(Section):
 
 class Hardware(Section):
     machines: tuple[str, ...] = Field(
-        ("v5p-8", "v6e-8", "2xh100"), min_length=1, description="Machines to plan for, of the catalogue.", strict=False
+        ("v5p-8", "v6e-8", "2xh100"), min_length=1, description="Machines to plan for, of the catalog.", strict=False
     )
-    catalogue: str | None = Field(
+    catalog: str | None = Field(
         None, description="A YAML of chips and machines that replaces or adds to the shipped one."
     )
 

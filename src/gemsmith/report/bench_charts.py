@@ -13,7 +13,7 @@ from gemsmith.analysis.cost import Curve
 from gemsmith.analysis.ratios import common_cells
 from gemsmith.analysis.sides import Cell, Side
 from gemsmith.bench.sweep import ENOUGH
-from gemsmith.report.charts import COLOURS, MARKERS, SERIES, Chart, make_chart, spans_decades, write_ticks
+from gemsmith.report.charts import COLORS, MARKERS, SERIES, Chart, make_chart, spans_decades, write_ticks
 from gemsmith.report.run_charts import running_mean
 from gemsmith.runs.bench_records import BenchCell, BenchRecord, Percentiles
 from gemsmith.system.format import count, decimal, percent, rate, usd
@@ -121,7 +121,7 @@ def _throughput_chart(grid: _Grid) -> Chart:
             _draw_line(axes, place, at, speeds)
             _ring(axes, row, at, speeds, place)
         dots = {"linewidth": 1.4, "linestyle": (0, (1, 2))}
-        axes.plot(range(len(asked)), asked, color=COLOURS["muted"], **dots)
+        axes.plot(range(len(asked)), asked, color=COLORS["muted"], **dots)
         axes.set_ylim(0, 1.15 * top or 1)
         _write_loads(axes, grid)
 
@@ -151,7 +151,7 @@ def _goodput_chart(grid: _Grid) -> Chart:
             at, good = [grid.place(cell) for cell in row], [shares[id(cell)] for cell in row]
             _draw_line(axes, place, at, good)
             _ring(axes, row, at, good, place)
-        axes.axhline(100 * ENOUGH, color=COLOURS["muted"], linewidth=1.2, linestyle=(0, (1, 2)))
+        axes.axhline(100 * ENOUGH, color=COLORS["muted"], linewidth=1.2, linestyle=(0, (1, 2)))
         axes.set_ylim(-3, 104)
         _write_loads(axes, grid)
 
@@ -188,11 +188,11 @@ def _latency_chart(grid: _Grid, name: str, title: str, of: Callable[[BenchCell],
         for place, length in enumerate(grid.lengths):
             row = grid.row(length)
             at = [grid.place(cell) + shift[length] for cell in row]
-            colour, numbers = COLOURS[SERIES[place % 6]], [of(cell) for cell in row]
+            color, numbers = COLORS[SERIES[place % 6]], [of(cell) for cell in row]
             middle, high, top = [n.p50 for n in numbers], [n.p90 for n in numbers], [n.p99 for n in numbers]
             if ranges:
-                axes.vlines(at, high, top, color=colour, linewidth=1.3)
-                axes.vlines(at, middle, high, color=colour, linewidth=4, alpha=0.55)
+                axes.vlines(at, high, top, color=color, linewidth=1.3)
+                axes.vlines(at, middle, high, color=color, linewidth=4, alpha=0.55)
             _draw_line(axes, place, at, middle)
             _ring(axes, row, at, middle, place)
         if not log:
@@ -216,9 +216,9 @@ def _latency_chart(grid: _Grid, name: str, title: str, of: Callable[[BenchCell],
 
 
 def _draw_line(axes: Any, place: int, x: Sequence[float], y: Sequence[float]) -> None:
-    """A length's line; told apart by its marks as well as by its colour."""
-    mark = {"marker": MARKERS[place % 6], "markersize": 6.5, "markeredgecolor": COLOURS["paper"]}
-    axes.plot(x, y, color=COLOURS[SERIES[place % 6]], zorder=3, **mark)
+    """A length's line; told apart by its marks as well as by its color."""
+    mark = {"marker": MARKERS[place % 6], "markersize": 6.5, "markeredgecolor": COLORS["paper"]}
+    axes.plot(x, y, color=COLORS[SERIES[place % 6]], zorder=3, **mark)
 
 
 def _ring(axes: Any, row: Sequence[BenchCell], x: Sequence[float], y: Sequence[float], place: int) -> None:
@@ -226,7 +226,7 @@ def _ring(axes: Any, row: Sequence[BenchCell], x: Sequence[float], y: Sequence[f
     over = [number for number, cell in enumerate(row) if cell.goodput is not None and cell.goodput < ENOUGH]
     style = {"markersize": 12, "markerfacecolor": "none", "markeredgewidth": 1.4, "linestyle": "none"}
     if over:
-        edge = COLOURS[SERIES[place % 6]]
+        edge = COLORS[SERIES[place % 6]]
         axes.plot([x[i] for i in over], [y[i] for i in over], "o", markeredgecolor=edge, zorder=4, **style)
 
 
@@ -280,7 +280,7 @@ def loss_chart(comparison: Comparison) -> Chart | None:
     def draw(axes: Any) -> None:
         for side in sides:
             steps, losses = _smoothed(side)
-            axes.plot(steps, losses, color=COLOURS[SERIES[comparison.sides.index(side) % 6]])
+            axes.plot(steps, losses, color=COLORS[SERIES[comparison.sides.index(side) % 6]])
         axes.set_xlabel("step")
         write_ticks(axes, log=False, whole_x=True)
 
@@ -320,12 +320,12 @@ def latency_chart(comparison: Comparison, pair: Pair) -> Chart | None:
 
 
 def _places(comparison: Comparison, pair: Pair) -> dict[int, Side]:
-    """The two sides of a pair by their places among all, which give them their colours."""
+    """The two sides of a pair by their places among all, which give them their colors."""
     return {place: side for place, side in enumerate(comparison.sides) if side.name in (pair.first, pair.other)}
 
 
 def _bars(both: dict[int, Side], name: str, title: str, unit: str, of: Any, *, log: bool = False) -> Chart | None:
-    (first, other), colours = both.values(), [SERIES[place % 6] for place in both]
+    (first, other), colors = both.values(), [SERIES[place % 6] for place in both]
     pairs: list[tuple[Cell, Cell]] = [pair for pair in common_cells(first, other) if of(pair[0]) and of(pair[1])]
     if not pairs:
         return None
@@ -338,7 +338,7 @@ def _bars(both: dict[int, Side], name: str, title: str, unit: str, of: Any, *, l
         for place, cells in enumerate(pairs):
             for side, cell in enumerate(cells):
                 value, at = of(cell), _bar_place(place, side)
-                axes.barh(at, value, height=0.34, color=COLOURS[colours[side]])
+                axes.barh(at, value, height=0.34, color=COLORS[colors[side]])
                 beside: Any = {"xytext": (4, 0), "textcoords": "offset points", "va": "center", "fontsize": 9.5}
                 axes.annotate(decimal(value), (value, at), **beside)
         axes.tick_params(axis="y", pad=15)
@@ -366,34 +366,34 @@ def _bars(both: dict[int, Side], name: str, title: str, unit: str, of: Any, *, l
         height=36 + _ROW * len(pairs),
         rows=True,
         alt=f"{title} of {first.name} and {other.name}. {alt}.",
-        legend=tuple((colours[at], "block", side.name) for at, side in enumerate((first, other))),
+        legend=tuple((colors[at], "block", side.name) for at, side in enumerate((first, other))),
     )
 
 
 def cost_chart(curve: Curve, names: tuple[str, str], basis: str = "", *, places: tuple[int, int] = (0, 1)) -> Chart:
     """Dollars of training and N hours of serving, and where the two cost the same.
 
-    `places`: of the two among all sides, for their colours.
+    `places`: of the two among all sides, for their colors.
     """
     even = curve.break_even_hours
     last = min(_MOST_HOURS, max(_LEAST_HOURS, 1.6 * even)) if even is not None else _LEAST_HOURS
     shown = even is not None and even < last
-    colours = [SERIES[place % 6] for place in places]
+    colors = [SERIES[place % 6] for place in places]
 
     def draw(axes: Any) -> None:
         ends = curve.usd(0), curve.usd(last)
         for side in (0, 1):
-            axes.plot([0, last], [end[side] for end in ends], color=COLOURS[colours[side]])
+            axes.plot([0, last], [end[side] for end in ends], color=COLORS[colors[side]])
             mark: dict[str, Any] = {"marker": MARKERS[side], "markersize": 6, "linestyle": "none"}
-            axes.plot([0], [ends[0][side]], color=COLOURS[colours[side]], clip_on=False, **mark)
+            axes.plot([0], [ends[0][side]], color=COLORS[colors[side]], clip_on=False, **mark)
         if shown and even is not None:
-            axes.axvline(even, color=COLOURS["muted"], linewidth=1.2, linestyle=(0, (4, 3)))
+            axes.axvline(even, color=COLORS["muted"], linewidth=1.2, linestyle=(0, (4, 3)))
         axes.set_xlim(0, last)
         axes.set_ylim(0, 1.08 * max(ends[1]) or 1)
         axes.set_xlabel("hours of serving")
         write_ticks(axes, log=False)
 
-    legend = tuple((colour, "line", name) for colour, name in zip(colours, names, strict=True))
+    legend = tuple((color, "line", name) for color, name in zip(colors, names, strict=True))
     if shown and even is not None:
         legend = (*legend, ("muted", "dash", f"the same after {decimal(even)} h"))
     key = f"cost-{curve.way}-{basis}-{names[0]}-{names[1]}"

@@ -2,7 +2,7 @@
 
 Charts as SVG for a page: text stays text, and the same numbers give the same bytes.
 
-Colours are the page's CSS variables.
+Colors are the page's CSS variables.
 """
 
 import io
@@ -16,14 +16,14 @@ from typing import Any
 from gemsmith.system.format import count
 
 # Drawn in these stand-ins, which become var(--...) in the page, so that a chart follows light, dark and print.
-COLOURS = {
+COLORS = {
     "ink": "#010101",
     "muted": "#020202",
     "line": "#030303",
     "paper": "#040404",
     **{f"s{index}": f"#0500{index:02x}" for index in range(1, 7)},
 }
-SERIES = tuple(name for name in COLOURS if name.startswith("s"))
+SERIES = tuple(name for name in COLORS if name.startswith("s"))
 MARKERS = ("o", "s", "D", "^", "v", "P")
 # In units of the SVG. On a phone it is drawn at four fifths, on a desk at six fifths of this; the text is readable at
 # both.
@@ -33,8 +33,8 @@ _STYLE: dict[str, Any] = {
     "text.parse_math": False,
     "font.size": 11.5,
     "axes.facecolor": "none",
-    "axes.edgecolor": COLOURS["line"],
-    "axes.labelcolor": COLOURS["muted"],
+    "axes.edgecolor": COLORS["line"],
+    "axes.labelcolor": COLORS["muted"],
     "axes.linewidth": 1.0,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -43,15 +43,15 @@ _STYLE: dict[str, Any] = {
     "axes.grid.axis": "y",
     "axes.axisbelow": True,
     "axes.xmargin": 0.02,
-    "grid.color": COLOURS["line"],
+    "grid.color": COLORS["line"],
     "grid.linewidth": 0.8,
-    "xtick.color": COLOURS["line"],
-    "ytick.color": COLOURS["line"],
-    "xtick.labelcolor": COLOURS["muted"],
-    "ytick.labelcolor": COLOURS["muted"],
+    "xtick.color": COLORS["line"],
+    "ytick.color": COLORS["line"],
+    "xtick.labelcolor": COLORS["muted"],
+    "ytick.labelcolor": COLORS["muted"],
     "ytick.major.size": 0,
     "ytick.minor.size": 0,
-    "text.color": COLOURS["muted"],
+    "text.color": COLORS["muted"],
     "lines.linewidth": 1.9,
     "lines.solid_capstyle": "round",
     "lines.solid_joinstyle": "round",
@@ -124,7 +124,7 @@ def draw_chart(
 def _inline(svg: str) -> str:
     """Matplotlib's SVG file as an element of the page.
 
-    No prologue, no fixed size, no ids but those it refers to, the page's fonts and colours.
+    No prologue, no fixed size, no ids but those it refers to, the page's fonts and colors.
     """
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->", "", svg, flags=re.DOTALL)
@@ -136,8 +136,8 @@ def _inline(svg: str) -> str:
     svg = re.sub(
         r"font-family: [^;\"]*;? ?", "", re.sub(r"font: (?:\w+ )*?([\d.]+)px [^;\"]*", r"font-size: \1px", svg)
     )
-    for variable, colour in COLOURS.items():
-        svg = svg.replace(colour, f"var(--{variable})")
+    for variable, color in COLORS.items():
+        svg = svg.replace(color, f"var(--{variable})")
     svg = re.sub(
         r"<[^>]*>", lambda tag: re.sub(r"-?\d+\.\d{3,}", lambda number: f"{float(number[0]):.2f}", tag[0]), svg
     )
@@ -160,7 +160,7 @@ class Chart:
     alt: str
     """What the chart shows, for those who cannot see it."""
     legend: tuple[tuple[str, str, str], ...] = ()
-    """Name of the colour's variable, kind of mark (line, thin, dash, dots, range, ring), words."""
+    """Name of the color's variable, kind of mark (line, thin, dash, dots, range, ring), words."""
     rows: bool = False
     """Whether the pointer chooses a point by its height first, as where each row is something else."""
     points: str = "[]"

@@ -16,9 +16,9 @@ def render_comparison(comparison: Comparison, redrawn: Redrawn | None = None) ->
 
     names = [side.name for side in comparison.sides]
     beside = f", beside {', '.join(names[2:])}" if names[2:] else ""
-    at_catalogue = [
-        charts.cost_chart(curve, (names[0], names[1]), "at the catalogue’s prices")
-        for curve in (redrawn.at_catalogue if redrawn else ())
+    at_catalog = [
+        charts.cost_chart(curve, (names[0], names[1]), "at the catalog’s prices")
+        for curve in (redrawn.at_catalog if redrawn else ())
     ]
     template = environment.get_template("comparison.html")
     html = template.render(
@@ -31,7 +31,7 @@ def render_comparison(comparison: Comparison, redrawn: Redrawn | None = None) ->
         others=[each for each in comparison.differences if not each.confounds and not each.about],
         pairs=[_pair(comparison, pair) for pair in comparison.pairs],
         loss=charts.loss_chart(comparison),
-        at_catalogue=at_catalogue,
+        at_catalog=at_catalog,
         words=words,
     )
     return str(html).encode("utf-8", "replace").decode()

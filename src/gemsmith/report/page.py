@@ -42,7 +42,7 @@ class Headline:
     unit: str = ""
     mood: str = ""
     """good, bad or mild, where the answer is one of these."""
-    modelled: bool = False
+    estimated: bool = False
 
 
 def headlines(findings: Findings) -> list[Headline]:
@@ -51,10 +51,10 @@ def headlines(findings: Findings) -> list[Headline]:
 
 
 def _worked(findings: Findings) -> Headline:
-    grave = any(notice.grave for notice in find_notices(findings))
+    critical = any(notice.critical for notice in find_notices(findings))
     whole = not findings.problems and not findings.stale
     undone = findings.verify is not None and any(check.passed is None for check in findings.verify.checks)
-    answer, mood = ("✕ no", "bad") if grave else ("✓ yes", "good") if whole and not undone else ("! in part", "mild")
+    answer, mood = ("✕ no", "bad") if critical else ("✓ yes", "good") if whole and not undone else ("! in part", "mild")
     if not findings.records():
         answer, mood = "– not begun", "mild"
     return Headline(question="Did it work?", answer=answer, mood=mood, lines=tuple(_work_lines(findings)))
@@ -141,14 +141,14 @@ def _cost(findings: Findings) -> Headline:
     question, found = "What did it cost?", spent(findings)
     if found is not None:
         return Headline(
-            question=question, answer=numbers.usd(found.total), modelled=True, lines=tuple(_cost_lines(found))
+            question=question, answer=numbers.usd(found.total), estimated=True, lines=tuple(_cost_lines(found))
         )
     if findings.plan is None:
-        return Headline(question=question, answer=None, modelled=True, lines=("no plan record, which has the prices",))
+        return Headline(question=question, answer=None, estimated=True, lines=("no plan record, which has the prices",))
     machine = cheapest_machine(findings.plan)
     if machine is None or machine.usd is None:
         return Headline(
-            question=question, answer=None, modelled=True, lines=("no machine that fits has a price in the plan",)
+            question=question, answer=None, estimated=True, lines=("no machine that fits has a price in the plan",)
         )
     steps = f"{findings.plan.priced} on {machine.name}, the cheapest that fits"
     low, high = machine.usd
@@ -158,7 +158,7 @@ def _cost(findings: Findings) -> Headline:
     return Headline(
         question=question,
         answer=numbers.span(numbers.usd(low), numbers.usd(high)),
-        modelled=True,
+        estimated=True,
         lines=(f"planned: {steps}", f"spent: not known, {why}"),
     )
 
@@ -256,7 +256,7 @@ def _frame(run: Run, findings: Findings) -> dict[str, Any]:
 
 
 def _printable(value: Any) -> Any:
-    """Control characters as pictures, and those that turn the order of letters as their names.
+    """Control characters as images, and those that turn the order of letters as their names.
 
     HTML forbids some of the first; the others would let a text show itself, or what follows it, as something that it is
     not.

@@ -7,7 +7,7 @@ from typing import Any
 
 from gemsmith.errors import InputError
 from gemsmith.plan.machine import describe_changes
-from gemsmith.report.charts import COLOURS, Chart, make_chart
+from gemsmith.report.charts import COLORS, Chart, make_chart
 from gemsmith.report.page import open_environment
 from gemsmith.runs.plan_records import MachinePlan, PlanRecord, ServingPlan
 from gemsmith.runs.records import Range
@@ -23,7 +23,7 @@ PARTS = {
     "process": ("the runtime's", "line-strong"),
     "runtime": ("the runtime's", "line-strong"),
 }
-"""A part of the memory -> what it is shown as, and the colour; the others are those of the layer or loss at hand."""
+"""A part of the memory -> what it is shown as, and the color; the others are those of the layer or loss at hand."""
 OTHER = ("the layer or loss at hand", "s4")
 LEGEND = tuple(dict.fromkeys((*PARTS.values(), OTHER)))
 _ROW = 19
@@ -44,7 +44,7 @@ class Bar:
     """A chip's memory: shares of the bar's width, which is the chip's, or what is needed where that is more."""
 
     parts: tuple[tuple[str, str, float], ...]
-    """What, colour, share."""
+    """What, color, share."""
     limit: float
     """Where the chip's memory ends."""
 
@@ -84,7 +84,7 @@ def bar_of(machine: MachinePlan) -> Bar:
     limit = machine.hbm_limit_bytes_per_chip
     whole = max(limit, sum(sizes.values()), 1)
     return Bar(
-        parts=tuple((words, colour, size / whole) for (words, colour), size in sizes.items() if size),
+        parts=tuple((words, color, size / whole) for (words, color), size in sizes.items() if size),
         limit=limit / whole,
     )
 
@@ -128,7 +128,7 @@ def _range_chart(name: str, title: str, unit: str, rows: Sequence[tuple[str, Ran
         from matplotlib import ticker
 
         places = range(len(rows))
-        axes.hlines(places, [low for _, (low, _) in rows], [high for _, (_, high) in rows], COLOURS["s1"], linewidth=6)
+        axes.hlines(places, [low for _, (low, _) in rows], [high for _, (_, high) in rows], COLORS["s1"], linewidth=6)
         axes.set_yticks(places, [machine for machine, _ in rows])
         axes.set_ylim(len(rows) - 0.4, -0.6)
         axes.set_xscale("log")

@@ -76,7 +76,7 @@ def print_serving(record: PlanRecord, file: TextIO | None = None) -> None:
 
 def serving_lines(record: PlanRecord) -> list[str]:
     """A table for each length, the cheapest first by the upper ends."""
-    lines = [f"{record.model} served by vLLM, with as many requests at once as fit; modelled"]
+    lines = [f"{record.model} served by vLLM, with as many requests at once as fit; estimated"]
     for load in dict.fromkeys(row.load for row in record.serving):
         rows = [row for row in record.serving if row.load == load]
         fitting = sorted((row for row in rows if row.fits), key=_serving_cost)
@@ -103,8 +103,8 @@ def serving_lines(record: PlanRecord) -> list[str]:
             else []
         ),
         *(
-            ["- Pictures are embedded before their prompt, by each device whole; of that no speed was published."]
-            if any(row.pictures for row in record.serving)
+            ["- Images are embedded before their prompt, by each device whole; of that no speed was published."]
+            if any(row.images for row in record.serving)
             else []
         ),
         "- Prefill as training's matmuls, on GPU up to 80 % of the peak; decode at 25-60 % of the roofline",

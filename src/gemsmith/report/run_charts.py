@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gemsmith.report.charts import COLOURS, Chart, make_chart, spans_decades, write_ticks
+from gemsmith.report.charts import COLORS, Chart, make_chart, spans_decades, write_ticks
 from gemsmith.runs.eval_records import EvalRecord, Score
 from gemsmith.runs.records import TrainRecord
 from gemsmith.system.format import count, decimal, fraction, plain
@@ -18,7 +18,7 @@ _MOST_POINTS = 800
 _MOST_MARKS = 200
 
 
-def training_charts(train: TrainRecord, clip_norm: float | None) -> list[Chart]:
+def training_charts(train: TrainRecord, max_grad_norm: float | None) -> list[Chart]:
     """Loss, gradient norm, learning rate and speed against the step; nothing where one step is no curve."""
     steps = train.steps
     if len(steps) < 2:
@@ -29,7 +29,12 @@ def training_charts(train: TrainRecord, clip_norm: float | None) -> list[Chart]:
     return [
         _step_chart(train, "loss", "Loss", "mean over the tokens in the loss of a step", [step.loss for step in steps]),
         _step_chart(
-            train, "grad-norm", "Gradient norm", "before clipping", [step.grad_norm for step in steps], limit=clip_norm
+            train,
+            "grad-norm",
+            "Gradient norm",
+            "before clipping",
+            [step.grad_norm for step in steps],
+            limit=max_grad_norm,
         ),
         _step_chart(
             train,
@@ -68,15 +73,15 @@ def _step_chart(
             axes.set_yscale("log")
         style = {"marker": "o", "markersize": 4.5} if len(steps) <= 20 else {}
         thin = {"linewidth": 1.0, "alpha": 0.42} if window > 1 else {}
-        axes.plot(*shown, color=COLOURS["s1"], **style, **thin)
+        axes.plot(*shown, color=COLORS["s1"], **style, **thin)
         if window > 1:
-            axes.plot(*_thinned(steps, running_mean(values, window)), color=COLOURS["s1"])
+            axes.plot(*_thinned(steps, running_mean(values, window)), color=COLORS["s1"])
         for spike in marked:
-            axes.plot(spike, values[place[spike]], "X", color=COLOURS["s2"], markersize=8)
+            axes.plot(spike, values[place[spike]], "X", color=COLORS["s2"], markersize=8)
         for resumed in train.resumed_at:
-            axes.axvline(resumed + 0.5, color=COLOURS["s2"], linewidth=1.2, linestyle=(0, (4, 3)))
+            axes.axvline(resumed + 0.5, color=COLORS["s2"], linewidth=1.2, linestyle=(0, (4, 3)))
         if limit is not None and _within(limit, values):
-            axes.axhline(limit, color=COLOURS["muted"], linewidth=1.2, linestyle=(0, (1, 2)))
+            axes.axhline(limit, color=COLORS["muted"], linewidth=1.2, linestyle=(0, (1, 2)))
         if from_zero:
             axes.set_ylim(0, 1.08 * max((value for value in values if not math.isnan(value)), default=1) or 1)
         axes.set_xlabel("step")
@@ -101,7 +106,7 @@ def _step_chart(
 
 
 def running_mean(values: Sequence[float], window: int) -> list[float]:
-    """Means over `window` neighbours, half before and half after; fewer at the ends. Ignores NaN.
+    """Means over `window` neighbors, half before and half after; fewer at the ends. Ignores NaN.
 
     >>> running_mean([0, 3, 6, 9], 3)
     [1.5, 3.0, 6.0, 7.5]
@@ -166,7 +171,7 @@ class _Row:
     """Above its first row; else empty."""
     height: float
     score: Score
-    colour: str
+    color: str
 
 
 def score_chart(scores: EvalRecord) -> Chart:
@@ -180,7 +185,7 @@ def score_chart(scores: EvalRecord) -> Chart:
         top = 0.95 if rows[0].task else 0.6
         axes.set(xlim=(-0.01, 1.01), ylim=(rows[-1].height - 0.6, top), xlabel=f"score ({_what_it_is(scores)})")
         axes.set_yticks([row.height for row in rows], [row.name for row in rows])
-        axes.tick_params(axis="y", labelcolor=COLOURS["ink"])
+        axes.tick_params(axis="y", labelcolor=COLORS["ink"])
         axes.grid(visible=True, axis="x")
         axes.grid(visible=False, axis="y")
 
@@ -206,8 +211,8 @@ def _rows(tasks: Sequence[tuple[str, Score, Score]]) -> list[_Row]:
     for place, (task, base, tuned) in enumerate(tasks):
         named, height = _cut(task) if len(tasks) > 1 else "", -_TASK * place
         rows += [
-            _Row(name="base", task=named, height=height, score=base, colour="muted"),
-            _Row(name="tuned", task="", height=height - 1, score=tuned, colour="s1"),
+            _Row(name="base", task=named, height=height, score=base, color="muted"),
+            _Row(name="tuned", task="", height=height - 1, score=tuned, color="s1"),
         ]
     return rows
 
@@ -217,12 +222,12 @@ def _cut(name: str) -> str:
 
 
 def _draw_row(axes: Any, row: _Row) -> None:
-    score, colour, height = row.score, COLOURS[row.colour], row.height
+    score, color, height = row.score, COLORS[row.color], row.height
     if row.task:
-        axes.text(0, height + 0.55, row.task, va="center", color=COLOURS["ink"])
+        axes.text(0, height + 0.55, row.task, va="center", color=COLORS["ink"])
     bar = {"linewidth": 2, "marker": "|", "markersize": 9, "markeredgewidth": 2}
-    axes.plot([score.low, score.high], [height, height], color=colour, **bar)
-    axes.plot([score.score], [height], "o", color=colour, markersize=8)
+    axes.plot([score.low, score.high], [height, height], color=color, **bar)
+    axes.plot([score.score], [height], "o", color=color, markersize=8)
     # Beside the interval where there is room, so that it is never cut off.
     right = score.high < 0.62
     axes.text(
@@ -231,7 +236,7 @@ def _draw_row(axes: Any, row: _Row) -> None:
         f"{fraction(score.score)}  ({fraction(score.low)}–{fraction(score.high)})",
         ha="left" if right else "right",
         va="center",
-        color=COLOURS["ink"],
+        color=COLORS["ink"],
     )
 
 

@@ -38,7 +38,7 @@ def print_summary(run: Run) -> None:
     console = open_console(stderr=False, soft_wrap=False)
     console.print(summary_table(run))
     for notice in find_notices(read_findings(run)):
-        mark = ("warning: ", "bold red") if notice.grave else ("notice: ", "yellow")
+        mark = ("warning: ", "bold red") if notice.critical else ("notice: ", "yellow")
         console.print(Text.assemble(mark, notice.text), soft_wrap=True)
     if run.report.exists():
         console.print(Text(str(run.report)), soft_wrap=True)
@@ -75,11 +75,11 @@ def summary_table(run: Run) -> Table:
 def _plan_lines(findings: Findings) -> Iterator[tuple[str, str, str]]:
     assert findings.plan
     fits = ", ".join(machine.name for machine in findings.plan.machines if machine.fits) or "none"
-    yield "fits, modelled", fits, ""
+    yield "fits, estimated", fits, ""
     cheapest = cheapest_machine(findings.plan)
     if cheapest and cheapest.usd:
         cost = numbers.span(numbers.usd(cheapest.usd[0]), numbers.usd(cheapest.usd[1]))
-        yield "cost, modelled", f"{cost}: {findings.plan.priced} on {cheapest.name}", ""
+        yield "cost, estimated", f"{cost}: {findings.plan.priced} on {cheapest.name}", ""
 
 
 def _data_lines(findings: Findings) -> Iterator[tuple[str, str, str]]:
@@ -142,11 +142,9 @@ def _bench_lines(findings: Findings) -> Iterator[tuple[str, str, str]]:
     yield "TPOT p50", f"{numbers.decimal(middle.tpot_ms.p50)} ms {where}", ""
     where = f"({numbers.count(fastest.input_tokens)} in, {numbers.rate(fastest.request_rate, fastest.max_concurrency)})"
     yield "output tokens/s", f"{numbers.decimal(fastest.output_tokens_per_s)} {where}", ""
-    if seen := findings.bench.pictures:
-        asked = (
-            f"{numbers.decimal(seen.pictures_per_request)} a request, {numbers.decimal(seen.soft_tokens)} soft tokens"
-        )
-        yield "pictures", asked, ""
+    if seen := findings.bench.images:
+        asked = f"{numbers.decimal(seen.images_per_request)} a request, {numbers.decimal(seen.soft_tokens)} soft tokens"
+        yield "images", asked, ""
     for line in saturation_lines(findings.bench):
         yield "saturates with", line, ""
     if failed := sum(cell.failed for cell in findings.bench.cells):
@@ -235,8 +233,8 @@ def print_verdicts(redrawn: Redrawn) -> None:
     console.print(_table(f"What {redrawn.title} says, and what its own figures say", VERDICTS, _verdict_rows(redrawn)))
     names = [side.name for side in redrawn.comparison.sides[:2]]
     console.print(_table("What else it reports", ("", *names), _figure_rows(redrawn)))
-    for curve in redrawn.at_catalogue:
-        console.print(Text(f"At the catalogue's prices, {curve.way}: {curve.say(*names)}"), soft_wrap=True)
+    for curve in redrawn.at_catalog:
+        console.print(Text(f"At the catalog's prices, {curve.way}: {curve.say(*names)}"), soft_wrap=True)
 
 
 def curve_lines(pair: Pair) -> list[str]:
@@ -266,7 +264,7 @@ def markdown_of(comparison: Comparison, redrawn: Redrawn | None = None) -> str:
         lines += _markdown_table(VERDICTS, _verdict_rows(redrawn))
         lines += ["What else it reports:", "", *_markdown_table(("", *names[:2]), _figure_rows(redrawn))]
         lines += _markdown_list(
-            [f"At the catalogue's prices, {way.way}: {way.say(*names[:2])}" for way in redrawn.at_catalogue]
+            [f"At the catalog's prices, {way.way}: {way.say(*names[:2])}" for way in redrawn.at_catalog]
         )
     lines += _markdown_list(comparison.notices)
     return "\n".join(lines).rstrip() + "\n"

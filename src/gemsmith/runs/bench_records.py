@@ -97,21 +97,21 @@ class BenchCell(Part):
     """None in records of earlier versions, and where none was completed."""
 
 
-class BenchPictures(Part):
-    """What the requests of a load test with pictures hold; numbers are means of a request."""
+class BenchImages(Part):
+    """What the requests of a load test with images hold; numbers are means of a request."""
 
     rows: int
     """Of data.eval, which requests go through in turn; in a cell none comes twice before all have come."""
     distinct: int
-    """Pictures in them."""
-    pictures_per_request: float
+    """Images in them."""
+    images_per_request: float
     soft_tokens: float
     text_tokens: float
     """All others of the prompt, those of the chat template among them."""
     sha256: str
-    """Of the rows' texts and pictures."""
+    """Of the rows' texts and images."""
     encoder_cache: bool | None
-    """Whether the server may have kept what it made of a picture for the next request with it; None: not known."""
+    """Whether the server may have kept what it made of a image for the next request with it; None: not known."""
 
 
 class Slo(Part):
@@ -146,5 +146,5 @@ class BenchRecord(Record):
     slo: Slo | None = None
     saturations: tuple[Saturation, ...] = ()
     """For each length of a grid with rates; empty without an SLO."""
-    pictures: BenchPictures | None = None
+    images: BenchImages | None = None
     """None where prompts are random text."""

@@ -29,7 +29,7 @@ class Score(Part):
     unscored: dict[str, int] = Field(default_factory=dict)
     """Answers that the scorer could not judge, by reason; each counts as not right."""
     others: dict[str, Share] = Field(default_factory=dict)
-    """The scorer's other measures of the same answers, such as `length-normalised`."""
+    """The scorer's other measures of the same answers, such as `length-normalized`."""
 
 
 class LmEvalScore(Part):
@@ -90,7 +90,7 @@ class ModelResult(Part):
     retries: dict[str, int] = Field(default_factory=dict)
     """Requests that were sent again, by reason; `server died` counts its starts."""
     prompts_compared: int = 0
-    """Prompts with pictures that the server was seen to read as the ids that training makes of them."""
+    """Prompts with images that the server was seen to read as the ids that training makes of them."""
 
 
 class Difference(Part):
@@ -148,7 +148,7 @@ class LabelRow(Part):
     tuned: str
     base_right: bool
     tuned_right: bool
-    pictures: tuple[str, ...] = ()
+    images: tuple[str, ...] = ()
     """Thumbnails as data: URLs; none where the files were gone by then."""
 
 

@@ -63,14 +63,14 @@ class MachinePlan(Part):
     chips: int
     fits: bool
     hbm_bytes_per_chip: int
-    """Modelled peak."""
+    """Estimated peak."""
     hbm_limit_bytes_per_chip: int
     parts: dict[str, int] = Field(default_factory=dict)
     """What is held at the peak -> its bytes a chip, and `runtime`, which is set aside beside the peak."""
     exceeded_by: str | None = None
     """The part with which the chip's memory was no longer enough; None where it is."""
     step_s: Range
-    """Modelled."""
+    """Estimated."""
     measured: str | None = None
     """The trainings on this machine that `step_s` rests on; None: on none."""
     startup_s: dict[str, Range] = Field(default_factory=dict)
@@ -79,7 +79,7 @@ class MachinePlan(Part):
     """Of the start and `priced_steps`; None where the machine does not fit. Plans of earlier versions leave the start
     out."""
     usd: Range | None
-    """Of `hours`; None also where the catalogue has no on-demand price."""
+    """Of `hours`; None also where the catalog has no on-demand price."""
     price_doubts: tuple[str, ...] = ()
     """Of the on-demand price: that it is not checked, or old."""
     usd_spot: Range | None = None
@@ -100,13 +100,13 @@ class MachinePlan(Part):
 
 
 class ServingPlan(Part):
-    """Serving on a machine, prompts and answers of such lengths; modelled. None where the model does not fit."""
+    """Serving on a machine, prompts and answers of such lengths; estimated. None where the model does not fit."""
 
     machine: str
     input_tokens: int
     """Soft tokens counted."""
     output_tokens: int
-    pictures: int = 0
+    images: int = 0
     """In each prompt."""
     fits: bool
     why: str | None = None
@@ -139,11 +139,11 @@ class ServingPlan(Part):
     def load(self) -> str:
         """Its prompts and answers.
 
-        >>> ServingPlan(machine="v6e-8", input_tokens=512, output_tokens=16, pictures=1, fits=True).load
-        '512 tokens in, those of 1 picture among them, 16 out'
+        >>> ServingPlan(machine="v6e-8", input_tokens=512, output_tokens=16, images=1, fits=True).load
+        '512 tokens in, those of 1 image among them, 16 out'
         """
-        seen = f", those of {self.pictures} picture{'s' if self.pictures > 1 else ''} among them"
-        return f"{self.input_tokens:,} tokens in{seen if self.pictures else ''}, {self.output_tokens:,} out"
+        seen = f", those of {self.images} image{'s' if self.images > 1 else ''} among them"
+        return f"{self.input_tokens:,} tokens in{seen if self.images else ''}, {self.output_tokens:,} out"
 
 
 class PlanRecord(Record):

@@ -64,7 +64,7 @@ class Record(Part):
     notices: tuple[str, ...] = ()
     """What a reader must know before the numbers, a sentence each; the terminal prints them, and the page shows them at
     its top."""
-    grave_notices: tuple[str, ...] = ()
+    critical_warnings: tuple[str, ...] = ()
     """The same, where a result must not be used as it is."""
 
 
@@ -76,15 +76,15 @@ class HeldOut(Part):
 
     rows: int
     same_prompt: int
-    """Rows whose prompt, pictures included, is trained on."""
+    """Rows whose prompt, images included, is trained on."""
     same_answer: int
     """Of these, those whose answer is the trained one."""
-    same_picture: int | None = None
-    """Rows with a picture whose file's bytes are trained on, whatever the prompt; None where no row has pictures."""
+    same_image: int | None = None
+    """Rows with a image whose file's bytes are trained on, whatever the prompt; None where no row has images."""
 
 
-class PictureBucket(Part):
-    """Steps of the JAX backend whose rows all have room for as many pictures; one compiled program runs them."""
+class ImageBucket(Part):
+    """Steps of the JAX backend whose rows all have room for as many images; one compiled program runs them."""
 
     images: int
     """Of a row."""
@@ -100,7 +100,7 @@ class DataRecord(Record):
     rows: int
     """Documents that are trained on."""
     dropped: dict[str, int]
-    """Why -> rows: too_long, too_many_patches, or `picture` and what is wrong with it."""
+    """Why -> rows: too_long, too_many_patches, or `image` and what is wrong with it."""
     ignored_columns: dict[str, int] = {}
     """Columns that were not read -> rows that have a value there."""
     packed_rows: int
@@ -115,22 +115,22 @@ class DataRecord(Record):
     template_sha256: str
     steps: int
     rows_sha256: str
-    """Of the SHA-256s of the arrays' files, one after the other, and of the pictures of each row, wherever they lie."""
+    """Of the SHA-256s of the arrays' files, one after the other, and of the images of each row, wherever they lie."""
     files: dict[str, str] = {}
     """Array -> SHA-256 of its file."""
     held_out_also_trained: int | None = None
     """Rows that data.eval named then whose prompt is also trained on; None where it named none."""
     held_out: HeldOut | None = None
-    pictures: int = 0
-    """Places of pictures in the documents that are trained on; a picture in two of them counts twice."""
+    images: int = 0
+    """Places of images in the documents that are trained on; a image in two of them counts twice."""
     soft_tokens: int = 0
     """Of these, and part of `tokens`."""
     most_patches: int = 0
     """Patches of a packed row at most."""
-    most_pictures: int = 0
-    """Pictures of a packed row at most."""
-    buckets: tuple[PictureBucket, ...] = ()
-    """What the JAX backend pads the pictures of a step's rows to, the smallest first, with the steps of each."""
+    most_images: int = 0
+    """Images of a packed row at most."""
+    buckets: tuple[ImageBucket, ...] = ()
+    """What the JAX backend pads the images of a step's rows to, the smallest first, with the steps of each."""
 
 
 class TrainStep(Part):
@@ -154,20 +154,20 @@ class TrainStep(Part):
     """The loss was more than train.spike_factor times the median of the steps before."""
     skipped: bool = False
     """The step's update was left out."""
-    pictures: int = 0
+    images: int = 0
     soft_tokens: int = 0
-    """Of the pictures; part of `real_tokens`."""
+    """Of the images; part of `real_tokens`."""
 
 
-class TrainPictures(Part):
+class TrainImages(Part):
     seen: int
-    """Pictures of the rows of all steps; those of a row that was trained on twice count twice."""
+    """Images of the rows of all steps; those of a row that was trained on twice count twice."""
     soft_tokens: int
     per_s: float
     """Over the steps but the first, which compiles."""
     padded_patches: float
     """Of the patches that went through the model, the share that is padding."""
-    buckets: tuple[PictureBucket, ...] = ()
+    buckets: tuple[ImageBucket, ...] = ()
     """Those of the steps that were run, the smallest first; each is a compiled program. None with another backend."""
 
 
@@ -226,7 +226,7 @@ class TrainRecord(Record):
     peak_memory_bytes: int
     last_checkpoint: str
     saves: TrainSaves | None = None
-    pictures: TrainPictures | None = None
+    images: TrainImages | None = None
     """None where the rows are text alone."""
 
 
@@ -331,7 +331,7 @@ class SharedRow(Part):
     kind: str
     """specification or module."""
     exact: bool
-    """The same normalised tokens; else a share of the problem's n-grams."""
+    """The same normalized tokens; else a share of the problem's n-grams."""
     share: float
 
 
@@ -369,7 +369,7 @@ def read_record_file(file: Path, kind: type[RecordT], *, missing: str, damaged: 
     try:
         text = regular_file(file).read_bytes()
     except FileNotFoundError:
-        raise RunError(f"{file}: is not there; {missing}") from None
+        raise RunError(f"{file}: does not exist; {missing}") from None
     _refuse_another_version(file, text)
     try:
         return kind.model_validate_json(text)

@@ -116,10 +116,10 @@ def _cells(recipe: Recipe, limit: int, of_limit: str) -> Iterator[Derived]:
     The output, where inputs are given, to what they leave, and else to half of all.
     """
     given, inputs, output = recipe.bench.model_fields_set, recipe.bench.input_tokens, recipe.bench.output_tokens
-    if recipe.bench.pictures:
+    if recipe.bench.images:
         longest = min(recipe.data.max_length, max(1, limit - output))
         if "input_tokens" not in given and inputs != (longest,):
-            yield Derived("bench.input_tokens", (longest,), "bench.pictures: a request is a row, no longer than this")
+            yield Derived("bench.input_tokens", (longest,), "bench.images: a request is a row, no longer than this")
         return
     if recipe.bench.grid != "own" or max(inputs) + output <= limit:
         return
@@ -177,10 +177,10 @@ def _or_raise(needed: int, variant: Variant) -> str:
     return f", or set serve.max_model_len to {needed} or more" if needed <= variant.context else ""
 
 
-_FILES = ("checkpoint", "data.train", "data.eval", "data.template", "train.start_adapter", "hardware.catalogue")
+_FILES = ("checkpoint", "data.train", "data.eval", "data.template", "train.init_adapter", "hardware.catalog")
 _DERIVED_AGAIN = (
     "data.max_length",
-    "train.rows_per_step",
+    "train.global_batch_size",
     "serve.max_model_len",
     "bench.input_tokens",
     "bench.output_tokens",
@@ -254,7 +254,7 @@ def check_settings(recipe: Recipe, stages: Collection[str] = tuple(STAGES)) -> N
 
 
 def recipe_variant(recipe: Recipe) -> Variant:
-    """The numbers of a resolved recipe's model; what takes pictures is the checkpoint's own, where that is here."""
+    """The numbers of a resolved recipe's model; what takes images is the checkpoint's own, where that is here."""
     folder = Path(recipe.checkpoint)
     if recipe.model not in VARIANTS:
         return read_variant(read_config(folder))
@@ -333,14 +333,14 @@ def _rows_per_step(recipe: Recipe) -> Iterator[Derived]:
             f"train.tokens_per_step: {train.tokens_per_step} was given; it must be a multiple of data.max_length, "
             f"{length}"
         )
-    if "rows_per_step" in train.model_fields_set and train.rows_per_step != rows:
+    if "global_batch_size" in train.model_fields_set and train.global_batch_size != rows:
         raise RecipeError(
-            f"train.tokens_per_step: {train.tokens_per_step} is {rows} rows of {length}, train.rows_per_step is "
-            f"{train.rows_per_step}; "
+            f"train.tokens_per_step: {train.tokens_per_step} is {rows} rows of {length}, train.global_batch_size is "
+            f"{train.global_batch_size}; "
             "set one of them"
         )
-    if train.rows_per_step != rows:
-        yield Derived("train.rows_per_step", rows, "train.tokens_per_step / data.max_length")
+    if train.global_batch_size != rows:
+        yield Derived("train.global_batch_size", rows, "train.tokens_per_step / data.max_length")
 
 
 def _warmup(recipe: Recipe) -> Iterator[Derived]:

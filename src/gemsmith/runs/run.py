@@ -1,7 +1,7 @@
 """The run directory: the only place that names its files.
 
     recipe.yaml  plan.json data.json train.json export.json verify.json serve.json bench.json eval.json
-    data/  pictures/  checkpoints/  adapter/  merged/  logs/  tensorboard/  report.html
+    data/  images/  checkpoints/  adapter/  merged/  logs/  tensorboard/  report.html
 
 A stage is complete when its record is there and was made from the same recipe keys and the same upstream records as a
 record made now.
@@ -56,9 +56,9 @@ class Run:
         return self.path / "data"
 
     @property
-    def pictures(self) -> Path:
-        """Files of pictures that the rows held as bytes."""
-        return self.path / "pictures"
+    def images(self) -> Path:
+        """Files of images that the rows held as bytes."""
+        return self.path / "images"
 
     @property
     def checkpoints(self) -> Path:
@@ -93,7 +93,7 @@ class Run:
 
 
 def open_run(path: Path, recipe: Recipe, derived: Sequence[Derived] = (), *, redo: str | None = None) -> Run:
-    """A run directory for a resolved recipe, made if it is not there.
+    """A run directory for a resolved recipe, made if it does not exist.
 
     Keys that no begun stage has read may change; raises RunError naming those that some stage has read, unless it is
     `redo`, which is about to be run again, or one that depends on it.

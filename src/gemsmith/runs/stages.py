@@ -9,15 +9,15 @@ from gemsmith.runs.plan_records import PlanRecord
 from gemsmith.runs.records import DataRecord, ExportRecord, Record, ServeRecord, TrainRecord, VerifyRecord
 
 _TRAINED_DATA = (
-    *("data.train", "data.format", "data.template", "data.max_length", "data.packing", "data.too_long"),
-    *("data.labels", "data.prompt", "data.held_out", "data.image_tokens", "data.max_patches", "data.bad_image"),
+    *("data.train", "data.format", "data.template", "data.max_length", "data.packing", "data.on_too_long"),
+    *("data.labels", "data.prompt", "data.held_out", "data.image_tokens", "data.max_patches", "data.on_bad_image"),
 )
 _SERVED_AS = (
     "seed",
     "serve.dtype",
     "serve.max_model_len",
     "serve.weights",
-    "serve.pictures",
+    "serve.images",
     "serve.kv_cache_dtype",
     "serve.arguments",
 )
@@ -51,15 +51,15 @@ STAGES: dict[str, Stage] = {
         record=PlanRecord,
         keys=(
             *("model", "checkpoint", "data", "lora", "train", "hardware"),
-            *("bench.grid", "bench.input_tokens", "bench.output_tokens", "bench.max_concurrency", "bench.pictures"),
-            *("serve.dtype", "serve.kv_cache_dtype", "serve.max_model_len", "serve.pictures", "serve.image"),
+            *("bench.grid", "bench.input_tokens", "bench.output_tokens", "bench.max_concurrency", "bench.images"),
+            *("serve.dtype", "serve.kv_cache_dtype", "serve.max_model_len", "serve.images", "serve.container_image"),
         ),
         since=("serve.arguments",),
         function=("gemsmith.plan.stage", "plan"),
     ),
     "data": Stage(
         record=DataRecord,
-        keys=("checkpoint", "seed", *_TRAINED_DATA, "train.epochs", "train.optimizer_steps", "train.rows_per_step"),
+        keys=("checkpoint", "seed", *_TRAINED_DATA, "train.epochs", "train.max_steps", "train.global_batch_size"),
         function=("gemsmith.data.stage", "prepare_data"),
     ),
     "train": Stage(
@@ -82,7 +82,7 @@ STAGES: dict[str, Stage] = {
     "bench": Stage(
         record=BenchRecord,
         keys=(*_SERVED_AS, "bench"),
-        where_on={"bench.pictures": ("data.eval", *_ASKED)},
+        where_on={"bench.images": ("data.eval", *_ASKED)},
         upstream=("export",),
         function=("gemsmith.bench.stage", "bench"),
         needs_server=True,

@@ -1,6 +1,7 @@
-"""The deployment of a model on a machine of the catalogue: one pure function, each choice with its reason.
+"""The deployment of a model on a machine of the catalog: one pure function, each choice with its reason.
 
-Nothing here has run on a TPU yet, and nothing on several GPUs: what fits is modelled (gemsmith.hardware.model.serving).
+Nothing here has run on a TPU yet, and nothing on several GPUs: what fits is estimated by
+gemsmith.hardware.model.serving.
 
 What vLLM's OpenAI server is told, wherever it runs; and its command line on this machine as it is.
 """
@@ -41,7 +42,7 @@ from gemsmith.serve.vllm_checks import (
     Version,
     adapter_choice,
     attention_choice,
-    picture_budget,
+    image_budget,
     read_version,
     refuse_image,
     tpu_warnings,
@@ -49,7 +50,7 @@ from gemsmith.serve.vllm_checks import (
 from gemsmith.serve.vllm_issues import (
     CONTENT_AS_TEXT,
     CONTENT_IN_PARTS,
-    PICTURES_EMBEDDED_ANEW,
+    IMAGES_EMBEDDED_ANEW,
     QUICK_START_ON_CPU,
     SERVER_MODULE,
     cpu_environment,
@@ -60,10 +61,10 @@ from gemsmith.system.console import open_console
 def server_command(engine: Engine, folder: Path, name: str, port: int, settings: ServeSettings) -> list[str]:
     """The command line of vLLM's OpenAI server for a checkpoint folder, on this machine as it is.
 
-    Raises RecipeError, CheckpointError or MachineError where pictures are wanted and cannot be had.
+    Raises RecipeError, CheckpointError or MachineError where images are wanted and cannot be had.
     """
     config = read_config(folder)
-    if settings.pictures:
+    if settings.images:
         refuse_engine_without_torchvision(engine, config)
     command = [str(engine.python), "-m", SERVER_MODULE, "--model", str(folder)]
     command += common_arguments(served_name(name, settings.adapter), settings, port=port, length=settings.max_model_len)
@@ -85,13 +86,13 @@ def common_arguments(name: str, settings: ServeSettings, *, port: int, length: i
         settings.dtype,
         "--seed",
         str(settings.seed),
-        *(CONTENT_IN_PARTS if settings.pictures else CONTENT_AS_TEXT),
+        *(CONTENT_IN_PARTS if settings.images else CONTENT_AS_TEXT),
     ]
     arguments += ["--uvicorn-log-level", "warning"]
     arguments += [f"--{'' if settings.prefix_caching else 'no-'}enable-prefix-caching"]
-    if settings.pictures and not settings.prefix_caching:
-        # Without either cache vLLM knows a picture by its request alone, and embeds it anew.
-        arguments += PICTURES_EMBEDDED_ANEW
+    if settings.images and not settings.prefix_caching:
+        # Without either cache vLLM knows a image by its request alone, and embeds it anew.
+        arguments += IMAGES_EMBEDDED_ANEW
     return arguments if length is None else [*arguments, "--max-model-len", str(length)]
 
 
@@ -103,7 +104,7 @@ PORT = 8000
 PROMPT_AND_OUTPUT = 16_384 + 1_024
 """Tokens, where nothing says what will be asked: a prompt of 16,384 needs more than 16,384 with its output."""
 _FP8_BY_QWIX = {"quantization": {"qwix": {
-    # Quantised while it is loaded: the whole in bfloat16 would have to fit first.
+    # Quantized while it is loaded: the whole in bfloat16 would have to fit first.
     "use_abstract_model": True,
     "rules": [{"module_path": ".*", "weight_qtype": "float8_e4m3fn"}],
 }}}  # fmt: skip
@@ -263,7 +264,7 @@ def _arguments_on(
 
 def _on_cpu(machine: Machine, weights: Weights, settings: ServeSettings) -> _Arguments:
     """One process."""
-    if settings.pictures:
+    if settings.images:
         refuse_on_cpu(weights.variant)
     if settings.kv_cache_dtype != "auto":
         raise RecipeError(f"serve.kv_cache_dtype: {settings.kv_cache_dtype} was given; on a CPU set auto")
@@ -294,15 +295,15 @@ def _on_gpu(
                 machine, "--quantization fp8", "in bfloat16 they do not fit; vLLM makes them as they are loaded"
             )
         )
-    takes_pictures = settings.pictures and bool(weights.config.get("vision_config"))
-    budget, why_budget = picture_budget(weights.variant, settings, takes_pictures=takes_pictures, version=version)
+    takes_images = settings.images and bool(weights.config.get("vision_config"))
+    budget, why_budget = image_budget(weights.variant, settings, takes_images=takes_images, version=version)
     if split.batched_tokens != BATCHED[0] and not budget:
         budget = ("--max-num-batched-tokens", str(split.batched_tokens))
         why = f"with {BATCHED[0]} the sliding windows' keys and values would not fit beside the weights"
         why_budget = (Choice(what=" ".join(budget), why=why),)
     encoder = encoder_arguments(weights.config, settings, is_cpu=False)
     arguments += encoder
-    choices += _picture_choices(settings, encoder)
+    choices += _image_choices(settings, encoder)
     if settings.kv_cache_dtype != "auto":
         arguments += ["--kv-cache-dtype", settings.kv_cache_dtype]
         choices.append(Choice(what="--kv-cache-dtype fp8", why="serve.kv_cache_dtype; e4m3 on a GPU"))
@@ -326,16 +327,16 @@ def _on_tpu(
                 "in bfloat16 they do not fit; Qwix makes them while they load, which tpu-inference calls deprecated",
             )
         )
-    budget, why_budget = picture_budget(weights.variant, settings, takes_pictures=True, version=version)
-    why = "a picture's tokens attend to each other, so it is not cut into chunks"
+    budget, why_budget = image_budget(weights.variant, settings, takes_images=True, version=version)
+    why = "a image's tokens attend to each other, so it is not cut into chunks"
     choices.append(Choice(what="--disable_chunked_mm_input", why=why))
-    if settings.pictures:
+    if settings.images:
         encoder = encoder_arguments(weights.config, settings, is_cpu=False)
         arguments += encoder
-        choices += _picture_choices(settings, encoder)
+        choices += _image_choices(settings, encoder)
     else:
-        why = "is false, and pictures are taken all the same: no switch is known to leave their encoder out on a TPU"
-        choices.append(Choice(what="serve.pictures", why=why))
+        why = "is false, and images are taken all the same: no switch is known to leave their encoder out on a TPU"
+        choices.append(Choice(what="serve.images", why=why))
     if settings.kv_cache_dtype != "auto":
         dtype = "fp8_e5m2" if machine.chip.name == "v6e" else "fp8"
         arguments += ["--kv-cache-dtype", dtype]
@@ -346,16 +347,14 @@ def _on_tpu(
     return [*arguments, "--disable_chunked_mm_input", *budget], (*choices, *why_budget)
 
 
-def _picture_choices(settings: ServeSettings, arguments: Sequence[str]) -> list[Choice]:
+def _image_choices(settings: ServeSettings, arguments: Sequence[str]) -> list[Choice]:
     """Why the encoders are left out, or told what they are."""
-    if not settings.pictures:
-        return [Choice(what=word, why="serve.pictures is false") for word in arguments[:1]]
+    if not settings.images:
+        return [Choice(what=word, why="serve.images is false") for word in arguments[:1]]
     return [
-        Choice(what=" ".join(arguments[:2]), why="pictures alone; their number is limited by --max-model-len"),
-        Choice(
-            what=" ".join(arguments[2:4]), why="data.image_tokens: as many soft tokens as a picture was trained with"
-        ),
-        Choice(what=" ".join(arguments[4:]), why="pictures come in the request as data: URLs; the server fetches none"),
+        Choice(what=" ".join(arguments[:2]), why="images alone; their number is limited by --max-model-len"),
+        Choice(what=" ".join(arguments[2:4]), why="data.image_tokens: as many soft tokens as a image was trained with"),
+        Choice(what=" ".join(arguments[4:]), why="images come in the request as data: URLs; the server fetches none"),
     ]
 
 
@@ -387,7 +386,7 @@ def _image_choice(image: str | None, kind: str) -> tuple[Choice, ...]:
         else Choice(what="--ipc host", why="GPUs exchange through shared memory")
     )
     return (
-        Choice(what=image, why="vLLM's own image; serve.image names another"),
+        Choice(what=image, why="vLLM's own image; serve.container_image names another"),
         shared,
         Choice(what="--network host", why="vLLM itself listens on serve.host then, and nowhere else"),
     )

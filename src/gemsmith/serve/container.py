@@ -1,6 +1,6 @@
 """How one server is deployed: a plain description, and the exact command that it comes to, in Docker or here.
 
-Whether this host is a machine of the catalogue, and whether Docker answers here.
+Whether this host is a machine of the catalog, and whether Docker answers here.
 """
 
 import os
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gemsmith.errors import MachineError, RecipeError, nearest
-from gemsmith.hardware import Machine, load_catalogue
+from gemsmith.hardware import Machine, load_catalog
 from gemsmith.serve.settings import KEY_VARIABLE, ServeSettings
 from gemsmith.system.files import expand_home
 
@@ -169,16 +169,16 @@ _TIMEOUT_S = 20
 _TPU_VARIABLE = "TPU_ACCELERATOR_TYPE"
 
 
-def machine_named(name: str, catalogue: str | None) -> Machine:
-    """The machine of that name, in the shipped catalogue or with the user's over it.
+def machine_named(name: str, catalog: str | None) -> Machine:
+    """The machine of that name, in the shipped catalog or with the user's over it.
 
     Raises RecipeError with the names that exist, and for one of several hosts, which one server does not span.
     """
-    machines = load_catalogue(catalogue).machines
+    machines = load_catalog(catalog).machines
     if name not in machines:
         raise RecipeError(
-            f"--on {name}: is not in the catalogue{nearest(name, machines)}; allowed: {', '.join(machines)}; add "
-            "others in hardware.catalogue"
+            f"--on {name}: is not in the catalog{nearest(name, machines)}; allowed: {', '.join(machines)}; add "
+            "others in hardware.catalog"
         )
     if machines[name].hosts > 1:
         raise RecipeError(f"--on {name}: has {machines[name].hosts} hosts, a server here has one; name a smaller one")
@@ -228,7 +228,7 @@ def _plain(name: str) -> str:
 
 
 def _output(command: list[str]) -> str:
-    """What a command says, or nothing where it is not there or fails."""
+    """What a command says, or nothing where it does not exist or fails."""
     if shutil.which(command[0]) is None:
         return ""
     try:

@@ -45,7 +45,7 @@ def choose_split(machine: Machine, variant: Variant, settings: ServeSettings, le
     least = min(tried, key=lambda split: split.memory.total)
     raise MachineError(
         f"--on {machine.name}: {variant.name} needs {least.memory.total / 1e9:.1f} GB a device with "
-        f"{least.weight_dtype} weights and serve.max_model_len {length} (modelled), {limit / 1e9:.1f} may be used; "
+        f"{least.weight_dtype} weights and serve.max_model_len {length} (estimated), {limit / 1e9:.1f} may be used; "
         "lower serve.max_model_len, or name a larger machine"
     )
 
@@ -72,7 +72,7 @@ def memory_choice(machine: Machine, split: Split) -> Choice:
             ("a forward pass", memory.workspace),
         )
     )
-    return Choice(what="memory", why=f"GB a device, modelled: {parts}; of {limit / 1e9:.1f} that vLLM may use")
+    return Choice(what="memory", why=f"GB a device, estimated: {parts}; of {limit / 1e9:.1f} that vLLM may use")
 
 
 def _candidates(machine: Machine, variant: Variant, settings: ServeSettings) -> Iterator[tuple[int, str, int]]:
@@ -104,6 +104,6 @@ def _split(
         kv_dtype=kv_dtype,
         batched_tokens=batched,
         # No switch is known to leave the encoder out on a TPU.
-        pictures=settings.pictures or machine.chip.kind == "tpu",
+        images=settings.images or machine.chip.kind == "tpu",
     )
     return Split(tp=tp, copies=machine.devices // tp, weight_dtype=dtype, batched_tokens=batched, memory=memory)

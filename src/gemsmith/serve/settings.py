@@ -2,7 +2,7 @@
 
 Base and tuned model as two names of one server: vLLM's arguments for a LoRA adapter.
 
-What vLLM is told so that it takes pictures as training did; and where it cannot.
+What vLLM is told so that it takes images as training did; and where it cannot.
 """
 
 import json
@@ -21,7 +21,7 @@ from gemsmith.errors import CheckpointError, MachineError, RecipeError
 from gemsmith.hardware import Machine
 from gemsmith.serve.vllm_issues import (
     ASK_VERSION,
-    CAUSAL_PICTURES_ON_CPU,
+    CAUSAL_IMAGES_ON_CPU,
     SPARE_ADAPTER_ON_CPU,
     cpu_environment,
     text_only,
@@ -42,7 +42,7 @@ class ServedAdapter:
 
 
 def refuse_vision(config: PeftConfig) -> None:
-    """Raises RecipeError for an adapter of which vLLM would leave out a part, those of what encodes pictures.
+    """Raises RecipeError for an adapter of which vLLM would leave out a part, those of what encodes images.
 
     It takes that part with --enable-tower-connector-lora, which has not been tried here
     (https://github.com/vllm-project/vllm/pull/42662).
@@ -50,7 +50,7 @@ def refuse_vision(config: PeftConfig) -> None:
     targets = str(config.values.get("target_modules"))
     if any(name in targets for name in ("vision_tower", "embed_vision")):
         raise RecipeError(
-            "serve.weights: adapter was given, but the run's adapter is also on what encodes pictures, and vLLM leaves "
+            "serve.weights: adapter was given, but the run's adapter is also on what encodes images, and vLLM leaves "
             "that part out; set merged"
         )
 
@@ -105,9 +105,9 @@ class ServeSettings:
     prefix_caching: bool = False
     arguments: tuple[str, ...] = ()
     start_timeout_s: int = 900
-    pictures: bool = False
+    images: bool = False
     image_tokens: int = 280
-    """Soft tokens of a picture at most."""
+    """Soft tokens of a image at most."""
     kv_cache_dtype: str = "auto"
     image: str | None = None
     adapter: ServedAdapter | None = None
@@ -115,7 +115,7 @@ class ServeSettings:
     hub_id: str | None = None
     """Of the checkpoint, where it lies in the Hugging Face cache, whose links a container does not see."""
     machine: Machine | None = None
-    """Of the catalogue; None: this machine as it is."""
+    """Of the catalog; None: this machine as it is."""
     in_docker: bool = False
 
 
@@ -134,7 +134,7 @@ def find_engine(given: str | None = None) -> Engine:
     )
     remedy = "make it with: make serve-env, or set serve.python to a Python that has vLLM"
     if not python.is_file():
-        raise MachineError(f"{origin}: {python} is not there; {remedy}")
+        raise MachineError(f"{origin}: {python} does not exist; {remedy}")
     try:
         answer = subprocess.run(
             [str(python), "-c", ASK_VERSION],
@@ -204,16 +204,16 @@ _NO_DOMAIN = "none.invalid"  # RFC 2606: a name that nobody has
 
 
 def encoder_arguments(config: Mapping[str, Any], settings: ServeSettings, *, is_cpu: bool) -> list[str]:
-    """Arguments that leave the encoders out, or give a picture as many soft tokens as in training.
+    """Arguments that leave the encoders out, or give a image as many soft tokens as in training.
 
-    Raises CheckpointError where pictures are wanted of a model that takes none.
+    Raises CheckpointError where images are wanted of a model that takes none.
     """
-    if not settings.pictures:
+    if not settings.images:
         return text_only(config, is_cpu=is_cpu)
     if not config.get("vision_config"):
         raise CheckpointError(
-            "serve: pictures were to be taken, but the checkpoint's config.json has no vision_config, so it takes text "
-            "alone; set serve.pictures to false, or give a checkpoint that takes pictures"
+            "serve: images were to be taken, but the checkpoint's config.json has no vision_config, so it takes text "
+            "alone; set serve.images to false, or give a checkpoint that takes images"
         )
     return [
         *("--limit-mm-per-prompt", json.dumps({"video": 0, "audio": 0})),
@@ -224,22 +224,22 @@ def encoder_arguments(config: Mapping[str, Any], settings: ServeSettings, *, is_
 
 
 def refuse_on_cpu(variant: Variant) -> None:
-    """Raises RecipeError for pictures of a model that vLLM runs otherwise on a CPU than it was trained."""
+    """Raises RecipeError for images of a model that vLLM runs otherwise on a CPU than it was trained."""
     if variant.bidirectional_images:
         raise RecipeError(
-            f"serve: {variant.name} with pictures was to be served on a CPU, where vLLM does not let a picture's "
-            f"tokens see each other as training does ({CAUSAL_PICTURES_ON_CPU}); serve it on a GPU or TPU; on a CPU "
-            "pictures go with gemma4-e2b and gemma4-e4b"
+            f"serve: {variant.name} with images was to be served on a CPU, where vLLM does not let a image's "
+            f"tokens see each other as training does ({CAUSAL_IMAGES_ON_CPU}); serve it on a GPU or TPU; on a CPU "
+            "images go with gemma4-e2b and gemma4-e4b"
         )
 
 
 def refuse_engine_without_torchvision(engine: Engine, config: Mapping[str, Any]) -> None:
-    """Raises MachineError where pictures are to be taken on a CPU and torchvision is missing, and as refuse_on_cpu."""
+    """Raises MachineError where images are to be taken on a CPU and torchvision is missing, and as refuse_on_cpu."""
     if not engine.is_cpu:
         return
     refuse_on_cpu(name_variant(read_variant(dict(config))))
     if not engine.torchvision:
         raise MachineError(
-            f"serve.python: {engine.python} has no torchvision, which pictures need; make it again with: rm -r "
+            f"serve.python: {engine.python} has no torchvision, which images need; make it again with: rm -r "
             ".venv-serve && make serve-env, or install there the torchvision that goes with its torch, with --no-deps"
         )

@@ -130,7 +130,7 @@ class Servers:
     ) -> None:
         """`unverified`: the tuned weights are served whatever verify says of them.
 
-        `machine`: what this host is, of the catalogue; None: as it is.
+        `machine`: what this host is, of the catalog; None: as it is.
         """
         self._run = run
         self._unverified = unverified
@@ -162,9 +162,9 @@ class Servers:
         return self._run.recipe.serve.weights == "adapter"
 
     @property
-    def takes_pictures(self) -> bool:
-        """Whether prompts may hold pictures."""
-        return self._settings.pictures
+    def takes_images(self) -> bool:
+        """Whether prompts may hold images."""
+        return self._settings.images
 
     @property
     def adapter_effect(self) -> float | None:
@@ -289,25 +289,25 @@ def make_settings(run: Run, *, prefix_caching: bool = False) -> ServeSettings:
         prefix_caching=prefix_caching,
         arguments=serve.arguments,
         start_timeout_s=serve.start_timeout_s,
-        pictures=takes_pictures(run),
+        images=takes_images(run),
         image_tokens=run.recipe.data.image_tokens,
         kv_cache_dtype=serve.kv_cache_dtype,
-        image=serve.image,
+        image=serve.container_image,
     )
 
 
-def takes_pictures(run: Run) -> bool:
-    """Whether the run's models are served with what encodes pictures: where that is asked for, or its rows have some.
+def takes_images(run: Run) -> bool:
+    """Whether the run's models are served with what encodes images: where that is asked for, or its rows have some.
 
     Rows are known by the recipe, or by what the data stage has read.
     """
-    if run.recipe.serve.pictures or run.recipe.bench.pictures or run.recipe.data.format == IMAGE_FOLDER:
+    if run.recipe.serve.images or run.recipe.bench.images or run.recipe.data.format == IMAGE_FOLDER:
         return True
     try:
         record: DataRecord = read_record(run, DataRecord)
     except RunError:
         return False
-    return record.pictures > 0
+    return record.images > 0
 
 
 def serve(run: Run, servers: Servers) -> ServeRecord:

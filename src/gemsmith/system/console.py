@@ -1,7 +1,7 @@
 """Where Gemsmith writes for a person: a Rich console that shows every text as it is, whoever wrote it.
 
 Rich reads `[/a]` in a text as markup, also where it is the name of a run. So there is no markup here: what is to be in
-colour is a Text of styled pieces. Consoles, progress bars and spinners are made here and nowhere else;
+color is a Text of styled pieces. Consoles, progress bars and spinners are made here and nowhere else;
 tests/system/test_console.py holds that.
 """
 

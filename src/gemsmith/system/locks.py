@@ -35,7 +35,7 @@ _held: set[Path] = set()
 
 @contextlib.contextmanager
 def locked(folder: Path, *, what: str = "run directory") -> Iterator[None]:
-    """Makes the folder if it is not there, and keeps other processes out of it until the block ends.
+    """Makes the folder if it does not exist, and keeps other processes out of it until the block ends.
 
     Raises RunError at once where another is in it; `what` is what users call it. On a file system without locks, one
     line on stderr says that none is kept out.

@@ -63,7 +63,7 @@ def last_lines(log: Path, count: int = 15) -> str:
     """
     text = re.sub(
         r"\x1b\[[\d;]*m", "", log.read_text(encoding="utf-8", errors="replace")
-    )  # vLLM colours its process names
+    )  # vLLM colors its process names
     lines = [line.rstrip()[:300] for line in text.splitlines() if line.strip()]
     last = lines[-count:]
     cause = next((line for line in lines if re.search(r"\b\w+(Error|Exception): ", line)), None)

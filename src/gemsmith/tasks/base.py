@@ -1,6 +1,6 @@
 """What a task's module holds.
 
-`make_rows` where it makes rows, `COLUMNS` and `score` where it scores answers to rows, `read_questions` and
+`generate_rows` where it makes rows, `COLUMNS` and `score` where it scores answers to rows, `read_questions` and
 `open_judges` where it brings its own questions.
 """
 
@@ -23,8 +23,8 @@ class Question:
     expected: str
     origin: str
     columns: Mapping[str, Any] = field(default_factory=dict)
-    pictures: "tuple[ImageInfo, ...]" = ()
-    """What was found of the messages' pictures, in order."""
+    images: "tuple[ImageInfo, ...]" = ()
+    """What was found of the messages' images, in order."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,7 @@ class Verdict:
     detail: str = ""
     """What more there is to say of this one."""
     others: Mapping[str, bool] = field(default_factory=dict)
-    """Whether it is right by other measures of the same scorer, such as `length-normalised`; shown beside the score."""
+    """Whether it is right by other measures of the same scorer, such as `length-normalized`; shown beside the score."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +63,7 @@ class QuestionSet:
 class RowMaker(Protocol):
     """A task whose rows `data.train` and `data.eval` can ask for."""
 
-    def make_rows(self, rows: int, split: str, seed: int) -> Iterable[Mapping[str, Any]]:
+    def generate_rows(self, rows: int, split: str, seed: int) -> Iterable[Mapping[str, Any]]:
         """`rows` different rows of a split, as a file would hold them; the two splits share none, whatever the seed.
 
         A row has the columns prompt and response, or messages: the task's prompt is written here and nowhere else. It

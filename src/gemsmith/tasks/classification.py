@@ -1,7 +1,7 @@
 """The scorer `labels`: classification by what the model writes; an answer is right where it is the expected label.
 
 White space, case, quotes, emphasis and a full stop at the ends do not count. `labels` lists what a classifier may
-answer: of a folder of photos it is known, for other rows `eval.options` or a column gives it, or else the expected
+answer: of a folder of images it is known, for other rows `eval.options` or a column gives it, or else the expected
 answers of all rows are taken. Beside the score stands the share of answers that name the expected label and no other
 anywhere in their text: a base model often writes a sentence.
 """
@@ -27,7 +27,7 @@ def check(question: Question) -> None:
         return
     if not isinstance(labels, list | tuple) or not all(isinstance(label, str) and label.strip() for label in labels):
         raise DataError(f"{question.origin}: labels is {labels!r:.80}; give a list of texts")
-    if len({normalise(label) for label in labels}) < len(labels):
+    if len({normalize(label) for label in labels}) < len(labels):
         raise DataError(
             f"{question.origin}: two of its labels differ in nothing but case, spaces or signs at the ends; change one"
         )
@@ -38,7 +38,7 @@ def check(question: Question) -> None:
 def list_labels(questions: Sequence[Question]) -> tuple[str, ...]:
     """All labels that the questions list, or, of one that lists none, expect; each once, in order."""
     listed = (question.columns.get("labels") or (question.expected,) for question in questions)
-    found = {normalise(label): label for labels in dict.fromkeys(map(tuple, listed)) for label in labels}
+    found = {normalize(label): label for labels in dict.fromkeys(map(tuple, listed)) for label in labels}
     return tuple(sorted(found.values(), key=str.casefold))
 
 
@@ -48,7 +48,7 @@ def find_label(answer: str, labels: Sequence[str]) -> str | None:
     >>> find_label("**great dane.**", ["Great Dane", "Sphynx"])
     'Great Dane'
     """
-    return _by_normal_form(tuple(labels)).get(normalise(answer))
+    return _by_normal_form(tuple(labels)).get(normalize(answer))
 
 
 def score(question: Question, answers: Sequence[str]) -> list[Verdict]:
@@ -56,10 +56,10 @@ def score(question: Question, answers: Sequence[str]) -> list[Verdict]:
     return [_judge(question, answer) for answer in answers]
 
 
-def normalise(text: str) -> str:
+def normalize(text: str) -> str:
     r"""The text as labels are compared.
 
-    >>> normalise(' "St.  Bernard."\n')
+    >>> normalize(' "St.  Bernard."\n')
     'st. bernard'
     """
     plain = " ".join(unicodedata.normalize("NFC", text).split()).strip(_AROUND)
@@ -67,12 +67,12 @@ def normalise(text: str) -> str:
 
 
 def _judge(question: Question, answer: str) -> Verdict:
-    right = normalise(answer) == normalise(question.expected)
+    right = normalize(answer) == normalize(question.expected)
     labels = question.columns.get("labels")
     if labels is None:
         return Verdict(right=right, reason=None if right else "not the label")
     reason = None if right else "no label" if find_label(answer, labels) is None else "another label"
-    named = _named(normalise(answer), tuple(labels)) == {normalise(question.expected)}
+    named = _named(normalize(answer), tuple(labels)) == {normalize(question.expected)}
     return Verdict(right=right, reason=reason, others={NAMED: named})
 
 
@@ -89,4 +89,4 @@ def _any_of(labels: tuple[str, ...]) -> re.Pattern[str]:
 
 @lru_cache
 def _by_normal_form(labels: tuple[str, ...]) -> dict[str, str]:
-    return {normalise(label): label for label in labels}
+    return {normalize(label): label for label in labels}

@@ -1,7 +1,7 @@
 """A task of the user's own: one Python file that the recipe names, whose code runs in this process.
 
-`eval.scorer: ./my_task.py` asks it for COLUMNS and score, `data.train: {task: ./my_task.py, rows: 100}` for make_rows;
-tasks/task.py says what these are. It is loaded only by commands that score or make rows.
+`eval.scorer: ./my_task.py` asks it for COLUMNS and score, `data.train: {task: ./my_task.py, rows: 100}` for
+generate_rows; tasks/task.py says what these are. It is loaded only by commands that score or make rows.
 """
 
 import functools
@@ -23,18 +23,18 @@ _FUNCTIONS = {
     "score": ("question", "answers"),
     "check": ("question",),
     "list_choices": ("question",),
-    "make_rows": ("rows", "split", "seed"),
+    "generate_rows": ("rows", "split", "seed"),
 }
 
 
 @dataclass(frozen=True, kw_only=True)
 class OwnRows:
-    """A file's make_rows, whose mistakes are one line."""
+    """A file's generate_rows, whose mistakes are one line."""
 
     file: Path
     module: Any
 
-    def make_rows(self, rows: int, split: str, seed: int) -> Iterator[Mapping[str, Any]]:
+    def generate_rows(self, rows: int, split: str, seed: int) -> Iterator[Mapping[str, Any]]:
         """`rows` rows of it. Raises RecipeError where it fails, or gives fewer."""
         given = 0
         for row in islice(self._rows(rows, split, seed), rows):
@@ -42,17 +42,17 @@ class OwnRows:
             yield row
         if given < rows:
             raise RecipeError(
-                f"task: {self.file}: make_rows gave {given} of {rows} rows; ask for fewer, or mend the file"
+                f"task: {self.file}: generate_rows gave {given} of {rows} rows; ask for fewer, or mend the file"
             )
 
     def _rows(self, rows: int, split: str, seed: int) -> Iterator[Mapping[str, Any]]:
         try:
-            made: Iterable[Mapping[str, Any]] = self.module.make_rows(rows, split, seed)
+            made: Iterable[Mapping[str, Any]] = self.module.generate_rows(rows, split, seed)
             yield from made
         except (GemsmithError, Preempted):
             raise
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the file can raise anything
-            raise RecipeError(f"task: {self.file}: make_rows fails: {_explain(error)}; mend the file") from None
+            raise RecipeError(f"task: {self.file}: generate_rows fails: {_explain(error)}; mend the file") from None
 
 
 def load_scorer(file: str) -> Scorer:
@@ -96,7 +96,7 @@ def _in_one_line(function: Callable[[Question], Any], name: str, where: str) -> 
 def load_row_maker(file: str) -> RowMaker:
     """The maker of rows in a file. Raises RecipeError where there is none."""
     module = _load(file, "task")
-    _check_functions(module, f"task: {file}", "make_rows")
+    _check_functions(module, f"task: {file}", "generate_rows")
     return OwnRows(file=Path(file), module=module)
 
 

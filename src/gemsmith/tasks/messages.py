@@ -19,7 +19,7 @@ class TextPart:
 
 @dataclass(frozen=True, kw_only=True)
 class ImagePart:
-    """A picture: the file that holds it, or its bytes where it has no file of its own."""
+    """A image: the file that holds it, or its bytes where it has no file of its own."""
 
     path: str = ""
     data: bytes = field(default=b"", repr=False)
@@ -43,7 +43,7 @@ def text_message(role: str, text: str) -> Message:
 
 
 def join_texts(parts: Iterable[Part]) -> tuple[Part, ...]:
-    """The parts of a message: neighbouring texts are joined, and no part at all is an empty text.
+    """The parts of a message: neighboring texts are joined, and no part at all is an empty text.
 
     >>> join_texts([TextPart(text="ad"), TextPart(text="d")])
     (TextPart(text='add'),)
@@ -72,12 +72,12 @@ def map_text(message: Message, change: Callable[[str], str]) -> Message:
 
 
 def images_of(messages: Iterable[Message]) -> tuple[ImagePart, ...]:
-    """The pictures of a conversation, in order."""
+    """The images of a conversation, in order."""
     return tuple([part for message in messages for part in message.parts if isinstance(part, ImagePart)])
 
 
 def plain_messages(messages: Sequence[Message]) -> tuple[dict[str, Any], ...]:
-    """The messages as chat templates take them: content that is text alone is a string, and a picture is its place.
+    """The messages as chat templates take them: content that is text alone is a string, and a image is its place.
 
     >>> plain_messages([text_message("user", "hi")])
     ({'role': 'user', 'content': 'hi'},)

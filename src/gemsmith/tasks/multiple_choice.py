@@ -2,7 +2,7 @@
 
 `choices` is a column of the row, a list of texts; the expected answer is one of them. The model writes nothing: each
 choice's log-probability after the prompt is asked for, as if the model had begun its answer with it. Raw, the sums are
-compared; length-normalised, the sums over the choices' characters, as lm-evaluation-harness does for `acc` and
+compared; length-normalized, the sums over the choices' characters, as lm-evaluation-harness does for `acc` and
 `acc_norm`. Where another choice is as likely as the expected one, it is not right.
 """
 
@@ -13,7 +13,7 @@ from gemsmith.errors import DataError
 from gemsmith.tasks.base import Question, Verdict
 
 COLUMNS = ("choices",)
-NORMALISED = "length-normalised"
+NORMALISED = "length-normalized"
 
 
 def check(question: Question) -> None:
@@ -46,11 +46,11 @@ def score(question: Question, answers: Sequence[str]) -> list[Verdict]:
 
 def _judge(expected: str, answer: str) -> Verdict:
     raw = {each["choice"]: each["logprob"] for each in json.loads(answer)}
-    normalised = {choice: logprob / len(choice) for choice, logprob in raw.items()}
+    normalized = {choice: logprob / len(choice) for choice, logprob in raw.items()}
     likeliest = max(raw, key=lambda choice: raw[choice])
     right = _is_likeliest(expected, raw)
     reason = None if right else f"{likeliest!r} is likelier" if likeliest != expected else "another is as likely"
-    return Verdict(right=right, reason=reason, others={NORMALISED: _is_likeliest(expected, normalised)})
+    return Verdict(right=right, reason=reason, others={NORMALISED: _is_likeliest(expected, normalized)})
 
 
 def _is_likeliest(expected: str, logprobs: dict[str, float]) -> bool:

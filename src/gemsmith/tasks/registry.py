@@ -40,7 +40,7 @@ TASKS = (
         rows="verilog",
         makes="makes specs of small modules with canonical answers",
         scorer="verilog-exact",
-        scores="normalises white space and comments first",
+        scores="normalizes white space and comments first",
     ),
     Listing(
         module="verilog.task",
@@ -93,7 +93,7 @@ def describe_made() -> str:
 
 
 def describe_scorers() -> str:
-    """`exact` ignores …; `verilog-exact` normalises …"""
+    """`exact` ignores …; `verilog-exact` normalizes …"""
     return "; ".join(f"`{task.scorer}` {task.scores}" for task in TASKS if task.scorer)
 
 

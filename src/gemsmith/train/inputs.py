@@ -1,9 +1,9 @@
-"""What training starts from: random matrices as PEFT draws them, or those in a PEFT folder, `train.start_adapter`.
+"""What training starts from: random matrices as PEFT draws them, or those in a PEFT folder, `train.init_adapter`.
 
 Each backend puts what `first_pair` gives into its model, so that all start from the same bytes. No machine-learning
 library is imported.
 
-What a run's rows with pictures ask of its checkpoint and its adapters, whichever backend trains.
+What a run's rows with images ask of its checkpoint and its adapters, whichever backend trains.
 """
 
 import zlib
@@ -42,12 +42,12 @@ def first_pair(tensor: Tensor, rank: int, seed: int, adapter: Adapter | None = N
 
 
 def read_start_adapter(recipe: Recipe, variant: Variant) -> Adapter | None:
-    """The adapter of train.start_adapter, None where the recipe names none.
+    """The adapter of train.init_adapter, None where the recipe names none.
 
     Raises RecipeError for another rank or scale than lora says, CheckpointError for modules or shapes that are not
     those of model and lora.targets, for values that are NaN or infinite, and for a folder that cannot be read.
     """
-    folder = recipe.train.start_adapter
+    folder = recipe.train.init_adapter
     if folder is None:
         return None
     adapter, lora = read_peft_adapter(Path(folder)), recipe.lora
@@ -58,18 +58,18 @@ def read_start_adapter(recipe: Recipe, variant: Variant) -> Adapter | None:
     ):
         if found != wanted:
             raise RecipeError(
-                f"train.start_adapter: {folder} has {key} {_plain(found)}, lora.{key} is {_plain(wanted)}; set "
+                f"train.init_adapter: {folder} has {key} {_plain(found)}, lora.{key} is {_plain(wanted)}; set "
                 f"lora.{key}={_plain(found)}"
             )
-    source = f"{folder} (train.start_adapter)"
+    source = f"{folder} (train.init_adapter)"
     check_fit(adapter, lora_targets(variant, lora.targets), source=source)
     check_finite(adapter, source=source, otherwise="start from another")
     return adapter
 
 
 def start_adapter_hash(recipe: Recipe) -> str | None:
-    """SHA-256 of the weights of train.start_adapter."""
-    folder = recipe.train.start_adapter
+    """SHA-256 of the weights of train.init_adapter."""
+    folder = recipe.train.init_adapter
     return None if folder is None else sha256_file(Path(folder) / WEIGHTS)
 
 
@@ -79,35 +79,35 @@ def _plain(value: float | bool) -> str:
 
 
 def check_patching(checkpoint: Checkpoint, batches: Batches, data: Data, lora: Lora) -> Patching | None:
-    """How the rows' pictures are cut up; None where no row has any.
+    """How the rows' images are cut up; None where no row has any.
 
     Raises RecipeError for adapters on what no row would train, CheckpointError for a checkpoint that takes none, or has
-    fewer positions than a picture has patches.
+    fewer positions than a image has patches.
     """
     variant = checkpoint.variant
-    if not batches.rows.pictures:
+    if not batches.rows.images:
         if vision_targets(variant, lora.targets):
             named = next(kind for kind in lora.targets if kind in (VISION, ALL_LINEAR))
             raise RecipeError(
-                f"lora.targets: {named} adapts what embeds pictures, and no row of data.train has one; take it out"
+                f"lora.targets: {named} adapts what embeds images, and no row of data.train has one; take it out"
             )
         return None
     if variant.vision is None:
         raise CheckpointError(
             f"checkpoint {checkpoint.source}: its config.json has no vision_config, and rows of data.train have "
-            "pictures; give one that takes pictures"
+            "images; give one that takes images"
         )
     patching = read_patching(checkpoint.config, data.image_tokens)
-    for pictures in batches.rows.pictures:
-        _check_positions(checkpoint, pictures, patching, variant.vision)
+    for images in batches.rows.images:
+        _check_positions(checkpoint, images, patching, variant.vision)
     return patching
 
 
-def _check_positions(checkpoint: Checkpoint, pictures: Iterable[ImageInfo], patching: Patching, vision: Vision) -> None:
-    for picture in pictures:
-        longest = longest_line(picture.width, picture.height, patching)
+def _check_positions(checkpoint: Checkpoint, images: Iterable[ImageInfo], patching: Patching, vision: Vision) -> None:
+    for image in images:
+        longest = longest_line(image.width, image.height, patching)
         if longest > vision.positions:
             raise CheckpointError(
-                f"{picture.path}: has {longest} patches in a line, and checkpoint {checkpoint.source} positions for "
+                f"{image.path}: has {longest} patches in a line, and checkpoint {checkpoint.source} positions for "
                 f"{vision.positions}; read the rows again with: gemsmith data RUN --force"
             )

@@ -14,7 +14,7 @@ from typing import IO, Any, Protocol, Self
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
 
 from gemsmith.errors import GemsmithError
-from gemsmith.hardware import load_catalogue, machines_with
+from gemsmith.hardware import load_catalog, machines_with
 from gemsmith.runs.plan_records import PlanRecord
 from gemsmith.runs.records import AgainstPlan, TrainRecord, TrainStep
 from gemsmith.runs.run import Run, is_complete, read_record
@@ -197,10 +197,10 @@ def trained_s(train: TrainRecord) -> float:
 def machine_of(run: Run, accelerators: Sequence[str]) -> str | None:
     """The machine of the catalog that has these devices, as TrainRecord.machine says it."""
     try:
-        catalogue = load_catalogue(run.recipe.hardware.catalogue)
+        catalog = load_catalog(run.recipe.hardware.catalog)
     except GemsmithError:  # gone since the plan: training does not need it
         return None
-    found = machines_with(catalogue, accelerators, run.recipe.hardware.machines)
+    found = machines_with(catalog, accelerators, run.recipe.hardware.machines)
     return found[0].name if len(found) == 1 else None
 
 

@@ -15,7 +15,7 @@ from typing import Any, Literal, Protocol
 from gemsmith.checkpoints.steps import has_checksums, no_checksums
 from gemsmith.errors import DamageError
 from gemsmith.runs.provenance import Clock
-from gemsmith.runs.records import Origin, PictureBucket, TrainPictures, TrainRecord, TrainSaves, TrainStep
+from gemsmith.runs.records import ImageBucket, Origin, TrainImages, TrainRecord, TrainSaves, TrainStep
 from gemsmith.runs.run import Run, make_origin, write_record
 from gemsmith.system.console import open_console
 from gemsmith.train.inputs import start_adapter_hash
@@ -69,7 +69,7 @@ class Outcome:
     skipped: bool
     told_to_stop: bool
     """Whether any process was told to stop."""
-    pictures: int = 0
+    images: int = 0
     """Of the step's rows, over all processes."""
     soft_tokens: int = 0
     """Of these."""
@@ -90,9 +90,9 @@ class Facts:
     compile_s: float = 0.0
     compiled_from_cache: bool = False
     padded_patches: float = 0.0
-    """Of the patches that the pictures of all steps took, the share that is padding."""
-    buckets: tuple[PictureBucket, ...] = ()
-    """What pictures were padded to, where that is one of a few sizes."""
+    """Of the patches that the images of all steps took, the share that is padding."""
+    buckets: tuple[ImageBucket, ...] = ()
+    """What images were padded to, where that is one of a few sizes."""
 
 
 class Backend(Protocol):
@@ -224,7 +224,7 @@ class Session:
             learning_rate=plan.learning_rate,
             real_tokens=outcome.real_tokens,
             loss_tokens=outcome.targets,
-            pictures=outcome.pictures,
+            images=outcome.images,
             soft_tokens=outcome.soft_tokens,
             step_s=round(step_s, 6),
             spike=is_spike(outcome.loss, plan.spike_limit),
@@ -294,7 +294,7 @@ class Session:
             compile_s=facts.compile_s,
             compiled_from_cache=facts.compiled_from_cache,
             real_tokens_per_s=_per_s("real_tokens", steps, self.resumed_at),
-            pictures=self._pictures(facts),
+            images=self._images(facts),
             against_plan=against_plan(run, machine, timed_steps(steps, self.resumed_at)),
             peak_memory_bytes=facts.peak_memory_bytes,
             last_checkpoint=f"{'checkpoints' if inside else run.checkpoints}/{self._last_saved()}",
@@ -304,24 +304,24 @@ class Session:
                 *schedule_notices(run.recipe.optimizer, self.steps),
                 *unfallen_notices(steps, run.recipe),
             ),
-            grave_notices=risen_notices(steps, run.recipe),
+            critical_warnings=risen_notices(steps, run.recipe),
         )
 
-    def _pictures(self, facts: Facts) -> TrainPictures | None:
+    def _images(self, facts: Facts) -> TrainImages | None:
         steps = self.log.steps
-        if not any(step.pictures for step in steps):
+        if not any(step.images for step in steps):
             return None
-        return TrainPictures(
-            seen=sum(step.pictures for step in steps),
+        return TrainImages(
+            seen=sum(step.images for step in steps),
             soft_tokens=sum(step.soft_tokens for step in steps),
-            per_s=_per_s("pictures", steps, self.resumed_at),
+            per_s=_per_s("images", steps, self.resumed_at),
             padded_patches=facts.padded_patches,
             buckets=facts.buckets,
         )
 
     def _origin(self, clock: Clock, accelerators: tuple[str, ...]) -> Origin:
         start = self._start_adapter_sha256
-        sources = {"train.start_adapter": start} if start else None
+        sources = {"train.init_adapter": start} if start else None
         origin = make_origin(self.run, "train", clock, packages=self._backend.packages, sources=sources)
         machine = origin.machine.model_copy(update={"accelerators": accelerators})
         return origin.model_copy(update={"machine": machine})
@@ -349,7 +349,7 @@ def train_session(
     return record
 
 
-def _per_s(what: Literal["real_tokens", "pictures"], steps: Sequence[TrainStep], resumed_at: Sequence[int]) -> float:
+def _per_s(what: Literal["real_tokens", "images"], steps: Sequence[TrainStep], resumed_at: Sequence[int]) -> float:
     """Of what the steps went through, over the steps but the first of each attempt, which warms up."""
     timed = timed_steps(steps, resumed_at) or steps
     return float(sum(getattr(step, what) for step in timed)) / sum(step.step_s for step in timed)

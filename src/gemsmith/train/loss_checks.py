@@ -123,7 +123,7 @@ def risen_notices(steps: Sequence[TrainStep], recipe: Recipe) -> tuple[str, ...]
 def _change(steps: Sequence[TrainStep], *, first_steps: int | None = None) -> Change | None:
     """Of the last tenth of the steps against the first tenth, or the first `first_steps`; None where they are too few.
 
-    The error is that of medians of normal noise, which is estimated from the changes between neighbours: a trend does
+    The error is that of medians of normal noise, which is estimated from the changes between neighbors: a trend does
     not show in those.
     """
     losses = _losses(steps)
@@ -165,8 +165,8 @@ def _reason(steps: Sequence[TrainStep], recipe: Recipe, *, low: bool) -> str:
         )
     if low:
         return "it was low from the start, so these rows had little left to teach"
-    if recipe.train.start_adapter:
-        return "training went on from train.start_adapter, which may have learnt from such rows before"
+    if recipe.train.init_adapter:
+        return "training went on from train.init_adapter, which may have learnt from such rows before"
     return (
         f"see whether optimizer.learning_rate, {optimizer.learning_rate:g}, is too low, or {total:,} steps are too few"
     )

@@ -27,7 +27,7 @@ from gemsmith.train.schedule import learning_rate
 # Python hears Ctrl-C between two of its own steps, so at once unless it waits for a device.
 _UNHEARD_S = 2.0
 # Keys that name places of one machine, so that they may differ.
-_OF_ONE_MACHINE = ("checkpoint", "data.train", "data.template", "train.start_adapter")
+_OF_ONE_MACHINE = ("checkpoint", "data.train", "data.template", "train.init_adapter")
 
 
 def same_everywhere(run: Run, versions: Sequence[str]) -> dict[str, Any]:
@@ -80,7 +80,7 @@ def earlier_steps(
         )
     if metadata.get("start_adapter_sha256") != start_adapter_sha256:
         raise RunError(
-            f"{place}: was trained from another adapter than train.start_adapter holds now; put that one back, or "
+            f"{place}: was trained from another adapter than train.init_adapter holds now; put that one back, or "
             "start again with: "
             f"gemsmith train {run.path} --force"
         )
@@ -160,9 +160,9 @@ def refuse_to_go_on(run: Run, steps: Sequence[TrainStep], train: Train, last_sav
     kept = f"the last checkpoint is {run.checkpoints}/{last_saved}" if last_saved else "there is no checkpoint yet"
     ways = ["lower optimizer.learning_rate", "let such steps be skipped"]
     if nonfinite and all(step.skipped for step in steps[:-1]):  # no update came before
-        ways = ["set train.dtype to float32"] * (train.dtype != "float32") + [
-            "name another train.start_adapter"
-        ] * bool(train.start_adapter)
+        ways = ["set train.dtype to float32"] * (train.dtype != "float32") + ["name another train.init_adapter"] * bool(
+            train.init_adapter
+        )
     raise EngineError(
         f"training stopped: {reason}; {kept}; {', '.join([*ways, ''])}{'or ' if ways else ''}look at the rows with: "
         f"gemsmith data {run.path} --show 3"

@@ -68,14 +68,12 @@ def check_export_step(run: Run, steps: int, *, fresh: bool = False) -> None:
         if fresh or not folder.is_dir()
         else [int(entry.name) for entry in folder.iterdir() if entry.name.isdecimal()]
     )
-    kept = sorted({*there, *range(train.checkpoint_every, steps + 1, train.checkpoint_every), steps})[
-        -train.keep_checkpoints :
-    ]
+    kept = sorted({*there, *range(train.save_steps, steps + 1, train.save_steps), steps})[-train.save_total_limit :]
     if wanted not in kept:
         names = f"{'..., ' if len(kept) > _NAMED else ''}{', '.join(map(str, kept[-_NAMED:]))}"
         raise RecipeError(
-            f"export.step: {wanted} was given; at the end of {steps} steps, every {train.checkpoint_every}th and the "
+            f"export.step: {wanted} was given; at the end of {steps} steps, every {train.save_steps}th and the "
             "last are saved and "
-            f"{names} kept; set one of those or null, or change train.checkpoint_every or train.keep_checkpoints "
-            f"({train.keep_checkpoints})"
+            f"{names} kept; set one of those or null, or change train.save_steps or train.save_total_limit "
+            f"({train.save_total_limit})"
         )

@@ -72,8 +72,8 @@ def check_training(run: Run) -> None:
         raise _not_installed(backend, missing[0])
     read_start_adapter(recipe, recipe_variant(recipe))
     _ = run.checkpoints  # looks for what a bucket needs
-    if recipe.train.optimizer_steps is not None:
-        check_export_step(run, recipe.train.optimizer_steps)
+    if recipe.train.max_steps is not None:
+        check_export_step(run, recipe.train.max_steps)
 
 
 def _train_with_trl(run: Run, *, fresh: bool) -> TrainRecord:

@@ -89,7 +89,7 @@ def memory_needed_bytes(base: Checkpoint) -> int:
 
 
 def streaming_needed_bytes(base: Checkpoint, adapter: Adapter) -> int:
-    """Of one layer in float32 with room for its merge, what embeds pictures, the adapter, and what comes with it.
+    """Of one layer in float32 with room for its merge, what embeds images, the adapter, and what comes with it.
 
     The rest stays in the files.
     """
@@ -262,10 +262,10 @@ def _inputs(prompt: Prompt) -> dict[str, Any]:
     import torch
 
     inputs = {"input_ids": torch.from_numpy(prompt.tokens)[None]}
-    if prompt.picture is not None:
+    if prompt.image is not None:
         inputs["mm_token_type_ids"] = torch.from_numpy((prompt.tokens == prompt.image_token).astype(np.int64))[None]
-        inputs["pixel_values"] = torch.from_numpy(prompt.picture.values)[None]
-        inputs["image_position_ids"] = torch.from_numpy(prompt.picture.positions.astype(np.int64))[None]
+        inputs["pixel_values"] = torch.from_numpy(prompt.image.values)[None]
+        inputs["image_position_ids"] = torch.from_numpy(prompt.image.positions.astype(np.int64))[None]
     return inputs
 
 

@@ -64,7 +64,7 @@ def window_bytes(checkpoint: Checkpoint) -> int:
 
 
 def vision_bytes(checkpoint: Checkpoint) -> int:
-    """Of what embeds pictures in float32, which stays in memory."""
+    """Of what embeds images in float32, which stays in memory."""
     places = checkpoint.places.items()
     return sum(4 * math.prod(place.shape) for name, place in places if name.startswith(_VISION))
 
@@ -162,7 +162,7 @@ def _merge(module: Any, round_weight: Callable[[Any], Any]) -> None:
 
 
 def _read_vision(model: Any, places: Mapping[str, TensorPlace]) -> None:
-    """Reads what embeds pictures, whole: at most 0.6 B parameters."""
+    """Reads what embeds images, whole: at most 0.6 B parameters."""
     for name in [name for name, _ in (*model.named_parameters(), *model.named_buffers()) if name.startswith(_VISION)]:
         if (in_file := _name_in_file(name, places)) in places:
             _put(model, name, _float32(places, in_file))

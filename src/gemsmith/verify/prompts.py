@@ -1,6 +1,6 @@
 """What the models that verify compares are asked: documents that were trained on; random tokens where there are none.
 
-A picture in a prompt is one that was trained on, or has the shape of one and random values where its file is not on
+A image in a prompt is one that was trained on, or has the shape of one and random values where its file is not on
 this machine.
 """
 
@@ -18,7 +18,7 @@ from gemsmith.checkpoints.peft import Adapter
 from gemsmith.data.batches import open_rows
 from gemsmith.data.packing import Rows
 from gemsmith.errors import DataError
-from gemsmith.images.check import cut_picture
+from gemsmith.images.check import patchify
 from gemsmith.images.patches import Patches, Patching, fitted_size, read_patching, scale
 from gemsmith.runs.run import Run
 
@@ -27,37 +27,37 @@ PROMPT_TOKENS = 128
 _DOCUMENTS = 8
 """At most, where they are short: their loss is taken over more targets."""
 _AROUND = 32
-"""Tokens before and after a picture of random tokens."""
+"""Tokens before and after a image of random tokens."""
 _SIDE = 8
 """Soft tokens of its sides."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Prompt:
-    """Tokens (L,), and where some are a picture's soft tokens, that picture and the id that stands in their places.
+    """Tokens (L,), and where some are a image's soft tokens, that image and the id that stands in their places.
 
-    `targets` (L,): 1 where the token was a target of training; None where that is not known, or the picture another.
+    `targets` (L,): 1 where the token was a target of training; None where that is not known, or the image another.
     """
 
     tokens: np.ndarray
     targets: np.ndarray | None = None
-    picture: Patches | None = None
+    image: Patches | None = None
     image_token: int | None = None
 
 
 def make_prompts(
     base: Checkpoint, rows: Rows | None, adapter: Adapter, *, image_tokens: int = Patching.budget, seed: int = 0
 ) -> list[Prompt]:
-    """Prompts of text, and one with a picture where rows have some, or the adapter lies on what embeds them."""
+    """Prompts of text, and one with a image where rows have some, or the adapter lies on what embeds them."""
     found = text_prompts(rows, base.variant.vocabulary, seed)
-    sees = rows is not None and bool(rows.pictures)
+    sees = rows is not None and bool(rows.images)
     if sees or any(not module.startswith(PREFIX) for module in adapter.modules):
-        found.append(picture_prompt(base, rows, image_tokens, seed))
+        found.append(image_prompt(base, rows, image_tokens, seed))
     return found
 
 
 def text_prompts(rows: Rows | None, vocabulary: int, seed: int) -> list[Prompt]:
-    """The first documents without pictures that were trained on, around their targets; random tokens without such."""
+    """The first documents without images that were trained on, around their targets; random tokens without such."""
     found: list[Prompt] = []
     for document in () if rows is None else islice(_documents(rows), _DOCUMENTS):
         if sum(len(prompt.tokens) for prompt in (*found, document)) <= PROMPTS * PROMPT_TOKENS:
@@ -68,28 +68,28 @@ def text_prompts(rows: Rows | None, vocabulary: int, seed: int) -> list[Prompt]:
     return [Prompt(tokens=_random_tokens(random, vocabulary, 48)) for _ in range(PROMPTS)]
 
 
-def picture_prompt(base: Checkpoint, rows: Rows | None, image_tokens: int, seed: int) -> Prompt:
-    """A prompt with a picture: what is around the first that was trained on, or random tokens where there is none.
+def image_prompt(base: Checkpoint, rows: Rows | None, image_tokens: int, seed: int) -> Prompt:
+    """A prompt with a image: what is around the first that was trained on, or random tokens where there is none.
 
     `image_tokens`: data.image_tokens of the run.
     """
     config, random = read_config(base.folder), np.random.default_rng(seed)
     patching, image_token = read_patching(config, image_tokens), int(config["image_token_id"])
-    row = next((row for row, pictures in enumerate(rows.pictures) if pictures), None) if rows else None
+    row = next((row for row, images in enumerate(rows.images) if images), None) if rows else None
     if rows is None or row is None:
         before, after = (_random_tokens(random, base.variant.vocabulary, _AROUND) for _ in range(2))
         soft_tokens = [config["boi_token_id"], *[image_token] * _SIDE**2, config["eoi_token_id"]]
         tokens, sides = np.concatenate([before, soft_tokens, after]).astype(np.int64), (_SIDE, _SIDE)
     else:
-        picture = rows.pictures[row][0]
-        wide, tall = fitted_size(picture.width, picture.height, patching)
+        image = rows.images[row][0]
+        wide, tall = fitted_size(image.width, image.height, patching)
         side = patching.patch * patching.pooling
         tokens, places = _around_the_first(np.asarray(rows.tokens[row]), rows, row, image_token)
         sides = wide // side, tall // side
         with contextlib.suppress(DataError):
-            real, targets = scale(cut_picture(picture, patching), patching), np.asarray(rows.loss_mask[row])[places]
-            return Prompt(tokens=tokens, targets=targets, picture=real, image_token=image_token)
-    return Prompt(tokens=tokens, picture=_random_picture(random, patching, *sides), image_token=image_token)
+            real, targets = scale(patchify(image, patching), patching), np.asarray(rows.loss_mask[row])[places]
+            return Prompt(tokens=tokens, targets=targets, image=real, image_token=image_token)
+    return Prompt(tokens=tokens, image=_random_image(random, patching, *sides), image_token=image_token)
 
 
 def trained_rows(run: Run) -> Rows | None:
@@ -98,8 +98,8 @@ def trained_rows(run: Run) -> Rows | None:
 
 
 def _documents(rows: Rows) -> Iterator[Prompt]:
-    """Those of the first rows that have no pictures: the first token, which models need, and what is around targets."""
-    without = (row for row in range(len(rows)) if not (rows.pictures and rows.pictures[row]))
+    """Those of the first rows that have no images: the first token, which models need, and what is around targets."""
+    without = (row for row in range(len(rows)) if not (rows.images and rows.images[row]))
     for row in islice(without, _DOCUMENTS):
         for places in rows.documents(row):
             first = places.start + int(np.argmax(rows.loss_mask[row][places]))
@@ -109,12 +109,12 @@ def _documents(rows: Rows) -> Iterator[Prompt]:
 
 
 def _around_the_first(tokens: np.ndarray, rows: Rows, row: int, image_token: int) -> tuple[np.ndarray, slice]:
-    """The document's tokens around its first picture, up to the next, and their places."""
+    """The document's tokens around its first image, up to the next, and their places."""
     begin = int(np.flatnonzero(tokens == image_token)[0])
     document = next(places for places in rows.documents(row) if places.start <= begin < places.stop)
-    end = begin + rows.pictures[row][0].soft_tokens
+    end = begin + rows.images[row][0].soft_tokens
     later = np.flatnonzero(tokens[end : document.stop] == image_token)
-    # What stands before a picture is its own, too.
+    # What stands before a image is its own, too.
     last = end + int(later[0]) - 1 if len(later) else document.stop
     places = slice(max(document.start, begin - PROMPT_TOKENS), min(last, end + PROMPT_TOKENS))
     return tokens[places].astype(np.int64), places
@@ -125,7 +125,7 @@ def _random_tokens(random: np.random.Generator, vocabulary: int, count: int) -> 
     return random.integers(108, min(vocabulary, 250_000), count)
 
 
-def _random_picture(random: np.random.Generator, patching: Patching, columns: int, rows: int) -> Patches:
+def _random_image(random: np.random.Generator, patching: Patching, columns: int, rows: int) -> Patches:
     """Of so many soft tokens."""
     sides = (columns, rows) if patching.merged else (columns * patching.pooling, rows * patching.pooling)
     y, x = np.divmod(np.arange(sides[0] * sides[1], dtype=np.int32), np.int32(sides[0]))

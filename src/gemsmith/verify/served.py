@@ -1,4 +1,4 @@
-"""Proof by behaviour that adapter and merged weights are one model.
+"""Proof by behavior that adapter and merged weights are one model.
 
 A server of the base with the adapter and one of the merged weights answer the same, and not as the base does.
 """

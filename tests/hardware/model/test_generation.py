@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from gemsmith.arch import find_variant
-from gemsmith.hardware import load_catalogue
+from gemsmith.hardware import load_catalog
 from gemsmith.hardware.model.serving import Served, decode_step, kv_bytes, least_token_s, prefill, weights_bytes
 
-MACHINES = load_catalogue().machines
+MACHINES = load_catalog().machines
 
 
 def served(model: str = "gemma4-31b", machine: str = "1xh200", tp: int = 1, dtype: str = "bfloat16") -> Served:

@@ -4,7 +4,7 @@ import pytest
 
 from gemsmith.arch import VARIANTS, find_variant
 from gemsmith.errors import RecipeError
-from gemsmith.hardware.model.limits import check_training, check_trl_quantised
+from gemsmith.hardware.model.limits import check_training, check_trl_quantized
 from gemsmith.recipe.load import build_recipe
 
 
@@ -17,10 +17,14 @@ def check(model: str, *overrides: str) -> None:
     [
         (
             "gemma4-31b",
-            ["train.micro_batches=3"],
-            r"train\.rows_per_step: 8 rows do not divide over micro_batches 3 .* set a multiple of 3",
+            ["train.gradient_accumulation_steps=3"],
+            r"train\.global_batch_size: 8 rows do not divide over micro_batches 3 .* set a multiple of 3",
         ),
-        ("gemma4-31b", ["train.mesh.fsdp=16"], r"train\.rows_per_step: 8 rows do not divide over replica × fsdp = 16"),
+        (
+            "gemma4-31b",
+            ["train.mesh.fsdp=16"],
+            r"train\.global_batch_size: 8 rows do not divide over replica × fsdp = 16",
+        ),
         (
             "gemma4-31b",
             ["train.mesh.sequence=3"],
@@ -44,8 +48,8 @@ def check(model: str, *overrides: str) -> None:
         ),
         (
             "gemma4-31b",
-            ["train.backend=trl", "train.micro_batches=3"],
-            r"train\.rows_per_step: 8 cannot be split over 1 processes × 3",
+            ["train.backend=trl", "train.gradient_accumulation_steps=3"],
+            r"train\.global_batch_size: 8 cannot be split over 1 processes × 3",
         ),
         (
             "gemma4-31b",
@@ -69,7 +73,7 @@ def test_what_no_machine_can_train_is_refused_without_one(model, overrides, expe
     "overrides",
     [
         [],
-        ["train.micro_batches=4"],
+        ["train.gradient_accumulation_steps=4"],
         ["train.mesh={fsdp: 2, sequence: 2, tp: 4}", "train.attention=splash"],
         ["train.backend=trl", "train.dtype=nf4"],
         ["train.backend=trl", "train.mesh={replica: 2, fsdp: 4}"],
@@ -85,7 +89,7 @@ def test_rows_that_blocks_of_bitsandbytes_run_over_are_refused():
     with pytest.raises(
         RecipeError, match=r"^train\.dtype: nf4 was given, but bitsandbytes has blocks of 64, which run over .*q_proj"
     ):
-        check_trl_quantised("nf4", odd)
+        check_trl_quantized("nf4", odd)
     for variant in VARIANTS.values():
         if not variant.experts:
-            check_trl_quantised("nf4", variant)
+            check_trl_quantized("nf4", variant)

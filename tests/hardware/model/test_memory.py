@@ -20,7 +20,7 @@ def work(model="gemma4-31b", *, rows=8, length=4096, attention="blocked", **trai
     values = {
         "checkpoint": "x",
         "data": {"train": "x", "max_length": length},
-        "train": {"rows_per_step": rows, **train},
+        "train": {"global_batch_size": rows, **train},
     }
     return work_of(build_recipe(values), find_variant(model), attention=attention)
 
@@ -61,8 +61,8 @@ def test_float32_doubles_the_base_and_needs_no_copy_of_the_adapters():
 
 @pytest.mark.parametrize(("model", "dtype"), [("gemma4-31b", "nf4"), ("gemma4-26b-a4b", "int8"), ("gemma4-e2b", "nf4")])
 def test_a_quantised_base_takes_the_bytes_of_its_arrays(model, dtype):
-    variant, (computed, quantised) = find_variant(model), base_kinds(dtype)
-    arrays = jax.tree.leaves(nnx.state(abstract_model(variant, dtype=computed, quantised=quantised)))
+    variant, (computed, quantized) = find_variant(model), base_kinds(dtype)
+    arrays = jax.tree.leaves(nnx.state(abstract_model(variant, dtype=computed, quantized=quantized)))
     held = memory_of(work(model, dtype=dtype), Mesh())
     assert held.base == sum(array.size * array.dtype.itemsize for array in arrays)
     assert held.total < memory_of(work(model), Mesh()).total
@@ -84,7 +84,7 @@ def test_rows_that_do_not_fill_the_mesh_are_rounded_up():
 RECORDS = Path(__file__).parents[3] / "benchmarks" / "records" / "tpu_compile"
 
 
-CASES = sorted(file.stem for file in RECORDS.glob("*.json") if "pictures" not in file.stem)
+CASES = sorted(file.stem for file in RECORDS.glob("*.json") if "images" not in file.stem)
 
 
 def test_there_are_compiled_cases():
@@ -96,7 +96,7 @@ def test_memory_is_near_what_xla_reserves_for_the_step_that_training_runs(case):
     """Ratios 0.957 to 1.045, of the two compiled after the formula was set 0.957 and 1.051."""
     record = json.loads((RECORDS / f"{case}.json").read_text())
     settings = record["settings"]
-    train = {"rows_per_step": settings["rows"], **settings["train"], "remat": record["remat"]}
+    train = {"global_batch_size": settings["rows"], **settings["train"], "remat": record["remat"]}
     values = {
         "checkpoint": "x",
         "data": {"train": "x", "max_length": settings["length"]},

@@ -12,7 +12,11 @@ GIB = 2**30
 
 
 def work(rows=4, model="gemma4-31b", **train):
-    values = {"checkpoint": "x", "data": {"train": "x", "max_length": 4096}, "train": {"rows_per_step": rows, **train}}
+    values = {
+        "checkpoint": "x",
+        "data": {"train": "x", "max_length": 4096},
+        "train": {"global_batch_size": rows, **train},
+    }
     return work_of(build_recipe(values), find_variant(model), attention="flash")
 
 

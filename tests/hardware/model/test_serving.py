@@ -41,10 +41,10 @@ def test_layers_that_share_anothers_keys_and_values_hold_none() -> None:
     assert own == 15 and memory("gemma4-e2b", length=100).kv_cache < 100 * own * 2 * 512 * 2 + 1
 
 
-@pytest.mark.parametrize("more", [{"length": 65_536}, {"batched_tokens": 16_384}, {"pictures": True}])
+@pytest.mark.parametrize("more", [{"length": 65_536}, {"batched_tokens": 16_384}, {"images": True}])
 def test_more_of_anything_needs_more(more: dict[str, int]) -> None:
     assert memory(**more).total > memory().total
 
 
-def test_pictures_need_their_encoder_on_every_device() -> None:
-    assert memory(tp=8, pictures=True).total - memory(tp=8).total == pytest.approx(ENCODER_BYTES, abs=1)
+def test_images_need_their_encoder_on_every_device() -> None:
+    assert memory(tp=8, images=True).total - memory(tp=8).total == pytest.approx(ENCODER_BYTES, abs=1)

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from gemsmith.hardware import load_catalogue
+from gemsmith.hardware import load_catalog
 from gemsmith.plan.aot.timeline import Costs, Operation, walk
 
 GOLDEN = Path(__file__).parent / "golden"
-CHIP = load_catalogue().chips["v5p"]
+CHIP = load_catalog().chips["v5p"]
 SQUARE = ((0, 0, 0), (1, 0, 0), (0, 1, 0), (1, 1, 0))
 
 

@@ -17,7 +17,7 @@ RECIPE = build_recipe(
         "checkpoint": "x",
         "model": "tiny-31b",
         "data": {"train": "x", "max_length": 256},
-        "train": {"rows_per_step": 4, "mesh": {"fsdp": 4}, "attention": "dense"},
+        "train": {"global_batch_size": 4, "mesh": {"fsdp": 4}, "attention": "dense"},
     }
 )
 
@@ -60,7 +60,7 @@ def test_facts_are_what_the_child_wrote_and_it_was_asked_for_the_recipe(python, 
         "import json, pathlib, sys",
         "folder = pathlib.Path(sys.argv[-1])",
         "asked = json.loads((folder / 'request.json').read_text())",
-        "(folder / 'step.json').write_text(json.dumps({'rows': asked['recipe']['train']['rows_per_step']}))",
+        "(folder / 'step.json').write_text(json.dumps({'rows': asked['recipe']['train']['global_batch_size']}))",
     )
     assert compile_in_child(RECIPE, tmp_path, topology="v5p:2x2x1", options={"a": True}) == {"rows": 4}
 

@@ -1,9 +1,9 @@
 import pytest
 
-from gemsmith.hardware import load_catalogue
+from gemsmith.hardware import load_catalog
 from gemsmith.plan.aot.timeline import walk
 
-CHIP = load_catalogue().chips["v5p"]
+CHIP = load_catalog().chips["v5p"]
 BIG = "bf16[64,1024,1024]{2,1,0:T(8,128)(2,1)}"
 COPY = f"""
     %x = {BIG} parameter(0)

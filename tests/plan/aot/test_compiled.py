@@ -9,7 +9,7 @@ import pytest
 
 from gemsmith.arch import find_variant
 from gemsmith.errors import MachineError
-from gemsmith.hardware import load_catalogue
+from gemsmith.hardware import load_catalog
 from gemsmith.hardware.model import work_of
 from gemsmith.plan.aot.compile import ENVIRONMENT, check_compiler, model_flops
 from gemsmith.plan.aot.timeline import walk
@@ -45,7 +45,7 @@ def test_a_program_is_compiled_for_a_slice_that_is_not_there():
     assert step["output_bytes"] == 2 * 4096 * 16384 and 0 < step["compile_cpu_s"] < 60
     assert step["coordinates"] == [[0, 0, 0], [1, 0, 0], [0, 1, 0], [1, 1, 0]]
     # What one chip takes for 4096 x 16384 x 16384: 5.13 ms, 93 % of the peak.
-    costs = walk(step["text"], load_catalogue().chips["v5p"])
+    costs = walk(step["text"], load_catalog().chips["v5p"])
     assert costs.step_high_s == pytest.approx(5.13e-3, rel=0.01)
     assert costs.matmul_flops == 2 * 4096 * 16384**2
 
@@ -98,7 +98,7 @@ def test_model_flops_are_those_that_no_recomputing_adds_to():
     values = {
         "checkpoint": "x",
         "data": {"train": "x", "max_length": 4096},
-        "train": {"rows_per_step": 4},
+        "train": {"global_batch_size": 4},
         "lora": {"rank": 64},
     }
     flops = model_flops(work_of(build_recipe(values), find_variant("gemma4-31b")))

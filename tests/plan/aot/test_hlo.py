@@ -1,11 +1,11 @@
 import pytest
 
 from gemsmith.errors import InputError
-from gemsmith.hardware import load_catalogue
+from gemsmith.hardware import load_catalog
 from gemsmith.plan.aot.hlo import matmul_flops, parse
 from gemsmith.plan.aot.timeline import walk
 
-CHIP = load_catalogue().chips["v5p"]
+CHIP = load_catalog().chips["v5p"]
 
 
 def test_text_that_is_no_hlo_is_refused():

@@ -1,9 +1,9 @@
 import pytest
 
-from gemsmith.hardware import load_catalogue
+from gemsmith.hardware import load_catalog
 from gemsmith.plan.aot.timeline import walk
 
-CHIP = load_catalogue().chips["v5p"]
+CHIP = load_catalog().chips["v5p"]
 LAYERS, TOKENS, MODEL, FFN, HEADS, HEAD = 6, 2048, 1024, 4096, 8, 128
 
 

@@ -3,10 +3,10 @@ from dataclasses import replace
 import pytest
 
 from gemsmith.errors import InputError
-from gemsmith.hardware import load_catalogue
+from gemsmith.hardware import load_catalog
 from gemsmith.plan.aot.timeline import walk
 
-CHIP = load_catalogue().chips["v5p"]
+CHIP = load_catalog().chips["v5p"]
 LAYERS, TOKENS, MODEL, FFN, HEADS, HEAD = 6, 2048, 1024, 4096, 8, 128
 SQUARE = ((0, 0, 0), (1, 0, 0), (0, 1, 0), (1, 1, 0))
 
@@ -78,7 +78,7 @@ def test_a_slower_chip_takes_longer(scan):
 
 def test_a_chip_without_a_clock_is_refused(scan):
     with pytest.raises(InputError, match=r"chips\.h100 has no clock_hz"):
-        walk(scan, load_catalogue().chips["h100"])
+        walk(scan, load_catalog().chips["h100"])
 
 
 LOOP = """

@@ -1,4 +1,4 @@
-"""A run as large as the page must stay readable with: 156 problems of five samples, 41 loads, four chips, pictures."""
+"""A run as large as the page must stay readable with: 156 problems of five samples, 41 loads, four chips, images."""
 
 import math
 import random
@@ -208,8 +208,8 @@ def large_run(make_run: Callable[..., Run]) -> Run:
     train, plan, data = (read_record(run, kind) for kind in (TrainRecord, PlanRecord, DataRecord))
     first = plan.machines[0].model_copy(update={"parts": PARTS, "usd_spot": (2.1, 3.3), "price": PRICE})
     write_record(run, plan.model_copy(update={"machines": (first, *plan.machines[1:])}))
-    pictures = {"pictures": 812, "soft_tokens": 227_360, "most_patches": 5_040}
-    write_record(run, data.model_copy(update=pictures))
+    images = {"images": 812, "soft_tokens": 227_360, "most_patches": 5_040}
+    write_record(run, data.model_copy(update=images))
     machine = train.origin.machine.model_copy(update={"accelerators": ("TPU v5",) * 4})
     origin = train.origin.model_copy(update={"machine": machine, "duration_s": 1_300.0})
     used = {

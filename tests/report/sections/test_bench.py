@@ -7,7 +7,7 @@ from gemsmith.analysis.summary import read_findings
 from gemsmith.report.page import render_page
 from gemsmith.report.sections import serving as bench
 from gemsmith.report.stage import report
-from gemsmith.runs.bench_records import BenchPictures, BenchRecord, Saturation, Slo
+from gemsmith.runs.bench_records import BenchImages, BenchRecord, Saturation, Slo
 from gemsmith.runs.run import read_record, write_record
 from gemsmith.system.format import decimal
 
@@ -33,15 +33,15 @@ def test_goodput_saturation_and_loads_without_a_rate_are_shown(make_run, undrawn
         assert words in text, words
 
 
-def test_what_requests_with_pictures_held_is_said(make_run, undrawn):
+def test_what_requests_with_images_held_is_said(make_run, undrawn):
     run = make_run(steps=2)
     record = read_record(run, BenchRecord)
-    values = {"rows": 136, "distinct": 135, "pictures_per_request": 1.0, "soft_tokens": 261.5, "text_tokens": 231.0}
+    values = {"rows": 136, "distinct": 135, "images_per_request": 1.0, "soft_tokens": 261.5, "text_tokens": 231.0}
     for encoder_cache, words in ((None, "was on is not known."), (False, "was off: it embeds"), (True, "was on.")):
-        pictures = BenchPictures(**values, sha256="0", encoder_cache=encoder_cache)
-        write_record(run, record.model_copy(update={"pictures": pictures}))
+        images = BenchImages(**values, sha256="0", encoder_cache=encoder_cache)
+        write_record(run, record.model_copy(update={"images": images}))
         text = html.unescape(render_page(run))
-        assert "136 rows of <code>data.eval</code> in turn, with 135 different pictures: 1 a request, of 262" in text
+        assert "136 rows of <code>data.eval</code> in turn, with 135 different images: 1 a request, of 262" in text
         assert f"encoder cache {words}" in text
 
 

@@ -1,4 +1,4 @@
-"""The data's facts: rows, tokens, what was dropped, pictures, and what is held out too."""
+"""The data's facts: rows, tokens, what was dropped, images, and what is held out too."""
 
 from gemsmith.analysis.summary import read_findings
 from gemsmith.report.sections import training as data
@@ -13,23 +13,23 @@ def test_rows_are_counted_with_those_that_were_dropped_and_why(large_run, sectio
     assert "column id, not read rows that have a value there 10,003" in words
     for fact in ("Rows read 10,003", "Rows trained on 9,959", "Packed rows 9,952", "Rows in a packed row, mean 1.00"):
         assert fact in words, fact
-    for fact in ("Pictures 812", "Soft tokens a picture, mean 280", "Patches of a row, at most 5,040"):
+    for fact in ("Images 812", "Soft tokens a image, mean 280", "Patches of a row, at most 5,040"):
         assert fact in words, fact
 
 
-def test_pictures_are_left_out_where_there_are_none(make_run, section_words):
+def test_images_are_left_out_where_there_are_none(make_run, section_words):
     words = section_words(make_run(steps=2), "data")
-    assert "Pictures" not in words and "Soft tokens" not in words
+    assert "Images" not in words and "Soft tokens" not in words
 
 
 def test_what_was_compared_of_held_out_rows_is_said_and_what_was_not(make_run, section_words):
     run = make_run(steps=2)
     assert "nearly trained on" not in section_words(run, "data")
-    held_out = HeldOut(rows=200, same_prompt=7, same_answer=3, same_picture=11)
+    held_out = HeldOut(rows=200, same_prompt=7, same_answer=3, same_image=11)
     write_record(run, read_record(run, DataRecord).model_copy(update={"held_out": held_out}))
     words = section_words(run, "data")
     assert "Held out, prompt and answer trained on 3 of 200 rows" in words
-    assert "Held out, a picture of it trained on 11 of 200 rows" in words
+    assert "Held out, a image of it trained on 11 of 200 rows" in words
     assert "Held out and nearly trained on not looked for" in words
 
 

@@ -20,7 +20,7 @@ from gemsmith.runs.eval_records import (
     TaskResult,
 )
 from gemsmith.runs.run import Run, read_record, write_record
-from support.images import picture_bytes
+from support.images import image_bytes
 
 HOSTILE = "<script>alert('x')</script>"
 
@@ -69,10 +69,10 @@ def classified(make_run: Callable[..., Run], undrawn: None) -> Run:
         tuned="great dane",
         base_right=False,
         tuned_right=False,
-        pictures=(thumbnail_url(picture_bytes(640, 480)),),
+        images=(thumbnail_url(image_bytes(640, 480)),),
     )
-    gone = row.model_copy(update={"pictures": (), "row": 4, "tuned_right": True})
-    outside = row.model_copy(update={"pictures": ("https://example.com/a.jpg",), "row": 5})
+    gone = row.model_copy(update={"images": (), "row": 4, "tuned_right": True})
+    outside = row.model_copy(update={"images": ("https://example.com/a.jpg",), "row": 5})
     counts = {("sphynx", "great dane"): 5, ("great dane", "great dane"): 6, ("sphynx", None): 1}
     difference = Difference(
         mean=0, low=0, high=0, p_value=1, told_apart=False, questions=12, better=0, worse=0,
@@ -88,22 +88,22 @@ def classified(make_run: Callable[..., Run], undrawn: None) -> Run:
     return run
 
 
-def test_the_page_shows_the_matrices_and_the_pictures_that_are_taken_for_something_else(classified: Run) -> None:
+def test_the_page_shows_the_matrices_and_the_images_that_are_taken_for_something_else(classified: Run) -> None:
     page = render_page(classified)
     section = page[page.index('<section id="labels">') : page.index('<section id="training">')]
     assert section.count('class="confusion"') == 2 and "macro-F1" in section
     assert section.count('<img src="data:image/jpeg;base64,') == 1 and "example.com" not in page
-    assert section.count("no picture, or it was gone") == 2
+    assert section.count("no image, or it was gone") == 2
     assert html.escape(HOSTILE, quote=False).partition("'")[0] in section and HOSTILE not in page
     assert "✕ great dane" in section and "✓ great dane" in section
     assert len(page) < 3_000_000
 
 
 def test_a_page_of_many_thumbnails_stays_small() -> None:
-    from gemsmith.evals.labels import MOST_CONFUSED, MOST_PICTURES
+    from gemsmith.evals.labels import MOST_CONFUSED, MOST_IMAGES
 
-    noise = len(thumbnail_url(picture_bytes(500, 500)))
-    assert MOST_CONFUSED * MOST_PICTURES * noise < 1_000_000
+    noise = len(thumbnail_url(image_bytes(500, 500)))
+    assert MOST_CONFUSED * MOST_IMAGES * noise < 1_000_000
 
 
 def test_a_run_that_classifies_nothing_has_no_such_section(make_run: Callable[..., Run], undrawn: None) -> None:

@@ -16,7 +16,7 @@ def test_parts_follow_each_other_and_add_up_to_the_plan():
     weights, runtime, planned, used, limit = memory_parts(machine(10 * GIB), 5 * GIB)
     assert (weights.start, weights.share, runtime.start) == (0, 0.3, 0.3)
     assert (planned.bytes, planned.share) == (4 * GIB, 0.4)
-    assert (used.bytes, used.share, used.colour) == (5 * GIB, 0.5, "s3")
+    assert (used.bytes, used.share, used.color) == (5 * GIB, 0.5, "s3")
     assert (limit.share, limit.name) == (1, "limit of a chip")
 
 
@@ -27,7 +27,7 @@ def test_what_is_little_of_a_chip_is_not_drawn_as_nothing():
 
 def test_more_than_a_chip_holds_stands_out():
     *_, used, limit = memory_parts(machine(4 * GIB), 5 * GIB)
-    assert used.colour == "bad" and used.share == 1 and limit.share == pytest.approx(0.8)
+    assert used.color == "bad" and used.share == 1 and limit.share == pytest.approx(0.8)
 
 
 def test_planned_and_used_are_told_of_the_machine_that_trained(large_run, section_words):

@@ -80,5 +80,5 @@ def test_serving_costs_what_the_cheapest_load_of_each_length_costs(large_run):
 
 def test_modelled_dollars_are_called_modelled_and_unknown_ones_not_told(large_run, make_run, section_words):
     words = section_words(large_run, "time")
-    assert "at $16.80 an hour of v5p-8 modelled" in words and "$1.64" in words
+    assert "at $16.80 an hour of v5p-8 estimated" in words and "$1.64" in words
     assert "What it cost is not told: which of the plan’s machines trained" in section_words(make_run(steps=3), "time")

@@ -130,7 +130,7 @@ class TestInChromium:
 
 
 def test_an_upload_is_deleted_once_it_has_been_looked_at(tmp_path):
-    (tmp_path / "a.png").write_text("no picture")
+    (tmp_path / "a.png").write_text("no image")
     with pytest.raises(gradio.Error, match="is none of"):
         _attach(str(tmp_path / "a.png"), [], Sight())
     assert list(tmp_path.iterdir()) == []

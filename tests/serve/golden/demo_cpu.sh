@@ -1,4 +1,4 @@
-# demo on cpu; modelled, where it says so
+# demo on cpu; estimated, where it says so
 # --max-model-len 352: serve.max_model_len: a prompt and its output together
 # --enforce-eager: compiling takes longer than it saves in a short life on a CPU
 # --enable-lora: vLLM may load a Gemma 4 adapter and ignore it (https://github.com/vllm-project/vllm/issues/41754); it is compared with the base once up

@@ -1,11 +1,11 @@
-# gemma-4-26B-A4B-it on 2xh100; modelled, where it says so
-# vllm/vllm-openai:v0.32.0: vLLM's own image; serve.image names another
+# gemma-4-26B-A4B-it on 2xh100; estimated, where it says so
+# vllm/vllm-openai:v0.32.0: vLLM's own image; serve.container_image names another
 # --ipc host: GPUs exchange through shared memory
 # --network host: vLLM itself listens on serve.host then, and nowhere else
 # --max-model-len 17408: a prompt of 16,384 tokens and 1,024 of output, or what the model reads
 # --tensor-parallel-size 2: divides the 8 kv heads and 2 global ones of gemma4-26b-a4b
-# memory: GB a device, modelled: bfloat16 weights 25.2, one sequence's keys and values 1.1, a forward pass 1.4; of 72.0 that vLLM may use
-# --language-model-only: serve.pictures is false
+# memory: GB a device, estimated: bfloat16 weights 25.2, one sequence's keys and values 1.1, a forward pass 1.4; of 72.0 that vLLM may use
+# --language-model-only: serve.images is false
 # $HF_TOKEN: taken from the environment of whoever runs this
 docker run --rm --init \
   --gpus all \

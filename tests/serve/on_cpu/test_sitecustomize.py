@@ -1,4 +1,4 @@
-"""The module that lets torchvision be imported beside PyTorch for CPUs; test_vllm_pictures has the real one."""
+"""The module that lets torchvision be imported beside PyTorch for CPUs; test_vllm_images has the real one."""
 
 import os
 import subprocess

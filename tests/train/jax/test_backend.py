@@ -48,7 +48,7 @@ def test_a_loss_that_does_not_fall_is_in_the_record(prepared_run):
         len(record.notices) == 1
         and "optimizer.learning_rate, 1e-09, is too low, or 6 steps are too few" in record.notices[0]
     )
-    assert record.grave_notices == ()
+    assert record.critical_warnings == ()
 
 
 def test_a_checkpoint_is_read_with_no_model(whole, read_arrays):
@@ -70,7 +70,7 @@ def test_a_step_is_compiled_before_it_runs_and_never_again(prepared_run, monkeyp
         return step
 
     monkeypatch.setattr(tunix, "make_step", keep)
-    run = prepared_run(train={"optimizer_steps": 4, "keep_checkpoints": 1})
+    run = prepared_run(train={"max_steps": 4, "save_total_limit": 1})
     interrupt(monkeypatch, at=4, by=KeyboardInterrupt)
     with pytest.raises(KeyboardInterrupt):
         train(run)
@@ -165,7 +165,10 @@ def test_checkpoints_of_the_other_backend_are_refused(prepare, tmp_path):
             "DATA_LOSS: Error writing: No space left on device [tensorstore]",
             "no space left on device while writing under",
         ),
-        ("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes\nmore", "lower train.rows_per_step or data.max_length"),
+        (
+            "RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes\nmore",
+            "lower train.global_batch_size or data.max_length",
+        ),
     ],
 )
 def test_what_the_libraries_raise_for_want_of_room_is_one_line(prepared_run, monkeypatch, text, expected):
@@ -196,6 +199,6 @@ def test_what_cannot_be_trained_is_refused_with_the_key(prepared_run, keys, expe
 def test_rows_that_do_not_divide_over_the_devices_are_refused(small_recipe):
     recipe = small_recipe(train={"mesh": {"fsdp": 4}})
     with pytest.raises(
-        RecipeError, match=r"train.rows_per_step: 2 rows do not divide over replica × fsdp = 4; set a multiple of 4"
+        RecipeError, match=r"train.global_batch_size: 2 rows do not divide over replica × fsdp = 4; set a multiple of 4"
     ):
         mesh_sizes(recipe, find_variant("tiny-12b"), devices=4, kind="cpu")

@@ -35,7 +35,7 @@ def dropping(monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("size", ["300k", "700k"])  # there is room for no step, and for some
 def test_a_full_disk_is_one_line_and_training_goes_on_once_there_is_room(prepare, small_disk, tmp_path, size):
-    keys = {"lora": {"rank": 32}, "train": {"checkpoint_every": 1, "keep_checkpoints": 2}}
+    keys = {"lora": {"rank": 32}, "train": {"save_steps": 1, "save_total_limit": 2}}
     whole, run = (prepare(tmp_path / name, **keys) for name in ("whole", "run"))
     train(whole)
     small_disk(run.checkpoints, size)

@@ -36,7 +36,7 @@ for _ in range(int(sys.argv.pop())):
     stop_at = 0
 """
 KEYS = {
-    "train": {"optimizer_steps": 4, "rows_per_step": 8},
+    "train": {"max_steps": 4, "global_batch_size": 8},
     "lora": {"targets": ["q", "k", "down"]},
     "data": {"max_length": 128},
     "optimizer": {"epsilon": 1e-3},  # Adam divides by it where a gradient is all but 0, and rounding would decide

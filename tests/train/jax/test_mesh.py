@@ -57,10 +57,10 @@ def mesh_of(sizes):
         return jax.sharding.Mesh(np.vectorize(lambda chip: chip.device)(laid.devices), AXES)
     return jax.sharding.Mesh(np.array(jax.devices()[: int(np.prod(sizes))]).reshape(sizes), AXES)
 
-def results(sizes, attention="dense", quantised=None):
+def results(sizes, attention="dense", quantized=None):
     mesh = mesh_of(sizes)
     execution = Execution(attention=attention, remat="layer", mesh=mesh)
-    base = load_model(checkpoint, dtype="float32", quantised=quantised, execution=execution)
+    base = load_model(checkpoint, dtype="float32", quantized=quantized, execution=execution)
     model, noise = add_adapters(base, checkpoint.variant, LORA, seed=0), np.random.default_rng(1)
     for path, leaf in nnx.to_flat_state(nnx.state(model, nnx.LoRAParam)):
         if path[-1] == "kernel_lora_b":
@@ -85,13 +85,13 @@ def far(actual, expected):
     norm = np.linalg.norm
     return {name: float(norm(actual[name] - expected[name]) / norm(expected[name])) for name in expected}
 
-one, nf4 = (1, 1, 1, 1), {"quantised": "nf4"}
-plain, quantised = results(one), results(one, **nf4)
+one, nf4 = (1, 1, 1, 1), {"quantized": "nf4"}
+plain, quantized = results(one), results(one, **nf4)
 found = {
     "sequence, splash": far(results((1, 2, 2, 1), "splash-interpret"), plain),
     "tp": far(results((1, 1, 1, 4)), plain),
     "tp, splash": far(results((1, 1, 1, 4), "splash-interpret"), plain),
-    "fsdp, nf4": far(results((1, 4, 1, 1), **nf4), quantised),
+    "fsdp, nf4": far(results((1, 4, 1, 1), **nf4), quantized),
     "replica of slices": far(results((2, 2, 1, 1)), plain),
 }
 json.dump(found, sys.stdout)
@@ -125,7 +125,7 @@ def make_weight(tensor, random):
 
 @pytest.mark.slow
 def test_four_devices_give_the_logits_and_the_gradients_of_one(checkpoint):
-    """Rows over sequence 2 x fsdp 2; heads over tp 4, with 2 kv heads and 1; a quantised base over fsdp 4; replica 2,
+    """Rows over sequence 2 x fsdp 2; heads over tp 4, with 2 kv heads and 1; a quantized base over fsdp 4; replica 2,
     of devices that call themselves two slices."""
     environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
     command = [sys.executable, "-c", SCRIPT, str(checkpoint)]
@@ -142,7 +142,7 @@ def test_four_devices_give_the_logits_and_the_gradients_of_one(checkpoint):
 
 def recipe_of(mesh="auto", rows=8, length=4096, **train):
     values = {"checkpoint": "x", "data": {"train": "x", "max_length": length}}
-    return build_recipe(values | {"train": {"mesh": mesh, "rows_per_step": rows, **train}})
+    return build_recipe(values | {"train": {"mesh": mesh, "global_batch_size": rows, **train}})
 
 
 @pytest.mark.parametrize(
@@ -177,7 +177,7 @@ def test_what_a_recipe_asks_for_is_taken():
         (
             recipe_of({"fsdp": 8}, rows=4),
             "31b",
-            r"train\.rows_per_step: 4 rows .* replica × fsdp = 8; set a multiple of 8",
+            r"train\.global_batch_size: 4 rows .* replica × fsdp = 8; set a multiple of 8",
         ),
         (
             recipe_of(rows=1, length=1023),
@@ -252,7 +252,7 @@ def test_a_mesh_that_splits_weights_over_slices_is_refused():
     line = r"^train\.mesh\.replica: 1 is no multiple of this machine's 2 slices, .*; set it to 2, or the mesh to auto$"
     with pytest.raises(RecipeError, match=line):
         mesh_sizes(recipe_of({"fsdp": 8}), find_variant("gemma4-31b"), devices=8, kind="v6e", slices=2)
-    with pytest.raises(RecipeError, match=r"^train\.rows_per_step: 3 rows do not divide over replica × fsdp = 2;"):
+    with pytest.raises(RecipeError, match=r"^train\.global_batch_size: 3 rows do not divide over replica × fsdp = 2;"):
         mesh_sizes(recipe_of(rows=3), find_variant("gemma4-31b"), devices=8, kind="v6e", slices=2)
 
 

@@ -33,9 +33,9 @@ def test_the_1e_6_of_torchs_clipping_is_kept():
     assert clipped["a"][0] == pytest.approx(0.5e-6, rel=1e-5)
 
 
-@pytest.mark.parametrize("clip_norm", [None, 0.7])
-def test_thirty_updates_are_torchs_adamw(clip_norm):
-    settings = Optimizer(weight_decay=0.1, clip_norm=clip_norm, beta1=0.9, beta2=0.999, epsilon=1e-8)
+@pytest.mark.parametrize("max_grad_norm", [None, 0.7])
+def test_thirty_updates_are_torchs_adamw(max_grad_norm):
+    settings = Optimizer(weight_decay=0.1, max_grad_norm=max_grad_norm, beta1=0.9, beta2=0.999, epsilon=1e-8)
     weights = {name: torch.nn.Parameter(torch.tensor(value)) for name, value in make_tree(1, 1e-3).items()}
     torch_optimizer = torch.optim.AdamW(weights.values(), lr=1.0, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.1)
     params, transformation = jax.tree.map(jnp.asarray, make_tree(1, 1e-3)), make_optimizer(settings)
@@ -44,8 +44,8 @@ def test_thirty_updates_are_torchs_adamw(clip_norm):
         rate, grads = 1e-2 * step / 30, make_tree(100 + step)
         for name, weight in weights.items():
             weight.grad = torch.tensor(grads[name])
-        if clip_norm:
-            torch.nn.utils.clip_grad_norm_(weights.values(), clip_norm)
+        if max_grad_norm:
+            torch.nn.utils.clip_grad_norm_(weights.values(), max_grad_norm)
         torch_optimizer.param_groups[0]["lr"] = rate
         torch_optimizer.step()
         updates, state = transformation.update(jax.tree.map(jnp.asarray, grads), state, params, learning_rate=rate)

@@ -114,7 +114,7 @@ def test_rows_count_by_their_tokens(make, mesh):
 
 @pytest.mark.slow
 def test_the_step_of_absent_weights_can_be_lowered(mesh, small_recipe):
-    """What a plan compiles for chips that are not there; no callback to the host is in it."""
+    """What a plan compiles for chips that do not exist; no callback to the host is in it."""
     recipe, variant = small_recipe(), find_variant("tiny-e2b")
     base = abstract_model(variant, dtype=jnp.bfloat16, execution=Execution(remat="layer", mesh=mesh))
     model = add_adapters(base, variant, recipe.lora, seed=0)

@@ -154,9 +154,7 @@ def test_a_finished_run_whose_record_is_lost_writes_it_again_without_training(tr
 
 @pytest.mark.slow
 def test_a_loss_that_is_no_number_stops_and_is_not_saved(prepared_run, read_steps):
-    run = prepared_run(
-        optimizer={"learning_rate": 1e30, "warmup_steps": 0}, train={"checkpoint_every": 1, "optimizer_steps": 6}
-    )
+    run = prepared_run(optimizer={"learning_rate": 1e30, "warmup_steps": 0}, train={"save_steps": 1, "max_steps": 6})
     with pytest.raises(EngineError, match=r"step 2 has loss nan .* the last checkpoint is .*checkpoints/1;"):
         train(run)
     assert [path.name for path in run.checkpoints.iterdir()] == ["1"]
@@ -187,7 +185,7 @@ def test_a_step_that_is_no_number_is_skipped_where_the_recipe_says_so(
     prepare, tmp_path, monkeypatch, interrupt, saved_bytes
 ):
     poison(monkeypatch, at=3)
-    keys = {"checkpoint_every": 1, "on_nonfinite": "skip", "keep_checkpoints": 6}
+    keys = {"save_steps": 1, "on_nonfinite": "skip", "save_total_limit": 6}
     run = prepare(tmp_path / "run", train=keys)
     record = train(run)
     assert record.skipped == (3,) and record.spikes == ()
@@ -213,7 +211,7 @@ def test_a_spike_is_told_or_skipped_or_ends_the_run_as_the_recipe_says(
     run = prepare(tmp_path / "report")
     assert train(run).spikes == (4,)
     assert saved_bytes(run, 6) == saved_bytes(whole[0], 6)
-    run = prepare(tmp_path / "skip", train={"on_spike": "skip", "checkpoint_every": 1, "keep_checkpoints": 6})
+    run = prepare(tmp_path / "skip", train={"on_spike": "skip", "save_steps": 1, "save_total_limit": 6})
     record = train(run)
     assert record.skipped == record.spikes == (4,)
     assert saved_bytes(run, 4) == saved_bytes(run, 3) != saved_bytes(run, 5)
@@ -262,7 +260,7 @@ def test_training_again_whose_first_step_finds_no_memory_loses_nothing(trained, 
 @pytest.mark.slow
 def test_training_again_starts_from_nothing_with_the_new_recipe(trained, gemsmith, read_events):
     run, record = trained
-    code, _, err = gemsmith("train", run.path, "--force", "--set", "train.checkpoint_every=5", "--set", "lora.rank=2")
+    code, _, err = gemsmith("train", run.path, "--force", "--set", "train.save_steps=5", "--set", "lora.rank=2")
     assert code == 0, err
     again = read_record(run, TrainRecord)
     assert again.resumed_at == () and again.trained_parameters * 2 == record.trained_parameters

@@ -1,4 +1,4 @@
-"""What train.tuned turns off changes when things are computed and moved, and no update."""
+"""What train.optimizations turns off changes when things are computed and moved, and no update."""
 
 from dataclasses import asdict, replace
 
@@ -30,7 +30,7 @@ SIZES = {"layers": 4, "global_every": 2, "embed_dim": 32, "ffn": 64, "head_dim":
 
 @pytest.fixture(scope="module", autouse=True)
 def quick_compiles():
-    """Compiling is most of these tests' time; without optimisations it takes half as long, and numbers are as exact."""
+    """Compiling is most of these tests' time; without optimizations it takes half as long, and numbers are as exact."""
     jax.config.update("jax_disable_most_optimizations", True)
     yield
     jax.config.update("jax_disable_most_optimizations", False)

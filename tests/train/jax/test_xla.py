@@ -72,8 +72,8 @@ def test_a_flag_of_gemsmiths_that_xla_does_not_take_is_one_line_and_can_be_taken
     with pytest.raises(
         MachineError, match=rf"^XLA on cpu does not take {name}=.*, which Gemsmith sets itself"
     ) as error:
-        train(prepare(tmp_path / "run", train={"optimizer_steps": 1}))
+        train(prepare(tmp_path / "run", train={"max_steps": 1}))
     first, second = re.search(r"with: --set (\S+), or all .* with: --set (\S+)$", str(error.value)).groups()
-    assert (first, second) == (f"train.compiler_options.{name}=null", "train.tuned=off")
-    assert train(prepare(tmp_path / "run", train={"compiler_options": {name: None}, "optimizer_steps": 1})).steps
-    assert train(prepare(tmp_path / "other", train={"tuned": "off", "optimizer_steps": 1})).steps
+    assert (first, second) == (f"train.compiler_options.{name}=null", "train.optimizations=off")
+    assert train(prepare(tmp_path / "run", train={"compiler_options": {name: None}, "max_steps": 1})).steps
+    assert train(prepare(tmp_path / "other", train={"tuned": "off", "max_steps": 1})).steps

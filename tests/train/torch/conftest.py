@@ -18,7 +18,7 @@ from gemsmith.images.worker import answer
 from gemsmith.recipe.load import build_recipe
 from gemsmith.runs.run import Run, open_run
 from gemsmith.train.stage import train
-from support.images import picture_bytes
+from support.images import image_bytes
 
 
 @pytest.fixture
@@ -99,11 +99,11 @@ def make_patches():
 
 
 def write_photos(folder):
-    """A file of seven rows, of which one is text alone, one has two pictures, and six are of two classes."""
+    """A file of seven rows, of which one is text alone, one has two images, and six are of two classes."""
     folder.mkdir(parents=True)
     rows = [{"prompt": "hello", "response": "wire"}]
     for number in range(6):
-        (folder / f"{number}.png").write_bytes(picture_bytes(10 + number, 20 - 2 * number, seed=number))
+        (folder / f"{number}.png").write_bytes(image_bytes(10 + number, 20 - 2 * number, seed=number))
         names = [f"{number}.png", *(["0.png"] if number == 5 else [])]
         rows.append({"prompt": "which ?", "response": f"wire {number % 2}", "images": names})
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -111,18 +111,18 @@ def write_photos(folder):
 
 
 @pytest.fixture
-def prepare_pictures(even_checkpoint, tmp_path):
-    """Returns a run over rows with pictures, those of tmp_path/photos: `prepare_pictures("run", name="tiny-12b")`."""
+def prepare_images(even_checkpoint, tmp_path):
+    """Returns a run over rows with images, those of tmp_path/images: `prepare_images("run", name="tiny-12b")`."""
 
     def make(folder, *, name="tiny-31b", **sections):
-        photos = tmp_path / "photos"
-        rows = photos / "rows.jsonl" if photos.exists() else write_photos(photos)
+        images = tmp_path / "images"
+        rows = images / "rows.jsonl" if images.exists() else write_photos(images)
         values = {
             "checkpoint": str(even_checkpoint(name, vision=True)),
             "data": {"train": str(rows), "max_length": 256, "image_tokens": 70},
             "lora": {"rank": 4, "alpha": 8.0, "dropout": 0.1},
             "optimizer": {"learning_rate": 1e-2, "warmup_steps": 1},
-            "train": {"backend": "trl", "optimizer_steps": 4, "rows_per_step": 2, "dtype": "float32", "remat": "none"},
+            "train": {"backend": "trl", "max_steps": 4, "global_batch_size": 2, "dtype": "float32", "remat": "none"},
         }
         for section, keys in sections.items():
             values[section] = values[section] | keys
@@ -135,7 +135,7 @@ def prepare_pictures(even_checkpoint, tmp_path):
 
 @pytest.fixture
 def in_this_process(monkeypatch):
-    """Pictures are decoded, and rows rendered, here: a process for it takes a second to start."""
+    """Images are decoded, and rows rendered, here: a process for it takes a second to start."""
 
     @contextmanager
     def open_workers(processes):

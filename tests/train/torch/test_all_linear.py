@@ -25,9 +25,9 @@ def adapted(model):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["tiny-31b", "tiny-e2b", "tiny-12b", "tiny-26b-a4b"])
-def test_every_linear_layer_is_trained_exported_and_opened_by_peft(prepare_pictures, in_this_process, name):
+def test_every_linear_layer_is_trained_exported_and_opened_by_peft(prepare_images, in_this_process, name):
     torch.set_num_threads(1)
-    run = prepare_pictures("run", name=name, lora={"targets": ["all-linear"]}, train={"optimizer_steps": 2})
+    run = prepare_images("run", name=name, lora={"targets": ["all-linear"]}, train={"max_steps": 2})
     record = train(run)
     export(run)
     verified = verify(run)

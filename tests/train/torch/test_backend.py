@@ -77,7 +77,7 @@ def test_a_loss_that_does_not_fall_is_in_the_record(prepared_run):
         len(record.notices) == 1
         and "optimizer.learning_rate, 1e-09, is too low, or 6 steps are too few" in record.notices[0]
     )
-    assert record.grave_notices == ()
+    assert record.critical_warnings == ()
 
 
 def test_a_checkpoint_is_an_adapter_that_peft_opens(whole, small_checkpoint):
@@ -101,9 +101,11 @@ def test_it_is_exported_and_verified_like_any_other(trained):
 
 @pytest.mark.slow
 def test_micro_batches_change_nothing_but_rounding(prepare, tmp_path):
-    keys = {"lora": {"dropout": 0.0}, "train": BACKEND | {"rows_per_step": 3}}
+    keys = {"lora": {"dropout": 0.0}, "train": BACKEND | {"global_batch_size": 3}}
     one, three = (
-        train(prepare(tmp_path / str(count), **(keys | {"train": keys["train"] | {"micro_batches": count}})))
+        train(
+            prepare(tmp_path / str(count), **(keys | {"train": keys["train"] | {"gradient_accumulation_steps": count}}))
+        )
         for count in (1, 3)
     )
     assert [step.loss for step in three.steps] == pytest.approx([step.loss for step in one.steps], rel=1e-6)
@@ -125,7 +127,7 @@ def test_compiled_layers_compute_the_same(prepare, tmp_path, monkeypatch):
     monkeypatch.setattr(
         torch.nn.Module, "compile", lambda self, **options: compile_whole(self, backend="aot_eager", **options)
     )
-    keys = BACKEND | {"optimizer_steps": 2}
+    keys = BACKEND | {"max_steps": 2}
     plain, compiled = (
         train(prepare(tmp_path / str(value), train=keys | {"compile": value}, lora={"dropout": 0.0}))
         for value in (False, True)
@@ -143,9 +145,7 @@ def test_a_base_in_bfloat16_is_trained_with_adapters_in_float32(prepared_run):
 
 def test_training_starts_from_an_adapter(whole, prepared_run, tmp_path):
     folder = whole[0].checkpoints / "6"
-    run = prepared_run(
-        train=BACKEND | {"start_adapter": str(folder), "optimizer_steps": 1}, optimizer={"warmup_steps": 1}
-    )
+    run = prepared_run(train=BACKEND | {"init_adapter": str(folder), "max_steps": 1}, optimizer={"warmup_steps": 1})
     record = train(run)
     first, last = (
         read_peft_adapter(place).modules["model.language_model.layers.0.mlp.up_proj"]
@@ -218,10 +218,13 @@ def test_a_damaged_checkpoint_is_one_line(trained):
         ("train.mesh={tp: 2}", "train.mesh: train.backend trl splits by replica and fsdp only"),
         (
             "train.mesh={fsdp: 3}",
-            "train.rows_per_step: 2 cannot be split over 3 processes × 1 micro-batches; set a multiple of 3",
+            "train.global_batch_size: 2 cannot be split over 3 processes × 1 micro-batches; set a multiple of 3",
         ),
         ("train.dtype=int8", "train.dtype: int8 was given, train.backend trl has bfloat16, float32, nf4"),
-        ("train.micro_batches=3", "train.rows_per_step: 2 cannot be split over 1 processes × 3 micro-batches"),
+        (
+            "train.gradient_accumulation_steps=3",
+            "train.global_batch_size: 2 cannot be split over 1 processes × 3 micro-batches",
+        ),
         ("train.backend=tunix", None),
     ],
 )

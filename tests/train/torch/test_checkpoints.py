@@ -86,7 +86,7 @@ def test_a_step_that_lost_all_that_tells_it_is_no_step(run):
 
 
 def test_a_saved_step_replaces_the_oldest(run):
-    keep = Train.model_validate(run.recipe.train.model_dump() | {"keep_checkpoints": 1})
+    keep = Train.model_validate(run.recipe.train.model_dump() | {"save_total_limit": 1})
     checkpoints = Checkpoints(Run(path=run.path, recipe=run.recipe.model_copy(update={"train": keep})))
     adapter, moments = checkpoints.read(4)
     matrices = flat(adapter)

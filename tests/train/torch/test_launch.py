@@ -111,14 +111,17 @@ def test_the_first_ctrl_c_lets_all_processes_save_and_the_second_ends_them(
     [(0, 8, 1, 1), (1, 8, 1, 1), (8, 8, 1, 8), (8, 8, 2, 4), (8, 6, 1, 6), (4, 5, 1, 1)],
 )
 def test_as_many_gpus_take_part_as_share_the_rows_of_a_step(small_recipe, gpus, rows, micro, expected):
-    assert wanted_processes(small_recipe(train={"rows_per_step": rows, "micro_batches": micro}), gpus) == expected
+    assert (
+        wanted_processes(small_recipe(train={"global_batch_size": rows, "gradient_accumulation_steps": micro}), gpus)
+        == expected
+    )
 
 
 def test_a_mesh_decides_how_many_processes_there_are(small_recipe):
-    recipe = small_recipe(train={"rows_per_step": 8, "mesh": {"replica": 2, "fsdp": 2}})
+    recipe = small_recipe(train={"global_batch_size": 8, "mesh": {"replica": 2, "fsdp": 2}})
     assert wanted_processes(recipe, 4) == wanted_processes(recipe, 0) == 4
     assert trl_mesh(recipe, 4) == Mesh(replica=2, fsdp=2)
-    assert trl_mesh(small_recipe(train={"rows_per_step": 8}), 8) == Mesh(fsdp=8)
+    assert trl_mesh(small_recipe(train={"global_batch_size": 8}), 8) == Mesh(fsdp=8)
     with pytest.raises(RecipeError, match="this machine has 2 GPUs"):
         wanted_processes(recipe, 2)
     with pytest.raises(RecipeError, match="replica 2 × fsdp 2 is not the number of processes, 8"):

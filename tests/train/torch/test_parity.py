@@ -12,12 +12,12 @@ from gemsmith.export.adapters import read_run_adapter
 from gemsmith.recipe.load import build_recipe
 from gemsmith.runs.run import open_run
 from gemsmith.train.stage import train
-from support.images import picture_bytes
+from support.images import image_bytes
 
 
 @pytest.fixture(scope="module", autouse=True)
 def quick_compiles():
-    """Compiling is most of the JAX side's time; without optimisations it takes half as long, and the numbers are as
+    """Compiling is most of the JAX side's time; without optimizations it takes half as long, and the numbers are as
     exact."""
     import jax
 
@@ -27,7 +27,7 @@ def quick_compiles():
 
 
 def trained(backend, checkpoint, folder, data=None, lora=None, *, epsilon=1e-8, **train_keys):
-    keys = {"optimizer_steps": 20, "rows_per_step": 2, "dtype": "float32", "remat": "none", "checkpoint_every": 20}
+    keys = {"max_steps": 20, "global_batch_size": 2, "dtype": "float32", "remat": "none", "save_steps": 20}
     recipe = build_recipe(
         {
             "checkpoint": str(checkpoint),
@@ -53,7 +53,7 @@ def relative_error(actual, expected):
         ("tiny-31b", {"attention": "sdpa"}),
         ("tiny-e2b", {"remat": "layer"}),
         ("tiny-26b-a4b", {"attention": "eager"}),
-        ("tiny-12b", {"micro_batches": 2}),
+        ("tiny-12b", {"gradient_accumulation_steps": 2}),
     ],
 )
 def test_both_backends_make_the_same_of_a_recipe(even_checkpoint, tmp_path, name, keys):
@@ -65,15 +65,15 @@ def test_both_backends_make_the_same_of_a_recipe(even_checkpoint, tmp_path, name
     assert_alike((jax_run, ours), (trl_run, theirs))
 
 
-def write_rows_with_pictures(folder):
-    """Eight rows of which some pack into one: pictures longer than the window of 64, two that touch, and text."""
+def write_rows_with_images(folder):
+    """Eight rows of which some pack into one: images longer than the window of 64, two that touch, and text."""
     folder.mkdir()
     rows = []
     for number in range(8):
         sizes = [[(40, 40)], [(60, 20), (20, 60)], [(12, 12)], []][number % 4]
         names = [f"{number}-{place}.png" for place in range(len(sizes))]
         for place, (name, size) in enumerate(zip(names, sizes, strict=True)):
-            (folder / name).write_bytes(picture_bytes(*size, seed=10 * number + place))
+            (folder / name).write_bytes(image_bytes(*size, seed=10 * number + place))
         images = {"images": names} if names else {}
         rows.append({"prompt": f"what is in {number} ?", "response": f"wire {number}, and more of it"} | images)
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -89,20 +89,20 @@ def write_rows_with_pictures(folder):
         # 1.1e-5 of it with the usual epsilon; with this one all is below 5e-6.
         ("tiny-e2b", {"remat": "layer", "epsilon": 1e-6}),
         ("tiny-26b-a4b", {"attention": "eager"}),
-        ("tiny-12b", {"micro_batches": 2, "attention": "sdpa"}),
+        ("tiny-12b", {"gradient_accumulation_steps": 2, "attention": "sdpa"}),
     ],
 )
-def test_both_backends_make_the_same_of_rows_with_pictures(even_checkpoint, tmp_path, name, keys):
+def test_both_backends_make_the_same_of_rows_with_images(even_checkpoint, tmp_path, name, keys):
     torch.set_num_threads(1)
-    checkpoint, rows = even_checkpoint(name, vision=True), write_rows_with_pictures(tmp_path / "rows")
+    checkpoint, rows = even_checkpoint(name, vision=True), write_rows_with_images(tmp_path / "rows")
     data = {"train": str(rows), "max_length": 320, "image_tokens": 140}
     shared = {key: value for key, value in keys.items() if key != "attention"}
     jax_run, ours = trained("tunix", checkpoint, tmp_path / "tunix", data, **shared)
     trl_run, theirs = trained("trl", checkpoint, tmp_path / "trl", data, **keys)
     packed = open_rows(trl_run)
-    longest = max(picture.soft_tokens for pictures in packed.pictures for picture in pictures)
+    longest = max(image.soft_tokens for images in packed.images for image in images)
     assert longest > 64 and max(len(packed.documents(row)) for row in range(len(packed))) > 1
-    assert theirs.pictures.seen == ours.pictures.seen >= 30
+    assert theirs.images.seen == ours.images.seen >= 30
     assert_alike((jax_run, ours), (trl_run, theirs))
 
 
@@ -110,7 +110,7 @@ def test_both_backends_make_the_same_of_rows_with_pictures(even_checkpoint, tmp_
 @pytest.mark.parametrize("name", ["tiny-31b", "tiny-e2b", "tiny-26b-a4b"])
 def test_both_backends_make_the_same_of_adapters_on_the_tower(even_checkpoint, tmp_path, name):
     torch.set_num_threads(1)
-    checkpoint, rows = even_checkpoint(name, vision=True), write_rows_with_pictures(tmp_path / "rows")
+    checkpoint, rows = even_checkpoint(name, vision=True), write_rows_with_images(tmp_path / "rows")
     data = {"train": str(rows), "max_length": 320, "image_tokens": 140}
     lora = {"targets": ["q", "v", "vision"]}
     one, other = (trained(backend, checkpoint, tmp_path / backend, data, lora) for backend in ("tunix", "trl"))
@@ -123,7 +123,7 @@ def assert_alike(one, other):
     (jax_run, ours), (trl_run, theirs) = one, other
     for array in ("tokens", "segments", "positions", "loss_mask"):
         assert (jax_run.data / f"{array}.npy").read_bytes() == (trl_run.data / f"{array}.npy").read_bytes()
-    exact = ("step", "learning_rate", "real_tokens", "pictures", "soft_tokens", "spike", "skipped")
+    exact = ("step", "learning_rate", "real_tokens", "images", "soft_tokens", "spike", "skipped")
     assert [[getattr(step, key) for key in exact] for step in ours.steps] == [
         [getattr(step, key) for key in exact] for step in theirs.steps
     ]

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 KEYS = {"lora": {"dropout": 0.0}, "optimizer": {"epsilon": 1e-3}}  # Adam divides by it where a gradient is all but 0
-TRAIN = {"backend": "trl", "rows_per_step": 4, "optimizer_steps": None, "micro_batches": 2}
+TRAIN = {"backend": "trl", "global_batch_size": 4, "max_steps": None, "gradient_accumulation_steps": 2}
 # Of the four rows of the last step only the first is no padding: the second process has nothing.
 DATA = {"train": {"task": "verilog", "rows": 13}, "packing": False}
 
@@ -64,22 +64,20 @@ def test_two_processes_train_stop_and_go_on_like_one(prepare, tmp_path, capfd):
     ("name", "targets"),
     [("tiny-31b", ["q", "v"]), ("tiny-31b", ["q", "vision"]), ("tiny-e2b", ["q", "vision"]), ("tiny-12b", ["q", "v"])],
 )
-def test_two_processes_learn_from_pictures_like_one(prepare_pictures, name, targets):
+def test_two_processes_learn_from_images_like_one(prepare_images, name, targets):
     """Each has one row of a step, and in one step a process has text alone: its tower, too, takes part in the sums."""
-    train_keys = {"micro_batches": 1, "optimizer_steps": 4, "remat": "layer"}
+    train_keys = {"gradient_accumulation_steps": 1, "max_steps": 4, "remat": "layer"}
     keys = KEYS | {"lora": {"dropout": 0.0, "targets": targets}, "data": {"packing": False}}
-    alone = prepare_pictures("alone", name=name, train=train_keys, **keys)
-    together = prepare_pictures("together", name=name, train=train_keys | {"mesh": {"fsdp": 2}}, **keys)
+    alone = prepare_images("alone", name=name, train=train_keys, **keys)
+    together = prepare_images("together", name=name, train=train_keys | {"mesh": {"fsdp": 2}}, **keys)
     one, two = train(alone), train(together)
     batches = load_batches(alone)
-    assert any(
-        0 < [len(pictures) > 0 for pictures in batches.batch(step).pictures].count(True) < 2 for step in range(1, 5)
-    )
+    assert any(0 < [len(images) > 0 for images in batches.batch(step).images].count(True) < 2 for step in range(1, 5))
     assert two.mesh["fsdp"] == 2
     assert [step.loss for step in two.steps] == pytest.approx([step.loss for step in one.steps], rel=1e-6)
     assert [step.grad_norm for step in two.steps] == pytest.approx([step.grad_norm for step in one.steps], rel=1e-5)
-    assert [step.pictures for step in two.steps] == [step.pictures for step in one.steps]
-    assert two.pictures.soft_tokens == one.pictures.soft_tokens
+    assert [step.images for step in two.steps] == [step.images for step in one.steps]
+    assert two.images.soft_tokens == one.images.soft_tokens
     expected, found = (read_run_adapter(run, 4).modules for run in (alone, together))
     assert expected.keys() == found.keys()
     for module in expected:

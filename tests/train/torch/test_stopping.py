@@ -119,7 +119,7 @@ def test_a_killed_run_ends_with_the_bytes_of_one_that_never_stopped(
 
 @pytest.mark.slow
 def test_a_loss_that_is_no_number_stops_and_is_not_saved(prepared_run, read_steps):
-    run = prepared_run(optimizer={"learning_rate": 1e30, "warmup_steps": 0}, train=BACKEND | {"checkpoint_every": 1})
+    run = prepared_run(optimizer={"learning_rate": 1e30, "warmup_steps": 0}, train=BACKEND | {"save_steps": 1})
     with pytest.raises(EngineError, match=r"step 2 has loss nan .* the last checkpoint is .*checkpoints/1;"):
         train(run)
     assert [path.name for path in run.checkpoints.iterdir()] == ["1"]
@@ -134,7 +134,7 @@ def test_a_step_that_is_no_number_is_skipped_where_the_recipe_says_so(prepare, t
         return compute_loss(self, model, inputs, **options) * (np.nan if inputs["step"] == 3 else 1.0)
 
     monkeypatch.setattr(Trainer, "compute_loss", poisoned)
-    keys = BACKEND | {"checkpoint_every": 1, "on_nonfinite": "skip", "keep_checkpoints": 6}
+    keys = BACKEND | {"save_steps": 1, "on_nonfinite": "skip", "save_total_limit": 6}
     run = prepare(tmp_path / "run", train=keys)
     record = train(run)
     assert record.skipped == (3,) and record.spikes == ()
@@ -157,7 +157,7 @@ def test_a_spike_is_told_or_skipped_or_ends_the_run_as_the_recipe_says(
     run = prepare(tmp_path / "report", train=BACKEND)
     assert train(run).spikes == (4,)
     assert saved_bytes(run, 6) == saved_bytes(whole[0], 6)
-    run = prepare(tmp_path / "skip", train=BACKEND | {"on_spike": "skip", "checkpoint_every": 1, "keep_checkpoints": 6})
+    run = prepare(tmp_path / "skip", train=BACKEND | {"on_spike": "skip", "save_steps": 1, "save_total_limit": 6})
     record = train(run)
     assert record.skipped == record.spikes == (4,)
     assert saved_bytes(run, 4) == saved_bytes(run, 3) != saved_bytes(run, 5)
@@ -196,7 +196,7 @@ def test_training_again_that_cannot_begin_loses_nothing(trained, gemsmith, monke
 @pytest.mark.slow
 def test_training_again_starts_from_nothing_with_the_new_recipe(trained, gemsmith):
     run, record = trained
-    code, _, err = gemsmith("train", run.path, "--force", "--set", "train.checkpoint_every=5", "--set", "lora.rank=2")
+    code, _, err = gemsmith("train", run.path, "--force", "--set", "train.save_steps=5", "--set", "lora.rank=2")
     assert code == 0, err
     again = read_record(run, TrainRecord)
     assert again.resumed_at == () and again.trained_parameters * 2 == record.trained_parameters

@@ -15,12 +15,12 @@ CPU = torch.device("cpu")
 class Steps:
     """Two steps of eight rows, whose tokens are numbered; the last row is padding."""
 
-    steps, rows_per_step = 2, 8
+    steps, global_batch_size = 2, 8
 
     def batch(self, step):
         segments = np.ones((8, 3), np.int32)
         segments[-1] = 0
-        return SimpleNamespace(loss_mask=segments > 0, segments=segments, pictures=())
+        return SimpleNamespace(loss_mask=segments > 0, segments=segments, images=())
 
 
 def slices(recipe, *, rank, size, done=0):
@@ -34,7 +34,7 @@ def slices(recipe, *, rank, size, done=0):
 
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_the_processes_read_every_row_of_a_step_once_and_in_order(small_recipe, size):
-    recipe = small_recipe(train={"rows_per_step": 8, "micro_batches": 2})
+    recipe = small_recipe(train={"global_batch_size": 8, "gradient_accumulation_steps": 2})
     read = [slices(recipe, rank=rank, size=size) for rank in range(size)]
     first = [place for each in read for part in each if part["step"] == 1 for place in part["places"]]
     assert first == list(range(8))
@@ -42,7 +42,7 @@ def test_the_processes_read_every_row_of_a_step_once_and_in_order(small_recipe, 
 
 
 def test_a_slice_counts_the_targets_of_the_whole_step(small_recipe):
-    recipe = small_recipe(train={"rows_per_step": 8, "micro_batches": 2})
+    recipe = small_recipe(train={"global_batch_size": 8, "gradient_accumulation_steps": 2})
     parts = slices(recipe, rank=1, size=2, done=1)
     assert [part["step"] for part in parts] == [2, 2]
     assert {(part["counts"]["targets"], part["counts"]["real_tokens"]) for part in parts} == {(14, 21)}
@@ -60,7 +60,7 @@ def test_the_norm_is_that_of_all_gradients_together():
 
 
 def test_upstream_saves_and_reports_nothing_by_itself(small_recipe, tmp_path):
-    recipe = small_recipe(train={"rows_per_step": 8, "micro_batches": 2})
+    recipe = small_recipe(train={"global_batch_size": 8, "gradient_accumulation_steps": 2})
     config = _config(recipe, Group(device=CPU, size=2), steps=5, folder=tmp_path)
     assert (config.per_device_train_batch_size, config.gradient_accumulation_steps, config.max_steps) == (2, 2, 5)
     assert config.save_strategy == config.logging_strategy == "no" and config.report_to == []

@@ -14,7 +14,7 @@ from gemsmith.train.torch import worker as trl_worker
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-TRAIN = {"backend": "trl", "rows_per_step": 4, "optimizer_steps": None, "micro_batches": 2}
+TRAIN = {"backend": "trl", "global_batch_size": 4, "max_steps": None, "gradient_accumulation_steps": 2}
 
 
 @pytest.mark.slow

@@ -219,7 +219,7 @@ def _find_shared(indices: tuple[Index, ...], origin: str, row: Mapping[str, str]
 
 def _refuse_same(source: Path, out: Path) -> None:
     if not source.exists():
-        raise DataError(f"{source}: is not there; give {FILE} of the Hugging Face dataset {HUB_ID}")
+        raise DataError(f"{source}: does not exist; give {FILE} of the Hugging Face dataset {HUB_ID}")
     if out.exists() and out.resolve() == source.resolve():
         raise DataError(f"--out {out}: is what the rows are read from; name another file")
 

@@ -1,7 +1,7 @@
-"""Fashion-MNIST as folders of photos by class: 28 by 28 pixels each, of ten kinds of clothing (arXiv 1708.07747).
+"""Fashion-MNIST as folders of images by class: 28 by 28 pixels each, of ten kinds of clothing (arXiv 1708.07747).
 
-OUT/train/ankle_boot/00000.png, OUT/held_out/ankle_boot/00000.png, OUT/LICENSE.txt. They are the first pictures of the
-published training and test files, whose order is a random one; a name is a picture's number in its file.
+OUT/train/ankle_boot/00000.png, OUT/held_out/ankle_boot/00000.png, OUT/LICENSE.txt. They are the first images of the
+published training and test files, whose order is a random one; a name is a image's number in its file.
 """
 
 import gzip
@@ -22,13 +22,13 @@ from gemsmith.system.files import regular_file, replacing_folder, sha256_file
 CLASSES = ("t-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle_boot")
 """The folders' names, by the published number of each class."""
 PARTS = {"train": "train", "held_out": "t10k"}
-"""A folder, and how the files are called whose pictures it gets."""
+"""A folder, and how the files are called whose images it gets."""
 _MOST_BYTES = 2**28
 _MAGIC = {1: 0x801, 3: 0x803}
 _WHERE = "give the folder with the four files of Fashion-MNIST, such as /usr/share/datasets/fashion-mnist, where "
 _WHERE += "Debian's package dataset-fashion-mnist puts them"
 _LICENSE = """\
-The pictures in this folder are from Fashion-MNIST, https://github.com/zalandoresearch/fashion-mnist
+The images in this folder are from Fashion-MNIST, https://github.com/zalandoresearch/fashion-mnist
 
 The MIT License (MIT)
 
@@ -50,40 +50,40 @@ OTHERWISE, ARISING FROM, OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR
 
 
 def prepare_fashion_mnist(folder: Path, out: Path, *, train: int, held_out: int) -> PreparedRecord:
-    """Writes that many pictures of each part to the new folder `out`, and returns what was read and written.
+    """Writes that many images of each part to the new folder `out`, and returns what was read and written.
 
-    Raises DataError for files that cannot be read, too few pictures in them, and where `out` is there already.
+    Raises DataError for files that cannot be read, too few images in them, and where `out` already exists.
     """
     if out.exists():
-        raise DataError(f"--out {out}: is there already; name a new folder")
+        raise DataError(f"--out {out}: already exists; name a new folder")
     wanted = {"train": train, "held_out": held_out}
-    pictures = {part: read_pictures(folder, part) for part in PARTS}
+    images = {part: read_images(folder, part) for part in PARTS}
     for part, count in wanted.items():
-        if count > (there := len(pictures[part][0])):
+        if count > (there := len(images[part][0])):
             option = part.replace("_", "-")
-            raise DataError(f"--{option}: {count} pictures were asked for; {folder} has {there:,}; ask for fewer")
+            raise DataError(f"--{option}: {count} images were asked for; {folder} has {there:,}; ask for fewer")
     out.parent.mkdir(parents=True, exist_ok=True)
     with replacing_folder(out) as beside:
         for part, count in wanted.items():
-            _write_photos(beside / part, *(values[:count] for values in pictures[part]))
+            _write_image_files(beside / part, *(values[:count] for values in images[part]))
         (beside / "LICENSE.txt").write_text(_LICENSE, encoding="utf-8")
     return PreparedRecord(
         source=str(folder),
         source_sha256=sha256_file(_file(folder, "train", "images")),
         out=str(out),
         out_sha256=source_sha256(str(out / "train"), FORMAT),
-        rows_read=sum(len(labels) for _, labels in pictures.values()),
+        rows_read=sum(len(labels) for _, labels in images.values()),
         rows_written=train + held_out,
         dropped={},
     )
 
 
-def read_pictures(folder: Path, part: str) -> tuple[np.ndarray, np.ndarray]:
-    """A part's pictures, uint8 of (N, 28, 28), 255 is white; and their classes' numbers, uint8 of (N,)."""
-    pictures, labels = _read_idx(_file(folder, part, "images"), 3), _read_idx(_file(folder, part, "labels"), 1)
-    if len(pictures) != len(labels) or labels.max(initial=0) >= len(CLASSES):
+def read_images(folder: Path, part: str) -> tuple[np.ndarray, np.ndarray]:
+    """A part's images, uint8 of (N, 28, 28), 255 is white; and their classes' numbers, uint8 of (N,)."""
+    images, labels = _read_idx(_file(folder, part, "images"), 3), _read_idx(_file(folder, part, "labels"), 1)
+    if len(images) != len(labels) or labels.max(initial=0) >= len(CLASSES):
         raise DataError(f"{folder}: its {PARTS[part]} files do not go together; {_WHERE}")
-    return pictures, labels
+    return images, labels
 
 
 def _file(folder: Path, part: str, kind: str) -> Path:
@@ -96,7 +96,7 @@ def _read_idx(file: Path, axes: int) -> np.ndarray:
         with gzip.open(regular_file(file)) as stream:
             data = stream.read(_MOST_BYTES)
     except (OSError, EOFError, zlib.error) as error:
-        reason = "is not there" if isinstance(error, FileNotFoundError) else f"cannot be read ({error})"
+        reason = "does not exist" if isinstance(error, FileNotFoundError) else f"cannot be read ({error})"
         raise DataError(f"{file}: {reason}; {_WHERE}") from None
     begin = 4 * (axes + 1)
     magic, *shape = struct.unpack(f">{axes + 1}I", data[:begin].ljust(begin, b"\0"))
@@ -105,8 +105,8 @@ def _read_idx(file: Path, axes: int) -> np.ndarray:
     return np.frombuffer(data, np.uint8, offset=begin).reshape(shape)
 
 
-def _write_photos(folder: Path, pictures: np.ndarray, labels: np.ndarray) -> None:
-    for number, (pixels, label) in enumerate(zip(pictures, labels, strict=True)):
+def _write_image_files(folder: Path, images: np.ndarray, labels: np.ndarray) -> None:
+    for number, (pixels, label) in enumerate(zip(images, labels, strict=True)):
         inner = folder / CLASSES[label]
         inner.mkdir(parents=True, exist_ok=True)
         grey = b"P5 %d %d 255\n" % pixels.shape[::-1] + pixels.tobytes()  # a PGM

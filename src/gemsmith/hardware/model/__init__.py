@@ -11,7 +11,7 @@ from gemsmith.hardware.model.memory import (
     tokens_per_device,
     weight_shards,
 )
-from gemsmith.hardware.model.work import ImageWork, Work, attended_pairs, on_chips, pictures_of, work_of
+from gemsmith.hardware.model.work import ImageWork, Work, attended_pairs, images_of, on_chips, work_of
 
 __all__ = [
     "ImageWork",
@@ -24,7 +24,7 @@ __all__ = [
     "micro_batches",
     "on_chips",
     "parts_of",
-    "pictures_of",
+    "images_of",
     "rows_per_device",
     "tokens_per_device",
     "weight_shards",

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 
 from gemsmith.arch import Variant, text_tensors
-from gemsmith.arch.lora_targets import BLOCK, KINDS, is_quantised
+from gemsmith.arch.lora_targets import BLOCK, KINDS, is_quantized
 from gemsmith.errors import RecipeError
 from gemsmith.recipe.backends import BACKENDS, LANES, heads_fill_lanes
 from gemsmith.recipe.schema import Mesh, Recipe
@@ -19,7 +19,7 @@ def check_training(recipe: Recipe, variant: Variant) -> None:
     mesh = Mesh() if wanted == "auto" else wanted
     if train.backend == "trl":
         trl_mesh(recipe, mesh.replica * mesh.fsdp)
-        check_trl_quantised(train.dtype, variant)
+        check_trl_quantized(train.dtype, variant)
         return
     check_mesh(recipe, variant, mesh.model_dump())
     if train.attention == "splash":
@@ -28,19 +28,24 @@ def check_training(recipe: Recipe, variant: Variant) -> None:
 
 def check_mesh(recipe: Recipe, variant: Variant, sizes: Mapping[str, int]) -> None:
     """Raises RecipeError unless rows, positions and heads can be split over axes of these sizes."""
-    rows, length, micro_batches = recipe.train.rows_per_step, recipe.data.max_length, recipe.train.micro_batches
+    rows, length, micro_batches = (
+        recipe.train.global_batch_size,
+        recipe.data.max_length,
+        recipe.train.gradient_accumulation_steps,
+    )
     over_rows = micro_batches * sizes["replica"] * sizes["fsdp"]
     if rows % over_rows:
         product = f"{f'micro_batches {micro_batches} × ' if micro_batches > 1 else ''}replica × fsdp = {over_rows}"
         raise RecipeError(
-            f"train.rows_per_step: {rows} rows do not divide over {product}; set a multiple of {over_rows}, "
-            f"{'fewer train.micro_batches, ' if micro_batches > 1 else ''}or split rows with train.mesh.sequence"
+            f"train.global_batch_size: {rows} rows do not divide over {product}; set a multiple of {over_rows}, "
+            f"{'fewer train.gradient_accumulation_steps, ' if micro_batches > 1 else ''}or split rows with "
+            "train.mesh.sequence"
         )
     if length % sizes["sequence"]:
         raise RecipeError(
             f"data.max_length: {length} does not divide over {sizes['sequence']} devices of a row "
             f"({name_mesh(sizes)}); "
-            f"set a multiple of {sizes['sequence']}, or train.rows_per_step to a multiple of "
+            f"set a multiple of {sizes['sequence']}, or train.global_batch_size to a multiple of "
             f"{math.prod(sizes.values())}"
         )
     _check_heads(variant, sizes["tp"], "train.mesh.tp:")
@@ -72,7 +77,7 @@ def check_splash(recipe: Recipe, variant: Variant, sizes: Mapping[str, int]) -> 
 def trl_mesh(recipe: Recipe, processes: int) -> Mesh:
     """How the weights lie on so many processes of TRL. Raises RecipeError for what these cannot do."""
     mesh, train, trl = recipe.train.mesh, recipe.train, BACKENDS["trl"]
-    if train.dtype in KINDS and processes > 1 and not trl.splits_quantised:
+    if train.dtype in KINDS and processes > 1 and not trl.splits_quantized:
         raise RecipeError(
             f"train.dtype: {train.dtype} trains in one process, {processes} were asked for; set train.mesh to "
             "{fsdp: 1}, or bfloat16"
@@ -89,21 +94,21 @@ def trl_mesh(recipe: Recipe, processes: int) -> Mesh:
             f"train.mesh: replica {mesh.replica} × fsdp {mesh.fsdp} is not the number of processes, {processes}; set "
             "train.mesh to auto"
         )
-    micro_batches = processes * train.micro_batches
-    if train.rows_per_step % micro_batches:
+    micro_batches = processes * train.gradient_accumulation_steps
+    if train.global_batch_size % micro_batches:
         raise RecipeError(
-            f"train.rows_per_step: {train.rows_per_step} cannot be split over {processes} processes × "
-            f"{train.micro_batches} micro-batches; set a multiple of {micro_batches}"
+            f"train.global_batch_size: {train.global_batch_size} cannot be split over {processes} processes × "
+            f"{train.gradient_accumulation_steps} micro-batches; set a multiple of {micro_batches}"
         )
     return mesh
 
 
-def check_trl_quantised(dtype: str, variant: Variant) -> None:
+def check_trl_quantized(dtype: str, variant: Variant) -> None:
     """Raises RecipeError for experts, which bitsandbytes leaves in bfloat16, and rows that its blocks run over."""
-    quantised = [tensor for tensor in text_tensors(variant) if dtype in KINDS and is_quantised(tensor)]
-    if quantised and variant.experts and not BACKENDS["trl"].quantises_experts:
+    quantized = [tensor for tensor in text_tensors(variant) if dtype in KINDS and is_quantized(tensor)]
+    if quantized and variant.experts and not BACKENDS["trl"].quantises_experts:
         fault = f"leaves the experts of {variant.name} in bfloat16"
-    elif odd := [tensor.name for tensor in quantised if tensor.shape[-1] % BLOCK]:
+    elif odd := [tensor.name for tensor in quantized if tensor.shape[-1] % BLOCK]:
         fault = f"has blocks of {BLOCK}, which run over the rows of {odd[0]}"
     else:
         return

@@ -46,11 +46,11 @@ class Memory:
     layer: "Workspace"
     """While one layer is walked back."""
     head: "Workspace"
-    """While the loss is computed; the two are not there at once."""
+    """While the loss is computed; the two do not exist at once."""
     data: float
-    """Of a micro-batch; pictures of all of a step."""
+    """Of a micro-batch; images of all of a step."""
     tower: "Workspace"
-    """While pictures are embedded, before all else."""
+    """While images are embedded, before all else."""
 
     @property
     def workspace(self) -> float:
@@ -71,11 +71,11 @@ class Workspace:
     logits: float = 0.0
     gathered: float = 0.0
     """Weights of other devices."""
-    dequantised: float = 0.0
+    dequantized: float = 0.0
 
     @property
     def total(self) -> float:
-        return self.activations + self.attention + self.logits + self.gathered + self.dequantised
+        return self.activations + self.attention + self.logits + self.gathered + self.dequantized
 
 
 def memory_of(work: Work, mesh: Mesh) -> Memory:
@@ -89,7 +89,7 @@ def memory_of(work: Work, mesh: Mesh) -> Memory:
         saved=_saved(work, mesh),
         layer=_layer_workspace(work, mesh),
         head=_head_workspace(work, mesh),
-        data=BATCH_BYTES * tokens_per_device(work, mesh) + _picture_bytes(work, mesh),
+        data=BATCH_BYTES * tokens_per_device(work, mesh) + _image_bytes(work, mesh),
         tower=_tower_workspace(work, mesh),
     )
 
@@ -120,7 +120,7 @@ def parts_of(work: Work, memory: Memory) -> dict[str, int]:
         "attention scores": peak.attention,
         "logits": peak.logits,
         "gathered weights": peak.gathered,
-        "dequantised weights": peak.dequantised,
+        "dequantized weights": peak.dequantized,
     }
     return {name: round(held) for name, held in parts.items() if held}
 
@@ -141,9 +141,9 @@ def tokens_per_device(work: Work, mesh: Mesh) -> int:
 
 
 def images_per_device(work: Work, mesh: Mesh) -> int:
-    """Pictures of a micro-batch that a device embeds: they are split over all, or with their rows."""
-    assert work.pictures is not None, "of rows with pictures"
-    of_rows = rows_per_device(work, mesh) * work.pictures.images
+    """Images of a micro-batch that a device embeds: they are split over all, or with their rows."""
+    assert work.images is not None, "of rows with images"
+    of_rows = rows_per_device(work, mesh) * work.images.images
     beside = mesh.sequence * mesh.tp
     return of_rows if of_rows % beside else of_rows // beside
 
@@ -162,9 +162,9 @@ def _saved(work: Work, mesh: Mesh) -> float:
     saved = tokens_per_device(work, mesh) * numbers * work.dtype_bytes
     if work.remat == "none":
         saved += variant.layers * _scores(work, mesh) if work.attention == "dense" else 0
-    if work.pictures:
-        saved += images_per_device(work, mesh) * work.pictures.patches * work.pictures.saved_width * work.dtype_bytes
-        features = rows_per_device(work, mesh) * work.pictures.images * work.pictures.soft_tokens * variant.embed_dim
+    if work.images:
+        saved += images_per_device(work, mesh) * work.images.patches * work.images.saved_width * work.dtype_bytes
+        features = rows_per_device(work, mesh) * work.images.images * work.images.soft_tokens * variant.embed_dim
         saved += features * work.dtype_bytes + _block_padding(work, mesh)
     return saved
 
@@ -178,7 +178,7 @@ def _block_padding(work: Work, mesh: Mesh) -> float:
 
 
 def _layer_workspace(work: Work, mesh: Mesh) -> Workspace:
-    """One layer recomputed and walked back; its dequantised weights beside quantised ones.
+    """One layer recomputed and walked back; its dequantized weights beside quantized ones.
 
     Under fsdp the gathered weights of all layers in flight, and where nothing keeps the order their activations.
     """
@@ -189,14 +189,14 @@ def _layer_workspace(work: Work, mesh: Mesh) -> Workspace:
     period = max(blocks.period for blocks in work.variant.scan_blocks)
     waiting = WAITING_OF_TP * work.variant.embed_dim * (period - 1) if mesh.tp > 1 else 0
     gathered = _heaviest(work.layer_bytes, in_flight) / mesh.tp if shards > 1 else 0.0
-    plain = work.largest_layer_parameters * work.dtype_bytes / mesh.tp if work.dequantises else 0.0
+    plain = work.largest_layer_parameters * work.dtype_bytes / mesh.tp if work.dequantizes else 0.0
     return Workspace(
         activations=tokens_per_device(work, mesh)
         * work.dtype_bytes
         * (_heaviest(widths, 1 if in_order else in_flight) + waiting),
         attention=_scores(work, mesh),
         gathered=gathered,
-        dequantised=plain,
+        dequantized=plain,
     )
 
 
@@ -228,23 +228,23 @@ def _head_workspace(work: Work, mesh: Mesh) -> Workspace:
 
 
 def _vision_base(work: Work, mesh: Mesh) -> float:
-    """What embeds pictures is not split over tp; it stays in the dtype that it is computed in."""
-    if work.pictures is None:
+    """What embeds images is not split over tp; it stays in the dtype that it is computed in."""
+    if work.images is None:
         return 0.0
-    whole = work.pictures.whole_parameters
-    return ((work.pictures.parameters - whole) / weight_shards(mesh) + whole) * work.dtype_bytes
+    whole = work.images.whole_parameters
+    return ((work.images.parameters - whole) / weight_shards(mesh) + whole) * work.dtype_bytes
 
 
-def _picture_bytes(work: Work, mesh: Mesh) -> float:
+def _image_bytes(work: Work, mesh: Mesh) -> float:
     rows = -(-work.rows // (mesh.replica * mesh.fsdp))
-    return rows * work.pictures.row_bytes if work.pictures else 0.0
+    return rows * work.images.row_bytes if work.images else 0.0
 
 
 def _tower_workspace(work: Work, mesh: Mesh) -> Workspace:
     """One layer of the tower, with the scores of a block of queries."""
-    if work.pictures is None:
+    if work.images is None:
         return Workspace()
-    tower, count = work.pictures, images_per_device(work, mesh)
+    tower, count = work.images, images_per_device(work, mesh)
     scores = min(work.query_block, tower.patches) * tower.patches * tower.scores_width
     return Workspace(
         activations=float(count * tower.patches * tower.width * work.dtype_bytes),

@@ -46,7 +46,7 @@ def serving_memory(
     weight_dtype: str = "bfloat16",
     kv_dtype: str = "bfloat16",
     batched_tokens: int = 8192,
-    pictures: bool = False,
+    images: bool = False,
 ) -> ServingMemory:
     """What one of `tp` devices holds that serve the text model together.
 
@@ -61,7 +61,7 @@ def serving_memory(
     activations = batched_tokens * (widest / tp + 4 * variant.embed_dim) * compute_bytes
     logits = 2 * LOGIT_ROWS * variant.vocabulary * 4 / tp
     return ServingMemory(
-        weights=weights + (ENCODER_BYTES if pictures else 0), kv_cache=kv, workspace=activations + logits
+        weights=weights + (ENCODER_BYTES if images else 0), kv_cache=kv, workspace=activations + logits
     )
 
 
@@ -157,10 +157,10 @@ def decode_step(served: Served, *, requests: float, context: float) -> Roofline:
     )
 
 
-def prefill(served: Served, tokens: int, pictures: ImageWork | None = None) -> Roofline:
+def prefill(served: Served, tokens: int, images: ImageWork | None = None) -> Roofline:
     """A prompt of so many tokens, alone, soft tokens among them; its weights are read once.
 
-    vLLM does not split the tower (gemma4_mm.py, 0.32.0): every device embeds all of the prompt's pictures, before the
+    vLLM does not split the tower (gemma4_mm.py, 0.32.0): every device embeds all of the prompt's images, before the
     text model begins.
     """
     variant = served.variant
@@ -169,9 +169,9 @@ def prefill(served: Served, tokens: int, pictures: ImageWork | None = None) -> R
     flops += _attention_flops(variant, tokens)
     weights = sum(_read_bytes(variant, served.weight_dtype)) - _head_bytes(variant, served.weight_dtype)
     read = weights / served.tp + tokens * kv_bytes_per_token(variant, served.tp, served.kv_dtype)
-    if pictures is not None:
-        flops += served.tp * pictures.row_flops
-        read += pictures.parameters * (4.0 if served.weight_dtype == "float32" else 2.0)
+    if images is not None:
+        flops += served.tp * images.row_flops
+        read += images.parameters * (4.0 if served.weight_dtype == "float32" else 2.0)
     return Roofline(
         hbm_s=read / served.hbm_bytes_per_s,
         matmul_s=flops / served.peak_flops_per_s,

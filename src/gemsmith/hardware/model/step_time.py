@@ -36,7 +36,7 @@ ATTENTION_SHARE = 0.7
 """Attention kernels reach this much of the share that matmuls reach; 50 % of the peak is what splash is assumed to
 reach on v5p."""
 FLOAT32_SHARE = 0.5
-"""Of an accelerator's bfloat16 peak, as TF32 has on GPUs; a processor's peak in the catalogue is float32's already."""
+"""Of an accelerator's bfloat16 peak, as TF32 has on GPUs; a processor's peak in the catalog is float32's already."""
 OPTIMIZER_PASSES = 7
 """Times that AdamW reads or writes a number as large as the adapters: parameter, gradient and two moments in, all but
 the gradient out."""
@@ -79,7 +79,7 @@ def step_time(work: Work, machine: Machine, mesh: Mesh) -> StepTime:
     # Rows that do not fill the mesh cost as much as if they did.
     filled = micro_batches(work, mesh) * rows_per_device(work, mesh) * mesh.replica * mesh.fsdp / work.rows
     matmul, attention = filled * matmul_flops(work), filled * attention_flops(work)
-    matmul += filled * work.rows * work.pictures.row_flops if work.pictures else 0.0
+    matmul += filled * work.rows * work.images.row_flops if work.images else 0.0
     share = FLOAT32_SHARE if work.dtype_bytes == 4 and chip.kind != "cpu" else 1.0
     ideal_s = (matmul + attention / ATTENTION_SHARE) / (chip.flops_per_s * share * machine.chips)
     hbm_s = _hbm_bytes(work, mesh) / (chip.hbm_bytes_per_s / chip.devices)
@@ -144,10 +144,10 @@ def _hbm_bytes(work: Work, mesh: Mesh) -> float:
     """On one device: the weights once a pass, each pass's activations in and out of matmul and adapter, AdamW."""
     passes = 3 if work.recomputes else 2
     weights = passes * micro_batches(work, mesh) * work.base_bytes / mesh.tp
-    # Written as they are dequantised, and read again.
+    # Written as they are dequantized, and read again.
     weights += (
         2 * passes * micro_batches(work, mesh) * work.parameters * work.dtype_bytes / mesh.tp
-        if work.dequantises
+        if work.dequantizes
         else 0.0
     )
     tokens = micro_batches(work, mesh) * tokens_per_device(work, mesh)
@@ -162,15 +162,15 @@ def _hbm_bytes(work: Work, mesh: Mesh) -> float:
 
 
 def _score_bytes(work: Work, mesh: Mesh) -> float:
-    """On one device: scores that pictures put into memory, in float32.
+    """On one device: scores that images put into memory, in float32.
 
     The tower's, and those of sliding layers that no kernel computes: each block's are written and read forward, and
     scores, their gradient and its product with them backward. On a CPU small blocks stay in the cache.
     """
-    if work.pictures is None or work.query_block != OTHER_QUERY_BLOCK:
+    if work.images is None or work.query_block != OTHER_QUERY_BLOCK:
         return 0.0
     times = micro_batches(work, mesh)
-    of_tower = times * images_per_device(work, mesh) / work.pictures.images * work.pictures.row_score_bytes
+    of_tower = times * images_per_device(work, mesh) / work.images.images * work.images.row_score_bytes
     passes = 4 + work.recomputes_attention
     heads = times * rows_per_device(work, mesh) * work.blocked_sliding_layers * work.variant.heads / mesh.tp
     return of_tower + 2 * passes * 4 * heads * work.sliding_pairs

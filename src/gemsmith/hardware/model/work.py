@@ -2,9 +2,9 @@
 
 Letters: B rows, L length, H heads, D head dim, E model, F hidden (ffn), R rank, V vocabulary.
 
-What a step has to do and to hold for the pictures of its rows, beside what their soft tokens take as tokens.
+What a step has to do and to hold for the images of its rows, beside what their soft tokens take as tokens.
 
-Letters: N pictures that a row has room for, P patches and S soft tokens of each, C values of a patch, W the features'
+Letters: N images that a row has room for, P patches and S soft tokens of each, C values of a patch, W the features'
 width, F hidden, E the text model's width.
 """
 
@@ -42,7 +42,7 @@ _POSITION_BYTES, _PLACE_BYTES, _VALUE_BYTES = 8, 4, 4
 
 @dataclass(frozen=True, kw_only=True)
 class ImageWork:
-    """The pictures of every row, padded to one shape."""
+    """The images of every row, padded to one shape."""
 
     vision: Vision
     images: int
@@ -52,7 +52,7 @@ class ImageWork:
     embed_dim: int
     """E."""
     parameters: int
-    """Of all that embeds pictures."""
+    """Of all that embeds images."""
     whole_parameters: int
     """Of these, what every device holds: embeddings of positions."""
     adapters: int
@@ -121,9 +121,9 @@ class ImageWork:
         return first + vision.layers * vision.embed_dim * (4 * vision.heads * vision.head_dim + 3 * vision.ffn)
 
 
-def pictures_of(recipe: Recipe, variant: Variant, *, images: int, soft_tokens: int) -> ImageWork:
-    """The pictures of rows that have room for so many, each of so many soft tokens."""
-    assert variant.vision is not None, f"{variant.name} takes no pictures"
+def images_of(recipe: Recipe, variant: Variant, *, images: int, soft_tokens: int) -> ImageWork:
+    """The images of rows that have room for so many, each of so many soft tokens."""
+    assert variant.vision is not None, f"{variant.name} takes no images"
     tensors = vision_tensors(variant)
     own = {tensor.name for tensor in tensors}
     targets = [target for target in lora_targets(variant, recipe.lora.targets) if target.name in own]
@@ -194,11 +194,11 @@ class Work:
     """What the backward passes of all layers read, which without remat is saved."""
     named_widths: Mapping[str, Widths]
     """The results that train.remat can name, each summed over all layers."""
-    pictures: ImageWork | None = None
+    images: ImageWork | None = None
     """None where rows are text alone."""
 
     @property
-    def dequantises(self) -> bool:
+    def dequantizes(self) -> bool:
         """Whether a layer's weights are made anew, wherever they are used."""
         return self.base_bytes < self.parameters * self.dtype_bytes
 
@@ -209,22 +209,22 @@ class Work:
     @property
     def text_adapters(self) -> int:
         """Trained parameters that every token meets."""
-        return self.trained_parameters - (self.pictures.adapters if self.pictures else 0)
+        return self.trained_parameters - (self.images.adapters if self.images else 0)
 
     @property
     def nearby_attention(self) -> Attention:
-        """What computes attention in sliding layers; where pictures are seen in both directions no kernel does."""
-        sees = self.pictures is not None and self.variant.bidirectional_images
+        """What computes attention in sliding layers; where images are seen in both directions no kernel does."""
+        sees = self.images is not None and self.variant.bidirectional_images
         return "blocked" if sees and self.attention == "flash" else self.attention
 
     @property
     def ahead(self) -> int:
         """Later tokens that a query of a sliding layer may see."""
-        return self.pictures.soft_tokens if self.pictures and self.variant.bidirectional_images else 0
+        return self.images.soft_tokens if self.images and self.variant.bidirectional_images else 0
 
     @property
     def blocked_sliding_layers(self) -> int:
-        """Sliding layers that run as blocks of queries for their pictures' sake, though a kernel runs the others."""
+        """Sliding layers that run as blocks of queries for their images' sake, though a kernel runs the others."""
         variant = self.variant
         apart = self.nearby_attention != self.attention
         return sum(not variant.is_global(layer) for layer in range(variant.layers)) if apart else 0
@@ -261,7 +261,7 @@ class Work:
     @property
     def chains(self) -> bool:
         """Whether the backward pass recomputes most layers' inputs."""
-        return chains_layers(self.levers, self.variant, self.remat, dequantises=self.dequantises)
+        return chains_layers(self.levers, self.variant, self.remat, dequantizes=self.dequantizes)
 
     @property
     def saved_inputs(self) -> int:
@@ -290,12 +290,12 @@ def on_chips(work: Work, kind: str, recipe: Recipe) -> Work:
         # Of the other backend's attention no formula is known: it is taken to be the JAX model's with large blocks.
         query_block=query_block(kind) if recipe.train.backend == "tunix" else OTHER_QUERY_BLOCK,
         one_by_one=goes_row_by_row(kind, recipe.train.backend),
-        levers=levers_on(kind, recipe.train.tuned),
+        levers=levers_on(kind, recipe.train.optimizations),
     )
 
 
 def work_of(
-    recipe: Recipe, variant: Variant, *, attention: Attention = "blocked", pictures: ImageWork | None = None
+    recipe: Recipe, variant: Variant, *, attention: Attention = "blocked", images: ImageWork | None = None
 ) -> Work:
     """The work of one step of the recipe, whole layers recomputed where train.remat is auto.
 
@@ -315,11 +315,11 @@ def work_of(
     adapted, remat, dtype = recipe.lora.targets, recipe.train.remat, recipe.train.dtype
     return Work(
         variant=variant,
-        rows=recipe.train.rows_per_step,
+        rows=recipe.train.global_batch_size,
         length=recipe.data.max_length,
-        micro_batches=recipe.train.micro_batches,
+        micro_batches=recipe.train.gradient_accumulation_steps,
         one_by_one=False,
-        levers=levers_on("", recipe.train.tuned),
+        levers=levers_on("", recipe.train.optimizations),
         remat="layer" if remat == "auto" else remat,
         offload=recipe.train.offload,
         attention=attention,
@@ -341,7 +341,7 @@ def work_of(
         ),
         all_widths=_sum(_widths(variant, group, adapted) for group in layers.values()),
         named_widths=_named_widths(layers.values(), adapted, recipe.lora.rank),
-        pictures=pictures,
+        images=images,
     )
 
 

@@ -52,10 +52,10 @@ def deploy_service(request: Request) -> Deployment:
         prefix_caching=True,
         chat_template=f"{folder}/launched/{data.template}" if data.template else None,
         arguments=serve.arguments,
-        pictures=serve.pictures or bool(request.pictures),
+        images=serve.images or bool(request.images),
         image_tokens=data.image_tokens,
         kv_cache_dtype=serve.kv_cache_dtype,
-        image=serve.image,
+        image=serve.container_image,
     )
     weights = Weights(
         source=f"{folder}/run/merged",
@@ -108,7 +108,7 @@ class Size(NamedTuple):
 
 
 SIZES = {"cloud-run-20": Size(20, 80), "cloud-run-30": Size(30, 120), "cloud-run-44": Size(44, 176)}
-"""Machines of the catalogue. 20 vCPU and 80 GiB are the least that go with this GPU, 44 and 176 the most."""
+"""Machines of the catalog. 20 vCPU and 80 GiB are the least that go with this GPU, 44 and 176 the most."""
 
 
 def gives(machine: Machine) -> bool:
@@ -130,7 +130,7 @@ def check(request: Request) -> None:
         )
     if (request.network is None) != (request.subnet is None):
         raise InputError("--network and --subnet: go together; give both, or neither")
-    served = {"serve.image": request.recipe.serve.image or ""} if "export" in request.stages else {}
+    served = {"serve.container_image": request.recipe.serve.container_image or ""} if "export" in request.stages else {}
     for key, image in {"--image": str(request.image.value), **served}.items():
         if not in_artifact_registry(image) and registry_of(image) != "docker.io":
             raise InputError(
@@ -306,7 +306,7 @@ def _service_container(request: Request) -> dict[str, Any]:
         ),
     }
     return {
-        "image": Chosen(deployment.image or "", "serve.image, or else vLLM's own; its tag was not looked up"),
+        "image": Chosen(deployment.image or "", "serve.container_image, or else vLLM's own; its tag was not looked up"),
         "command": ["vllm", *deployment.program],
         "args": service_arguments(deployment),
         "env": [{"name": name, "value": value} for name, value in deployment.environment.items()],

@@ -1,4 +1,4 @@
-"""The training step compiled for TPUs that are not there: its text, its memory, and what compiling cost.
+"""The training step compiled for TPUs that do not exist: its text, its memory, and what compiling cost.
 
 XLA's compiler for TPUs comes with libtpu and needs no TPU. One process compiles one step: libtpu reads its environment
 once, and CPU seconds and peak memory are the process's.
@@ -25,8 +25,8 @@ from typing import Any
 
 from gemsmith.arch import find_variant
 from gemsmith.errors import GemsmithError, MachineError, first_line
-from gemsmith.hardware import load_catalogue
-from gemsmith.hardware.model import ImageWork, Work, attended_pairs, pictures_of
+from gemsmith.hardware import load_catalog
+from gemsmith.hardware.model import ImageWork, Work, attended_pairs, images_of
 from gemsmith.recipe.load import build_recipe
 from gemsmith.recipe.schema import Recipe
 
@@ -96,22 +96,22 @@ def open_topology(name: str) -> Any:
 
 
 def compile_step(
-    recipe: Recipe, *, topology: str, options: Mapping[str, Any], pictures: ImageWork | None = None
+    recipe: Recipe, *, topology: str, options: Mapping[str, Any], images: ImageWork | None = None
 ) -> CompiledStep:
-    """The step that `gemsmith train` runs for a recipe, its rows with room for so many pictures, compiled for a slice.
+    """The step that `gemsmith train` runs for a recipe, its rows with room for so many images, compiled for a slice.
 
     Raises InputError for what cannot be laid out on it or does not fit.
     """
     devices = open_topology(topology)
     begin = _cpu_s()
-    chip = load_catalogue().chips[topology.partition(":")[0]]
-    lowered, how = lower_step(recipe, devices, device_bytes=chip.hbm_bytes / chip.devices, pictures=pictures)
+    chip = load_catalog().chips[topology.partition(":")[0]]
+    lowered, how = lower_step(recipe, devices, device_bytes=chip.hbm_bytes / chip.devices, images=images)
     coordinates = [device.coords for device in how.mesh.devices.flat]
     return compile_for(lowered, options, coordinates=coordinates, trace_cpu_s=_cpu_s() - begin, remat=how.remat)
 
 
 def lower_step(
-    recipe: Recipe, devices: Any, *, device_bytes: float | None = None, pictures: ImageWork | None = None
+    recipe: Recipe, devices: Any, *, device_bytes: float | None = None, images: ImageWork | None = None
 ) -> tuple[Any, Any]:
     """The recipe's step on arrays with shapes and places but no values, and how it runs (gemsmith.models.Execution)."""
     from functools import partial
@@ -129,16 +129,16 @@ def lower_step(
     variant = find_variant(str(recipe.model))
     sizes = mesh_sizes(recipe, variant, devices=len(devices), kind=devices[0].device_kind)
     mesh = jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes), devices=devices)
-    dtype, quantised = base_kinds(recipe.train.dtype)
-    how = make_execution(recipe, variant, mesh, device_bytes=device_bytes, pictures=pictures)
-    base = abstract_model(variant, dtype=dtype, quantised=quantised, execution=how, vision=pictures is not None)
+    dtype, quantized = base_kinds(recipe.train.dtype)
+    how = make_execution(recipe, variant, mesh, device_bytes=device_bytes, images=images)
+    base = abstract_model(variant, dtype=dtype, quantized=quantized, execution=how, vision=images is not None)
     model = add_adapters(base, variant, recipe.lora, seed=recipe.seed)
     optimizer = nnx.eval_shape(partial(nnx.Optimizer, tx=make_optimizer(recipe.optimizer), wrt=nnx.LoRAParam), model)
     nnx.update(optimizer, place_moments(nnx.state(optimizer), model))
     micro_batches = micro_batches_on(recipe, variant, mesh)
     step = make_step(model, optimizer, lora=recipe.lora, seed=recipe.seed, micro_batches=micro_batches)
-    shape = None if pictures is None else ImageShape.of(pictures)
-    inputs = input_shapes(mesh, rows=recipe.train.rows_per_step, length=recipe.data.max_length, images=shape)
+    shape = None if images is None else ImageShape.of(images)
+    inputs = input_shapes(mesh, rows=recipe.train.global_batch_size, length=recipe.data.max_length, images=shape)
     return step.update.lower(step.trained, step.moments, step.frozen, inputs), how
 
 
@@ -184,7 +184,7 @@ def model_flops(work: Work) -> float:
     """FLOPs that one step needs whatever it recomputes, for MFU: nothing is spent on gradients of the frozen base.
 
     A token and frozen weight 2 forward and 2 backward, an adapter's 2 more; a pair of query and key 4 forward and 8
-    backward for each of the head's dimensions. Rows are taken as one document each, their pictures embedded as often as
+    backward for each of the head's dimensions. Rows are taken as one document each, their images embedded as often as
     they are.
     """
     per_token = 4 * (work.layer_matmul_parameters + work.head_parameters) + 6 * work.text_adapters
@@ -192,7 +192,7 @@ def model_flops(work: Work) -> float:
     for layer in range(variant.layers):
         window = None if variant.is_global(layer) else variant.sliding_window
         attention += 12 * variant.heads * variant.head_dim_of(layer) * attended_pairs(work.length, window, "flash")
-    embedding = work.pictures.row_flops if work.pictures else 0.0
+    embedding = work.images.row_flops if work.images else 0.0
     return float(work.tokens * per_token + work.rows * (attention + embedding))
 
 
@@ -215,18 +215,18 @@ def compile_in_child(
     *,
     topology: str,
     options: Mapping[str, Any] | None = None,
-    pictures: ImageWork | None = None,
+    images: ImageWork | None = None,
     limit_s: float | None = None,
     limit_bytes: float | None = None,
 ) -> dict[str, Any]:
     """The facts of gemsmith.plan.aot.compile.CompiledStep but its text, which is in folder/step.hlo.
 
-    `options`: XLA's flags; None: those that `gemsmith train` sets. `pictures`: what every row has room for. Raises
+    `options`: XLA's flags; None: those that `gemsmith train` sets. `images`: what every row has room for. Raises
     MachineError with XLA's own words where it refuses the step, and where a limit is reached.
     """
     request: dict[str, Any] = {"recipe": recipe.model_dump(mode="json"), "topology": topology, "options": options}
-    if pictures is not None:
-        request["pictures"] = {"images": pictures.images, "soft_tokens": pictures.soft_tokens}
+    if images is not None:
+        request["images"] = {"images": images.images, "soft_tokens": images.soft_tokens}
     (folder / "request.json").write_text(json.dumps(request))
     command = [sys.executable, "-m", "gemsmith.plan.aot.compile", str(folder)]
     with tempfile.TemporaryFile() as errors:
@@ -274,10 +274,10 @@ def main(folder: Path) -> None:
         from gemsmith.train.jax.compile import compiler_options
 
         options = compiler_options("tpu", recipe.train)
-    pictures = None
-    if "pictures" in request:
-        pictures = pictures_of(recipe, find_variant(str(recipe.model)), **request["pictures"])
-    compiled = compile_step(recipe, topology=request["topology"], options=options, pictures=pictures)
+    images = None
+    if "images" in request:
+        images = images_of(recipe, find_variant(str(recipe.model)), **request["images"])
+    compiled = compile_step(recipe, topology=request["topology"], options=options, images=images)
     step = dataclasses.asdict(compiled)
     (folder / "step.hlo").write_text(step.pop("text"))
     (folder / "step.json").write_text(json.dumps(step | {"options": options}, indent=1) + "\n")

@@ -142,11 +142,11 @@ def walk(
 
     coordinates: where each partition's chip stands, in order; without them groups are taken to be squares or rings.
     kernels: FLOPs of Mosaic kernels by the beginning of their name, for those that kernel_flops does not know.
-    Raises InputError for a chip of which the catalogue has no clock or links, and for text that is no HLO.
+    Raises InputError for a chip of which the catalog has no clock or links, and for text that is no HLO.
     """
     if chip.clock_hz is None or chip.link_bytes_per_s is None:
         raise InputError(
-            f"hardware.catalogue: chips.{chip.name} has no clock_hz or link_bytes_per_s; give both to read compiled "
+            f"hardware.catalog: chips.{chip.name} has no clock_hz or link_bytes_per_s; give both to read compiled "
             "programs"
         )
     module = parse(text)

@@ -1,4 +1,4 @@
-"""The plan, and what became of it: memory and step time, modelled and measured.
+"""The plan, and what became of it: memory and step time, estimated and measured.
 
 Where the time went, stage by stage and within training, and what it cost.
 """
@@ -30,7 +30,7 @@ class Part:
     bytes: int
     start: float
     share: float
-    colour: str
+    color: str
 
 
 def make_plan(_run: Run, findings: Findings) -> dict[str, Any]:
@@ -57,15 +57,15 @@ def memory_parts(machine: MachinePlan, used: int | None) -> list[Part]:
     width = max(limit, most) if 10 * most > limit else 2 * most
     parts, start = [], 0
     for name, part_bytes in machine.parts.items():
-        colour = "line-strong" if name == _RUNTIME else "s1-soft"
-        parts.append(Part(name=name, bytes=part_bytes, start=start / width, share=part_bytes / width, colour=colour))
+        color = "line-strong" if name == _RUNTIME else "s1-soft"
+        parts.append(Part(name=name, bytes=part_bytes, start=start / width, share=part_bytes / width, color=color))
         start += part_bytes
-    parts.append(Part(name="planned in all", bytes=planned, start=0, share=planned / width, colour="s1"))
+    parts.append(Part(name="planned in all", bytes=planned, start=0, share=planned / width, color="s1"))
     if used:
-        colour = "s3" if used <= limit else "bad"
-        parts.append(Part(name="used at the peak, measured", bytes=used, start=0, share=used / width, colour=colour))
+        color = "s3" if used <= limit else "bad"
+        parts.append(Part(name="used at the peak, measured", bytes=used, start=0, share=used / width, color=color))
     share, beyond = min(limit / width, 1), ", beyond the edge" if limit > width else ""
-    parts.append(Part(name=f"limit of a chip{beyond}", bytes=limit, start=0, share=share, colour="line-strong"))
+    parts.append(Part(name=f"limit of a chip{beyond}", bytes=limit, start=0, share=share, color="line-strong"))
     return parts
 
 
@@ -107,14 +107,14 @@ def make_time(run: Run, findings: Findings) -> dict[str, Any]:
     """The waterfall, and dollars for each stage and each cell."""
     found = spent(findings)
     return {
-        "spans": stage_spans(findings, run.recipe.train.checkpoint_every),
+        "spans": stage_spans(findings, run.recipe.train.save_steps),
         "total_s": total_s(findings),
         "spent": found,
         "served": served_costs(findings, found),
     }
 
 
-def stage_spans(findings: Findings, checkpoint_every: int) -> list[Span]:
+def stage_spans(findings: Findings, save_steps: int) -> list[Span]:
     """Every stage after the one before it; training in its parts."""
     spans, at = [], 0.0
     for stage in STAGES:
@@ -124,12 +124,12 @@ def stage_spans(findings: Findings, checkpoint_every: int) -> list[Span]:
             continue
         spans.append(Span(name=stage, start_s=at, seconds=stage_s(record)))
         if isinstance(record, TrainRecord):
-            spans += training_spans(record, at, checkpoint_every)
+            spans += training_spans(record, at, save_steps)
         at += stage_s(record)
     return spans
 
 
-def training_spans(train: TrainRecord, start_s: float, checkpoint_every: int) -> list[Span]:
+def training_spans(train: TrainRecord, start_s: float, save_steps: int) -> list[Span]:
     """The steps of earlier starts, then compile, steps, saves and the rest of the last one.
 
     What earlier starts took beside their steps is in no record. One from before it told of saves has what steps next to
@@ -140,7 +140,7 @@ def training_spans(train: TrainRecord, start_s: float, checkpoint_every: int) ->
     if not steps:
         return []
     saves = train.saves
-    beside_s = 0.0 if saves else _above_others(steps, begun, checkpoint_every)
+    beside_s = 0.0 if saves else _above_others(steps, begun, save_steps)
     saves_s = saves.s if saves else 0.0
     steps_s = sum(step.step_s for step in steps)
     rest_s = max(0.0, train.origin.duration_s - train.compile_s - steps_s - saves_s)

@@ -2,7 +2,7 @@
 
 What was run: model, settings, machines, versions.
 
-What was trained on: rows, tokens, packing, what was dropped and why, pictures, and what is held out too.
+What was trained on: rows, tokens, packing, what was dropped and why, images, and what is held out too.
 """
 
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ def make_training(run: Run, findings: Findings) -> dict[str, Any]:
     train = findings.train
     counts = [step.loss_tokens for step in train.steps] if train else []
     return {
-        "charts": training_charts(train, run.recipe.optimizer.clip_norm) if train else [],
+        "charts": training_charts(train, run.recipe.optimizer.max_grad_norm) if train else [],
         "step_rows": _step_rows(train) if train else [],
         "tokens": trained_tokens(train) if train else 0,
         "loss_tokens": sum(counts) if None not in counts else None,
@@ -89,17 +89,17 @@ def _settings(run: Run, trained: TrainRecord | None) -> Iterator[tuple[str, str]
     scale = f"{'rsLoRA with ' if lora.rslora else ''}alpha {numbers.plain(lora.alpha)}"
     yield "LoRA", f"rank {lora.rank}, {scale}{dropout}, on {', '.join(lora.targets)}"
     decay = f"decay {numbers.plain(optimizer.weight_decay)}"
-    clip = f"clip {numbers.plain(optimizer.clip_norm)}" if optimizer.clip_norm else "no clipping"
+    clip = f"clip {numbers.plain(optimizer.max_grad_norm)}" if optimizer.max_grad_norm else "no clipping"
     yield (
         "AdamW",
         f"peak {numbers.plain(optimizer.learning_rate)}, {optimizer.schedule}, {_warmup(optimizer, trained)}, {decay}, "
         f"{clip}",
     )
     packed = "packed" if recipe.data.packing else "not packed"
-    yield "Step", f"{train.rows_per_step} rows of {numbers.count(recipe.data.max_length)} tokens, {packed}"
+    yield "Step", f"{train.global_batch_size} rows of {numbers.count(recipe.data.max_length)} tokens, {packed}"
     length = (
-        f"{numbers.count(train.optimizer_steps)} steps"
-        if train.optimizer_steps
+        f"{numbers.count(train.max_steps)} steps"
+        if train.max_steps
         else f"{train.epochs} epoch{'s' if train.epochs > 1 else ''}"
     )
     yield "Length", f"{length}, backend {train.backend}, {train.dtype}, seed {recipe.seed}"
@@ -109,19 +109,19 @@ def make_data(_run: Run, findings: Findings) -> dict[str, Any]:
     """Shares of the positions, the longest document, rows that were read, and the contamination in words."""
     data = findings.data
     if data is None:
-        return {"positions": [], "longest_tokens": 1, "rows_read": 0, "pictures": [], "shared": "", "shared_more": []}
+        return {"positions": [], "longest_tokens": 1, "rows_read": 0, "images": [], "shared": "", "shared_more": []}
     return {
         "positions": _positions(data),
         "longest_tokens": max((1, *data.length_percentiles.values())),
         "rows_read": data.rows + sum(data.dropped.values()),
-        "pictures": _pictures(data),
+        "images": _images(data),
         "shared": _shared(findings),
         "shared_more": _shared_more(data),
     }
 
 
 def _positions(data: DataRecord) -> list[tuple[str, float, str]]:
-    """What the positions of the packed rows hold, as shares of 1: name, share, colour."""
+    """What the positions of the packed rows hold, as shares of 1: name, share, color."""
     if not data.tokens:
         return []
     supervised = data.packing_efficiency * data.supervised_tokens / data.tokens
@@ -132,14 +132,14 @@ def _positions(data: DataRecord) -> list[tuple[str, float, str]]:
     ]
 
 
-def _pictures(data: DataRecord) -> list[tuple[str, str]]:
-    """Facts of the pictures; none where there are none."""
-    if not data.pictures:
+def _images(data: DataRecord) -> list[tuple[str, str]]:
+    """Facts of the images; none where there are none."""
+    if not data.images:
         return []
     return [
-        ("Pictures", numbers.count(data.pictures)),
-        ("Soft tokens of pictures", f"{numbers.count(data.soft_tokens)} of the tokens"),
-        ("Soft tokens a picture, mean", numbers.decimal(data.soft_tokens / data.pictures)),
+        ("Images", numbers.count(data.images)),
+        ("Soft tokens of images", f"{numbers.count(data.soft_tokens)} of the tokens"),
+        ("Soft tokens a image, mean", numbers.decimal(data.soft_tokens / data.images)),
         ("Patches of a row, at most", numbers.count(data.most_patches)),
     ]
 
@@ -167,9 +167,9 @@ def _shared_more(data: DataRecord) -> list[tuple[str, str]]:
             f"{numbers.count(found.same_answer)} of {numbers.count(found.rows)} rows",
         )
     ]
-    if found.same_picture is not None:
-        picture = f"{numbers.count(found.same_picture)} of {numbers.count(found.rows)} rows"
-        rows.append(("Held out, a picture of it trained on", picture))
+    if found.same_image is not None:
+        image = f"{numbers.count(found.same_image)} of {numbers.count(found.rows)} rows"
+        rows.append(("Held out, a image of it trained on", image))
     return [
         *rows,
         ("Held out and nearly trained on", "not looked for: prompts are compared whole, but for white space"),

@@ -20,7 +20,7 @@ from gemsmith.serve.chat.terminal import Sight, talk
 from gemsmith.serve.client.endpoint import find_models
 from gemsmith.serve.client.stream import Sampling, Voice
 from gemsmith.serve.server import Server
-from gemsmith.serve.stage import Servers, takes_pictures
+from gemsmith.serve.stage import Servers, takes_images
 from gemsmith.system.characters import spell_out
 from gemsmith.system.console import open_console
 from gemsmith.tasks import Question
@@ -92,8 +92,8 @@ def _voices_of(run: Run, models: Sequence[str], *, unverified: bool) -> Iterator
 
 
 def _sight_of(run: Run) -> Sight:
-    if not takes_pictures(run):
-        return Sight(takes_pictures=False)
+    if not takes_images(run):
+        return Sight(takes_images=False)
     config = read_config(fetch_folder(run.recipe.checkpoint))
     return Sight(patching=read_patching(config, run.recipe.data.image_tokens))
 

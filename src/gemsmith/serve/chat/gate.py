@@ -50,7 +50,7 @@ def _is_ours(headers: list[tuple[str, str]]) -> bool:
     hosts, origins = given.get("host", []), given.get("origin", [])
     if len(hosts) != 1 or _name(f"//{hosts[0]}") not in HOSTS:
         return False
-    # A picture or a script that another site's page asks for has no Origin; a link to the page is followed.
+    # A image or a script that another site's page asks for has no Origin; a link to the page is followed.
     foreign = given.get("sec-fetch-site") == ["cross-site"] and given.get("sec-fetch-mode") != ["navigate"]
     return not foreign and all(origin in (f"http://{hosts[0]}", f"https://{hosts[0]}") for origin in origins)
 

@@ -1,6 +1,6 @@
 """A conversation in the terminal; prompts come from stdin, so that they can be piped in, too.
 
-Pictures in a conversation: files as what a server is sent, rows with theirs, and contents as text.
+Images in a conversation: files as what a server is sent, rows with theirs, and contents as text.
 """
 
 import contextlib
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gemsmith.errors import DataError, EngineError
-from gemsmith.images.data_url import picture_url
+from gemsmith.images.data_url import to_data_url
 from gemsmith.images.patches import Patching
 from gemsmith.serve.client.chat import api_messages, image_content
 from gemsmith.serve.client.stream import Answer, Sampling, Voice, describe_speed, stream_answer
@@ -22,32 +22,31 @@ from gemsmith.tasks import Question
 
 Content = str | list[dict[str, Any]]
 Turns = list[dict[str, Any]]
-PLACE = "[picture] "
+PLACE = "[image] "
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sight:
-    """Whether the server takes pictures, and how its model cuts them up, where that is known."""
+    """Whether the server takes images, and how its model cuts them up, where that is known."""
 
-    takes_pictures: bool = True
+    takes_images: bool = True
     patching: Patching | None = None
 
     def look(self, file: str) -> str:
-        """The data: URL of the file's picture. Raises DataError where it is none, or the server takes text alone."""
-        if not self.takes_pictures:
+        """The data: URL of the file's image. Raises DataError where it is none, or the server takes text alone."""
+        if not self.takes_images:
             raise DataError(
-                "the server takes text alone; start the chat with --set serve.pictures=true, of a model that takes "
-                "pictures"
+                "the server takes text alone; start the chat with --set serve.images=true, of a model that takes images"
             )
-        return picture_url(file, self.patching)
+        return to_data_url(file, self.patching)
 
     def turns(self, row: Question) -> Turns:
-        """The messages of a held-out row. Raises DataError where a picture of it has changed since it was read."""
-        return api_messages(row.messages, row.pictures, self.patching)
+        """The messages of a held-out row. Raises DataError where a image of it has changed since it was read."""
+        return api_messages(row.messages, row.images, self.patching)
 
 
 def make_content(text: str, urls: Sequence[str]) -> Content:
-    """What a user's turn holds: the pictures, then the text.
+    """What a user's turn holds: the images, then the text.
 
     >>> make_content("hi", [])
     'hi'
@@ -61,15 +60,15 @@ def text_in(content: Content) -> str:
 
 
 def urls_in(content: Content) -> list[str]:
-    """The data: URLs of its pictures, in order."""
+    """The data: URLs of its images, in order."""
     return [part["image_url"]["url"] for part in content if "image_url" in part] if isinstance(content, list) else []
 
 
 def described(content: Content) -> str:
-    """Its text for a terminal, with a picture as its place.
+    """Its text for a terminal, with a image as its place.
 
     >>> described(make_content("What is it?", ["data:image/png;base64,"]))
-    '[picture] What is it?'
+    '[image] What is it?'
     """
     if isinstance(content, str):
         return content
@@ -78,7 +77,7 @@ def described(content: Content) -> str:
 
 HELP = """/new          forget the conversation
 /system TEXT  set the system prompt, and forget the conversation; no TEXT: none
-/picture FILE a picture that goes with the next prompt; several lines: several pictures
+/image FILE a image that goes with the next prompt; several lines: several images
 /row N        ask held-out row N, and show the answer that is expected
 /quit         end; so does Ctrl-D. Ctrl-C stops an answer"""
 
@@ -90,11 +89,11 @@ class Conversation:
     voices: Sequence[Voice]
     system: str = ""
     turns: dict[str, Turns] = field(default_factory=dict)
-    pictures: list[str] = field(default_factory=list)
+    images: list[str] = field(default_factory=list)
     """The data: URLs of those that go with the next prompt."""
 
     def forget(self) -> None:
-        self.turns, self.pictures = {}, []
+        self.turns, self.images = {}, []
 
     def messages(self, voice: Voice, prompt: Content) -> Turns:
         """All that the voice is sent."""
@@ -127,8 +126,8 @@ def talk(
             return
         if word == "/row":
             _ask_row(conversation, rest, rows(), sampling, sight)
-        elif word == "/picture":
-            _add_picture(conversation, rest.strip(), sight)
+        elif word == "/image":
+            _add_image(conversation, rest.strip(), sight)
         elif word == "/new":
             conversation.forget()
         elif word == "/system":
@@ -137,8 +136,8 @@ def talk(
         elif word.startswith("/"):
             console.print(HELP)
         else:
-            _ask(conversation, make_content(line, conversation.pictures), sampling)
-            conversation.pictures = []
+            _ask(conversation, make_content(line, conversation.images), sampling)
+            conversation.images = []
 
 
 def _prompts() -> Iterator[str]:
@@ -158,15 +157,15 @@ def _prompts() -> Iterator[str]:
             yield line
 
 
-def _add_picture(conversation: Conversation, file: str, sight: Sight) -> None:
+def _add_image(conversation: Conversation, file: str, sight: Sight) -> None:
     console = open_console()
     try:
-        conversation.pictures.append(sight.look(str(expand_home(file))))
+        conversation.images.append(sight.look(str(expand_home(file))))
     except DataError as error:
-        console.print(f"/picture: {error}")
+        console.print(f"/image: {error}")
         return
-    count = len(conversation.pictures)
-    console.print(f"{count} picture{'s' * (count > 1)} go{'es' * (count == 1)} with the next prompt")
+    count = len(conversation.images)
+    console.print(f"{count} image{'s' * (count > 1)} go{'es' * (count == 1)} with the next prompt")
 
 
 def _ask_row(
@@ -187,8 +186,8 @@ def _ask_row(
     conversation.system = next((turn["content"] for turn in before if turn["role"] == "system"), "")
     turns = [turn for turn in before if turn["role"] != "system"]
     conversation.turns = {voice.label: list(turns) for voice in conversation.voices}
-    for picture in row.pictures:
-        console.print(f"picture: {picture.path or 'of the row itself'}, {picture.width} × {picture.height}")
+    for image in row.images:
+        console.print(f"image: {image.path or 'of the row itself'}, {image.width} × {image.height}")
     console.print(f"row {number}: {described(last['content'])}")
     _ask(conversation, last["content"], sampling)
     console.print(f"expected: {row.expected}")

@@ -98,9 +98,7 @@ def make_page(
             send = gradio.Button("Send", variant="primary")
             stop = gradio.Button("Stop")
             new = gradio.Button("New conversation")
-            add = gradio.UploadButton(
-                "Add a picture", file_types=["image"], type="filepath", visible=sight.takes_pictures
-            )
+            add = gradio.UploadButton("Add a image", file_types=["image"], type="filepath", visible=sight.takes_images)
         said = gradio.State([[] for _ in voices])
 
         def answer(
@@ -178,7 +176,7 @@ def _sampling(temperature: float, top_p: float, max_tokens: float, seed: float |
 
 
 def _fill_in(rows: Sequence[Question], number: int | None, voices: Sequence[Voice], sight: Sight) -> tuple[Any, ...]:
-    """A row's prompt and system prompt, its expected answer and its pictures, and the turns before the last one."""
+    """A row's prompt and system prompt, its expected answer and its images, and the turns before the last one."""
     if number is None:
         return (gradio.skip(), gradio.skip(), "", [], "", *(gradio.skip(),) * (1 + 2 * len(voices)))
     try:
@@ -190,32 +188,32 @@ def _fill_in(rows: Sequence[Question], number: int | None, voices: Sequence[Voic
     said = [list(turns) for _ in voices]
     shown = [part for voice in voices for part in (draw_turns(voice, turns), "")]
     urls = urls_in(last["content"])
-    return (text_in(last["content"]), system, rows[number].expected, urls, _draw_pictures(urls), said, *shown)
+    return (text_in(last["content"]), system, rows[number].expected, urls, _draw_images(urls), said, *shown)
 
 
 def _attach(file: str, urls: list[str], sight: Sight) -> tuple[list[str], str]:
-    """The pictures that go with the next prompt, and their HTML."""
+    """The images that go with the next prompt, and their HTML."""
     try:
         urls = [*urls, sight.look(file)]
     except DataError as error:
         raise gradio.Error(str(error)) from None
     finally:
         Path(file).unlink(missing_ok=True)
-    return urls, _draw_pictures(urls)
+    return urls, _draw_images(urls)
 
 
 def _draw_content(content: Content) -> str:
-    return _draw_pictures(urls_in(content)) + html.escape(text_in(content))
+    return _draw_images(urls_in(content)) + html.escape(text_in(content))
 
 
-def _draw_pictures(urls: Sequence[str]) -> str:
-    return "".join(f'<img src="{html.escape(url)}" alt="picture {number}">' for number, url in enumerate(urls, 1))
+def _draw_images(urls: Sequence[str]) -> str:
+    return "".join(f'<img src="{html.escape(url)}" alt="image {number}">' for number, url in enumerate(urls, 1))
 
 
 def _answer_all(
     voices: Sequence[Voice], prompt: str, urls: list[str], said: list[Turns], system: str, sampling: Sampling
 ) -> Iterator[tuple[Any, ...]]:
-    """What the page shows while all voices answer at once: turns, the prompt's box, pictures, and each column.
+    """What the page shows while all voices answer at once: turns, the prompt's box, images, and each column.
 
     The box is emptied once, as the prompt leaves it: what is typed during the answer stays. A turn that was stopped or
     that failed is not remembered: it stays on the page until the next one.

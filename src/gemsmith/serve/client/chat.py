@@ -1,6 +1,6 @@
 """What the answer to a request holds, read strictly: text of the model, or why there is none.
 
-A conversation as an OpenAI API takes it: pictures are data: URLs in their places.
+A conversation as an OpenAI API takes it: images are data: URLs in their places.
 
 An answer as tokens and log-probabilities, which completions and chats write in two ways.
 """
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gemsmith.images.check import ImageInfo
-from gemsmith.images.data_url import picture_url
+from gemsmith.images.data_url import to_data_url
 from gemsmith.images.patches import Patching
 from gemsmith.tasks.messages import ImagePart, Message, images_of, text_of
 
@@ -96,20 +96,20 @@ def _shown(body: bytes) -> str:
 
 
 def api_messages(
-    messages: Sequence[Message], pictures: Sequence[ImageInfo] = (), patching: Patching | None = None
+    messages: Sequence[Message], images: Sequence[ImageInfo] = (), patching: Patching | None = None
 ) -> list[dict[str, Any]]:
     """The messages of a request; content that is text alone is a string.
 
-    `pictures` are what was found of theirs, in order; where they are given, bytes that have changed since are a
-    DataError. `patching`: see picture_url.
+    `images` are what was found of theirs, in order; where they are given, bytes that have changed since are a
+    DataError. `patching`: see to_data_url.
     """
-    hashes: Iterator[str | None] = iter([picture.sha256 for picture in pictures])
+    hashes: Iterator[str | None] = iter([image.sha256 for image in images])
     found: list[dict[str, Any]] = []
     for message in messages:
         content: list[dict[str, Any]] = []
         for part in message.parts:
             if isinstance(part, ImagePart):
-                content.append(image_content(picture_url(part.path or part.data, patching, sha256=next(hashes, None))))
+                content.append(image_content(to_data_url(part.path or part.data, patching, sha256=next(hashes, None))))
             else:
                 content.append({"type": "text", "text": part.text})
         found.append({"role": message.role, "content": content if images_of([message]) else text_of(message)})
@@ -117,7 +117,7 @@ def api_messages(
 
 
 def image_content(url: str) -> dict[str, Any]:
-    """The part of a message's content that is a picture."""
+    """The part of a message's content that is a image."""
     return {"type": "image_url", "image_url": {"url": url}}
 
 

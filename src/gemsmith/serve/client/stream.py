@@ -61,7 +61,7 @@ class Answer:
 def stream_answer(voice: Voice, messages: Sequence[Mapping[str, Any]], sampling: Sampling) -> Iterator[Answer]:
     """The answer as it grows; the last one has `ended` set, and the server's own count of tokens where it gives one.
 
-    Raises EngineError where the server is not there, refuses, or breaks off. Closing the iterator ends the request.
+    Raises EngineError where the server does not exist, refuses, or breaks off. Closing the iterator ends the request.
     """
     client = httpx.Client(timeout=httpx.Timeout(QUIET_S, connect=CONNECT_S), trust_env=False, headers=api_headers())
     url = f"{voice.url}/v1/chat/completions"

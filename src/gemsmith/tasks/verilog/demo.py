@@ -44,10 +44,10 @@ class Spec:
         return [name for name, _ in self.inputs]
 
 
-def make_rows(rows: int, split: str, seed: int) -> list[dict[str, str]]:
+def generate_rows(rows: int, split: str, seed: int) -> list[dict[str, str]]:
     """`rows` different rows {"prompt", "response"} of a split, "train" or "held-out".
 
-    >>> make_rows(1, "train", 0)[0]["response"].startswith("module ")
+    >>> generate_rows(1, "train", 0)[0]["response"].startswith("module ")
     True
     """
     made: dict[str, dict[str, str]] = {}

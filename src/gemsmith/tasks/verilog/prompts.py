@@ -2,7 +2,7 @@
 
 The sentences in OFFICIAL_SYSTEM and OFFICIAL_RULE are those of scripts/sv-generate in NVlabs/verilog-eval at commit
 c498220, for the task spec-to-rtl and with no option set: a score is comparable with a published one only where the
-model was asked the same. They are under this licence:
+model was asked the same. They are under this license:
 
     MIT License
 

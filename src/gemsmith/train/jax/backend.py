@@ -26,7 +26,7 @@ from gemsmith.checkpoints.steps import is_peft_step
 from gemsmith.data import Batches, load_batches
 from gemsmith.data.batches import Bucket
 from gemsmith.errors import DamageError, MachineError, RunError, first_line
-from gemsmith.hardware.model import ImageWork, pictures_of
+from gemsmith.hardware.model import ImageWork, images_of
 from gemsmith.models import Execution, Gemma4, base_kinds, load_model
 from gemsmith.recipe.schema import Recipe
 from gemsmith.runs.provenance import start_clock
@@ -45,7 +45,7 @@ from gemsmith.train.jax.distributed import (
     place_batch,
     start_hosts,
 )
-from gemsmith.train.jax.images import Arrays, PictureFeed, count_buckets, padded_share, picture_input
+from gemsmith.train.jax.images import Arrays, ImageFeed, count_buckets, image_input, padded_share
 from gemsmith.train.jax.lora import add_adapters, count_adapted
 from gemsmith.train.jax.mesh import make_execution, make_mesh, micro_batches_on
 from gemsmith.train.jax.step import Step, input_shapes, make_optimizer, make_step, place_moments
@@ -118,16 +118,16 @@ def train_with_tunix(run: Run, *, fresh: bool = False) -> TrainRecord:
 
 
 def adapted_model(
-    recipe: Recipe, checkpoint: Checkpoint, mesh: Mesh, *, vision: bool = False, pictures: ImageWork | None = None
+    recipe: Recipe, checkpoint: Checkpoint, mesh: Mesh, *, vision: bool = False, images: ImageWork | None = None
 ) -> Gemma4:
     """The checkpoint's model on the mesh, with adapters at their start: the recipe's, or one that is new.
 
-    With `vision` it takes images; `pictures`, those of the rows, count towards the memory that train.remat leaves.
+    With `vision` it takes images; `images`, those of the rows, count towards the memory that train.remat leaves.
     """
     start = read_start_adapter(recipe, checkpoint.variant)
-    dtype, quantised = base_kinds(recipe.train.dtype)
-    execution = make_execution(recipe, checkpoint.variant, mesh, pictures=pictures)
-    base = load_model(checkpoint, dtype=dtype, quantised=quantised, execution=execution, vision=vision)
+    dtype, quantized = base_kinds(recipe.train.dtype)
+    execution = make_execution(recipe, checkpoint.variant, mesh, images=images)
+    base = load_model(checkpoint, dtype=dtype, quantized=quantized, execution=execution, vision=vision)
     return add_adapters(base, checkpoint.variant, recipe.lora, seed=recipe.seed, start=start)
 
 
@@ -141,23 +141,23 @@ class TunixBackend:
         self.writes = is_first_host()
         self._run, self._checkpoint, self._batches, self._mesh = run, checkpoint, batches, mesh
         self._session: Session
-        self._pictures = picture_input(checkpoint, batches, run.recipe.data, run.recipe.lora)
-        self._feed: PictureFeed | None = None
+        self._images = image_input(checkpoint, batches, run.recipe.data, run.recipe.lora)
+        self._feed: ImageFeed | None = None
         self._compiled: dict[Bucket | None, Compiled] = {}
         self._checkpoints = Checkpoints(
             run.checkpoints,
-            every=run.recipe.train.checkpoint_every,
-            keep=run.recipe.train.keep_checkpoints,
+            every=run.recipe.train.save_steps,
+            keep=run.recipe.train.save_total_limit,
             before_save=self._before_save,
             after_save=self._after_save,
         )
 
     @cached_property
     def model(self) -> Gemma4:
-        recipe, variant, pictures = self._run.recipe, self._checkpoint.variant, None
-        if self._pictures:
-            pictures = pictures_of(recipe, variant, **self._pictures.buckets.buckets[-1]._asdict())
-        return adapted_model(recipe, self._checkpoint, self._mesh, vision=pictures is not None, pictures=pictures)
+        recipe, variant, images = self._run.recipe, self._checkpoint.variant, None
+        if self._images:
+            images = images_of(recipe, variant, **self._images.buckets.buckets[-1]._asdict())
+        return adapted_model(recipe, self._checkpoint, self._mesh, vision=images is not None, images=images)
 
     @cached_property
     def trainer(self) -> Trainer:
@@ -205,7 +205,7 @@ class TunixBackend:
     def run(self) -> None:
         """Compiles the step and runs it; where SIGTERM comes first, it runs none.
 
-        Raises DataError where a picture cannot be read any more, once the step before its own is saved.
+        Raises DataError where a image cannot be read any more, once the step before its own is saved.
         """
         try:
             self._make_step()
@@ -231,7 +231,7 @@ class TunixBackend:
             self.model, self.trainer.optimizer, lora=recipe.lora, seed=recipe.seed, micro_batches=micro_batches
         )
         self.trained, self.moments = self._step.trained, self._step.moments
-        how, rows, length = self._pictures, recipe.train.rows_per_step, recipe.data.max_length
+        how, rows, length = self._images, recipe.train.global_batch_size, recipe.data.max_length
         self._inputs = {
             self._bucket(step): input_shapes(
                 self._mesh, rows=rows, length=length, images=how.shape(step) if how else None
@@ -251,7 +251,7 @@ class TunixBackend:
         return True
 
     def _bucket(self, step: int) -> Bucket | None:
-        return self._pictures.buckets.of(step) if self._pictures else None
+        return self._images.buckets.of(step) if self._images else None
 
     def _first_of_each_bucket(self) -> list[int]:
         """Of the steps that are left."""
@@ -259,12 +259,12 @@ class TunixBackend:
         return [*{self._bucket(step): step for step in reversed(steps)}.values()]
 
     def _open_feed(self) -> None:
-        """Begins to decode pictures; one that cannot be read for the first step is found before that is compiled."""
-        if self._pictures is None:
+        """Begins to decode images; one that cannot be read for the first step is found before that is compiled."""
+        if self._images is None:
             return
         # Several hosts stop two steps after one of them has asked for it.
         ahead, first = 2 if jax.process_count() > 1 else 0, self._session.done + 1
-        self._feed = PictureFeed(self._batches, self._pictures, rows=self._rows, first=first, ahead=ahead)
+        self._feed = ImageFeed(self._batches, self._images, rows=self._rows, first=first, ahead=ahead)
         fail_together(self._feed.fault)
 
     def _refuse_fault(self) -> None:
@@ -327,14 +327,14 @@ class TunixBackend:
 
     def facts(self) -> Facts:
         execution, variant = self.model.execution, self.model.variant
-        steps, how, compiled = self._session.log.steps, self._pictures, self._compiled.values()
-        buckets = count_buckets(how, steps, self._batches.rows_per_step) if how else ()
+        steps, how, compiled = self._session.log.steps, self._images, self._compiled.values()
+        buckets = count_buckets(how, steps, self._batches.global_batch_size) if how else ()
         return Facts(
             accelerators=tuple(device.device_kind for device in jax.devices() if device.platform != "cpu"),
             adapted=count_adapted(self.model, variant),
             trained_parameters=sum(leaf.size for leaf in jax.tree.leaves(nnx.state(self.model, nnx.LoRAParam))),
             mesh=dict(self._mesh.shape),
-            attention=attention_facts(execution, variant, pictures=how is not None),
+            attention=attention_facts(execution, variant, images=how is not None),
             remat=execution.remat,
             hosts=jax.process_count(),
             peak_memory_bytes=peak_memory_bytes(),
@@ -345,10 +345,10 @@ class TunixBackend:
         )
 
 
-def attention_facts(execution: Execution, variant: Variant, *, pictures: bool) -> dict[str, str]:
+def attention_facts(execution: Execution, variant: Variant, *, images: bool) -> dict[str, str]:
     """What computes attention in each type of layer, with the width of its heads."""
     # The kernel's mask cannot depend on the rows (models/gemma4.py).
-    nearby = "dense" if pictures and variant.bidirectional_images else execution.attention
+    nearby = "dense" if images and variant.bidirectional_images else execution.attention
     return {
         "sliding_attention": f"{nearby}, head_dim {variant.head_dim}",
         "full_attention": f"{execution.attention}, head_dim {variant.global_head_dim}",
@@ -367,7 +367,7 @@ def _one_line_errors(run: Run) -> Iterator[None]:
         if "RESOURCE_EXHAUSTED" in text:
             raise MachineError(
                 f"out of memory on {jax.devices()[0].device_kind}: {first_line(error)}; lower "
-                "train.rows_per_step or data.max_length, or set train.remat to layer"
+                "train.global_batch_size or data.max_length, or set train.remat to layer"
             ) from None
         raise
 

@@ -1,6 +1,6 @@
 """The compiled step: made in a thread, so that SIGTERM is heard meanwhile, and kept on disk for the next start.
 
-What XLA is told when it compiles a training step, by platform; `train.tuned: off` leaves all of it out.
+What XLA is told when it compiles a training step, by platform; `train.optimizations: off` leaves all of it out.
 
 On TPU the next layer's weights are gathered while this one's matmuls run; benchmarks/tpu_compile.py has rows with and
 without.
@@ -70,7 +70,7 @@ def compiler_options(platform: str, train: Train) -> dict[str, Option]:
                 f"train.compiler_options.{name}: null takes away a flag that Gemsmith sets, which it does not set on "
                 f"{platform}; name one of those that it sets there ({', '.join(ours) or 'none'}), or leave it out"
             )
-    flags = {**(ours if train.tuned == "auto" else {}), **train.compiler_options}
+    flags = {**(ours if train.optimizations == "auto" else {}), **train.compiler_options}
     return {name: value for name, value in flags.items() if value is not None}
 
 
@@ -88,7 +88,7 @@ def explain_refusal(error: Exception, flags: Mapping[str, Option], train: Train,
         return RecipeError(f"{key}: the recipe sets it, but {refusal}; mend it, or leave it out")
     return MachineError(
         f"{refusal}, which Gemsmith sets itself; take it away with: --set {key}=null, or all that Gemsmith tunes with: "
-        "--set train.tuned=off"
+        "--set train.optimizations=off"
     )
 
 

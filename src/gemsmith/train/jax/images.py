@@ -2,7 +2,7 @@
 
 Axes: B rows, N images of a row, P patches, C values of a patch, S soft tokens of an image, L positions of a row.
 
-The pictures of a run as arrays of each step, decoded in processes of their own while earlier steps run.
+The images of a run as arrays of each step, decoded in processes of their own while earlier steps run.
 """
 
 from collections import deque
@@ -22,7 +22,7 @@ from gemsmith.images.patches import Patches, Patching
 from gemsmith.images.workers import count_processes
 from gemsmith.models.vision import Images, patches_of
 from gemsmith.recipe.schema import Data, Lora
-from gemsmith.runs.records import PictureBucket, TrainStep
+from gemsmith.runs.records import ImageBucket, TrainStep
 from gemsmith.train.inputs import check_patching
 
 
@@ -36,13 +36,13 @@ class ImageShape:
     patch_dim: int
 
     @classmethod
-    def of(cls, pictures: ImageWork) -> "ImageShape":
-        """That of the pictures that a plan reckons with."""
+    def of(cls, images: ImageWork) -> "ImageShape":
+        """That of the images that a plan reckons with."""
         return cls(
-            images=pictures.images,
-            soft_tokens=pictures.soft_tokens,
-            patches=pictures.patches,
-            patch_dim=pictures.vision.patch_dim,
+            images=images.images,
+            soft_tokens=images.soft_tokens,
+            patches=images.patches,
+            patch_dim=images.vision.patch_dim,
         )
 
 
@@ -62,23 +62,23 @@ def batch_images(
 ) -> Images:
     """The images of rows (B, L), each row's in the order in which its soft tokens stand.
 
-    tokens 2 9 9 3 9, its pictures of 2 and 1 soft tokens, S = 3  ->  places [[1 2 5] [4 5 5]]
+    tokens 2 9 9 3 9, its images of 2 and 1 soft tokens, S = 3  ->  places [[1 2 5] [4 5 5]]
     """
     (batch, length), slots = tokens.shape, (len(tokens), shape.images)
     patches = np.zeros((*slots, shape.patches, shape.patch_dim), np.float32)
     positions = np.full((*slots, shape.patches, 2), -1, np.int32)
     places = np.full((*slots, shape.soft_tokens), length, np.int32)
-    assert len(rows) == batch, f"pictures of {len(rows)} rows for {batch}"
-    for row, pictures in enumerate(rows):
+    assert len(rows) == batch, f"images of {len(rows)} rows for {batch}"
+    for row, images in enumerate(rows):
         there, begin = np.flatnonzero(tokens[row] == image_token), 0
-        count = sum(picture.soft_tokens for picture in pictures)
-        assert count == len(there), f"row {row}: {len(there)} soft tokens for pictures of {count}"
-        for number, picture in enumerate(pictures):
-            real = np.flatnonzero((picture.positions != -1).any(axis=-1))
-            patches[row, number, : len(real)] = picture.values[real]
-            positions[row, number, : len(real)] = picture.positions[real]
-            end = begin + picture.soft_tokens
-            places[row, number, : picture.soft_tokens] = there[begin:end]
+        count = sum(image.soft_tokens for image in images)
+        assert count == len(there), f"row {row}: {len(there)} soft tokens for images of {count}"
+        for number, image in enumerate(images):
+            real = np.flatnonzero((image.positions != -1).any(axis=-1))
+            patches[row, number, : len(real)] = image.values[real]
+            positions[row, number, : len(real)] = image.positions[real]
+            end = begin + image.soft_tokens
+            places[row, number, : image.soft_tokens] = there[begin:end]
             begin = end
     return Images(patches=patches, positions=positions, places=places)  # type: ignore[arg-type]  # numpy, until placed
 
@@ -88,8 +88,8 @@ Arrays = dict[str, np.ndarray]
 
 
 @dataclass(frozen=True, kw_only=True)
-class PictureInput:
-    """How the pictures of a run become arrays: the shape of each step, how they are cut, and their token."""
+class ImageInput:
+    """How the images of a run become arrays: the shape of each step, how they are cut, and their token."""
 
     buckets: Buckets
     vision: Vision
@@ -101,36 +101,36 @@ class PictureInput:
         return bucket_shape(self.vision, self.buckets.of(step))
 
 
-def picture_input(checkpoint: Checkpoint, batches: Batches, data: Data, lora: Lora) -> PictureInput | None:
-    """What the rows' pictures need; None where no row has any.
+def image_input(checkpoint: Checkpoint, batches: Batches, data: Data, lora: Lora) -> ImageInput | None:
+    """What the rows' images need; None where no row has any.
 
-    Raises as train.pictures.check_patching.
+    Raises as train.images.check_patching.
     """
     patching, vision = check_patching(checkpoint, batches, data, lora), checkpoint.variant.vision
     if patching is None or vision is None:
         return None
-    rows = [[picture.soft_tokens for picture in pictures] for pictures in batches.rows.pictures]
-    places = {"total_rows": batches.total_rows, "rows_per_step": batches.rows_per_step}
+    rows = [[image.soft_tokens for image in images] for images in batches.rows.images]
+    places = {"total_rows": batches.total_rows, "global_batch_size": batches.global_batch_size}
     buckets = find_buckets(rows, batches.order, **places)
     image_token = checkpoint.config["image_token_id"]
-    return PictureInput(buckets=buckets, vision=vision, patching=patching, image_token=image_token)
+    return ImageInput(buckets=buckets, vision=vision, patching=patching, image_token=image_token)
 
 
-def count_buckets(how: PictureInput, steps: Sequence[TrainStep], rows_per_step: int) -> tuple[PictureBucket, ...]:
+def count_buckets(how: ImageInput, steps: Sequence[TrainStep], global_batch_size: int) -> tuple[ImageBucket, ...]:
     """The buckets that these steps took, the smallest first, with what of them was padding."""
     counted = []
     for bucket in how.buckets.buckets:
         soft_tokens = [step.soft_tokens for step in steps if how.buckets.of(step.step) == bucket]
         if soft_tokens:
-            padding = 1 - sum(soft_tokens) / (len(soft_tokens) * rows_per_step * bucket.size)
-            counted.append(PictureBucket(**bucket._asdict(), steps=len(soft_tokens), padded_patches=padding))
+            padding = 1 - sum(soft_tokens) / (len(soft_tokens) * global_batch_size * bucket.size)
+            counted.append(ImageBucket(**bucket._asdict(), steps=len(soft_tokens), padded_patches=padding))
     return tuple(counted)
 
 
-def padded_share(buckets: Sequence[PictureBucket]) -> float:
+def padded_share(buckets: Sequence[ImageBucket]) -> float:
     """Of the patches of all steps, the share that is padding.
 
-    >>> padded_share([PictureBucket(images=2, soft_tokens=64, steps=3, padded_patches=0.375)])
+    >>> padded_share([ImageBucket(images=2, soft_tokens=64, steps=3, padded_patches=0.375)])
     0.375
     """
     sizes = [bucket.images * bucket.soft_tokens * bucket.steps for bucket in buckets]
@@ -138,14 +138,14 @@ def padded_share(buckets: Sequence[PictureBucket]) -> float:
     return padded / sum(sizes)
 
 
-class PictureFeed:
-    """The arrays of one step after the other, from step `first` on: of this host's rows, with their pictures.
+class ImageFeed:
+    """The arrays of one step after the other, from step `first` on: of this host's rows, with their images.
 
-    `fault`: why the batch after those that are ready could not be made, such as a picture that is gone. It is known
+    `fault`: why the batch after those that are ready could not be made, such as a image that is gone. It is known
     `ahead` steps before that batch is asked for, and `step` is that batch's.
     """
 
-    def __init__(self, batches: Batches, how: PictureInput, *, rows: Sequence[int], first: int, ahead: int = 0) -> None:
+    def __init__(self, batches: Batches, how: ImageInput, *, rows: Sequence[int], first: int, ahead: int = 0) -> None:
         self.fault: InputError | None = None
         self._how, self._ahead, self.step = how, ahead, first
         self._ready: deque[Arrays] = deque()

@@ -22,7 +22,7 @@ from gemsmith.checkpoints.peft import Adapter, LowRank
 from gemsmith.models import Gemma4, path_of
 from gemsmith.models.attention import DenseAttention
 from gemsmith.models.layers import Layer
-from gemsmith.models.quantization import Quantised, dequantise_state
+from gemsmith.models.quantization import Quantized, dequantise_state
 from gemsmith.models.sharding import WEIGHTS, axis_size
 from gemsmith.models.vision import FeatureProjector, TowerLayer, plane_rope
 from gemsmith.recipe.schema import Lora
@@ -123,7 +123,7 @@ def _started(
 
     Of a module that is no stack they have no axis of layers.
     """
-    kernel = kernel.qvalue if isinstance(kernel, Quantised) else kernel
+    kernel = kernel.qvalue if isinstance(kernel, Quantized) else kernel
     abstract = isinstance(kernel, jax.ShapeDtypeStruct)
     started: dict[str, Any] = {}
     pairs = [] if abstract else [first(tensor) for tensor in tensors]

@@ -60,7 +60,11 @@ def mesh_sizes(recipe: Recipe, variant: Variant, *, devices: int, kind: str, sli
     `auto`: replica over slices, fsdp as far as it divides the rows of a slice, the rest over positions. Raises
     RecipeError where they do not fit the devices, the slices, the rows or the heads.
     """
-    wanted, rows, micro_batches = recipe.train.mesh, recipe.train.rows_per_step, recipe.train.micro_batches
+    wanted, rows, micro_batches = (
+        recipe.train.mesh,
+        recipe.train.global_batch_size,
+        recipe.train.gradient_accumulation_steps,
+    )
     if wanted == "auto":
         chips = devices // slices
         fsdp = math.gcd(max(1, rows // micro_batches // slices), chips)
@@ -88,7 +92,7 @@ def make_execution(
     mesh: Mesh,
     *,
     device_bytes: float | None = None,
-    pictures: ImageWork | None = None,
+    images: ImageWork | None = None,
 ) -> Execution:
     """How this recipe's forward pass runs on the mesh, whose devices have so much memory; default: what they say.
 
@@ -108,8 +112,8 @@ def make_execution(
         check_splash(recipe, variant, mesh.shape)
     if train.offload and platform == "cpu":
         raise RecipeError("train.offload: the devices here are cpu, whose memory is the host's; leave it out")
-    remat = _remat(recipe, variant, mesh, device_bytes, pictures)
-    levers = levers_on(platform, train.tuned)
+    remat = _remat(recipe, variant, mesh, device_bytes, images)
+    levers = levers_on(platform, train.optimizations)
     return Execution(attention=how, levers=levers, remat=remat, offload=train.offload, mesh=mesh)
 
 
@@ -118,17 +122,15 @@ def micro_batches_on(recipe: Recipe, variant: Variant, mesh: Mesh) -> int:
     return micro_batches(*_work_on(recipe, variant, mesh))
 
 
-def _remat(
-    recipe: Recipe, variant: Variant, mesh: Mesh, device_bytes: float | None, pictures: ImageWork | None
-) -> Remat:
+def _remat(recipe: Recipe, variant: Variant, mesh: Mesh, device_bytes: float | None, images: ImageWork | None) -> Remat:
     if recipe.train.remat != "auto":
         return recipe.train.remat
-    work, sizes = _work_on(recipe, variant, mesh, pictures)
+    work, sizes = _work_on(recipe, variant, mesh, images)
     return choose_remat(work, sizes, device_bytes=device_bytes or memory_bytes(mesh))
 
 
-def _work_on(recipe: Recipe, variant: Variant, mesh: Mesh, pictures: ImageWork | None = None) -> tuple[Work, MeshSizes]:
-    work = on_chips(work_of(recipe, variant, pictures=pictures), mesh.devices.flat[0].platform, recipe)
+def _work_on(recipe: Recipe, variant: Variant, mesh: Mesh, images: ImageWork | None = None) -> tuple[Work, MeshSizes]:
+    work = on_chips(work_of(recipe, variant, images=images), mesh.devices.flat[0].platform, recipe)
     return work, MeshSizes(**{axis: mesh.shape[axis] for axis in AXES})
 
 

@@ -79,7 +79,7 @@ class Step:
     `trained` and `moments` are donated. `inputs`: see input_shapes. `metrics`, scalars: `loss` and `grad_norm` (before
     clipping), float32; `targets` and `real_tokens`, the step's over all hosts; `stop`, whether any host was told to;
     and `skipped`: a step whose loss or gradient is NaN or infinite, or whose loss is above `loss_limit`, leaves the
-    state as it was. Of rows with images also `pictures` and `soft_tokens`, the step's over all hosts.
+    state as it was. Of rows with images also `images` and `soft_tokens`, the step's over all hosts.
     """
 
     update: Any
@@ -194,8 +194,8 @@ def _count_images(rows: dict[str, jax.Array]) -> dict[str, jax.Array]:
     if "places" not in rows:
         return {}
     used = rows["places"] < rows["tokens"].shape[1]  # (B, N, S)
-    pictures, soft_tokens = jnp.any(used, axis=-1), used
-    return {"pictures": jnp.sum(pictures, dtype=jnp.int32), "soft_tokens": jnp.sum(soft_tokens, dtype=jnp.int32)}
+    images, soft_tokens = jnp.any(used, axis=-1), used
+    return {"images": jnp.sum(images, dtype=jnp.int32), "soft_tokens": jnp.sum(soft_tokens, dtype=jnp.int32)}
 
 
 def _in_base_dtype(trained: nnx.State, frozen: nnx.State) -> nnx.State:
@@ -285,7 +285,7 @@ def _put(value: Any, sharding: Any) -> Any:
 
 def make_optimizer(optimizer: Optimizer) -> optax.GradientTransformationExtraArgs:
     """Clip by the global norm, Adam, decoupled decay of every adapter matrix, times -learning_rate."""
-    clip = optax.identity() if optimizer.clip_norm is None else clip_as_torch(optimizer.clip_norm)
+    clip = optax.identity() if optimizer.max_grad_norm is None else clip_as_torch(optimizer.max_grad_norm)
     return optax.chain(
         clip,
         adam_as_torch(optimizer.beta1, optimizer.beta2, optimizer.epsilon),

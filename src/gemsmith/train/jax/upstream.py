@@ -71,7 +71,7 @@ JAX takes SIGTERM for itself once hosts have joined.
     seen:  jax 0.10.2, jax/_src/distributed.py
     until: tests/train/jax/test_upstream.py::test_jax_takes_sigterm_for_its_preemption_service
 
-JAX ends the process from C++ where the first host is not there.
+JAX ends the process from C++ where the first host does not exist.
     here:  hosts._wait_for
     seen:  jax 0.10.2, jax/_src/distributed.py
     until: tests/train/jax/test_upstream.py::test_jax_ends_the_process_where_the_first_host_is_not_there

@@ -151,7 +151,7 @@ class TrlBackend:
             self._checkpoints.delete_all()
 
     def run(self) -> None:
-        """Raises DataError where a picture cannot be read any more, once the step before its own is saved."""
+        """Raises DataError where a image cannot be read any more, once the step before its own is saved."""
         with contextlib.ExitStack() as stack:
             if self._patching:
                 self._trainer.feed = stack.enter_context(contextlib.closing(self._open_feed(self._patching)))
@@ -162,8 +162,8 @@ class TrlBackend:
                 self._refuse_fault(self._trainer.feed)
 
     def _open_feed(self, patching: Patching) -> ImageFeed:
-        """Begins to decode the pictures of this process's rows."""
-        rows = self._group.rows(self._batches.rows_per_step)
+        """Begins to decode the images of this process's rows."""
+        rows = self._group.rows(self._batches.global_batch_size)
         on_this_machine = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         return ImageFeed(
             self._batches,
@@ -185,7 +185,7 @@ class TrlBackend:
     def _finish(self, outcome: Outcome) -> bool:
         """Logs and saves; whether to go on."""
         self._session.finish(outcome)
-        step, every = outcome.plan.step, self._run.recipe.train.checkpoint_every
+        step, every = outcome.plan.step, self._run.recipe.train.save_steps
         if outcome.told_to_stop or step == self._batches.steps or step % every == 0:
             self._save(step)
         return not outcome.told_to_stop
@@ -250,8 +250,8 @@ def _one_line_errors(run: Run) -> Iterator[None]:
         yield
     except torch.OutOfMemoryError as error:
         raise MachineError(
-            f"out of memory on {torch.cuda.get_device_name()}: {last_line(error)}; raise train.micro_batches, lower "
-            "train.rows_per_step or data.max_length, or set train.remat to layer"
+            f"out of memory on {torch.cuda.get_device_name()}: {last_line(error)}; raise train.gradient_accumulation_steps, "
+            "lower train.global_batch_size or data.max_length, or set train.remat to layer"
         ) from None
     except OSError as error:
         if error.errno not in USERS_ERRNOS:

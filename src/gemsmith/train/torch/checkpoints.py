@@ -74,7 +74,7 @@ class Checkpoints:
             _sync(self.folder)
         finally:
             shutil.rmtree(beside, ignore_errors=True)
-        for old in self.steps()[: -self._recipe.train.keep_checkpoints]:
+        for old in self.steps()[: -self._recipe.train.save_total_limit]:
             self.delete(old)
 
     def read_metadata(self, step: int) -> dict[str, Any]:

@@ -79,7 +79,14 @@ def wanted_processes(recipe: Recipe, gpus: int) -> int:
                 "train.mesh to auto"
             )
         return wanted
-    return next((count for count in range(gpus, 1, -1) if train.rows_per_step % (count * train.micro_batches) == 0), 1)
+    return next(
+        (
+            count
+            for count in range(gpus, 1, -1)
+            if train.global_batch_size % (count * train.gradient_accumulation_steps) == 0
+        ),
+        1,
+    )
 
 
 def launch(run: Run, processes: int, *, fresh: bool) -> None:

@@ -21,7 +21,7 @@ Images = list[list[Patches]]
 class ImageFeed:
     """The images of some rows of each step from `first` on, decoded in processes while earlier steps run.
 
-    `fault`: why those of the step after the one last taken cannot be had, such as a picture that is gone.
+    `fault`: why those of the step after the one last taken cannot be had, such as a image that is gone.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ def number_images(tokens: np.ndarray, rows: Sequence[Sequence[Patches]], image_t
         there, counts = np.flatnonzero(tokens[row] == image_token), [image.soft_tokens for image in images]
         if len(there) != sum(counts):
             raise DataError(
-                f"a packed row has {len(there):,} soft tokens, and pictures of {sum(counts):,}; write the rows again "
+                f"a packed row has {len(there):,} soft tokens, and images of {sum(counts):,}; write the rows again "
                 "with: gemsmith data RUN --force"
             )
         numbers[row, there] = np.repeat(np.arange(1, len(counts) + 1, dtype=np.int32), counts)
@@ -95,7 +95,7 @@ def count_patches(batch: Rows, parts: int) -> np.ndarray:
     soft tokens in one part: 8, 9.
     """
     counts = np.zeros(2, np.int64)
-    for rows in np.array_split(np.arange(len(batch.pictures)), parts):
-        images = [picture.soft_tokens for row in rows for picture in batch.pictures[row]]
+    for rows in np.array_split(np.arange(len(batch.images)), parts):
+        images = [image.soft_tokens for row in rows for image in batch.images[row]]
         counts += sum(images), len(images) * max(images, default=0)
     return counts

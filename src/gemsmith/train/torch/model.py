@@ -21,11 +21,11 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import AttentionInterface, AutoModelForCausalLM
 
 from gemsmith.arch import Variant, class_names, lora_targets, name_in_files, text_tensors, vision_targets
-from gemsmith.arch.lora_targets import is_quantised
+from gemsmith.arch.lora_targets import is_quantized
 from gemsmith.checkpoints import Checkpoint
 from gemsmith.checkpoints.peft import Adapter, target_pattern
 from gemsmith.errors import CheckpointError, MachineError
-from gemsmith.hardware.model.limits import check_trl_quantised
+from gemsmith.hardware.model.limits import check_trl_quantized
 from gemsmith.recipe.backends import LOGIT_TOKENS
 from gemsmith.recipe.schema import Recipe
 from gemsmith.train.inputs import first_pair
@@ -349,7 +349,7 @@ def nf4_config(variant: Variant) -> transformers.BitsAndBytesConfig:
     The text model's projections in nf4 with scales as they are, all else in bfloat16, also what embeds images. Raises
     RecipeError for experts, which bitsandbytes leaves in bfloat16, and MachineError where it is not installed.
     """
-    check_trl_quantised("nf4", variant)
+    check_trl_quantized("nf4", variant)
     try:
         import bitsandbytes  # noqa: F401 - transformers imports it, with a page of advice where it cannot
     except ImportError as error:
@@ -358,7 +358,7 @@ def nf4_config(variant: Variant) -> transformers.BitsAndBytesConfig:
             f"train.dtype: nf4 needs bitsandbytes, which {reason}; run: pip install bitsandbytes"
         ) from None
     vision = [f"model.{part}" for part in _VISION]
-    others = {tensor.module for tensor in text_tensors(variant) if len(tensor.shape) == 2 and not is_quantised(tensor)}
+    others = {tensor.module for tensor in text_tensors(variant) if len(tensor.shape) == 2 and not is_quantized(tensor)}
     return transformers.BitsAndBytesConfig(
         load_in_4bit=True,
         bnb_4bit_quant_type="nf4",

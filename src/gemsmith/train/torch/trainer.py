@@ -82,7 +82,7 @@ class Trainer(SFTTrainer):
         self.remove_callback(transformers.PrinterCallback)
         self.trained = [weight for weight in model.parameters() if weight.requires_grad]
         for weight in self.trained:
-            weight.data = weight.data.float()  # TRL casts adapters of a quantised base to bfloat16
+            weight.data = weight.data.float()  # TRL casts adapters of a quantized base to bfloat16
         self.adamw = self._make_optimizer()
 
     def _make_optimizer(self) -> SkippableAdamW:
@@ -101,7 +101,7 @@ class Trainer(SFTTrainer):
     def get_train_dataloader(self) -> Any:
         return _MicroBatches(self)
 
-    def _move_model_to_device(self, model: nn.Module, device: torch.device) -> None: ...  # it is there already
+    def _move_model_to_device(self, model: nn.Module, device: torch.device) -> None: ...  # it already exists
 
     def create_optimizer(self, model: nn.Module | None = None) -> SkippableAdamW:  # noqa: ARG002 - upstream's signature
         self.optimizer = self.adamw
@@ -152,8 +152,8 @@ class Trainer(SFTTrainer):
         optimizer = self._recipe.optimizer
         gradients = [weight.grad for weight in self.trained if weight.grad is not None]
         norm = _norm(gradients)
-        if optimizer.clip_norm is not None:
-            scale = torch.clamp(optimizer.clip_norm / (norm + 1e-6), max=1.0)
+        if optimizer.max_grad_norm is not None:
+            scale = torch.clamp(optimizer.max_grad_norm / (norm + 1e-6), max=1.0)
             torch._foreach_mul_([_local(gradient) for gradient in gradients], scale)
         stops = self._hooks.told_to_stop() or bool(self.feed and self.feed.fault)
         loss, told = self._group.total([self._sums.item(), float(stops)])
@@ -193,18 +193,18 @@ class Trainer(SFTTrainer):
     def micro_batches(self) -> Iterator[dict[str, Any]]:
         """What this process trains on, slice by slice: contiguous rows, as a device's in the JAX backend."""
         micro, dtype = (
-            self._recipe.train.micro_batches,
+            self._recipe.train.gradient_accumulation_steps,
             torch.float32 if self._recipe.train.dtype == "float32" else torch.bfloat16,
         )
         for step in range(self._done + 1, self.batches.steps + 1):
             batch = self.batches.batch(step)
-            own = self._group.rows(self.batches.rows_per_step)
-            seen = [picture for row in batch.pictures for picture in row]
+            own = self._group.rows(self.batches.global_batch_size)
+            seen = [image for row in batch.images for image in row]
             counts = {
                 "targets": int(np.count_nonzero(batch.loss_mask[:, 1:])),
                 "real_tokens": int(np.count_nonzero(batch.segments)),
-                "pictures": len(seen),
-                "soft_tokens": sum(picture.soft_tokens for picture in seen),
+                "images": len(seen),
+                "soft_tokens": sum(image.soft_tokens for image in seen),
             }
             self.patches += count_patches(batch, self._group.size * micro)
             images = self.feed.take() if self.feed else None
@@ -239,8 +239,8 @@ def _config(recipe: Recipe, group: Group, *, steps: int, folder: Path) -> SFTCon
     config = SFTConfig(
         output_dir=str(folder),
         max_steps=steps,
-        per_device_train_batch_size=train.rows_per_step // (group.size * train.micro_batches),
-        gradient_accumulation_steps=train.micro_batches,
+        per_device_train_batch_size=train.global_batch_size // (group.size * train.gradient_accumulation_steps),
+        gradient_accumulation_steps=train.gradient_accumulation_steps,
         gradient_checkpointing=False,  # the model has it on where the recipe asks
         bf16=False,  # compute_loss casts
         max_length=None,

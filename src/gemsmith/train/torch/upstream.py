@@ -45,7 +45,7 @@ transformers before 5.19 reads a config with per_layer_config as one whose heads
     seen:  transformers 5.12.1, transformers/models/gemma4/configuration_gemma4.py
     until: tests/train/torch/test_upstream.py::test_tunix_holds_safetensors_and_so_transformers_back
 
-TRL casts the adapters of a quantised base to bfloat16.
+TRL casts the adapters of a quantized base to bfloat16.
     here:  trainer.Trainer.__init__ casts them back
     seen:  trl 1.16.0, trl/trainer/sft_trainer.py, https://github.com/huggingface/peft/issues/2889
     until: tests/train/torch/test_upstream.py::test_trl_casts_adapters_of_a_quantised_base

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # own: plan, data, train, export, verify of gemma4-e2b on v6e-1 in us-central1; 2.70 USD/h (skypilot-catalog, gcp/vms.csv, commit 006059e0, an eighth of its v6e-8, 2026, not checked).
-# Modelled: HOURS
+# Estimated: HOURS
 # At most 129.60 USD for the machine: 12 h x 4 attempts; bucket, image and network come on top.
 set -euo pipefail
 cd "$(dirname "$0")"

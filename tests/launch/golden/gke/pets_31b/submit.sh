@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # pets-31b: plan, data, train, export, verify of gemma4-31b on v6e-8 in us-central1; 21.60 USD/h (skypilot-catalog, gcp/vms.csv, commit 006059e0, 2026).
-# Modelled: HOURS
+# Estimated: HOURS
 # At most 1,036.80 USD for the machine: 12 h x 4 attempts; bucket, image and network come on top.
 set -euo pipefail
 cd "$(dirname "$0")"
@@ -11,19 +11,19 @@ gcloud storage cp --recursive HERE/pets/trainval.jsonl gs://runs/team/pets-31b/l
 # What the recipe reads of this machine: HERE/pets/test.jsonl
 gcloud storage cp --recursive HERE/pets/test.jsonl gs://runs/team/pets-31b/launched/inputs/data-eval/
 
-# 1 picture (20 bytes) that data.train names, of HERE/pets, as a few files; each must still be what the list says.
-gemsmith launch pack data-train.sha256 HERE/pets pictures/data-train
+# 1 image (20 bytes) that data.train names, of HERE/pets, as a few files; each must still be what the list says.
+gemsmith launch pack data-train.sha256 HERE/pets images/data-train
 
-# Sends those that are not there yet; then they are no longer needed here.
-gcloud storage rsync --recursive --checksums-only --delete-unmatched-destination-objects pictures/data-train gs://runs/team/pets-31b/launched/pictures/data-train
-rm -r pictures/data-train
+# Sends those that do not exist yet; then they are no longer needed here.
+gcloud storage rsync --recursive --checksums-only --delete-unmatched-destination-objects images/data-train gs://runs/team/pets-31b/launched/images/data-train
+rm -r images/data-train
 
-# 1 picture (21 bytes) that data.eval names, of HERE/pets, as a few files; each must still be what the list says.
-gemsmith launch pack data-eval.sha256 HERE/pets pictures/data-eval
+# 1 image (21 bytes) that data.eval names, of HERE/pets, as a few files; each must still be what the list says.
+gemsmith launch pack data-eval.sha256 HERE/pets images/data-eval
 
-# Sends those that are not there yet; then they are no longer needed here.
-gcloud storage rsync --recursive --checksums-only --delete-unmatched-destination-objects pictures/data-eval gs://runs/team/pets-31b/launched/pictures/data-eval
-rm -r pictures/data-eval
+# Sends those that do not exist yet; then they are no longer needed here.
+gcloud storage rsync --recursive --checksums-only --delete-unmatched-destination-objects images/data-eval gs://runs/team/pets-31b/launched/images/data-eval
+rm -r images/data-eval
 
 # The recipe, as the machine reads it.
 gcloud storage cp --recursive recipe.yaml gs://runs/team/pets-31b/launched/

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # verilog-31b: plan, data, train, export, verify of gemma4-31b on 2xv6e-16 in us-central1; 86.40 USD/h (skypilot-catalog, gcp/vms.csv, commit 006059e0, twice its v6e-8, times 2 slices, 2026, not checked).
-# Modelled: HOURS
+# Estimated: HOURS
 # At most 4,147.20 USD for the machine: 12 h x 4 attempts; bucket, image and network come on top.
 set -euo pipefail
 cd "$(dirname "$0")"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # verilog-31b: plan, data, train, export, verify of gemma4-31b on v5p-8 in us-central1; 16.80 USD/h (skypilot-catalog, gcp/vms.csv, commit 006059e0, 2026).
-# Modelled: HOURS
+# Estimated: HOURS
 # At most 806.40 USD for the machine: 12 h x 4 attempts; bucket, image and network come on top.
 set -euo pipefail
 cd "$(dirname "$0")"

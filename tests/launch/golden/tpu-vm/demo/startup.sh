@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # demo: plan, data, train, export, verify of tiny-31b on v5p-8 in us-east5-a; 16.80 USD/h (skypilot-catalog, gcp/vms.csv, commit 006059e0, 2026).
-# Modelled: HOURS
+# Estimated: HOURS
 # At most 201.60 USD for the machine: 12 h x 1 attempt; bucket, image and network come on top.
 NAME=demo  # of the queued resource and its node
 PROJECT=demo-project  # --project

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # pets-31b: plan, data, train, export, verify of gemma4-31b on v6e-8 in us-east5-a; 21.60 USD/h (skypilot-catalog, gcp/vms.csv, commit 006059e0, 2026).
-# Modelled: HOURS
+# Estimated: HOURS
 # At most 259.20 USD for the machine: 12 h x 1 attempt; bucket, image and network come on top.
 NAME=pets-31b  # of the queued resource and its node
 PROJECT=demo-project  # --project
